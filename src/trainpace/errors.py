@@ -1,0 +1,58 @@
+"""Everything that a user can cause to go wrong.
+
+    TrainpaceError (a ValueError)   misuse: one sentence, what to try, exit code 2
+     ├── UnknownName                a name that is not in a catalogue; lists the nearest
+     ├── Contradiction              numbers or files that cannot all be right
+     ├── UnreadableInput            a file, config or record that cannot be read
+     └── UserCodeError              the user's model or data raised, hung or died
+
+A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an ``assert``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TrainpaceError(ValueError):
+    """Input that cannot be used. The message is one sentence for the user; ``hint`` says what to try."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class Contradiction(TrainpaceError):
+    """Numbers, options or files that cannot all be right."""
+
+
+class UnreadableInput(TrainpaceError):
+    """A file or record that is missing, malformed or of another schema version."""
+
+
+class UserCodeError(TrainpaceError):
+    """The user's own code raised, ran out of time or ended its process."""
+
+
+class UnknownName(TrainpaceError):
+    """A name that is not known; the message lists the nearest known ones."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        near = nearest_names(name, known)
+        suggestion = f"Nearest: {', '.join(near)}." if near else ""
+        super().__init__(f"unknown {what} {name!r}.", f"{suggestion} {hint}".strip())
+        self.nearest = near
+
+
+def nearest_names(name: str, known: Iterable[str], limit: int = 5) -> list[str]:
+    """Known names that resemble `name`, the most similar first; case is ignored."""
+    by_folded = {k.casefold(): k for k in known}
+    folded = name.casefold()
+    close = difflib.get_close_matches(folded, by_folded, n=limit, cutoff=0.45)
+    containing = [k for k in by_folded if len(folded) > 1 and folded in k and k not in close]
+    return [by_folded[k] for k in [*close, *sorted(containing, key=len)]][:limit]

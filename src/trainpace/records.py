@@ -1,0 +1,117 @@
+"""The base of every noun: frozen, keyword-only, checked when made, and the same after a trip through JSON.
+
+On disk a record is one JSON object with its kind and the schema version that wrote it:
+``{"kind": "Schedule", "schema_version": 1, ...}``. A reader refuses a version newer than its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from trainpace.errors import UnreadableInput
+
+SCHEMA_VERSION = 1
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frozen value with named fields. Subclasses check themselves in ``__post_init__``, raising ``ValueError``."""
+
+
+R = TypeVar("R", bound=Record)
+
+
+def to_jsonable(record: Record) -> dict[str, Any]:
+    """The record as plain dicts, lists and numbers, headed by its kind and the schema version."""
+    fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encode_array)
+    return {"kind": type(record).__name__, "schema_version": SCHEMA_VERSION, **fields}
+
+
+def to_json(record: Record, indent: int = 0) -> str:
+    """The record as JSON text; `indent` spaces a level, 0 for one line."""
+    encoded = msgspec.json.encode(to_jsonable(record))
+    return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
+
+
+def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -> R:
+    """Read a `kind` back. Raises `UnreadableInput`, naming `source`, for anything else."""
+    try:
+        data = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableInput(f"{source} is not valid JSON ({error}).") from None
+    if not isinstance(data, dict):
+        raise UnreadableInput(f"{source} does not hold a JSON object.")
+    found, version = data.pop("kind", None), data.pop("schema_version", None)
+    if found != kind.__name__:
+        raise UnreadableInput(f"{source} holds {found or 'no kind of record'!r}, not a {kind.__name__}.")
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise UnreadableInput(
+            f"{source} has schema version {version!r}; this trainpace reads 1 to {SCHEMA_VERSION}.",
+            "Update trainpace, or make the file again.",
+        )
+    try:
+        return msgspec.convert(data, kind, dec_hook=_decode_array)
+    except msgspec.ValidationError as error:
+        raise UnreadableInput(f"{source} is not a valid {kind.__name__}: {error}.") from None
+
+
+def load(path: str | os.PathLike[str], kind: type[R]) -> R:
+    """Read a record from a file."""
+    return from_json(read_bytes(path), kind, source=str(path))
+
+
+def save(record: Record, path: str | os.PathLike[str]) -> None:
+    """Write a record to a file, whole or not at all."""
+    write_whole(path, to_json(record) + "\n")
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """A file's bytes. Raises `UnreadableInput` for a file that is missing, a folder, or not readable."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {os.fspath(path)}: {(error.strerror or str(error)).lower()}.") from None
+    except ValueError as error:  # a NUL byte in the name
+        raise UnreadableInput(f"cannot read {os.fspath(path)!r}: {error}.") from None
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write aside, then rename, so that a reader sees the old file or the new one and never half of it."""
+    target = Path(path)
+    try:
+        handle, aside = tempfile.mkstemp(dir=target.parent or ".", prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(aside, 0o666 & ~_umask())
+            os.replace(aside, target)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UnreadableInput(f"cannot write {target}: {(error.strerror or str(error)).lower()}.") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _encode_array(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"cannot write a {type(value).__name__} as JSON")  # a bug: records hold plain fields and arrays
+
+
+def _decode_array(kind: type, value: object) -> object:
+    if kind is np.ndarray:
+        return np.asarray(value)
+    raise TypeError(f"cannot read a {kind.__name__} from JSON")
