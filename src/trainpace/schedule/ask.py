@@ -1,0 +1,256 @@
+"""One question with some numbers missing, answered with all of them: the heart of `trainpace schedule`."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.execution import Execution
+from trainpace.records import Record
+from trainpace.schedule.learning_rate import LearningRateAdvice, learning_rate_advice
+from trainpace.schedule.solve import (
+    DataParallelChoice,
+    accumulation_for_global_batch,
+    data_parallel_for_deadline,
+    epochs_for_deadline,
+    step_time_for_steps,
+)
+from trainpace.schedule.speedup import SpeedUp
+from trainpace.schedule.training_time import TrainingTime, time_of_steps
+from trainpace.schedule.work import EpochSteps, Schedule, epoch_steps, total_steps
+from trainpace.units import format_duration, hours_from_s
+
+
+class Question(Record):
+    """What is known. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs and ranks
+    one may be missing where a deadline or a budget is given. Money is for all GPUs together: price x world size x hours.
+    """
+
+    schedule: Schedule
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    global_batch: int | None = None
+    nnodes: int | None = None
+    nproc_per_node: int | None = None
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    step_time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    epoch_time_s: float | None = None
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    price_usd_per_gpu_hour: float | None = None
+    speedups: tuple[SpeedUp, ...] = ()
+    solve_gpus: bool = False
+    keep_global_batch: bool = False
+    learning_rate: float | None = None
+    base_global_batch: int | None = None
+
+
+class Answer(Record):
+    """Everything that follows. `solved` names what was missing; `meets_limit` is None where no limit was given."""
+
+    schedule: Schedule
+    execution: Execution | None
+    epoch: EpochSteps | None
+    step_time_s: float | None
+    throughput_samples_per_s: float | None
+    time: TrainingTime | None
+    limit_s: float | None
+    meets_limit: bool | None
+    cost_usd: float | None
+    solved: tuple[str, ...]
+    gpus_choice: DataParallelChoice | None = None
+    learning_rate: LearningRateAdvice | None = None
+    speedups: tuple[SpeedUp, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def answer(question: Question) -> Answer:
+    """Fill in what is missing. Raises `Contradiction` where the numbers clash, and says which."""
+    q = question
+    _check_positive(q)
+    solved: list[str] = []
+    notes: list[str] = []
+    if q.epoch_time_s is not None and q.schedule.samples_per_epoch is None:
+        return _answer_from_epoch_time(q)
+    execution, batch_solved = _execution(q)
+    solved += batch_solved
+    schedule = q.schedule
+    epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
+    step_time_s = _step_time(q, execution, epoch)
+    limit_s = _limit_s(q, execution.world_size)
+
+    choice = None
+    if q.solve_gpus:
+        if limit_s is None or step_time_s is None:
+            raise TrainpaceError("the number of GPUs follows from a deadline and a step time.", "Add --deadline and --step-time.")
+        if q.budget_usd is not None:
+            raise Contradiction("a budget buys GPU-hours, whatever the number of GPUs.", "Give --deadline to solve for GPUs.")
+        before = execution.global_batch
+        choice = data_parallel_for_deadline(schedule, execution, step_time_s, limit_s, q.keep_global_batch)
+        execution = replace(
+            execution,
+            nnodes=1,
+            nproc_per_node=choice.data_parallel_size * execution.tp * execution.pp * execution.cp,
+            accumulation=choice.accumulation,
+        )
+        step_time_s = choice.step_time_s
+        epoch = epoch_steps(schedule, execution)
+        solved.append("data_parallel_size")
+        notes.append("assumes that a step takes as long on many GPUs as on few: communication is not counted")
+        if execution.global_batch != before:
+            notes.append(f"the global batch changes from {before} to {execution.global_batch}")
+            q = replace(q, base_global_batch=q.base_global_batch or before)
+    has_length = schedule.epochs is not None or schedule.max_steps is not None
+    if not has_length:
+        if limit_s is None or step_time_s is None:
+            raise TrainpaceError(
+                "the length of the run is not known.",
+                "Add --epochs or --max-steps; or --step-time with a --deadline or --budget, to learn how many epochs fit.",
+            )
+        schedule = replace(schedule, epochs=float(epochs_for_deadline(schedule, execution, step_time_s, limit_s)))
+        solved.append("epochs")
+    steps = total_steps(schedule, execution)
+    if step_time_s is None and limit_s is not None:
+        step_time_s = step_time_for_steps(schedule, steps, limit_s)
+        solved += ["step_time", "throughput"]
+    time = None if step_time_s is None else time_of_steps(schedule, steps, step_time_s)
+    return Answer(
+        schedule=schedule,
+        execution=execution,
+        epoch=epoch,
+        step_time_s=step_time_s,
+        throughput_samples_per_s=None if step_time_s is None else execution.global_batch / step_time_s,
+        time=time,
+        limit_s=limit_s,
+        meets_limit=_meets(time, limit_s),
+        cost_usd=_cost_usd(q, time, execution.world_size),
+        solved=tuple(solved),
+        gpus_choice=choice,
+        learning_rate=_learning_rate(q, execution.global_batch),
+        speedups=q.speedups,
+        notes=tuple(notes),
+    )
+
+
+def _answer_from_epoch_time(q: Question) -> Answer:
+    """The form of the thesis: repeats x epochs x time of an epoch, with nothing said about samples."""
+    if q.schedule.epochs is None:
+        raise TrainpaceError("the number of epochs is not known.", "Add --epochs.")
+    if q.step_time_s is not None or q.throughput_samples_per_s is not None:
+        raise Contradiction("an epoch time together with a step time or throughput needs --samples.", "Give one of them.")
+    if q.epoch_time_s is None:
+        raise TrainpaceError("the time of an epoch is not known.", "Add --epoch-time.")
+    if q.schedule.evaluate_every_steps or q.schedule.checkpoint_every_steps or q.schedule.max_steps:
+        raise TrainpaceError("counting in steps needs to know the steps of an epoch.", "Add --samples and a batch size.")
+    world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
+    whole = int(q.schedule.epochs)
+    epochs = whole if whole == q.schedule.epochs else q.schedule.epochs
+    # one "step" is one epoch here; a fractional epoch scales the time, not the count
+    time = time_of_steps(q.schedule, 1, q.epoch_time_s * epochs)
+    time = replace(time, steps=0)
+    limit_s = _limit_s(q, world_size)
+    return Answer(
+        schedule=q.schedule,
+        execution=None,
+        epoch=None,
+        step_time_s=None,
+        throughput_samples_per_s=None,
+        time=time,
+        limit_s=limit_s,
+        meets_limit=_meets(time, limit_s),
+        cost_usd=_cost_usd(q, time, world_size),
+        solved=("time",),
+        speedups=q.speedups,
+    )
+
+
+def _execution(q: Question) -> tuple[Execution, list[str]]:
+    """Micro-batch, accumulation and global batch: any two give the third; all three must agree."""
+    shape = Execution(
+        nnodes=q.nnodes or 1, nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp, tp=q.tp, pp=q.pp, cp=q.cp
+    )
+    dp = shape.data_parallel_size
+    micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
+    if total is None:
+        if micro is None:
+            raise TrainpaceError("the batch size is not known.", "Add --micro-batch (samples per GPU), or --global-batch.")
+        return replace(shape, micro_batch=micro, accumulation=accumulation or 1), ["global_batch"]
+    if micro is not None and accumulation is not None:
+        if micro * accumulation * dp != total:
+            raise Contradiction(
+                f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x data-parallel size {dp}"
+                f" = {micro * accumulation * dp}.",
+                "Leave one of them out and it is computed.",
+            )
+        return replace(shape, micro_batch=micro, accumulation=accumulation), []
+    if micro is not None:
+        return replace(shape, micro_batch=micro, accumulation=accumulation_for_global_batch(total, micro, dp)), [
+            "accumulation"
+        ]
+    accumulation = accumulation or 1
+    if total % (accumulation * dp):
+        raise Contradiction(
+            f"global batch {total} cannot be split into accumulation {accumulation} x data-parallel size {dp}"
+            f" = {accumulation * dp} equal micro-batches.",
+            f"Use a global batch that is a multiple of {accumulation * dp}.",
+        )
+    return replace(shape, micro_batch=total // (accumulation * dp), accumulation=accumulation), ["micro_batch"]
+
+
+def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> float | None:
+    """Step time from whichever form it was given in; two forms that disagree by more than 1 % are an error."""
+    forms: dict[str, float] = {}
+    if q.step_time_s is not None:
+        forms["step time"] = q.step_time_s
+    if q.throughput_samples_per_s is not None:
+        forms["throughput"] = execution.global_batch / q.throughput_samples_per_s
+    if q.epoch_time_s is not None and epoch is not None:
+        forms["epoch time"] = q.epoch_time_s / epoch.steps
+    if not forms:
+        return None
+    if max(forms.values()) > 1.01 * min(forms.values()):
+        said = ", ".join(f"{name} gives {format_duration(value)} a step" for name, value in forms.items())
+        raise Contradiction(f"the step time is given in ways that disagree: {said}.", "Give one of them.")
+    return next(iter(forms.values()))
+
+
+def _limit_s(q: Question, world_size: int) -> float | None:
+    """The tighter of the deadline and what the budget pays for."""
+    limits = [] if q.deadline_s is None else [q.deadline_s]
+    if q.budget_usd is not None:
+        if q.price_usd_per_gpu_hour is None:
+            raise TrainpaceError("a budget needs a price.", "Add --price, in dollars per GPU and hour.")
+        limits.append(3600.0 * q.budget_usd / (q.price_usd_per_gpu_hour * world_size))
+    return min(limits) if limits else None
+
+
+def _meets(time: TrainingTime | None, limit_s: float | None) -> bool | None:
+    # a solved step time meets its limit up to rounding
+    return None if time is None or limit_s is None else time.total_s <= limit_s * (1 + 1e-9)
+
+
+def _cost_usd(q: Question, time: TrainingTime | None, world_size: int) -> float | None:
+    if q.price_usd_per_gpu_hour is None or time is None:
+        return None
+    return q.price_usd_per_gpu_hour * world_size * hours_from_s(time.total_s)
+
+
+def _learning_rate(q: Question, global_batch: int) -> LearningRateAdvice | None:
+    if q.base_global_batch is None or q.base_global_batch == global_batch:
+        return None
+    return learning_rate_advice(q.base_global_batch, global_batch, q.learning_rate)
+
+
+def _check_positive(q: Question) -> None:
+    names = (
+        "micro_batch", "accumulation", "global_batch", "nnodes", "nproc_per_node", "tp", "pp", "cp", "step_time_s",
+        "throughput_samples_per_s", "epoch_time_s", "deadline_s", "budget_usd", "price_usd_per_gpu_hour",
+        "learning_rate", "base_global_batch",
+    )  # fmt: skip
+    for name in names:
+        value = getattr(q, name)
+        if value is not None and not 0 < value <= 1e18:
+            raise TrainpaceError(f"{name} is {value}; it must be above 0 and at most 1e18.")

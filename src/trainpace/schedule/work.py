@@ -1,0 +1,135 @@
+"""How much work a training run is: samples, batches, micro-batches, steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.execution import Execution
+from trainpace.records import Record
+
+MAX_COUNT = 10**18
+"""Counts above this are taken for typing mistakes; it also keeps every product inside a double's range."""
+
+
+class Schedule(Record):
+    """The work of one run, and what a run does besides steps.
+
+    Give the size of an epoch as `samples`, or as `tokens` with `sequence_length` (packed: tokens // length samples).
+    `epochs` may be fractional, as in Hugging Face's `num_train_epochs`. Where `epochs` and `max_steps` are both given,
+    the one that ends first ends the run, as in Lightning. Times are in seconds.
+
+    `drop_last` speaks of the data loader: the last micro-batch of an epoch, where it is not full, is left out.
+    `partial_accumulation` speaks of the trainer: micro-batches left over at the end of an epoch make a smaller
+    "step" (Hugging Face, Lightning) or are "drop"ped.
+    """
+
+    samples: int | None = None
+    tokens: int | None = None
+    sequence_length: int | None = None
+    epochs: float | None = None
+    max_steps: int | None = None
+    drop_last: bool = False
+    partial_accumulation: Literal["step", "drop"] = "step"
+    startup_s: float = 0.0
+    evaluate_every_steps: int | None = None
+    evaluation_s: float = 0.0
+    checkpoint_every_steps: int | None = None
+    checkpoint_s: float = 0.0
+    mean_time_between_failures_s: float | None = None
+    restart_s: float = 0.0
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        counts = ("samples", "tokens", "sequence_length", "max_steps", "evaluate_every_steps", "checkpoint_every_steps")
+        for name in (*counts, "repeats"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                raise TrainpaceError(f"{name} is {value}; it must be a whole number from 1 to 1e18.")
+        for name in ("startup_s", "evaluation_s", "checkpoint_s", "restart_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise TrainpaceError(f"{name} is {value}; it must be 0 or more.")
+        if self.epochs is not None and not 0 < self.epochs <= MAX_COUNT:
+            raise TrainpaceError(f"epochs is {self.epochs}; it must be above 0.")
+        mtbf = self.mean_time_between_failures_s
+        if mtbf is not None and not (math.isfinite(mtbf) and mtbf > 0):
+            raise TrainpaceError(f"mean_time_between_failures_s is {mtbf}; it must be above 0.")
+        if self.samples is not None and self.tokens is not None:
+            raise Contradiction(
+                f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an epoch is.", "Give one of them."
+            )
+        if self.tokens is not None and self.sequence_length is None:
+            raise TrainpaceError("tokens need a sequence length to become samples.", "Add --sequence-length.")
+        for every, cost in (("evaluate_every_steps", "evaluation_s"), ("checkpoint_every_steps", "checkpoint_s")):
+            if getattr(self, cost) > 0 and getattr(self, every) is None:
+                raise TrainpaceError(f"{cost} is given, but not {every}.", "Say after how many steps it happens.")
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Samples in one epoch, or None where it was not said."""
+        if self.tokens is None:
+            return self.samples
+        assert self.sequence_length is not None
+        samples = self.tokens // self.sequence_length
+        if samples < 1:
+            raise Contradiction(
+                f"{self.tokens} tokens are less than one sample of {self.sequence_length} (sequence_length).",
+                "Give more tokens or a shorter sequence.",
+            )
+        return samples
+
+
+class EpochSteps(Record):
+    """One epoch on one execution. `last_step_samples` is the size of its last update, over all ranks."""
+
+    steps: int
+    micro_steps_per_rank: int
+    samples_seen: int
+    last_step_samples: int
+
+
+def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
+    """Count the steps of one epoch.
+
+    With `drop_last` off every sample counts and steps = ceil(samples / global batch). Ranks that a distributed sampler
+    pads with repeated samples do not change the number of steps.
+    Raises `Contradiction` where nothing would be left to train on.
+    """
+    samples = schedule.samples_per_epoch
+    if samples is None:
+        raise TrainpaceError("how many samples an epoch has is not known.", "Add --samples or --tokens.")
+    per_micro_step = execution.micro_batch * execution.data_parallel_size
+    micro_steps = samples // per_micro_step if schedule.drop_last else -(-samples // per_micro_step)
+    whole, left_over = divmod(micro_steps, execution.accumulation)
+    drops_left_over = schedule.partial_accumulation == "drop"
+    steps = whole if drops_left_over else whole + (left_over > 0)
+    if steps == 0:
+        what = "partial accumulation dropped" if micro_steps else "drop_last"
+        raise Contradiction(
+            f"{samples} samples do not fill one step: micro-batch {execution.micro_batch} x accumulation"
+            f" {execution.accumulation} x data-parallel size {execution.data_parallel_size} = {execution.global_batch}"
+            f" samples, with {what}.",
+            "Use a smaller batch, or keep the last batch.",
+        )
+    used_micro_steps = whole * execution.accumulation if drops_left_over else micro_steps
+    seen = min(samples, used_micro_steps * per_micro_step)
+    return EpochSteps(
+        steps=steps,
+        micro_steps_per_rank=used_micro_steps,
+        samples_seen=seen,
+        last_step_samples=seen - (steps - 1) * execution.global_batch,
+    )
+
+
+def total_steps(schedule: Schedule, execution: Execution) -> int:
+    """Optimizer updates of one run: ceil(epochs x steps per epoch), or `max_steps` where that is fewer."""
+    if schedule.epochs is None:
+        if schedule.max_steps is None:
+            raise TrainpaceError("the length of the run is not known.", "Add --epochs or --max-steps.")
+        return schedule.max_steps
+    product = schedule.epochs * epoch_steps(schedule, execution).steps
+    # 0.1 epochs of 10 steps is 1.0000000000000002 in floating point, and is one step
+    steps = max(1, math.ceil(product - 1e-9 * max(1.0, product)))
+    return steps if schedule.max_steps is None else min(steps, schedule.max_steps)
