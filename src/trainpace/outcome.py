@@ -1,0 +1,155 @@
+"""What comes out: a step's time in named parts, memory, and the same record for forecast and measurement."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.records import Record
+from trainpace.schedule import TrainingTime
+
+Provenance = Literal["measured", "calibrated", "fitted", "datasheet"]
+"""Where a number comes from, the surest first."""
+
+STEP_PARTS = (
+    "forward_ms",
+    "backward_ms",
+    "optimizer_ms",
+    "communication_ms",
+    "data_wait_ms",
+    "host_to_device_ms",
+    "host_overhead_ms",
+    "idle_ms",
+)
+
+
+class StepTime(Record):
+    """Wall-clock milliseconds of one optimizer step, in parts that add up to `total_ms`.
+
+    `communication_ms`, `data_wait_ms` and `host_overhead_ms` count only what nothing else hides.
+    """
+
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    optimizer_ms: float = 0.0
+    communication_ms: float = 0.0
+    data_wait_ms: float = 0.0
+    host_to_device_ms: float = 0.0
+    host_overhead_ms: float = 0.0
+    idle_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in STEP_PARTS:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise TrainpaceError(f"{name} is {value}; a part of a step is 0 or more.")
+
+    @property
+    def total_ms(self) -> float:
+        """The whole step."""
+        return math.fsum(getattr(self, name) for name in STEP_PARTS)
+
+
+class Interval(Record):
+    """A range that should hold the true value in `coverage` of cases, and what it rests on."""
+
+    low: float
+    high: float
+    coverage: float
+    basis: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high or not 0 < self.coverage < 1:
+            raise TrainpaceError(f"not an interval: {self.low} to {self.high} at {self.coverage}.")
+
+
+class Memory(Record):
+    """GiB on one device at the step's peak. The parts add up to `allocated_gib`.
+
+    allocated: what live tensors hold. reserved: what the framework's allocator keeps. device: what the device's own
+    monitor shows, with the driver's context.
+    """
+
+    parameters_gib: float
+    gradients_gib: float
+    optimizer_states_gib: float
+    activations_gib: float
+    reserved_gib: float
+    device_gib: float
+
+    @property
+    def allocated_gib(self) -> float:
+        """Peak of live tensors."""
+        return self.parameters_gib + self.gradients_gib + self.optimizer_states_gib + self.activations_gib
+
+
+class OperatorShare(Record):
+    """One of the most expensive groups of alike operators in a step."""
+
+    module: str
+    kind: str
+    phase: str
+    count: int
+    time_ms: float
+    bound: Literal["compute", "memory", "launch"]
+    share_of_roof: float
+
+
+class Forecast(Record):
+    """One model on one cluster under one execution. Where it cannot be done, `reason` says why and times are None."""
+
+    model: str
+    device: str
+    num_devices: int
+    execution: Execution
+    step: StepTime | None
+    step_time_interval_ms: Interval | None
+    memory: Memory | None
+    capacity_gib: float | None
+    fits: bool | None
+    mfu: float | None
+    model_flops_per_step: float | None
+    provenance: Provenance
+    reason: str = ""
+    heaviest: tuple[OperatorShare, ...] = ()
+    training_time: TrainingTime | None = None
+    training_time_interval_s: Interval | None = None
+    cost_usd: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # a utilisation above 1 is an error in a figure or a formula; showing it clamped would hide that
+        assert self.mfu is None or 0 <= self.mfu <= 1, f"MFU of {self.mfu} on {self.device}"
+        assert (self.step is None) == bool(self.reason), "a forecast has a step time or a reason why not"
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Throughput of all devices together."""
+        return None if self.step is None else 1e3 * self.execution.global_batch / self.step.total_ms
+
+
+class Measurement(Record):
+    """Real steps of one model at one batch size, on the machine that `environment` describes.
+
+    `step_times_ms` are the timed steps in order; `warmup_ms` those before the steady state, kept as data. `step` holds
+    the medians of the parts, scaled by nothing: what of the median step no part explains is in `idle_ms`.
+    """
+
+    model: str
+    device: str
+    execution: Execution
+    step_times_ms: tuple[float, ...]
+    warmup_ms: tuple[float, ...]
+    step: StepTime
+    median_ms: float
+    interval_ms: Interval
+    peak_memory_gib: float | None
+    losses: tuple[float, ...]
+    environment: dict[str, str]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput at the median step."""
+        return 1e3 * self.execution.global_batch / self.median_ms

@@ -1,0 +1,144 @@
+"""Make a model on the meta device call what it would call on CUDA.
+
+Meta tensors choose the CPU's composite paths for dropout and attention, and know no autocast. This mode sits above
+autograd, sees every torch function, and puts CUDA's choices in their place: fused dropout, flash or memory-efficient
+attention, and autocast's casts by the two lists of torch's documentation ("CUDA Ops that can autocast").
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from trainpace.workload import Form
+
+_TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
+conv_transpose2d conv_transpose3d linear matmul mm mv prelu einsum scaled_dot_product_attention bilinear""".split()
+_TO_FP32 = """__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss
+cdist cosine_similarity cross_entropy_loss cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
+layer_norm log log10 log_softmax log1p log2 margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss
+nll_loss nll_loss_nd nll_loss2d norm pdist poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss huber_loss
+soft_margin_loss softmax softplus sum renorm tan triplet_margin_loss""".split()
+_OWNERS = (torch, torch.Tensor, F, torch._C._nn, torch._C._VariableFunctions)
+
+
+def _functions(names: list[str]) -> set[Callable[..., Any]]:
+    return {getattr(owner, name) for owner in _OWNERS for name in names if hasattr(owner, name)}
+
+
+class CudaMapping(TorchFunctionMode):
+    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self._amp = form == "amp"
+        self._to_half = _functions(_TO_HALF)
+        self._to_fp32 = _functions(_TO_FP32)
+        self._dropout = _functions(["dropout"])
+        self._attention = _functions(["scaled_dot_product_attention"])
+        self._constructors = _device_constructors()
+        self._cast_weights: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._constructors and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        if self._amp:
+            if func in self._to_half:
+                args, kwargs = _map_tensors((args, kwargs), self._half)
+            elif func in self._to_fp32:
+                args, kwargs = _map_tensors((args, kwargs), _fp32)
+        if func in self._dropout:
+            return _dropout(*args, **kwargs)
+        if func in self._attention:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def forget_casts(self) -> None:
+        """Leave the autocast region: its cache of cast weights is dropped, as torch does."""
+        self._cast_weights.clear()
+
+    def _half(self, t: torch.Tensor) -> torch.Tensor:
+        if t.dtype != torch.float32 or t.device.type != "meta":
+            return t
+        if not (t.is_leaf and t.requires_grad):
+            return t.to(torch.bfloat16)
+        if id(t) not in self._cast_weights:
+            self._cast_weights[id(t)] = t.to(torch.bfloat16)
+        return self._cast_weights[id(t)]
+
+
+@contextlib.contextmanager
+def python_functions_see_through() -> Iterator[None]:
+    """Let torch.nn.functional's Python functions run their bodies, so that the mode sees the calls inside them.
+
+    A function mode is switched off inside the Python function that it was called with; `multi_head_attention_forward`
+    or `dropout` would hide what they call. They ask `has_torch_function` first: answering no sends them on.
+    """
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    saved = {name: getattr(F, name) for name in names}
+    try:
+        for name in names:
+            setattr(F, name, lambda *_: False)
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(F, name, function)
+
+
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None) -> torch.Tensor:
+    active = training if train is None else train
+    if not active or p == 0:
+        return x
+    dropped: torch.Tensor = torch.native_dropout(x, p, True)[0]
+    return dropped
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference)."""
+    squeeze = q.dim() == 3
+    if squeeze:
+        q, k, v = (t.unsqueeze(0) for t in (q, k, v))
+    if enable_gqa and k.shape[-3] != q.shape[-3]:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    if q.dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.shape[-1] <= 256:
+        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    else:
+        bias = None
+        if attn_mask is not None:
+            bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        out = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale
+        )[0]
+    result: torch.Tensor = out.squeeze(0) if squeeze else out
+    return result
+
+
+def _fp32(t: torch.Tensor) -> torch.Tensor:
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def _map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)([_map_tensors(part, change) for part in tree]) if type(tree) in (list, tuple) else tree
+    if isinstance(tree, dict):
+        return {key: _map_tensors(part, change) for key, part in tree.items()}
+    return tree

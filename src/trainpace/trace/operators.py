@@ -1,0 +1,189 @@
+"""From one dispatched ATen call to the rows that CUDA would run for it: kind, FLOPs, bytes, launches, sizes.
+
+Sizes (`dims`) by kind: gemm (batch, m, n, k); conv* (n, groups, c_in, c_out, in d h w, out d h w, kernel d h w,
+stride d h w); attention* (batch, heads, q length, k length, head dim, causal 0/1); everything else (elements in,
+elements out).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+MAX_DIMS = 16
+FOREACH_TENSORS_PER_LAUNCH = 36
+"""ATen's multi_tensor_apply passes 110 to 30 tensors a launch for 1 to 5 lists; 36 is its number for 4 (Adam)."""
+FOREACH_ELEMENTS_PER_LAUNCH = 320 * 65536
+"""... and 320 blocks of 65536 elements a launch (ATen/native/cuda/MultiTensorApply.cuh)."""
+
+
+class Row(NamedTuple):
+    """One operator at one batch size."""
+
+    kind: str
+    half: bool
+    launches: int
+    flops: float
+    read_bytes: float
+    written_bytes: float
+    dims: tuple[int, ...]
+
+
+_GEMMS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "resize_"}
+_KINDS = {
+    "norm": ("native_batch_norm", "native_layer_norm", "native_group_norm", "_fused_rms_norm", "cudnn_batch_norm",
+             "native_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward",
+             "_fused_rms_norm_backward", "_native_batch_norm_legit"),
+    "softmax": ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax"),
+    "pool": ("max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
+             "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "max_pool3d_with_indices", "avg_pool3d"),
+    "embedding": ("embedding", "embedding_dense_backward", "index", "index_select", "gather", "scatter", "scatter_add",
+                  "index_put", "index_put_", "index_add", "index_add_", "_index_put_impl_"),
+    "reduction": ("sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "argmax", "cumsum", "prod",
+                  "any", "all", "linalg_vector_norm", "norm", "nll_loss_forward", "nll_loss_backward", "topk", "sort"),
+    "copy": ("_to_copy", "copy_", "clone", "cat", "stack", "split_with_sizes_copy", "constant_pad_nd", "roll", "flip"),
+    "fill": ("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "fill_", "zero_", "new_zeros", "new_ones",
+             "new_full", "arange", "scalar_tensor", "eye", "tril", "triu"),
+}  # fmt: skip
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
+
+
+def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> list[Row]:
+    """The rows of one ATen call; none for views, allocations and calls that touch no memory of the device."""
+    name = func._schema.name.partition("::")[2]
+    if func.is_view or name in _ALLOCATIONS or name in ("detach", "_unsafe_view", "alias", "_local_scalar_dense"):
+        return []
+    inputs = list(_tensors((args, kwargs)))
+    outputs = list(_tensors(out))
+    if not any(t.device.type == "meta" for t in (*inputs, *outputs)):
+        return []  # a host scalar, such as an optimizer's step counter
+    if name in _GEMMS:
+        first, second = _GEMMS[name]
+        return [_gemm(args[first], args[second], inputs, outputs)]
+    if name in ("convolution", "_convolution"):
+        return [_convolution("conv", args[0], args[1], args[3], args[6], args[8], out)]
+    if name == "convolution_backward":
+        return _convolution_backward(args, out)
+    if "scaled_dot_product" in name:
+        return [_attention(name, args, inputs, outputs)]
+    if name.startswith(("_foreach", "_fused_")) and isinstance(args[0], list | tuple):
+        return _foreach(inputs, outputs, mutates=name.endswith("_"))
+    read, written = _bytes(inputs), _bytes(outputs)
+    if func._schema.is_mutable and not outputs:
+        written = _bytes(inputs[:1])
+    dims = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+    kind = _KIND_OF.get(name, "elementwise")
+    if kind == "fill":
+        read = 0.0
+    return [Row(kind, _is_half(outputs or inputs), 1, float(max(dims)), read, written, dims)]
+
+
+def _gemm(a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
+    batch = a.shape[0] if a.dim() == 3 else 1
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    flops = 2.0 * batch * m * n * k
+    return Row("gemm", _is_half([a]), 1, flops, _bytes(inputs), _bytes(outputs), (batch, m, n, k))
+
+
+def _convolution(
+    kind: str, x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], transposed: bool, groups: int, y: torch.Tensor
+) -> Row:
+    """`kind` names which of input, weight and output is written; the FLOPs are the same for all three."""
+    per_position = weight[0].numel() if not transposed else weight.numel() // weight.shape[0]
+    positions = y.shape[0] * math.prod(y.shape[2:]) if not transposed else x.shape[0] * math.prod(x.shape[2:])
+    channels = weight.shape[0]
+    flops = 2.0 * positions * channels * per_position
+    parts = {"conv": y, "conv_dgrad": x, "conv_wgrad": weight}
+    written = parts[kind]
+    read = _bytes(t for t in (x, weight, y) if t is not written)
+
+    def three(sizes: Iterable[int]) -> tuple[int, ...]:
+        sizes = tuple(sizes)
+        return (1,) * (3 - len(sizes)) + sizes
+
+    dims = (x.shape[0], groups, x.shape[1], y.shape[1], *three(x.shape[2:]), *three(y.shape[2:]))
+    dims += (*three(weight.shape[2:]), *three(stride)[1:], 0)
+    return Row(kind, _is_half([x]), 1, flops, read, _bytes([written]), dims[:MAX_DIMS])
+
+
+def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
+    grad, x, weight, _, stride = args[:5]
+    transposed, groups, mask = args[7], args[9], args[10]
+    rows = []
+    if mask[0]:
+        rows.append(_convolution("conv_dgrad", x, weight, stride, transposed, groups, grad))
+    if mask[1]:
+        rows.append(_convolution("conv_wgrad", x, weight, stride, transposed, groups, grad))
+    if mask[2]:
+        bias = _bytes([out[2]])
+        rows.append(Row("reduction", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1)))
+    return rows
+
+
+def _attention(name: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
+    """Fused attention: 2 products forward, 5 backward, halved where causal (FlashAttention, arXiv:2205.14135)."""
+    backward = "backward" in name
+    q, k = (args[1], args[2]) if backward else (args[0], args[1])
+    causal = _is_causal(name, args)
+    batch, heads, q_length, head_dim = q.shape
+    k_length = k.shape[-2]
+    products = 5 if backward else 2
+    flops = products * 2.0 * batch * heads * q_length * k_length * head_dim * (0.5 if causal else 1.0)
+    dims = (batch, heads, q_length, k_length, head_dim, int(causal))
+    kind = "attention_backward" if backward else "attention"
+    launches = 2 if backward else 1
+    return Row(kind, _is_half([q]), launches, flops, _bytes(inputs), _bytes(outputs), dims)
+
+
+def _is_causal(name: str, args: Sequence[Any]) -> bool:
+    position = {
+        "_scaled_dot_product_flash_attention": 4,
+        "_scaled_dot_product_flash_attention_backward": 11,
+        "_scaled_dot_product_efficient_attention": 6,
+        "_scaled_dot_product_efficient_attention_backward": 11,
+    }.get(name)
+    return position is not None and len(args) > position and args[position] is True
+
+
+def _foreach(inputs: list[torch.Tensor], outputs: list[torch.Tensor], mutates: bool) -> list[Row]:
+    on_device = [t for t in inputs if t.device.type == "meta"]
+    if not on_device:
+        return []
+    lists = max(1, round(len(on_device) / max(1, len({t.shape for t in on_device}))))
+    tensors = max(1, len(on_device) // min(lists, 4))
+    elements = sum(t.numel() for t in on_device) / min(lists, 4)
+    launches = max(-(-tensors // FOREACH_TENSORS_PER_LAUNCH), math.ceil(elements / FOREACH_ELEMENTS_PER_LAUNCH))
+    written = _bytes(outputs) if outputs else (elements * on_device[0].element_size() if mutates else 0.0)
+    dims = (int(sum(t.numel() for t in on_device)), int(sum(t.numel() for t in outputs)))
+    return [Row("optimizer", _is_half(on_device), launches, float(dims[0]), _bytes(on_device), written, dims)]
+
+
+def _tensors(tree: Any) -> Iterable[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from _tensors(part)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> float:
+    """Bytes that a kernel must touch: an expanded tensor counts once however often it is repeated."""
+    total = 0
+    for t in tensors:
+        if t.device.type == "meta":
+            elements = 1
+            for size, stride in zip(t.shape, t.stride(), strict=True):
+                elements *= size if stride else min(size, 1)
+            total += elements * t.element_size()
+    return float(total)
+
+
+def _is_half(tensors: Sequence[torch.Tensor]) -> bool:
+    return bool(tensors) and tensors[0].dtype in (torch.float16, torch.bfloat16)

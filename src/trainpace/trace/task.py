@@ -1,0 +1,206 @@
+"""A task: model, loss, optimizer and samples, from a model spec or from one function in the user's own file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.trace import zoo
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+}
+
+
+class Task(NamedTuple):
+    """What is trained. `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar."""
+
+    name: str
+    model: nn.Module
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    make_batch: Callable[[int], Any]
+    optimizer: torch.optim.Optimizer | None
+    sample: str
+    sequence_length: int | None = None
+    dataset: Any = None
+
+
+def build_task(spec: str, sequence_length: int | None = None) -> Task:
+    """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json` or `FILE.py:FUNCTION`.
+
+    Call under ``torch.device("meta")`` to get a model without weights. A FILE.py's function decides for itself.
+    """
+    kind, _, name = spec.rpartition(":")
+    if kind.endswith(".py"):
+        return _from_file(Path(kind), name)
+    if kind == "transformers":
+        return _transformer(name, sequence_length)
+    if sequence_length is not None:
+        raise TrainpaceError(f"{spec} has no sequence length.", "Leave --sequence-length out.")
+    if kind == "timm":
+        timm = _import("timm", "timm")
+        if name not in timm.list_models():
+            raise UnknownName("timm model", name, timm.list_models())
+        model = timm.create_model(name)
+        size = model.default_cfg.get("input_size", (3, 224, 224))
+        return _image_task(spec, model, tuple(size), model.num_classes)
+    if kind == "torchvision" and name not in zoo.MODELS:
+        models = _import("torchvision.models", "torchvision")
+        if name not in models.list_models():
+            raise UnknownName("torchvision model", name, models.list_models())
+        model = models.get_model(name, weights=None)
+        return _image_task(spec, model, (3, 299, 299) if name == "inception_v3" else (3, 224, 224), 1000)
+    if kind in ("", "torchvision"):
+        if name not in zoo.MODELS:
+            raise UnknownName(
+                "model", spec, zoo.MODELS, "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, FILE.py:FUNCTION."
+            )
+        entry = zoo.MODELS[name]
+        return _image_task(spec, entry.build(), entry.input_shape, entry.classes)
+    raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "FILE.py:"])
+
+
+def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
+    criterion = nn.CrossEntropyLoss()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        images, labels = batch
+        out = model(images)
+        value: torch.Tensor = criterion(out[0] if isinstance(out, tuple) else getattr(out, "logits", out), labels)
+        return value
+
+    def make_batch(n: int) -> Any:
+        return torch.randn(n, *shape), torch.randint(0, classes, (n,))
+
+    return Task(name, model, loss, make_batch, None, " x ".join(map(str, shape)) + " image")
+
+
+def _transformer(path: str, sequence_length: int | None) -> Task:
+    transformers = _import("transformers", "transformers")
+    transformers.logging.set_verbosity_error()
+    try:
+        values = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+    except ValueError as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({error}).") from None
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UnreadableInput(f'{path} is not a transformers configuration: it has no "model_type".')
+    try:
+        config = transformers.AutoConfig.for_model(**values)
+    except ValueError as error:
+        raise UnreadableInput(f"{path}: {str(error).splitlines()[0]}") from None
+    name = (getattr(config, "architectures", None) or ["AutoModelForCausalLM"])[0]
+    architecture = getattr(transformers, name, None)
+    if architecture is None:
+        raise UnknownName("transformers architecture", name, [n for n in dir(transformers) if n.startswith(name[:4])])
+    build = getattr(architecture, "_from_config", None) or architecture.from_config
+    model = build(config)
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        return _image_task(f"transformers:{path}", model, (config.num_channels, size, size), config.num_labels)
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 1024
+    length = sequence_length or min(longest, 1024)
+    if length > longest:
+        raise TrainpaceError(f"the sequence length {length} is more than the {longest} positions of {path}.")
+    vocabulary = config.vocab_size
+
+    def make_batch(n: int) -> dict[str, torch.Tensor]:
+        batch = {"input_ids": torch.randint(0, vocabulary, (n, length))}
+        if "QuestionAnswering" in name:
+            return batch | {key: torch.randint(0, length, (n,)) for key in ("start_positions", "end_positions")}
+        if "SequenceClassification" in name:
+            return batch | {"labels": torch.randint(0, config.num_labels, (n,))}
+        return batch | {"labels": torch.randint(0, vocabulary, (n, length))}
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        value: torch.Tensor = model(**batch, **({"use_cache": False} if "CausalLM" in name or "LMHead" in name else {})).loss
+        return value
+
+    return Task(f"transformers:{path}", model, loss, make_batch, None, f"{length} tokens", length)
+
+
+def _from_file(path: Path, function: str) -> Task:
+    """The function returns (model, loss, optimizer, dataset); `loss` takes (output, target)."""
+    if not path.is_file():
+        raise UnreadableInput(f"cannot read {path}: no such file.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    task_function = getattr(module, function, None)
+    if not callable(task_function):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UnknownName(f"function in {path}", function, known)
+    parts = task_function()
+    wanted = "FILE.py:FUNCTION must return (model, loss, optimizer, dataset)"
+    if not isinstance(parts, tuple | list) or len(parts) != 4:
+        raise TrainpaceError(f"{path}:{function} returned {type(parts).__name__}.", f"{wanted}.")
+    model, criterion, optimizer, dataset = parts
+    if not isinstance(model, nn.Module) or not callable(criterion):
+        raise TrainpaceError(f"{path}:{function} returned a {type(model).__name__} as model.", f"{wanted}.")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TrainpaceError(f"{path}:{function} returned a {type(optimizer).__name__} as optimizer.", f"{wanted}.")
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not len(dataset):
+        raise TrainpaceError(f"the dataset of {path}:{function} needs __len__ above 0 and __getitem__.")
+    first = dataset[0]
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        *inputs, target = batch
+        value: torch.Tensor = criterion(model(*inputs), target)
+        return value
+
+    if not isinstance(first, tuple | list) or len(first) < 2:
+        raise TrainpaceError(f"a sample of {path}:{function} is a {type(first).__name__}.", "It should be (input, ..., target).")
+
+    def make_batch(n: int) -> Any:
+        return collate([dataset[i % len(dataset)] for i in range(n)])
+
+    shape = " x ".join(str(s) for s in getattr(first[0], "shape", ())) or type(first[0]).__name__
+    return Task(f"{path.name}:{function}", model, loss, make_batch, optimizer, shape, None, dataset)
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """torch's own default collation."""
+    from torch.utils.data import default_collate
+
+    return default_collate(list(samples))
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """A new optimizer by name over the trainable parameters."""
+    if name not in OPTIMIZERS:
+        raise UnknownName("optimizer", name, OPTIMIZERS)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise TrainpaceError("the model has no trainable parameters.")
+    return OPTIMIZERS[name](parameters)
+
+
+def _import(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise TrainpaceError(
+            f"{package} cannot be imported ({str(error).splitlines()[0]}).", f"pip install 'trainpace[{package}]'."
+        ) from None
+    except RuntimeError as error:
+        raise TrainpaceError(
+            f"{package} does not load beside this torch ({str(error).splitlines()[0]}).",
+            f"Install the {package} build that belongs to this torch.",
+        ) from None

@@ -1,0 +1,279 @@
+"""Trace a task into a Workload: one step at three batch sizes on the meta device, no weights, no GPU.
+
+The first two sizes give every number its two coefficients; the third checks them. A model for which the numbers are
+not affine in the batch size (a loss over all pairs of samples, say) is refused with the operator that shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.trace.cuda_mapping import CudaMapping, python_functions_see_through
+from trainpace.trace.operators import MAX_DIMS
+from trainpace.trace.recorder import Recorder
+from trainpace.trace.task import Task, build_task, make_optimizer
+from trainpace.workload import Form, MemoryProfile, Operators, TracedForm, Workload
+
+BATCHES = (2, 3, 5)
+"""Not 1: at size 1 torch drops dimensions and copies."""
+
+
+def trace(
+    spec: str, optimizer: str | None = None, forms: Sequence[Form] = ("fp32",), sequence_length: int | None = None
+) -> Workload:
+    """Trace a model spec. `optimizer` names one of `task.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
+
+    Runs the model's Python code in this process: for code that is not trainpace's, use `trace_in_child`.
+    """
+    if spec.rpartition(":")[0].endswith(".py"):
+        task = build_task(spec)
+    else:
+        with torch.device("meta"):
+            task = build_task(spec, sequence_length)
+    return trace_task(task, optimizer, forms)
+
+
+def trace_task(task: Task, optimizer: str | None = None, forms: Sequence[Form] = ("fp32",)) -> Workload:
+    """Trace a task that has been built."""
+    name = optimizer or ("own" if task.optimizer else "sgd_momentum")
+    parameters = list(task.model.parameters())
+    traced = {form: _trace_form(task, None if name == "own" else name, form) for form in forms}
+    own = "" if task.optimizer is None else type(task.optimizer).__name__.lower()
+    return Workload(
+        model=task.name,
+        parameters=sum(p.numel() for p in parameters),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        optimizer=own if name == "own" else name,
+        sample=task.sample,
+        sequence_length=task.sequence_length,
+        traced_batches=BATCHES,
+        forms=dict(traced),
+    )
+
+
+def _trace_form(task: Task, optimizer: str | None, form: Form) -> TracedForm:
+    model, own = _on_meta(task.model, task.optimizer)
+    if form == "half":
+        model = model.to(torch.bfloat16)
+        own = own if own is None else _rebind(own, model)
+    model.train()
+    runs = [_one_step(task, model, own if optimizer is None else None, optimizer, form, n) for n in BATCHES]
+    return _fit(task.name, runs)
+
+
+def _one_step(
+    task: Task, model: nn.Module, own: torch.optim.Optimizer | None, optimizer: str | None, form: Form, batch_size: int
+) -> tuple[Recorder, float, float]:
+    """(recorder, parameter and buffer bytes, optimizer state bytes) of one step."""
+    stepper = own or make_optimizer(optimizer or "sgd_momentum", model)
+    stepper.state.clear()
+    for group in stepper.param_groups:
+        if "foreach" in group and not group.get("fused"):
+            group["foreach"] = True  # CUDA's default
+    model.zero_grad(set_to_none=True)
+    batch = _meta_batch(task, batch_size, form)
+    named = dict(model.named_parameters())
+    recorder = Recorder(named)
+    kept = [*model.parameters(), *model.buffers()]
+    recorder.know([*kept, *_leaves(batch)])
+    hooks = [p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad)) for p in named.values()
+             if p.requires_grad]  # fmt: skip
+    hooks += _module_hooks(model, recorder)
+    mapping = CudaMapping(form)
+    try:
+        with warnings.catch_warnings(), python_functions_see_through(), recorder:
+            warnings.simplefilter("ignore")
+            with mapping:
+                loss = task.loss(model, batch)
+                mapping.forget_casts()
+                if loss.dim() != 0:
+                    raise TrainpaceError(f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number.")
+                recorder.phase = "backward"
+                loss.backward()
+            del loss
+            recorder.phase = "optimizer"
+            recorder.recording = False
+            stepper.step()  # creates the states, which is no part of later steps
+            recorder.recording = True
+            stepper.step()
+    except TrainpaceError:
+        raise
+    except Exception as error:
+        raise _explained(task.name, error) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    states = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for state in stepper.state.values()
+              for t in state.values() if isinstance(t, torch.Tensor) and t.device.type == "meta"}  # fmt: skip
+    state_bytes = float(sum(states.values()))
+    # the states were made during this step, but are there before it in every other one
+    for i, phase in enumerate(recorder.phases):
+        if phase == "optimizer":
+            gradient, activation = recorder.alive[i]
+            recorder.alive[i] = (gradient, max(0.0, activation - state_bytes))
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}
+    return recorder, float(sum(storages.values())), state_bytes
+
+
+def _fit(name: str, runs: list[tuple[Recorder, float, float]]) -> TracedForm:
+    first, second, third = (run[0] for run in runs)
+    kinds = [[row.kind for row in run.rows] for run in (first, second, third)]
+    if not kinds[0]:
+        raise TrainpaceError(f"{name} does nothing on the device.")
+    if not kinds[0] == kinds[1] == kinds[2]:
+        raise TrainpaceError(
+            f"{name} runs other operators at batch size {BATCHES[2]} than at {BATCHES[0]}, so that batches between cannot be"
+            " computed.",
+            "Measure it with `trainpace measure` instead.",
+        )
+    b0, b1, b2 = BATCHES
+    columns = []
+    for run in (first, second, third):
+        numbers = [
+            [row.flops, row.read_bytes, row.written_bytes, *row.dims, *([0] * (MAX_DIMS - len(row.dims))), *alive]
+            for row, alive in zip(run.rows, run.alive, strict=True)
+        ]
+        columns.append(np.array(numbers, dtype=np.float64))
+    slope = (columns[1] - columns[0]) / (b1 - b0)
+    constant = columns[0] - slope * b0
+    wrong = np.abs(constant + slope * b2 - columns[2]) > 1e-6 * np.maximum(1.0, np.abs(columns[2]))
+    wrong[:, -1] = False  # the moment at which a tensor dies may move by one operator
+    if wrong.any():
+        row = int(np.flatnonzero(wrong.any(axis=1))[0])
+        raise TrainpaceError(
+            f"{name} is not affine in the batch size: its {first.rows[row].kind} operator number {row}"
+            f" ({first.modules[row] or first.phases[row]}) grows otherwise.",
+            "Measure it with `trainpace measure` instead.",
+        )
+    memory = _memory_profile(runs[0][1], runs[0][2], constant[:, -2], constant[:, -1], slope[:, -1])
+    return TracedForm(operators=_group(first, constant, slope), memory=memory)
+
+
+def _group(run: Recorder, constant: np.ndarray, slope: np.ndarray) -> Operators:
+    """Alike operators into one row with a count, in order of first appearance."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, row in enumerate(run.rows):
+        key = (row.kind, run.phases[i], row.half, row.launches, constant[i, :-2].tobytes(), slope[i, :-2].tobytes())
+        groups.setdefault(key, []).append(i)
+    heads = np.array([members[0] for members in groups.values()])
+    both = np.stack([constant[heads], slope[heads]], axis=-1)
+    return Operators(
+        kind=tuple(run.rows[i].kind for i in heads),
+        phase=tuple(run.phases[i] for i in heads),
+        module=tuple(run.modules[i] for i in heads),
+        half=np.array([run.rows[i].half for i in heads]),
+        count=np.array([len(members) for members in groups.values()]),
+        launches=np.array([run.rows[i].launches for i in heads]),
+        flops=both[:, 0],
+        read_bytes=both[:, 1],
+        written_bytes=both[:, 2],
+        dims=both[:, 3 : 3 + MAX_DIMS],
+    )
+
+
+def _memory_profile(
+    parameter_bytes: float, optimizer_bytes: float, gradient: np.ndarray, constant: np.ndarray, slope: np.ndarray
+) -> MemoryProfile:
+    """Keep the moments on the upper envelope of total bytes over the batch size: the others are never the peak."""
+    slope = np.maximum(slope, 0.0)
+    total = gradient + constant
+    kept: list[int] = []
+    for i in sorted(range(len(total)), key=lambda i: (-slope[i], -total[i])):
+        if not kept or total[i] > total[kept[-1]]:
+            kept.append(i)
+    peaks = np.stack([gradient[kept], constant[kept], slope[kept]], axis=1)
+    return MemoryProfile(parameter_bytes=parameter_bytes, optimizer_bytes=optimizer_bytes, peaks=peaks)
+
+
+def _on_meta(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """A copy of the model without weights. Tied weights stay tied, which `Module.to("meta")` would undo."""
+    memo: dict[int, Any] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        bare = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+    copied = copy.deepcopy(model, memo)
+    if optimizer is None:
+        return copied, None
+    fresh = copy.copy(optimizer)
+    fresh.state = type(optimizer.state)(optimizer.state.default_factory) if optimizer.state is not None else {}
+    fresh.param_groups = [
+        {**group, "params": [memo.get(id(p), p) for p in group["params"]]} for group in optimizer.param_groups
+    ]
+    return copied, fresh
+
+
+def _rebind(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """`Module.to(dtype)` on meta tensors may put new parameters in place of the old: point the optimizer at them."""
+    known = {id(p) for p in model.parameters()}
+    if all(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        return optimizer
+    fresh = copy.copy(optimizer)
+    fresh.param_groups = [{**optimizer.param_groups[0], "params": [p for p in model.parameters() if p.requires_grad]}]
+    return fresh
+
+
+def _meta_batch(task: Task, size: int, form: Form) -> Any:
+    with torch.device("meta") if task.dataset is None else contextlib.nullcontext():
+        batch = task.make_batch(size)
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            dtype = torch.bfloat16 if form == "half" and value.is_floating_point() else value.dtype
+            return torch.empty(value.shape, dtype=dtype, device="meta")
+        if isinstance(value, list | tuple):
+            return type(value)(bare(part) for part in value)
+        return {k: bare(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    return bare(batch)
+
+
+def _leaves(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _leaves(part)
+    elif isinstance(batch, dict):
+        yield from _leaves(list(batch.values()))
+
+
+def _module_hooks(model: nn.Module, recorder: Recorder) -> list[Any]:
+    def entering(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            recorder.enter_module(name)
+
+        return hook
+
+    return [module.register_forward_pre_hook(entering(name)) for name, module in model.named_modules() if name]
+
+
+def _explained(name: str, error: Exception) -> UserCodeError:
+    """One sentence with the user's own line where it can be found."""
+    where = ""
+    trace_back = error.__traceback__
+    while trace_back is not None:
+        file = trace_back.tb_frame.f_code.co_filename
+        if "/torch/" not in file and "/trainpace/" not in file:
+            where = f" at {file.rpartition('/')[2]} line {trace_back.tb_lineno}"
+        trace_back = trace_back.tb_next
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    gc.collect()
+    if "meta tensors" in reason or "Meta" in type(error).__name__ or "data-dependent" in reason:
+        return UserCodeError(
+            f"{name} looks at the values of its tensors{where}, so it cannot be traced without them ({reason[:160]}).",
+            "Measure it with `trainpace measure` instead.",
+        )
+    return UserCodeError(f"{name} raised {type(error).__name__}{where}: {reason[:300]}")

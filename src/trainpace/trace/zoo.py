@@ -1,0 +1,124 @@
+"""The classic models of the sources, without torchvision: same layers, same names, same number of parameters.
+
+VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the 3x3 convolution as torchvision has it.
+MobileNetV2: Sandler et al. 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+_VGG = {
+    "vgg11": (1, 1, 2, 2, 2),
+    "vgg13": (2, 2, 2, 2, 2),
+    "vgg16": (2, 2, 3, 3, 3),
+    "vgg19": (2, 2, 4, 4, 4),
+}
+_RESNET = {
+    "resnet18": (False, (2, 2, 2, 2)),
+    "resnet34": (False, (3, 4, 6, 3)),
+    "resnet50": (True, (3, 4, 6, 3)),
+    "resnet101": (True, (3, 4, 23, 3)),
+    "resnet152": (True, (3, 8, 36, 3)),
+}
+
+
+def vgg(convolutions: tuple[int, ...], classes: int = 1000) -> nn.Module:
+    """VGG with that many 3x3 convolutions in each of its five stages."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, repeats in zip((64, 128, 256, 512, 512), convolutions, strict=True):
+        for _ in range(repeats):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2, 2))
+    head = [nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 4096)]
+    head += [nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, classes)]
+    return nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Sequential(*head))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int, bottleneck: bool) -> None:
+        super().__init__()
+        out = width * (4 if bottleneck else 1)
+        shapes = [(channels, width, 1, 1), (width, width, 3, stride), (width, out, 1, 1)]
+        if not bottleneck:
+            shapes = [(channels, width, 3, stride), (width, out, 3, 1)]
+        layers: list[nn.Module] = []
+        for n_in, n_out, kernel, step in shapes:
+            layers += [nn.Conv2d(n_in, n_out, kernel, step, kernel // 2, bias=False), nn.BatchNorm2d(n_out)]
+            layers.append(nn.ReLU(inplace=True))
+        self.body = nn.Sequential(*layers[:-1])
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.relu(self.body(x) + self.shortcut(x))
+        return y
+
+
+def resnet(bottleneck: bool, blocks: tuple[int, ...], classes: int = 1000) -> nn.Module:
+    """ResNet of basic or bottleneck blocks, for 224 x 224 images."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+    ]  # fmt: skip
+    channels = 64
+    for stage, repeats in enumerate(blocks):
+        for i in range(repeats):
+            layers.append(_Residual(channels, 64 << stage, 2 if stage and not i else 1, bottleneck))
+            channels = (64 << stage) * (4 if bottleneck else 1)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+class _InvertedResidual(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        layers = [] if expansion == 1 else [_conv_relu6(channels, hidden, 1)]
+        layers += [_conv_relu6(hidden, hidden, 3, stride, hidden), nn.Conv2d(hidden, out, 1, bias=False)]
+        self.body = nn.Sequential(*layers, nn.BatchNorm2d(out))
+        self.adds = stride == 1 and channels == out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.body(x)
+        return x + y if self.adds else y
+
+
+def _conv_relu6(channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
+    convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU6(inplace=True))
+
+
+def mobilenet_v2(classes: int = 1000) -> nn.Module:
+    """MobileNetV2 at width 1."""
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    layers = [_conv_relu6(3, 32, 3, 2)]
+    channels = 32
+    for expansion, width, repeats, stride in stages:
+        for i in range(repeats):
+            layers.append(_InvertedResidual(channels, width, stride if i == 0 else 1, expansion))
+            channels = width
+    layers.append(_conv_relu6(channels, 1280, 1))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, classes))
+
+
+class Entry(NamedTuple):
+    """How to build a model, and what it is fed."""
+
+    build: Callable[[], nn.Module]
+    input_shape: tuple[int, ...] = (3, 224, 224)
+    classes: int = 1000
+
+
+MODELS: dict[str, Entry] = {
+    **{name: Entry(partial(vgg, stages)) for name, stages in _VGG.items()},
+    **{name: Entry(partial(resnet, *shape)) for name, shape in _RESNET.items()},
+    "mobilenet_v2": Entry(mobilenet_v2),
+}

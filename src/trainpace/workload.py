@@ -1,0 +1,132 @@
+"""What one micro-batch computes, as a table whose every number is an affine function of the batch size.
+
+A quantity is stored as two coefficients, constant and per sample: ``value(batch) = c[0] + c[1] * batch``. Alike
+operators share a row with a `count`; so ResNet-50 is about 200 rows, and Llama-70B not many more.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Precision
+from trainpace.records import Record
+
+Phase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+Form = Literal["fp32", "amp", "half"]
+"""How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
+a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
+
+MATRIX_KINDS = frozenset({"gemm", "conv", "conv_dgrad", "conv_wgrad", "attention", "attention_backward"})
+"""Operators that run on matrix units. All others are bound by memory traffic or by their launch."""
+
+ATTENTION_BACKWARD_MODEL_SHARE = 0.8
+"""FlashAttention's backward does 5 products, one of them the forward's again: MFU counts 4 (Dao et al. 2022)."""
+
+Array = NDArray[np.float64]
+
+
+def form_of(precision: Precision) -> Form:
+    """The form in which a workload must have been traced to be forecast in `precision`."""
+    if precision in ("fp32", "tf32"):
+        return "fp32"
+    return "amp" if precision.startswith("amp") else "half"
+
+
+class Operators(Record):
+    """A struct of arrays; n rows of alike operators, heaviest order not implied.
+
+    kind, phase, module: n strings (module is the first one's name). half: does its arithmetic run in 16 bits. count: n.
+    launches: kernels of one operator, n. flops, read_bytes, written_bytes: n x 2 coefficients over the batch size.
+    dims: n x 16 x 2, the operator's own sizes in the order that `trace` documents for its kind, zero-padded.
+    """
+
+    kind: tuple[str, ...]
+    phase: tuple[str, ...]
+    module: tuple[str, ...]
+    half: np.ndarray
+    count: np.ndarray
+    launches: np.ndarray
+    flops: np.ndarray
+    read_bytes: np.ndarray
+    written_bytes: np.ndarray
+    dims: np.ndarray
+
+    def __post_init__(self) -> None:
+        n = len(self.kind)
+        shapes = {"half": (n,), "count": (n,), "launches": (n,), "flops": (n, 2), "read_bytes": (n, 2)}
+        shapes |= {"written_bytes": (n, 2), "dims": (n, 16, 2)}
+        if n == 0 or len(self.phase) != n or len(self.module) != n:
+            raise TrainpaceError("the operator table is empty, or its columns differ in length.")
+        for name, shape in shapes.items():
+            array = getattr(self, name)
+            if array.shape != shape or array.dtype.kind not in "bif" or not np.isfinite(array).all():
+                raise TrainpaceError(f"column {name} of the operator table should be finite numbers of shape {shape}.")
+        if any(phase not in PHASES for phase in self.phase) or (self.count < 1).any() or (self.launches < 0).any():
+            raise TrainpaceError("the operator table has an unknown phase, or a count below 1.")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+class MemoryProfile(Record):
+    """Bytes alive on one device: states that stay, and the moments of a step that can be its peak.
+
+    peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including
+    temporaries. Only moments that are the highest for some batch size are kept.
+    """
+
+    parameter_bytes: float
+    optimizer_bytes: float
+    peaks: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.peaks.ndim != 2 or self.peaks.shape[1] != 3 or not len(self.peaks) or not np.isfinite(self.peaks).all():
+            raise TrainpaceError("the memory profile should be finite numbers of shape (moments, 3).")
+
+    def at_peak(self, batch: int) -> tuple[float, float]:
+        """(gradient bytes, activation bytes) at the moment of a step where most is alive."""
+        activation = self.peaks[:, 1] + self.peaks[:, 2] * batch
+        peak = int(np.argmax(self.peaks[:, 0] + activation))
+        return float(self.peaks[peak, 0]), float(activation[peak])
+
+
+class TracedForm(Record):
+    """The operators and memory of one number form."""
+
+    operators: Operators
+    memory: MemoryProfile
+
+
+class Workload(Record):
+    """One model with its loss and optimizer, independent of any device."""
+
+    model: str
+    parameters: int
+    trainable_parameters: int
+    optimizer: str
+    sample: str
+    sequence_length: int | None
+    traced_batches: tuple[int, ...]
+    forms: dict[str, TracedForm]
+
+    def form(self, precision: Precision) -> TracedForm:
+        """The traced form for a precision, or an error that says which were traced."""
+        wanted = form_of(precision)
+        if wanted not in self.forms:
+            raise TrainpaceError(
+                f"this workload of {self.model} was traced for {', '.join(self.forms)}, and {precision} needs {wanted!r}.",
+                "Trace it again from the model with --save-workload, which stores every form.",
+            )
+        return self.forms[wanted]
+
+
+def at_batch(coefficients: NDArray[np.float64], batch: int) -> Array:
+    """Evaluate n x 2 coefficients at a batch size."""
+    values: Array = coefficients[..., 0] + coefficients[..., 1] * batch
+    return values
