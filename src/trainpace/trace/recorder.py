@@ -33,6 +33,10 @@ class Recorder(TorchDispatchMode):
         for name, parameter in parameters.items():
             self._module_of_storage[parameter.untyped_storage()._cdata] = name.rpartition(".")[0] or name
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo, 0.7 s, to keep it out of a trace that it is not part of
+
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tensors that are alive all the time (parameters, buffers): they count as no activation."""
         for tensor in tensors:
@@ -50,7 +54,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        shortcut = _SHORTCUTS.get(func)
+        out = func(*args, **kwargs) if shortcut is None else shortcut(*args)
         self._track(out)
         if self.recording:
             for row in rows_of(func, args, kwargs, out):
@@ -87,3 +92,24 @@ class Recorder(TorchDispatchMode):
         elif isinstance(out, list | tuple):
             for part in out:
                 self._track(part)
+
+
+def _batch_norm(x: torch.Tensor, weight: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mean, inverse_deviation = (torch.empty(x.shape[1], dtype=torch.float32, device="meta") for _ in range(2))
+    return torch.empty_like(x), mean, inverse_deviation
+
+
+def _batch_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, *rest: Any
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    mask = rest[-1]
+    of_weight = None if weight is None else torch.empty_like(weight)
+    of_bias = None if weight is None else torch.empty_like(weight)
+    return torch.empty_like(x) if mask[0] else None, of_weight if mask[1] else None, of_bias if mask[2] else None
+
+
+# torch's own meta kernels of these two run a Python decomposition of 20 operators: 80 % of ResNet-50's trace
+_SHORTCUTS: dict[Any, Any] = {
+    torch.ops.aten.native_batch_norm.default: _batch_norm,
+    torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
+}

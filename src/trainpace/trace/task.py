@@ -126,7 +126,7 @@ def _transformer(path: str, sequence_length: int | None) -> Task:
         return batch | {"labels": torch.randint(0, vocabulary, (n, length))}
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        value: torch.Tensor = model(**batch, **({"use_cache": False} if "CausalLM" in name or "LMHead" in name else {})).loss
+        value: torch.Tensor = model(**batch).loss
         return value
 
     return Task(f"transformers:{path}", model, loss, make_batch, None, f"{length} tokens", length)
