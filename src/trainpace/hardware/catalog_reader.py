@@ -1,0 +1,110 @@
+"""Read the packaged catalogue, or a user's file in the same form, into Devices.
+
+A file has ``[sources]`` (key -> title and kind), ``[figure_sources]`` (figure -> key; all others come from ``sheet``) and
+one ``[[gpu]]`` a device. A user's file may leave both tables out: its figures then cite the file itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from trainpace.errors import UnknownName, UnreadableInput, nearest_names
+from trainpace.hardware.device import Device
+
+_VENDOR_WORDS = re.compile(r"^(nvidia|amd|tesla|geforce|instinct|radeon)+")
+_TEXT_FIELDS = {"name", "vendor", "architecture", "kind", "form_factor", "compute_capability"}
+_FIGURE_FIELDS = tuple(f for f in Device.__struct_fields__ if f not in _TEXT_FIELDS | {"aliases"})
+
+
+def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
+    """Devices of one TOML text. `source` names it in errors, which are always one sentence."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UnreadableInput(f"{source} is not valid TOML: {error}.") from None
+    unknown = data.keys() - {"sources", "figure_sources", "gpu"}
+    if unknown:
+        raise UnreadableInput(f"{source} has an unknown table [{sorted(unknown)[0]}].", "Known: sources, figure_sources, [[gpu]].")
+    entries = data.get("gpu", [])
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise UnreadableInput(f"{source} has no [[gpu]] entries.")
+    sources, figure_sources = data.get("sources", {}), data.get("figure_sources", {})
+    if not isinstance(sources, dict) or not isinstance(figure_sources, dict):
+        raise UnreadableInput(f"{source}: sources and figure_sources should be tables.")
+    devices = tuple(_device(entry, sources, figure_sources, source) for entry in entries)
+    taken: dict[str, str] = {}
+    for device in devices:
+        for name in (device.name, *device.aliases):
+            if taken.setdefault(normalised(name), device.name) != device.name:
+                raise UnreadableInput(f"{source}: {name!r} names both {taken[normalised(name)]} and {device.name}.")
+    return devices
+
+
+@functools.cache
+def catalogue() -> tuple[Device, ...]:
+    """Every packaged device."""
+    folder = resources.files("trainpace.hardware") / "catalogue"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    return tuple(device for f in files for device in parse_catalogue(f.read_text("utf-8"), f.name))
+
+
+def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
+    """A device by its name or an alias, `extra` (the user's own) first.
+
+    Case, spaces, hyphens, underscores and the maker's words in front ("NVIDIA", "Tesla", "GeForce") do not count;
+    anything else must match. Raises `UnknownName` with the nearest names.
+    """
+    devices = [*extra, *catalogue()]
+    wanted = normalised(name)
+    for device in devices:
+        if wanted and any(normalised(known) == wanted for known in (device.name, *device.aliases)):
+            return device
+    known = [known for device in devices for known in (device.name, *device.aliases)]
+    raise UnknownName("GPU", name, known, "Add it in a file of your own with --hardware FILE.toml.")
+
+
+def normalised(name: str) -> str:
+    """A name as it is compared: letters and digits only, without the maker's words in front."""
+    return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))
+
+
+def _device(entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict[str, Any], source: str) -> Device:
+    name = entry.get("name")
+    if not isinstance(name, str) or not normalised(name):
+        raise UnreadableInput(f"{source}: an entry of [[gpu]] has no name.")
+    fields: dict[str, Any] = {"vendor": "", "architecture": ""}
+    for key, value in entry.items():
+        if key in _TEXT_FIELDS or key == "aliases":
+            fields[key] = value
+        elif key in _FIGURE_FIELDS:
+            fields[key] = _figure(value, figure_sources.get(key, "sheet"), sources, f"{source}: {key} of {name}", source)
+        else:
+            near = nearest_names(key, [*_TEXT_FIELDS, *_FIGURE_FIELDS])
+            hint = f"Nearest: {', '.join(near)}." if near else ""
+            raise UnreadableInput(f"{source}: {name} has an unknown key {key!r}.", hint)
+    try:
+        return msgspec.convert(fields, Device)
+    except msgspec.ValidationError as error:
+        raise UnreadableInput(f"{source}: {name}: {error}.") from None
+
+
+def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str) -> dict[str, Any]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnreadableInput(f"{where} should be a number, not {value!r}.")
+    if not 0 < value <= 1e9:
+        raise UnreadableInput(f"{where} is {value}; a figure is above 0.")
+    if not sources:
+        return {"value": float(value), "source": file, "kind": "secondary"}
+    origin = sources.get(key)
+    if not isinstance(origin, dict) or "title" not in origin or "kind" not in origin:
+        raise UnreadableInput(f"{where} cites the source {key!r}, which [sources] does not describe.")
+    return {"value": float(value), "source": origin["title"], "kind": origin["kind"]}
+
+
