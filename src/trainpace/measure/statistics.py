@@ -1,0 +1,40 @@
+"""Medians, their intervals, and where a series becomes steady."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value."""
+    return statistics.median(values)
+
+
+def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, float]:
+    """A 90 % interval of the median by order statistics: ranks n/2 -+ z sqrt(n)/2 (Conover 1999, section 3.2).
+
+    It assumes independent steps; drift between runs is not in it.
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    half = z * math.sqrt(n) / 2
+    low, high = math.floor(n / 2 - half), math.ceil(n / 2 + half)
+    return ordered[max(0, min(low, n - 1))], ordered[max(0, min(high, n - 1))]
+
+
+def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2) -> int:
+    """How many first steps are warm-up: up to the last one of the first half that is far slower than the steady half."""
+    half = len(times) // 2
+    if half < least:
+        return 0
+    steady = median(times[half:])
+    slow = [i for i in range(half) if times[i] > steady * (1 + tolerance)]
+    # one slow step in the middle is noise; a run of them from the start is warm-up
+    warm = least
+    for i in slow:
+        if i > warm:
+            break
+        warm = i + 1
+    return min(max(warm, least), half)
