@@ -73,7 +73,7 @@ def environment() -> dict[str, str]:
     return {
         "cpu": cpu_name(),
         "threads": str(torch.get_num_threads()),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": platform.system(),
     }

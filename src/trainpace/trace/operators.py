@@ -79,7 +79,7 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     kind = _KIND_OF.get(name, "elementwise")
     if kind == "fill":
         read = 0.0
-    return [Row(kind, _is_half(outputs or inputs), 1, float(max(dims)), read, written, dims)]
+    return [Row(kind, _is_half(outputs or inputs), 1, sum(dims) / 2, read, written, dims)]
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
