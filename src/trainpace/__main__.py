@@ -1,0 +1,6 @@
+"""``python -m trainpace``."""
+
+from trainpace.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The group of verbs, and how errors leave the program."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+VERBS = {
+    "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
+    "gpus": "List the hardware catalogue, or one device with the source of every figure.",
+    "measure": "Train a model for some steps on this machine and time them.",
+    "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",
+}
+
+
+class _Verbs(click.Group):
+    """Knows the verbs by name and imports the one that runs, so that `--help` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"trainpace.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from trainpace.errors import UnknownName
+
+            raise UnknownName("verb", args[0], VERBS, "See trainpace --help.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="trainpace", prog_name="trainpace")
+def _cli() -> None:
+    """How long will this training take, what will it cost, why, and how do I make it faster?
+
+    Exit codes: 0 ok; 1 the answer is no (does not fit, too late, too expensive); 2 the input cannot be used.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    from trainpace.errors import TrainpaceError
+
+    try:
+        code = _cli.main(arguments, prog_name="trainpace", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except TrainpaceError as error:
+        _stop(str(error))
+    except click.ClickException as error:
+        _stop(error.format_message(), error)
+    except click.exceptions.Abort:
+        click.echo("Stopped.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _stop(message: str, error: click.ClickException | None = None) -> None:
+    context = getattr(error, "ctx", None)
+    help_hint = f" See {context.command_path} --help." if context is not None else ""
+    click.echo(f"trainpace: {message}{help_hint}", err=True)
+    sys.exit(2)

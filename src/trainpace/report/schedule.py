@@ -1,0 +1,81 @@
+"""A schedule's answer for the terminal."""
+
+from __future__ import annotations
+
+from trainpace.report.terminal import print_lines, print_table
+from trainpace.schedule import Answer
+from trainpace.units import format_count, format_duration, format_number, format_usd
+
+
+def print_answer(a: Answer) -> None:
+    """What was asked, what follows, and whether it meets the limit."""
+    print_table(("", ""), _rows(a), left=2)
+    if a.speedups and a.time is not None:
+        rows = [
+            (f"{s.ratio:.4g}x", f"{s.percent_of_old_speed:.4g} %", f"{100 * s.share_of_old_time:.3g} %",
+             format_duration(s.new_time_s(a.time.total_s))) for s in a.speedups
+        ]  # fmt: skip
+        print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows)
+        print_lines("363 % is read as 3.63 times as fast (old time / new time), not as faster by 363 %.")
+    if a.learning_rate is not None:
+        advice = a.learning_rate
+        print_lines(
+            f"The global batch is {advice.new_global_batch}, and the learning rate was tuned at {advice.old_global_batch}."
+            " Nothing is changed for you; the usual rules:"
+        )
+        for name, value, factor, source in (
+            ("linear", advice.linear, advice.linear_factor, advice.linear_source),
+            ("square root", advice.square_root, advice.square_root_factor, advice.square_root_source),
+        ):
+            shown = f"x {factor:.4g}" if value is None else f"{value:.4g}"
+            print_lines(f"  {name:12} {shown:>10}   {source.partition(': ')[2]}")
+        print_lines(f"  {advice.limit}")
+    for note in a.notes:
+        print_lines(f"Note: {note}.")
+    if a.meets_limit is not None and a.time is not None and a.limit_s is not None:
+        if a.meets_limit:
+            print_lines(f"Yes: {format_duration(a.time.total_s)} is within {format_duration(a.limit_s)}.")
+        else:
+            over = a.time.total_s - a.limit_s
+            print_lines(f"No: {format_duration(a.time.total_s)} is {format_duration(over)} over {format_duration(a.limit_s)}.")
+
+
+def _rows(a: Answer) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    e = a.execution
+    if e is not None:
+        formula = f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size} data parallel"
+        rows.append(("global batch", f"{e.global_batch:,} samples = {formula}"))
+        if e.data_parallel_size != e.world_size:
+            rows.append(("data parallel", f"{e.world_size} GPUs / (tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}"))
+    if a.epoch is not None and e is not None:
+        last = "" if a.epoch.last_step_samples == e.global_batch else f", the last of {a.epoch.last_step_samples} samples"
+        rows.append(("steps per epoch", f"{a.epoch.steps:,}{last}"))
+    if a.schedule.epochs is not None:
+        solved = "  <- fits" if "epochs" in a.solved else ""
+        rows.append(("epochs", f"{a.schedule.epochs:g}{solved}"))
+    if a.time is not None and a.time.steps:
+        rows.append(("steps", f"{a.time.steps:,}"))
+    if a.step_time_s is not None:
+        solved = "  <- needed" if "step_time" in a.solved else ""
+        rows.append(("step time", f"{format_duration(a.step_time_s)}{solved}"))
+        if a.throughput_samples_per_s is not None:
+            rows.append(("throughput", f"{format_number(a.throughput_samples_per_s)} samples/s{solved}"))
+            if a.schedule.sequence_length:
+                tokens = a.throughput_samples_per_s * a.schedule.sequence_length
+                rows.append(("", f"{format_count(tokens)} tokens/s"))
+    if a.gpus_choice is not None:
+        rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
+    if a.time is not None:
+        t = a.time
+        parts = {"steps": t.stepping_s, "start-up": t.startup_s, "evaluation": t.evaluation_s,
+                 "checkpoints": t.checkpoint_s, "failures": t.failures_s}  # fmt: skip
+        shown = {name: seconds for name, seconds in parts.items() if seconds}
+        if t.repeats > 1:
+            rows.append(("runs in sequence", f"{t.repeats}"))
+        if len(shown) > 1:
+            rows.append(("of which", ", ".join(f"{name} {format_duration(s)}" for name, s in shown.items())))
+        rows.append(("training time", format_duration(t.total_s)))
+    if a.cost_usd is not None:
+        rows.append(("cost", format_usd(a.cost_usd)))
+    return rows
