@@ -1,0 +1,74 @@
+"""Which format is it? A format is added by adding a file to this room and a line to FORMATS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trainpace.configs.accelerate import is_accelerate, read_accelerate
+from trainpace.configs.command import read_launch
+from trainpace.configs.deepspeed import is_deepspeed, read_deepspeed
+from trainpace.configs.huggingface import is_training_arguments, read_training_arguments
+from trainpace.configs.lightning import is_lightning, read_lightning
+from trainpace.configs.parsing import LARGEST_FILE_BYTES, parse_json, parse_yaml
+from trainpace.configs.sbatch import is_sbatch, read_sbatch
+from trainpace.configs.settings import ConfigFile, Reading
+from trainpace.errors import UnreadableInput
+from trainpace.records import read_bytes
+
+FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ConfigFile]], ...] = (
+    (is_lightning, read_lightning),
+    (is_deepspeed, read_deepspeed),
+    (is_accelerate, read_accelerate),
+    (is_training_arguments, read_training_arguments),
+)
+_KNOWN = "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script or a launch command"
+
+
+def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
+    """Read files, in order."""
+    files = []
+    for path in paths:
+        raw = read_bytes(path)
+        try:
+            text = raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise UnreadableInput(f"{path} is not a text file in UTF-8.") from None
+        files.append(parse_config(text, path))
+    return tuple(files)
+
+
+def parse_config(text: str, file: str) -> ConfigFile:
+    """Settings of one file's text, whichever of the known formats it is."""
+    if len(text.encode("utf-8", "replace")) > LARGEST_FILE_BYTES:
+        raise UnreadableInput(f"{file} is larger than 1 MiB, which no settings file is.")
+    if "\x00" in text:
+        raise UnreadableInput(f"{file} holds a NUL byte, so it is no text file.")
+    if not text.strip():
+        raise UnreadableInput(f"{file} is empty.")
+    if is_sbatch(text):
+        return read_sbatch(text, file)
+    if file.endswith((".sh", ".sbatch", ".slurm", ".cmd", ".txt")):
+        found = _launch_in(text, file)
+        if found is not None:
+            return found
+        raise UnreadableInput(f"{file} holds no launch command that is understood.", f"Known: {_KNOWN}.")
+    data = parse_json(text, file) if file.endswith(".json") or text.lstrip().startswith("{") else parse_yaml(text, file)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise UnreadableInput(f"{file} is not a file of settings: its top level is not keys and values.", f"Known: {_KNOWN}.")
+    for recognises, read in FORMATS:
+        if recognises(data):
+            return read(data, file)
+    for key, part in data.items():  # TrainingArguments under a key of the user's own, such as `training:`
+        if isinstance(part, dict) and is_training_arguments(part):
+            return read_training_arguments(part, f"{file}[{key}]")
+    raise UnreadableInput(f"{file} is none of the settings files that are understood.", f"Known: {_KNOWN}.")
+
+
+def _launch_in(text: str, file: str) -> ConfigFile | None:
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            found = read_launch(line, Reading(file, "launch command"))
+            if found is not None:
+                return found.done()
+    return None
