@@ -64,7 +64,9 @@ def _product_clashes(values: dict[str, Setting]) -> list[Clash]:
         product = f"{_said(nodes)} x {_said(processes)} = {int(nodes.value) * int(processes.value)}"
         text = f"world size {_said(world)} is not nnodes {product}."
         clashes.append(Clash(name="world_size", settings=(world, nodes, processes), text=text))
-    ranks = int(world.value) if world else int(nodes.value) * int(processes.value) if nodes and processes else None
+    # every launcher starts one node where none is stated
+    started = int(processes.value) * (int(nodes.value) if nodes else 1) if processes else None
+    ranks = int(world.value) if world else started
     total, micro, accumulation = (values.get(n) for n in ("global_batch", "micro_batch", "accumulation"))
     if ranks and total and micro and accumulation and not clashes:
         shards = 1
@@ -72,7 +74,8 @@ def _product_clashes(values: dict[str, Setting]) -> list[Clash]:
             shards *= int(values[name].value) if name in values else 1
         used = [s for s in (total, micro, accumulation, world, nodes, processes) if s is not None]
         if ranks % shards:
-            clashes.append(Clash(name="world_size", settings=tuple(used), text=f"world size {ranks} is not a multiple of tp x pp x cp = {shards}."))
+            text = f"world size {ranks} is not a multiple of tp x pp x cp = {shards}."
+            clashes.append(Clash(name="world_size", settings=tuple(used), text=text))
         elif int(total.value) != int(micro.value) * int(accumulation.value) * (ranks // shards):
             product = int(micro.value) * int(accumulation.value) * (ranks // shards)
             text = (

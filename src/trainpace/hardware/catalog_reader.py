@@ -1,7 +1,8 @@
 """Read the packaged catalogue, or a user's file in the same form, into Devices.
 
 A file has ``[sources]`` (key -> title and kind), ``[figure_sources]`` (figure -> key; all others come from ``sheet``) and
-one ``[[gpu]]`` a device. A user's file may leave both tables out: its figures then cite the file itself.
+one ``[[gpu]]`` a device. A figure is a number, or ``{ value = 80, source = "key", kind = "derived" }`` where its source or
+kind is not the file's usual one. A user's file may leave both tables out: its figures then cite the file itself.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
     if not isinstance(sources, dict) or not isinstance(figure_sources, dict):
         raise UnreadableInput(f"{source}: sources and figure_sources should be tables.")
     devices = tuple(_device(entry, sources, figure_sources, source) for entry in entries)
-    taken: dict[str, str] = {}
+    taken: dict[str, Device] = {}
     for device in devices:
         for name in (device.name, *device.aliases):
-            if taken.setdefault(normalised(name), device.name) != device.name:
-                raise UnreadableInput(f"{source}: {name!r} names both {taken[normalised(name)]} and {device.name}.")
+            other = taken.setdefault(normalised(name), device)
+            if other is not device:
+                raise UnreadableInput(f"{source}: {name!r} names two entries, {other.name} and {device.name}.")
     return devices
 
 
@@ -96,15 +98,21 @@ def _device(entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict
 
 
 def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str) -> dict[str, Any]:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnreadableInput(f"{where} should be a number, not {value!r}.")
-    if not 0 < value <= 1e9:
-        raise UnreadableInput(f"{where} is {value}; a figure is above 0.")
+    """One figure as a plain dict; `key` is the source of a bare number, `where` names it in errors."""
+    own: dict[str, Any] = value if isinstance(value, dict) else {"value": value}
+    unknown = own.keys() - {"value", "source", "kind"}
+    if unknown or "value" not in own:
+        wrong = f"an unknown key {sorted(unknown)[0]!r}" if unknown else "no value"
+        raise UnreadableInput(f"{where} has {wrong}.", 'Write it as { value = 80, source = "key" }.')
+    number, key = own["value"], own.get("source", key)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise UnreadableInput(f"{where} should be a number, not {number!r}.")
+    if not 0 < number <= 1e9:
+        raise UnreadableInput(f"{where} is {number}; a figure is above 0 and at most 1e9.")
     if not sources:
-        return {"value": float(value), "source": file, "kind": "secondary"}
-    origin = sources.get(key)
+        title = own.get("source", file)
+        return {"value": float(number), "source": title, "kind": own.get("kind", "secondary")}
+    origin = sources.get(key) if isinstance(key, str) else None
     if not isinstance(origin, dict) or "title" not in origin or "kind" not in origin:
         raise UnreadableInput(f"{where} cites the source {key!r}, which [sources] does not describe.")
-    return {"value": float(value), "source": origin["title"], "kind": origin["kind"]}
-
-
+    return {"value": float(number), "source": origin["title"], "kind": own.get("kind", origin["kind"])}

@@ -32,7 +32,8 @@ def profile_cpu() -> MachineProfile:
 
     a, b = torch.randn(768, 768), torch.randn(768, 768)
     gemm = rate(2 * 768.0**3, lambda: a @ b)
-    conv = _conv_rate(rate, channels=64, groups=1)
+    # few channels and many: real networks have both, and a CPU runs the first at half the rate
+    conv = (_conv_rate(rate, channels=32, groups=1) * _conv_rate(rate, channels=128, groups=1)) ** 0.5
     depthwise = _conv_rate(rate, channels=64, groups=64)
     attention = _attention_rate(rate)
     x = torch.randn(2 * 2**20)

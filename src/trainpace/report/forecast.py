@@ -37,7 +37,7 @@ def print_forecasts(workload: Workload, rows: Sequence[Forecast]) -> None:
             f" {format_number(best.samples_per_second or 0.0)} samples/s."
         )
     if done:
-        where = {"datasheet": "datasheet figures and round efficiencies", "calibrated": "this machine's micro-benchmarks"}
+        where = {"fitted": "datasheet figures and eight constants fitted on other models", "calibrated": "this machine's micro-benchmarks"}
         sources = " and ".join(where[p] for p in dict.fromkeys(row.provenance for row in done))
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold 9 of 10 cases.")
 

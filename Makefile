@@ -1,0 +1,56 @@
+# make run and make test are all that a fresh machine needs. Everything lands in .venv and out/.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA ?= ../shared/data
+
+.PHONY: help run test test-fast lint bench bench-accuracy docs-check lock clean
+
+help:
+	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
+	@echo "make test        lint, types, and every test"
+	@echo "make test-fast   the tests that take no more than a few seconds each"
+	@echo "make lint        ruff and mypy"
+	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
+	@echo "make docs-check  run every command of README.md and docs/"
+
+$(VENV)/installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+# torchvision's wheels are built against CUDA builds of torch; without its dependencies, and beside the shim in
+# tests/shims, its model definitions load all the same. Apart from .venv, so that nothing else sees them.
+.zoo/installed: requirements-zoo.lock | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo -r requirements-zoo.lock
+	@touch $@
+
+run: $(VENV)/installed
+	$(BIN)/python examples/first_look.py
+
+test: $(VENV)/installed .zoo/installed lint
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/startup.py
+
+bench-accuracy: $(VENV)/installed .zoo/installed
+	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/forecast_check.py $(DATA)
+
+docs-check: $(VENV)/installed
+	$(BIN)/python -m pytest tests/test_docs.py -o addopts=
+
+lock:
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock
+
+clean:
+	rm -rf $(VENV) .zoo out .pytest_cache .mypy_cache .ruff_cache .hypothesis
