@@ -1,7 +1,7 @@
 """The base of every noun: frozen, keyword-only, checked when made, and the same after a trip through JSON.
 
-On disk a record is one JSON object with its kind and the schema version that wrote it:
-``{"kind": "Schedule", "schema_version": 1, ...}``. A reader refuses a version newer than its own.
+On disk a record is one JSON object headed by its name and the schema version that wrote it:
+``{"record": "Schedule", "schema_version": 1, ...}``. A reader refuses a version newer than its own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ R = TypeVar("R", bound=Record)
 
 
 def to_jsonable(record: Record) -> dict[str, Any]:
-    """The record as plain dicts, lists and numbers, headed by its kind and the schema version."""
+    """The record as plain dicts, lists and numbers, headed by its name and the schema version."""
     fields: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encode_array)
-    return {"kind": type(record).__name__, "schema_version": SCHEMA_VERSION, **fields}
+    return {"record": type(record).__name__, "schema_version": SCHEMA_VERSION, **fields}
 
 
 def to_json(record: Record, indent: int = 0) -> str:
@@ -46,9 +46,9 @@ def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -
         raise UnreadableInput(f"{source} is not valid JSON ({error}).") from None
     if not isinstance(data, dict):
         raise UnreadableInput(f"{source} does not hold a JSON object.")
-    found, version = data.pop("kind", None), data.pop("schema_version", None)
+    found, version = data.pop("record", None), data.pop("schema_version", None)
     if found != kind.__name__:
-        raise UnreadableInput(f"{source} holds {found or 'no kind of record'!r}, not a {kind.__name__}.")
+        raise UnreadableInput(f"{source} holds {found or 'no record'!r}, not a {kind.__name__}.")
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise UnreadableInput(
             f"{source} has schema version {version!r}; this trainpace reads 1 to {SCHEMA_VERSION}.",

@@ -139,7 +139,7 @@ def format_duration(seconds: float) -> str:
     if days < 10:
         return _two_units(round(seconds / 3600), 24, "days", "h")
     if days < _DAYS_PER_YEAR:
-        return f"{days:.0f} days"
+        return f"{days:.3g} days"
     return f"{days:,.0f} days ({days / _DAYS_PER_YEAR:,.3g} years)"
 
 

@@ -77,7 +77,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
             )
             rows.append(forecast_one(workload, execution, cluster, plan, kernels))
     if o["as_json"]:
-        echo_json({"kind": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows]})
+        echo_json({"record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows]})
     else:
         print_forecasts(workload, rows)
     return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1

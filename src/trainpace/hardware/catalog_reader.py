@@ -1,8 +1,8 @@
 """Read the packaged catalogue, or a user's file in the same form, into Devices.
 
-A file has ``[sources]`` (key -> title and kind), ``[figure_sources]`` (figure -> key; all others come from ``sheet``) and
-one ``[[gpu]]`` a device. A figure is a number, or ``{ value = 80, source = "key", kind = "derived" }`` where its source or
-kind is not the file's usual one. A user's file may leave both tables out: its figures then cite the file itself.
+A file has ``[sources]`` (key -> title and kind), ``[figure_sources]`` (figure -> key; all others come from ``sheet``)
+and one ``[[gpu]]`` a device. A figure is a number, or ``{ value = 80, source = "key", kind = "derived" }`` where its
+source or kind is not the file's usual one. A user's file may leave both tables out: its figures then cite the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
         raise UnreadableInput(f"{source} is not valid TOML: {error}.") from None
     unknown = data.keys() - {"sources", "figure_sources", "gpu"}
     if unknown:
-        raise UnreadableInput(f"{source} has an unknown table [{sorted(unknown)[0]}].", "Known: sources, figure_sources, [[gpu]].")
+        raise UnreadableInput(
+            f"{source} has an unknown table [{sorted(unknown)[0]}].", "Known: sources, figure_sources, [[gpu]]."
+        )
     entries = data.get("gpu", [])
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise UnreadableInput(f"{source} has no [[gpu]] entries.")
@@ -86,7 +88,9 @@ def _device(entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict
         if key in _TEXT_FIELDS or key == "aliases":
             fields[key] = value
         elif key in _FIGURE_FIELDS:
-            fields[key] = _figure(value, figure_sources.get(key, "sheet"), sources, f"{source}: {key} of {name}", source)
+            fields[key] = _figure(
+                value, figure_sources.get(key, "sheet"), sources, f"{source}: {key} of {name}", source
+            )
         else:
             near = nearest_names(key, [*_TEXT_FIELDS, *_FIGURE_FIELDS])
             hint = f"Nearest: {', '.join(near)}." if near else ""

@@ -1,0 +1,66 @@
+"""Small examples of every noun, for the tests."""
+
+import numpy as np
+
+from trainpace.execution import Execution
+from trainpace.forecast import GPU_KERNELS, forecast
+from trainpace.hardware import Cluster, find_device
+from trainpace.outcome import Interval, Measurement, StepTime
+from trainpace.plan import Change, Plan
+from trainpace.schedule import Question, Schedule, answer
+from trainpace.workload import MemoryProfile, Operators, TracedForm, Workload
+
+
+def operators(m=4096, n=4096, k=4096, half=False) -> Operators:
+    """One GEMM whose m grows with the batch, forward and backward, and an optimizer row."""
+    size = 2 if half else 4
+    dims = np.zeros((3, 16, 2))
+    dims[:2, 0, 0], dims[:2, 1, 1], dims[:2, 2, 0], dims[:2, 3, 0] = 1, m, n, k
+    elements = float(n * k)
+    return Operators(
+        kind=("gemm", "gemm", "optimizer"),
+        phase=("forward", "backward", "optimizer"),
+        module=("layer", "layer", ""),
+        half=np.array([half, half, False]),
+        count=np.array([1, 2, 1]),
+        launches=np.array([1, 1, 1]),
+        flops=np.array([[0, 2.0 * m * n * k], [0, 2.0 * m * n * k], [elements, 0]]),
+        read_bytes=np.array([[size * elements, size * m * k], [size * elements, size * m * k], [12 * elements, 0]]),
+        written_bytes=np.array([[0.0, size * m * n], [0.0, size * m * n], [8 * elements, 0]]),
+        dims=dims,
+    )
+
+
+def workload(**sizes) -> Workload:
+    """A model of one linear layer."""
+    traced = {}
+    for form, half in (("fp32", False), ("amp", True), ("half", True)):
+        memory = MemoryProfile(
+            parameter_bytes=2.0**26, optimizer_bytes=2.0**26, peaks=np.array([[0.0, 100.0, 2.0**24], [2.0**26, 10.0, 2.0**20]])
+        )
+        traced[form] = TracedForm(operators=operators(half=half, **sizes), memory=memory)
+    return Workload(
+        model="one layer", parameters=2**24, trainable_parameters=2**24, optimizer="sgd_momentum", sample="a vector",
+        sequence_length=None, traced_batches=(2, 3, 5), forms=traced,
+    )  # fmt: skip
+
+
+def measurement() -> Measurement:
+    return Measurement(
+        model="one layer", device="cpu", execution=Execution(micro_batch=8), step_times_ms=(3.0, 3.1, 3.2), warmup_ms=(9.0,),
+        step=StepTime(forward_ms=1.0, backward_ms=2.0, idle_ms=0.1), median_ms=3.1,
+        interval_ms=Interval(low=3.0, high=3.2, coverage=0.9, basis="three steps"), peak_memory_gib=None, losses=(1.0, 0.5),
+        environment={"torch": "2"},
+    )  # fmt: skip
+
+
+def every_noun():
+    schedule = Schedule(samples=1000, epochs=3.0, evaluate_every_steps=10, evaluation_s=2.0)
+    a100 = Cluster(device=find_device("A100"), price_usd_per_device_hour=1.5)
+    start = Execution(micro_batch=8)
+    return [
+        schedule, start, a100, a100.device, workload(), StepTime(forward_ms=1.5), measurement(), GPU_KERNELS,
+        forecast(workload(), start, a100, schedule),
+        Plan(start=start, changes=(Change(title="bf16", execution=Execution(precision="bf16"), forecast_saved_s=3.0),)),
+        answer(Question(schedule=schedule, micro_batch=8, step_time_s=0.1)),
+    ]  # fmt: skip

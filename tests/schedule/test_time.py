@@ -1,0 +1,209 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.execution import Execution
+from trainpace.schedule import (
+    Question,
+    Schedule,
+    SpeedUp,
+    accumulation_for_global_batch,
+    answer,
+    best_checkpoint_interval_s,
+    cumulative,
+    data_parallel_for_deadline,
+    epochs_for_deadline,
+    learning_rate_advice,
+    step_time_for_deadline,
+    time_of_steps,
+    training_time,
+)
+
+schedules = st.builds(
+    Schedule,
+    samples=st.integers(100, 10**6),
+    epochs=st.integers(1, 50).map(float),
+    startup_s=st.floats(0, 600),
+    evaluate_every_steps=st.integers(1, 1000),
+    evaluation_s=st.floats(0, 60),
+    checkpoint_every_steps=st.integers(1, 1000),
+    checkpoint_s=st.floats(0, 60),
+    repeats=st.integers(1, 5),
+)
+executions = st.builds(Execution, micro_batch=st.integers(1, 64), accumulation=st.integers(1, 4))
+step_times = st.floats(1e-3, 10)
+
+
+def test_the_thesis():
+    """32 models x 50 epochs x 10.7 h are 713 days; 2153 % leaves 4.65 % of them, 33 days."""
+    result = answer(Question(schedule=Schedule(epochs=50, repeats=32), epoch_time_s=10.7 * 3600))
+    assert result.time.total_s / 86400 == pytest.approx(713.3, abs=0.05)
+    shares = [SpeedUp(ratio=p / 100).share_of_old_time for p in (363, 1329, 2153)]
+    assert shares == pytest.approx([0.2755, 0.0752, 0.0465], abs=1e-4)
+    assert SpeedUp(ratio=21.53).new_time_s(result.time.total_s) / 86400 == pytest.approx(33.1, abs=0.05)
+    assert SpeedUp(ratio=21.53).percent_of_old_speed == pytest.approx(2153)
+
+
+def test_rungs_multiply():
+    total = cumulative([SpeedUp(ratio=3.63), SpeedUp(ratio=13.29 / 3.63), SpeedUp(ratio=21.53 / 13.29)])
+    assert [s.ratio for s in total] == pytest.approx([3.63, 13.29, 21.53])
+
+
+@given(schedules, executions, step_times)
+def test_parts_add_up_and_repeats_multiply(schedule, execution, step):
+    time = training_time(schedule, execution, step)
+    parts = time.stepping_s + time.startup_s + time.evaluation_s + time.checkpoint_s + time.failures_s
+    assert time.total_s == parts
+    assert time.stepping_s == pytest.approx(time.steps * step * schedule.repeats)
+
+
+@given(schedules, executions, step_times, step_times)
+def test_a_slower_step_is_never_a_shorter_training(schedule, execution, a, b):
+    fast, slow = sorted((a, b))
+    assert training_time(schedule, execution, fast).total_s <= training_time(schedule, execution, slow).total_s
+
+
+@given(schedules, executions, step_times)
+def test_step_time_for_a_deadline_is_the_inverse(schedule, execution, step):
+    deadline = training_time(schedule, execution, step).total_s
+    assert step_time_for_deadline(schedule, execution, deadline * (1 + 1e-12)) == pytest.approx(step, rel=1e-6)
+
+
+@given(schedules, executions, step_times, st.integers(1, 40))
+def test_epochs_for_a_deadline_are_the_inverse(schedule, execution, step, epochs):
+    from msgspec.structs import replace
+
+    deadline = training_time(replace(schedule, epochs=float(epochs)), execution, step).total_s
+    assert epochs_for_deadline(schedule, execution, step, deadline) >= epochs
+    more = epochs_for_deadline(schedule, execution, step, deadline) + 1
+    assert training_time(replace(schedule, epochs=float(more)), execution, step).total_s > deadline
+
+
+@given(schedules, executions, step_times, st.integers(1, 64), st.booleans())
+def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, step, ranks, keep):
+    from msgspec.structs import replace
+
+    deadline = training_time(schedule, replace(execution, nproc_per_node=ranks), step).total_s
+    try:
+        choice = data_parallel_for_deadline(schedule, execution, step, deadline, keep)
+    except Contradiction:
+        assert keep  # with a growing batch, `ranks` themselves meet it
+        return
+    assert choice.time.total_s <= deadline
+    if keep:
+        assert choice.global_batch == execution.global_batch
+    else:
+        assert choice.data_parallel_size <= ranks
+        if choice.data_parallel_size > 1:
+            fewer = replace(execution, nproc_per_node=choice.data_parallel_size - 1)
+            assert training_time(schedule, fewer, step).total_s > deadline
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+def test_accumulation_keeps_the_global_batch(micro, accumulation, ranks):
+    assert accumulation_for_global_batch(micro * accumulation * ranks, micro, ranks) == accumulation
+
+
+def test_accumulation_that_does_not_divide_names_the_nearest():
+    with pytest.raises(Contradiction, match="192 and 256"):
+        accumulation_for_global_batch(250, 32, 2)
+
+
+def test_evaluation_checkpoints_and_start_up():
+    schedule = Schedule(
+        max_steps=100, startup_s=30, evaluate_every_steps=40, evaluation_s=10, checkpoint_every_steps=50, checkpoint_s=5
+    )
+    time = time_of_steps(schedule, 100, 1.0)
+    assert (time.stepping_s, time.startup_s, time.evaluation_s, time.checkpoint_s) == (100, 30, 20, 10)
+
+
+def test_failures_against_a_simulation():
+    """Young's first-order formula against a fault-by-fault simulation of the same run."""
+    import random
+
+    random.seed(0)
+    mtbf, restart, interval, work = 10_000.0, 60.0, 300.0, 200_000.0
+    totals = []
+    for _ in range(200):
+        clock, done, next_failure = 0.0, 0.0, random.expovariate(1 / mtbf)
+        while done < work:
+            if clock + interval <= next_failure:
+                clock, done = clock + interval, done + interval
+            else:
+                clock = next_failure + restart
+                next_failure = clock + random.expovariate(1 / mtbf)
+        totals.append(clock)
+    schedule = Schedule(max_steps=200_000, checkpoint_every_steps=300, mean_time_between_failures_s=mtbf, restart_s=restart)
+    assert time_of_steps(schedule, 200_000, 1.0).total_s == pytest.approx(sum(totals) / len(totals), rel=0.01)
+    assert best_checkpoint_interval_s(5.0, mtbf) == pytest.approx(316.2, abs=0.1)
+
+
+def test_failures_that_come_faster_than_recovery_never_end():
+    schedule = Schedule(max_steps=100, mean_time_between_failures_s=10.0, restart_s=60.0)
+    assert math.isinf(time_of_steps(schedule, 100, 1.0).total_s)
+
+
+def test_learning_rate_rules():
+    advice = learning_rate_advice(256, 1024, 0.1)
+    assert (advice.linear, advice.square_root) == (pytest.approx(0.4), pytest.approx(0.2))
+    with pytest.raises(TrainpaceError):
+        learning_rate_advice(256, 1024, -1.0)
+
+
+RUN = Schedule(samples=1281167, epochs=90)
+
+
+@pytest.mark.parametrize(
+    ("question", "clash"),
+    [
+        ({"micro_batch": 8, "accumulation": 2, "global_batch": 32}, "32 is not micro-batch 8 x accumulation 2"),
+        ({"global_batch": 30, "accumulation": 4}, "cannot be split"),
+        ({"micro_batch": 8, "step_time_s": 0.1, "throughput_samples_per_s": 10.0}, "disagree"),
+        ({"micro_batch": 8, "deadline_s": 60.0, "step_time_s": 0.1, "solve_gpus": True, "keep_global_batch": True}, "constant"),
+        ({"micro_batch": 8, "deadline_s": 1e-3, "step_time_s": 1.0, "solve_gpus": True}, "no number of GPUs"),
+    ],
+)
+def test_contradictions_say_which_numbers_clash(question, clash):
+    with pytest.raises(Contradiction, match=clash):
+        answer(Question(schedule=RUN, **question))
+
+
+@pytest.mark.parametrize(
+    "question", [{}, {"micro_batch": 8, "budget_usd": 5.0}, {"micro_batch": -1}, {"micro_batch": 8, "step_time_s": float("nan")}]
+)
+def test_questions_that_lack_something(question):
+    with pytest.raises(TrainpaceError):
+        answer(Question(schedule=RUN, **question))
+
+
+def test_any_two_of_three_batch_numbers_give_the_third():
+    for known in ({"micro_batch": 8, "accumulation": 4}, {"micro_batch": 8, "global_batch": 64}, {"accumulation": 4, "global_batch": 64}):
+        execution = answer(Question(schedule=RUN, nproc_per_node=2, **known)).execution
+        assert (execution.micro_batch, execution.accumulation, execution.global_batch) == (8, 4, 64)
+
+
+def test_deadline_gives_step_time_and_a_late_run_is_a_no():
+    needed = answer(Question(schedule=RUN, global_batch=256, deadline_s=86400.0))
+    assert needed.solved == ("micro_batch", "step_time", "throughput")
+    assert needed.time.total_s == pytest.approx(86400)
+    assert needed.meets_limit
+    late = answer(Question(schedule=RUN, global_batch=256, deadline_s=86400.0, step_time_s=0.21))
+    assert late.meets_limit is False
+
+
+def test_budget_gives_epochs():
+    result = answer(
+        Question(schedule=Schedule(samples=50_000), global_batch=128, step_time_s=0.08, budget_usd=20.0, price_usd_per_gpu_hour=1.2)
+    )
+    assert "epochs" in result.solved
+    assert result.cost_usd <= 20.0 < result.cost_usd + 391 * 0.08 / 3600 * 1.2
+
+
+def test_growing_batch_is_said_with_learning_rates():
+    result = answer(Question(schedule=RUN, micro_batch=32, step_time_s=0.21, deadline_s=86400.0, solve_gpus=True, learning_rate=0.1))
+    assert result.execution.global_batch > 32
+    assert any("global batch changes from 32" in note for note in result.notes)
+    assert result.learning_rate.linear == pytest.approx(0.1 * result.execution.global_batch / 32)

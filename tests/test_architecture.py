@@ -1,0 +1,85 @@
+"""The house: imports run downward only, and the lower floors touch neither torch nor the world outside."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
+
+# Ground floor first; a room may import rooms before it, and itself. The comment gives the floor of the design.
+ROOMS = [
+    "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome",  # 1
+    "forecast", "plan",  # 2
+    "isolation", "trace", "measure",  # 3
+    "configs",  # 4
+    "report", "cli", "__main__",  # 5
+]  # fmt: skip
+LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
+FORBIDDEN_BELOW = {
+    "torch", "click", "rich", "yaml", "socket", "urllib", "http", "requests", "subprocess", "time", "datetime", "random",
+}  # fmt: skip
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {path}"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_downward(path):
+    room = room_of(path)
+    assert room in ROOMS, f"{room} is a new room: give it a place in ROOMS"
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] == "trainpace" and len(parts) > 1:
+            assert ROOMS.index(parts[1]) <= ROOMS.index(room), f"{path.name} in {room} imports upward: {name}"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) in LOWER_FLOORS], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_lower_floors_are_pure(path):
+    assert not {name.split(".")[0] for name in imports_of(path)} & FORBIDDEN_BELOW
+
+
+def test_this_test_sees_an_upward_import(tmp_path):
+    module = tmp_path / "bad.py"
+    module.write_text("from trainpace.cli import main\nimport torch\n")
+    assert imports_of(module) == {"trainpace.cli", "torch"}
+
+
+def imported_by(code: str) -> set[str]:
+    command = [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[-2].split())
+
+
+def test_lower_floors_load_without_torch():
+    rooms = ", ".join(f"trainpace.{room}" for room in ROOMS if room in LOWER_FLOORS)
+    assert not imported_by(f"import {rooms}") & {"torch", "click", "rich", "yaml", "requests"}
+
+
+def test_help_is_light():
+    loaded = imported_by("from trainpace.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass")
+    assert not loaded & {"torch", "rich", "numpy", "yaml", "msgspec"}
+
+
+@pytest.mark.parametrize("verb", ["schedule", "gpus", "forecast", "measure"])
+def test_a_verbs_help_needs_no_torch(verb):
+    loaded = imported_by(f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass")
+    assert "torch" not in loaded
+
+
+def test_no_module_is_too_long():
+    assert {p.name: n for p in MODULES if (n := len(p.read_text().splitlines())) > 450} == {}

@@ -1,0 +1,109 @@
+"""Model specs through the real child process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainpace import records
+from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.trace import load_workload
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """
+import torch
+from torch import nn
+def task():
+    model = nn.Linear(4, 2)
+    data = [(torch.randn(4), 1)] * 8
+    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), data
+"""
+
+
+def test_a_function_in_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(GOOD)
+    workload = load_workload(f"{file}:task", ("fp32", "amp"))
+    assert (workload.parameters, workload.optimizer) == (10, "sgd")
+    saved = tmp_path / "w.json"
+    records.save(workload, saved)
+    assert records.to_json(load_workload(str(saved), ("fp32",))) == records.to_json(workload)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (("nn.Linear(4, 2)", "nn.Linear(3, 2)"), "raised RuntimeError"), (("def task", "def other"), "unknown function"),
+        (("import torch\n", "import torch\n1 / 0\n"), "ZeroDivisionError at mine.py line"), (("import torch\n", "import torhc\n"), "torhc"),
+        (("return model,", "return"), "must return"), (("* 8", "* 0"), "above 0"), (("(torch.randn(4), 1)", "3"), "a sample"),
+        (("import torch\n", "import torch, sys\nsys.exit(3)\n"), "SystemExit"), (("import torch\n", "import torch, os\nos._exit(3)\n"), "without an answer"),
+        (("import torch\n", "import torch, os\nos.kill(os.getpid(), 11)\n"), "SIGSEGV"), (("def task", "def task("), "SyntaxError"),
+    ],
+)  # fmt: skip
+def test_code_that_is_wrong_is_one_sentence(tmp_path, change, word):
+    file = tmp_path / "mine.py"
+    file.write_text(GOOD.replace(*change))
+    with pytest.raises(TrainpaceError) as caught:
+        load_workload(f"{file}:task", ("fp32",))
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_that_hangs_is_given_up(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(UserCodeError, match="longer than 5 s"):
+        load_workload(f"{file}:task", ("fp32",), timeout_s=5)
+
+
+def write_config(tmp_path, **values):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values))
+    return f"transformers:{path}"
+
+
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2}
+
+
+def test_transformers(tmp_path):
+    workload = load_workload(write_config(tmp_path, **GPT2), ("amp",), "adamw", 256)
+    assert workload.parameters == 53559552
+    assert workload.sequence_length == 256
+    assert "attention" in workload.forms["amp"].operators.kind
+
+
+@pytest.mark.parametrize(
+    ("values", "length", "word"),
+    [({"n_layer": 2}, None, "model_type"), ({"model_type": "gpt9"}, None, "gpt9"), (GPT2, 4096, "1024 positions"),
+     ({**GPT2, "architectures": ["GPT9"]}, None, "GPT9")],
+)  # fmt: skip
+def test_transformers_mistakes(tmp_path, values, length, word):
+    with pytest.raises(TrainpaceError, match=word):
+        load_workload(write_config(tmp_path, **values), ("fp32",), None, length)
+
+
+@pytest.mark.slow
+def test_torchvision_and_timm_beside_a_cpu_build():
+    """The optional packages, from the folder that `make test` fills; their ResNet-50 has our operators and FLOPs."""
+    zoo = ROOT / ".zoo"
+    assert (zoo / "timm").is_dir(), "make .zoo/installed"
+    code = (
+        "from trainpace.trace.trace import trace\n"
+        "import torchvision, timm\n"
+        "from trainpace.trace import zoo\n"
+        "own = trace('resnet50'); zoo.MODELS.clear()\n"
+        "for spec in ('torchvision:resnet50', 'timm:resnet50'):\n"
+        "    w = trace(spec)\n"
+        "    assert w.parameters == own.parameters, spec\n"
+        "    a, b = (x.forms['fp32'].operators for x in (w, own))\n"
+        "    assert abs((a.flops[:, 1] * a.count).sum() / (b.flops[:, 1] * b.count).sum() - 1) < 0.001, spec\n"
+        "print(trace('timm:vit_tiny_patch16_224').parameters)\n"
+    )
+    path = os.pathsep.join([str(zoo), str(ROOT / "tests" / "shims")])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "5717416"

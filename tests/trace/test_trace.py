@@ -1,0 +1,204 @@
+"""Traces of real models: parameters, FLOPs, memory, forms, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trainpace.errors import TrainpaceError, UnknownName, UserCodeError
+from trainpace.trace import zoo
+from trainpace.trace.task import Task, build_task
+from trainpace.trace.trace import trace, trace_task
+from trainpace.workload import at_batch
+
+PARAMETERS = {  # as torchvision documents them
+    "vgg11": 132863336, "vgg13": 133047848, "vgg16": 138357544, "vgg19": 143667240, "resnet18": 11689512, "resnet34": 21797672,
+    "resnet50": 25557032, "resnet101": 44549160, "resnet152": 60192808, "mobilenet_v2": 3504872,
+}  # fmt: skip
+GMACS = {"vgg16": 15.47, "resnet50": 4.09, "resnet18": 1.81, "mobilenet_v2": 0.30}
+"""Multiply-adds of one 224 x 224 image forward, as torchvision documents them."""
+
+
+def flops(workload, batch, phase, form="fp32"):
+    table = workload.forms[form].operators
+    rows = np.array([p == phase and (k.startswith(("gemm", "conv", "attention"))) for p, k in zip(table.phase, table.kind, strict=True)])
+    return float((at_batch(table.flops, batch) * table.count)[rows].sum())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_of_the_classic_models(name):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in zoo.MODELS[name].build().parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", GMACS)
+def test_flops_of_the_classic_models(name):
+    workload = trace(name)
+    forward = flops(workload, 1, "forward")
+    assert forward == pytest.approx(2e9 * GMACS[name], rel=0.02)
+    # backward: twice the forward, less the gradient of the image
+    assert flops(workload, 1, "backward") == pytest.approx(2 * forward, rel=0.06)
+
+
+def linear_task(batch_first=True, model=None, loss=None):
+    model = model or nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    criterion = nn.CrossEntropyLoss()
+    return Task(
+        "small", model, loss or (lambda m, b: criterion(m(b[0]), b[1])), lambda n: (torch.randn(n, 64), torch.randint(0, 10, (n,))),
+        None, "a vector",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 1000])
+def test_affine_coefficients_give_any_batch_exactly(batch):
+    workload = trace_task(linear_task())
+    assert flops(workload, batch, "forward") == 2 * batch * (64 * 128 + 128 * 10)
+
+
+def test_memory_of_a_model_that_can_be_counted_by_hand():
+    workload = trace_task(linear_task(), "adamw")
+    memory = workload.forms["fp32"].memory
+    parameters = 64 * 128 + 128 + 128 * 10 + 10
+    assert memory.parameter_bytes == 4 * parameters
+    assert memory.optimizer_bytes == 8 * parameters
+    gradient, activation = memory.at_peak(100_000)
+    # saved for backward per sample: 64 inputs are the caller's, 128 hidden, 10 logits and their log-softmax; the peak
+    # adds the gradients that flow
+    assert 4 * 100_000 * (128 + 20) <= gradient + activation <= 4 * 100_000 * (3 * 128 + 40)
+
+
+def test_sgd_without_momentum_has_no_state():
+    assert trace_task(linear_task(), "sgd").forms["fp32"].memory.optimizer_bytes == 0
+
+
+def test_forms_differ_as_on_cuda():
+    task = linear_task(model=nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10)))
+    workload = trace_task(task, "sgd", ("fp32", "amp", "half"))
+    table = {form: workload.forms[form].operators for form in workload.forms}
+
+    def halves(form, kind):
+        return {bool(h) for h, k in zip(table[form].half, table[form].kind, strict=True) if k == kind}
+
+    assert halves("fp32", "gemm") == {False}
+    assert halves("amp", "gemm") == {True}
+    assert halves("half", "gemm") == {True}
+    assert True not in halves("amp", "softmax")  # autocast keeps the loss in fp32
+    assert sum(table["amp"].count) > sum(table["fp32"].count)  # the casts
+    assert workload.forms["amp"].memory.parameter_bytes == 2 * workload.forms["half"].memory.parameter_bytes
+    assert workload.forms["amp"].memory.parameter_bytes == workload.forms["fp32"].memory.parameter_bytes
+
+
+def test_autocast_dtypes_are_those_of_torch():
+    """The same model under torch's own autocast (CPU, the part of the lists that it shares with CUDA)."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    seen = []
+    hooks = [m.register_forward_hook(lambda m, i, o: seen.append(o.dtype)) for m in model]
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(2, 3, 8, 8))
+    truth, seen[:] = list(seen), []
+    task = Task("small", model, lambda m, b: m(b).sum(), lambda n: torch.randn(n, 3, 8, 8), None, "an image")
+    trace_task(task, "sgd", ("amp",))
+    assert seen[: len(truth)] == []  # the trace runs a copy, never the user's model
+    for hook in hooks:
+        hook.remove()
+    copied_dtypes = []
+    for module in model:
+        module.register_forward_hook(lambda m, i, o: copied_dtypes.append(o.dtype))
+    trace_task(task, "sgd", ("amp",))
+    assert copied_dtypes[: len(truth)] == truth
+
+
+def test_fused_attention_and_dropout_inside_python_functions_are_seen():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+    task = Task("encoder", layer, lambda m, b: m(b).sum(), lambda n: torch.randn(n, 16, 32), None, "16 tokens")
+    table = trace_task(task, "sgd", ("amp",)).forms["amp"].operators
+    assert "attention" in table.kind
+    assert "attention_backward" in table.kind
+    row = table.kind.index("attention")
+    assert at_batch(table.dims, 3)[row, :6].tolist() == [3, 4, 16, 16, 8, 0]
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(100, 16)
+            self.out = nn.Linear(16, 100, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, x):
+            return self.out(self.embed(x))
+
+    task = Task(
+        "tied", Tied(), lambda m, b: nn.functional.cross_entropy(m(b).flatten(0, 1), b.flatten()),
+        lambda n: torch.randint(0, 100, (n, 8)), None, "8 tokens",
+    )  # fmt: skip
+    workload = trace_task(task)
+    assert workload.parameters == 1600
+    assert workload.forms["fp32"].memory.parameter_bytes == 6400
+
+
+def test_frozen_parameters_have_no_gradient():
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    all_flops = flops(trace_task(linear_task(model=model)), 1, "backward")
+    model[0].requires_grad_(False)
+    workload = trace_task(linear_task(model=model))
+    assert workload.trainable_parameters == 1290
+    assert flops(workload, 1, "backward") < all_flops
+
+
+def test_a_loss_over_all_pairs_is_refused_with_its_operator():
+    def contrastive(model, batch):
+        z = model(batch[0])
+        return nn.functional.cross_entropy(z @ z.T, torch.arange(len(z), device=z.device))
+
+    with pytest.raises(TrainpaceError, match="not affine in the batch size"):
+        trace_task(linear_task(loss=contrastive))
+
+
+def test_a_model_that_looks_at_values_is_told_to_be_measured():
+    def peeking(model, batch):
+        out = model(batch[0]).sum()
+        return out if out.item() > 0 else -out
+
+    with pytest.raises(UserCodeError, match="looks at the values") as caught:
+        trace_task(linear_task(loss=peeking))
+    assert "measure" in str(caught.value)
+
+
+def test_a_model_that_raises_is_one_sentence():
+    def broken(model, batch):
+        return model(batch[0][:, :3])
+
+    with pytest.raises(UserCodeError) as caught:
+        trace_task(linear_task(loss=broken))
+    assert "\n" not in str(caught.value)
+    assert "test_trace.py line" in str(caught.value)
+
+
+def test_a_loss_that_is_no_number_is_refused():
+    with pytest.raises(TrainpaceError, match="Return one number"):
+        trace_task(linear_task(loss=lambda model, batch: model(batch[0])))
+
+
+@pytest.mark.parametrize("spec", ["resnet51", "torchvision:", "keras:vgg16", "", ":", "vgg"])
+def test_unknown_specs(spec):
+    with pytest.raises((UnknownName, TrainpaceError)):
+        build_task(spec)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd_momentum", "adam", "adamw"])
+def test_optimizers(optimizer):
+    workload = trace_task(linear_task(), optimizer)
+    assert workload.optimizer == optimizer
+    assert "optimizer" in workload.forms["fp32"].operators.phase
+
+
+def test_the_users_own_optimizer_is_traced_and_left_alone():
+    task = linear_task()
+    own = torch.optim.AdamW(task.model.parameters())
+    workload = trace_task(task._replace(optimizer=own))
+    assert workload.optimizer == "adamw"
+    assert workload.forms["fp32"].memory.optimizer_bytes > 0
+    assert len(own.state) == 0
+    assert all(p.device.type == "cpu" and p.grad is None for p in task.model.parameters())
