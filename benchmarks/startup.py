@@ -45,9 +45,18 @@ _LLAMA_70B = {
 
 
 def main() -> None:
-    lines = ["# Start-up and tracing", "", f"{datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}", ""]
+    lines = [
+        "# Start-up and tracing",
+        "",
+        f"{datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}",
+        "",
+    ]
     lines += startup()
-    lines += ["", "| trace (torch imported, two cores) | first s | again s | peak GiB of the process | to reach |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| trace (torch imported, two cores) | first s | again s | peak GiB of the process | to reach |",
+        "|---|---|---|---|---|",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         gpt2, llama = Path(folder, "gpt2.json"), Path(folder, "llama.json")
         gpt2.write_text(json.dumps(_GPT2))

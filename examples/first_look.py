@@ -29,7 +29,9 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
 
-    print_lines("1. Measuring what this machine's CPU can do (matrix products, convolutions, memory), without any model")
+    print_lines(
+        "1. Measuring what this machine's CPU can do (matrix products, convolutions, memory), without any model"
+    )
     machine = profile_this_cpu()
     rows = []
     for name in ("cnn", "transformer"):
@@ -40,7 +42,9 @@ def main() -> None:
             print_lines(f"3. Training the {name} for {options.seconds:g} s on real photographs, batch {batch}")
             measured = measure(spec, batch, seconds=options.seconds)
             save(measured, options.output / f"{name}_batch_{batch}.json")
-            here = forecast(workload, Execution(micro_batch=batch), Cluster(device=machine.device), model=machine.kernels)
+            here = forecast(
+                workload, Execution(micro_batch=batch), Cluster(device=machine.device), model=machine.kernels
+            )
             rows.append(report_row(name, batch, "this CPU", here, measured))
             for gpu in GPUS:
                 there = forecast(workload, Execution(micro_batch=batch), Cluster(device=find_device(gpu)))

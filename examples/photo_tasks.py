@@ -54,7 +54,12 @@ def cnn():
     """A small convolutional network with batch normalisation."""
     layers, channels = [], 3
     for width in (32, 64, 128, 128):
-        layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
         channels = width
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 2))
     return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), PhotoCrops()

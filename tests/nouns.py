@@ -36,7 +36,9 @@ def workload(**sizes) -> Workload:
     traced = {}
     for form, half in (("fp32", False), ("amp", True), ("half", True)):
         memory = MemoryProfile(
-            parameter_bytes=2.0**26, optimizer_bytes=2.0**26, peaks=np.array([[0.0, 100.0, 2.0**24], [2.0**26, 10.0, 2.0**20]])
+            parameter_bytes=2.0**26,
+            optimizer_bytes=2.0**26,
+            peaks=np.array([[0.0, 100.0, 2.0**24], [2.0**26, 10.0, 2.0**20]]),
         )
         traced[form] = TracedForm(operators=operators(half=half, **sizes), memory=memory)
     return Workload(

@@ -49,7 +49,9 @@ def test_imports_run_downward(path):
             assert ROOMS.index(parts[1]) <= ROOMS.index(room), f"{path.name} in {room} imports upward: {name}"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) in LOWER_FLOORS], ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if room_of(p) in LOWER_FLOORS], ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_lower_floors_are_pure(path):
     assert not {name.split(".")[0] for name in imports_of(path)} & FORBIDDEN_BELOW
 

@@ -4,13 +4,12 @@ import threading
 
 import pytest
 
+from nouns import every_noun
 from trainpace import records
 from trainpace.errors import UnreadableInput, nearest_names
 from trainpace.execution import Execution
 from trainpace.plan import Plan
 from trainpace.schedule import Schedule
-
-from nouns import every_noun
 
 
 @pytest.mark.parametrize("noun", every_noun(), ids=lambda noun: type(noun).__name__)

@@ -19,7 +19,9 @@ def test_durations(text, seconds):
     assert units.parse_duration_s(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "90", "fast", "-5s", "1h-3m", "5 parsecs", "1e999s", "h", "1.2.3s", "nan s", "5s!"])
+@pytest.mark.parametrize(
+    "text", ["", "90", "fast", "-5s", "1h-3m", "5 parsecs", "1e999s", "h", "1.2.3s", "nan s", "5s!"]
+)
 def test_bad_durations(text):
     with pytest.raises(TrainpaceError):
         units.parse_duration_s(text)
@@ -47,7 +49,9 @@ def test_bytes_know_gb_from_gib():
         units.parse_bytes("80")
 
 
-@pytest.mark.parametrize(("text", "usd"), [("500", 500), ("$500", 500), ("500usd", 500), ("1.2k", 1200), ("$ 3.50", 3.5)])
+@pytest.mark.parametrize(
+    ("text", "usd"), [("500", 500), ("$500", 500), ("500usd", 500), ("1.2k", 1200), ("$ 3.50", 3.5)]
+)
 def test_dollars(text, usd):
     assert units.parse_usd(text) == pytest.approx(usd)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from trainpace.errors import UnreadableInput
 SCHEMA_VERSION = 1
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A frozen value with named fields. Subclasses check themselves in ``__post_init__``, raising ``ValueError``."""
 

@@ -60,7 +60,9 @@ def parse_duration_s(text: str) -> float:
     parts = re.findall(rf"({_NUMBER})\s*([a-zA-Zµ]+)", text)
     rest = re.sub(rf"{_NUMBER}\s*[a-zA-Zµ]+", "", text).strip(" ,")
     if not parts or rest or any(unit.casefold() not in _SECONDS for _, unit in parts):
-        raise TrainpaceError(f"{text!r} is not a duration.", "Write a number and a unit, such as 210ms, 90s, 1.5h or 2h30m.")
+        raise TrainpaceError(
+            f"{text!r} is not a duration.", "Write a number and a unit, such as 210ms, 90s, 1.5h or 2h30m."
+        )
     if len(parts) > 1 and any(number.startswith(("+", "-")) for number, _ in parts):
         raise TrainpaceError(f"{text!r} is not a duration.", "Signs inside a duration are not understood.")
     total = sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts)
@@ -86,7 +88,9 @@ def parse_bytes(text: str) -> int:
     """Bytes from ``24GiB`` (2**30) or ``24GB`` (1e9); a bare number is refused."""
     match = re.fullmatch(rf"\s*({_NUMBER})\s*([a-zA-Z]+)\s*", text)
     if not match or match.group(2).casefold() not in _BYTES:
-        raise TrainpaceError(f"{text!r} is not an amount of memory.", "Write a number and a unit, such as 24GiB or 80GB.")
+        raise TrainpaceError(
+            f"{text!r} is not an amount of memory.", "Write a number and a unit, such as 24GiB or 80GB."
+        )
     value = _finite(_number(match.group(1)) * _BYTES[match.group(2).casefold()], text, "amount of memory")
     if value < 0:
         raise TrainpaceError(f"{text!r} is a negative amount of memory.")

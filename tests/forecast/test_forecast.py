@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nouns import operators, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast import GPU_KERNELS, forecast
@@ -13,8 +14,6 @@ from trainpace.forecast.kernels import KernelTimes, Peak, kernel_times, matrix_p
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.outcome import STEP_PARTS, Forecast, Interval, StepTime
 from trainpace.schedule import Schedule
-
-from nouns import operators, workload
 
 devices = st.sampled_from([d.name for d in catalogue()])
 WORKLOAD = workload()

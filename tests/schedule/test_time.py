@@ -136,7 +136,9 @@ def test_failures_against_a_simulation():
                 clock = next_failure + restart
                 next_failure = clock + random.expovariate(1 / mtbf)
         totals.append(clock)
-    schedule = Schedule(max_steps=200_000, checkpoint_every_steps=300, mean_time_between_failures_s=mtbf, restart_s=restart)
+    schedule = Schedule(
+        max_steps=200_000, checkpoint_every_steps=300, mean_time_between_failures_s=mtbf, restart_s=restart
+    )
     assert time_of_steps(schedule, 200_000, 1.0).total_s == pytest.approx(sum(totals) / len(totals), rel=0.01)
     assert best_checkpoint_interval_s(5.0, mtbf) == pytest.approx(316.2, abs=0.1)
 
@@ -162,7 +164,10 @@ RUN = Schedule(samples=1281167, epochs=90)
         ({"micro_batch": 8, "accumulation": 2, "global_batch": 32}, "32 is not micro-batch 8 x accumulation 2"),
         ({"global_batch": 30, "accumulation": 4}, "cannot be split"),
         ({"micro_batch": 8, "step_time_s": 0.1, "throughput_samples_per_s": 10.0}, "disagree"),
-        ({"micro_batch": 8, "deadline_s": 60.0, "step_time_s": 0.1, "solve_gpus": True, "keep_global_batch": True}, "constant"),
+        (
+            {"micro_batch": 8, "deadline_s": 60.0, "step_time_s": 0.1, "solve_gpus": True, "keep_global_batch": True},
+            "constant",
+        ),
         ({"micro_batch": 8, "deadline_s": 1e-3, "step_time_s": 1.0, "solve_gpus": True}, "no number of GPUs"),
     ],
 )
@@ -172,7 +177,8 @@ def test_contradictions_say_which_numbers_clash(question, clash):
 
 
 @pytest.mark.parametrize(
-    "question", [{}, {"micro_batch": 8, "budget_usd": 5.0}, {"micro_batch": -1}, {"micro_batch": 8, "step_time_s": float("nan")}]
+    "question",
+    [{}, {"micro_batch": 8, "budget_usd": 5.0}, {"micro_batch": -1}, {"micro_batch": 8, "step_time_s": float("nan")}],
 )
 def test_questions_that_lack_something(question):
     with pytest.raises(TrainpaceError):
@@ -180,7 +186,11 @@ def test_questions_that_lack_something(question):
 
 
 def test_any_two_of_three_batch_numbers_give_the_third():
-    for known in ({"micro_batch": 8, "accumulation": 4}, {"micro_batch": 8, "global_batch": 64}, {"accumulation": 4, "global_batch": 64}):
+    for known in (
+        {"micro_batch": 8, "accumulation": 4},
+        {"micro_batch": 8, "global_batch": 64},
+        {"accumulation": 4, "global_batch": 64},
+    ):
         execution = answer(Question(schedule=RUN, nproc_per_node=2, **known)).execution
         assert (execution.micro_batch, execution.accumulation, execution.global_batch) == (8, 4, 64)
 
@@ -196,14 +206,22 @@ def test_deadline_gives_step_time_and_a_late_run_is_a_no():
 
 def test_budget_gives_epochs():
     result = answer(
-        Question(schedule=Schedule(samples=50_000), global_batch=128, step_time_s=0.08, budget_usd=20.0, price_usd_per_gpu_hour=1.2)
+        Question(
+            schedule=Schedule(samples=50_000),
+            global_batch=128,
+            step_time_s=0.08,
+            budget_usd=20.0,
+            price_usd_per_gpu_hour=1.2,
+        )
     )
     assert "epochs" in result.solved
     assert result.cost_usd <= 20.0 < result.cost_usd + 391 * 0.08 / 3600 * 1.2
 
 
 def test_growing_batch_is_said_with_learning_rates():
-    result = answer(Question(schedule=RUN, micro_batch=32, step_time_s=0.21, deadline_s=86400.0, solve_gpus=True, learning_rate=0.1))
+    result = answer(
+        Question(schedule=RUN, micro_batch=32, step_time_s=0.21, deadline_s=86400.0, solve_gpus=True, learning_rate=0.1)
+    )
     assert result.execution.global_batch > 32
     assert any("global batch changes from 32" in note for note in result.notes)
     assert result.learning_rate.linear == pytest.approx(0.1 * result.execution.global_batch / 32)

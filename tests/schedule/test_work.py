@@ -13,7 +13,9 @@ samples = st.integers(1, 10**6)
 
 
 def executions():
-    return st.builds(Execution, micro_batch=sizes, accumulation=sizes, nnodes=st.integers(1, 8), nproc_per_node=st.integers(1, 8))
+    return st.builds(
+        Execution, micro_batch=sizes, accumulation=sizes, nnodes=st.integers(1, 8), nproc_per_node=st.integers(1, 8)
+    )
 
 
 def test_1000_samples_in_batches_of_10_are_100_steps():
@@ -77,7 +79,10 @@ def test_every_sample_is_seen_once_without_drop_last(n, execution):
 @given(samples, executions())
 def test_dropping_never_adds_steps(n, execution):
     keep = epoch_steps(Schedule(samples=n), execution).steps
-    for schedule in (Schedule(samples=n, drop_last=True), Schedule(samples=n, drop_last=True, partial_accumulation="drop")):
+    for schedule in (
+        Schedule(samples=n, drop_last=True),
+        Schedule(samples=n, drop_last=True, partial_accumulation="drop"),
+    ):
         try:
             assert epoch_steps(schedule, execution).steps <= keep
         except Contradiction:
@@ -103,7 +108,9 @@ def test_the_same_global_batch_gives_the_same_steps(n, micro, accumulation, rank
 @given(samples, executions(), st.floats(0.01, 100), st.floats(0.01, 100))
 def test_more_epochs_are_never_fewer_steps(n, execution, a, b):
     few, many = sorted((a, b))
-    assert total_steps(Schedule(samples=n, epochs=few), execution) <= total_steps(Schedule(samples=n, epochs=many), execution)
+    assert total_steps(Schedule(samples=n, epochs=few), execution) <= total_steps(
+        Schedule(samples=n, epochs=many), execution
+    )
 
 
 def test_fractional_epochs_and_max_steps():

@@ -71,7 +71,7 @@ GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2
 
 def test_transformers(tmp_path):
     workload = load_workload(write_config(tmp_path, **GPT2), ("amp",), "adamw", 256)
-    assert workload.parameters == 53559552
+    assert workload.parameters == 53561088
     assert workload.sequence_length == 256
     assert "attention" in workload.forms["amp"].operators.kind
 
@@ -104,6 +104,8 @@ def test_torchvision_and_timm_beside_a_cpu_build():
         "print(trace('timm:vit_tiny_patch16_224').parameters)\n"
     )
     path = os.pathsep.join([str(zoo), str(ROOT / "tests" / "shims")])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "5717416"

@@ -13,9 +13,22 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 
 @click.command()
 @click.argument("model")
-@click.option("--gpu", "gpus", multiple=True, required=True, help="A GPU by name, several times if you like; 'cpu' is this machine's.")
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    required=True,
+    help="A GPU by name, several times if you like; 'cpu' is this machine's.",
+)
 @click.option("--num-gpus", type=COUNT, default=1, show_default=True, help="GPUs of one node, data parallel.")
-@click.option("--batch", "batches", type=BATCHES, default="32", show_default=True, help="Samples per GPU: 32, or 1:70, or 8,16,32.")
+@click.option(
+    "--batch",
+    "batches",
+    type=BATCHES,
+    default="32",
+    show_default=True,
+    help="Samples per GPU: 32, or 1:70, or 8,16,32.",
+)
 @click.option("--accumulate", type=COUNT, default=1, show_default=True, help="Micro-batches per update.")
 @click.option("--precision", type=click.Choice(_PRECISIONS), default="fp32", show_default=True, help="Number format.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
@@ -24,7 +37,9 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option("--epochs", type=float, help="Passes over the data.")
 @click.option("--price", type=USD, help="Dollars per GPU and hour.")
 @click.option("--hardware", metavar="FILE.toml", help="Also read devices of your own from this file.")
-@click.option("--save-workload", metavar="FILE.json", help="Keep the trace, in every number format, for forecasts in a moment.")
+@click.option(
+    "--save-workload", metavar="FILE.json", help="Keep the trace, in every number format, for forecasts in a moment."
+)
 @click.option("--timeout", type=DURATION, default="5min", show_default=True, help="Give up tracing after this.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) -> int:

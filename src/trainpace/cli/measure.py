@@ -12,12 +12,21 @@ from trainpace.cli.options import BATCHES, COUNT, DURATION, echo_json
 
 @click.command()
 @click.argument("model")
-@click.option("--batch", "batches", type=BATCHES, default="8,16,32", help="Batch sizes: 32, or 1,2,4, or 8:64:8.", show_default=True)
+@click.option(
+    "--batch",
+    "batches",
+    type=BATCHES,
+    default="8,16,32",
+    help="Batch sizes: 32, or 1,2,4, or 8:64:8.",
+    show_default=True,
+)
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
 @click.option("--seconds", type=DURATION, default="4s", show_default=True, help="Training time per batch size.")
 @click.option("--sequence-length", type=COUNT, help="Tokens in a sample.")
-@click.option("--timeout", type=DURATION, default="10min", show_default=True, help="Give up on a batch size after this.")
+@click.option(
+    "--timeout", type=DURATION, default="10min", show_default=True, help="Give up on a batch size after this."
+)
 @click.option("--output", metavar="FILE.json", help="Save the measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def measure(model: str, batches: list[int], **o: Any) -> int:

@@ -46,7 +46,9 @@ def parse_batches(text: str) -> list[int]:
             raise TrainpaceError(f"{text!r} is not a batch size.", "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
         first, last, step = (*ends, ends[0], 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
         if (last - first) // step + len(sizes) > MOST_BATCHES:
-            raise TrainpaceError(f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64.")
+            raise TrainpaceError(
+                f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64."
+            )
         sizes += range(first, last + 1, step)
     return sorted(set(sizes))
 

@@ -10,8 +10,12 @@ from trainpace.cli.options import COUNT, DURATION, RATIO, USD, echo_json
 
 
 @click.command()
-@click.option("--config", "configs", multiple=True, metavar="FILE", help="Read a settings file; may be given several times.")
-@click.option("--command", "launch", metavar="TEXT", help="Read a launch command, such as 'torchrun --nproc-per-node 4 train.py'.")
+@click.option(
+    "--config", "configs", multiple=True, metavar="FILE", help="Read a settings file; may be given several times."
+)
+@click.option(
+    "--command", "launch", metavar="TEXT", help="Read a launch command, such as 'torchrun --nproc-per-node 4 train.py'."
+)
 @click.option("--samples", type=COUNT, help="Samples in an epoch: 50000, 1.28M.")
 @click.option("--tokens", type=COUNT, help="Tokens in an epoch: 300B. Needs --sequence-length.")
 @click.option("--sequence-length", type=COUNT, help="Tokens in a sample.")
@@ -43,7 +47,9 @@ from trainpace.cli.options import COUNT, DURATION, RATIO, USD, echo_json
 @click.option("--price", type=USD, help="Dollars per GPU and hour.")
 @click.option("--solve-gpus", is_flag=True, help="Solve for the number of data-parallel GPUs that meets the deadline.")
 @click.option("--keep-global-batch", is_flag=True, help="With --solve-gpus: more GPUs take over accumulation steps.")
-@click.option("--speedup", "speedups", type=RATIO, multiple=True, help="Apply a measured speed-up: 3.63x or 363% (the same).")
+@click.option(
+    "--speedup", "speedups", type=RATIO, multiple=True, help="Apply a measured speed-up: 3.63x or 363% (the same)."
+)
 @click.option("--learning-rate", type=float, help="Learning rate that was tuned at --base-global-batch.")
 @click.option("--base-global-batch", type=COUNT, help="Global batch that the learning rate was tuned at.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -67,7 +73,9 @@ def schedule(**options: Any) -> int:
     question, files = _question(options)
     result = answer(question)
     if options["as_json"]:
-        echo_json({**to_jsonable(result), "total_s": None if result.time is None else result.time.total_s, **files.as_json()})
+        echo_json(
+            {**to_jsonable(result), "total_s": None if result.time is None else result.time.total_s, **files.as_json()}
+        )
     else:
         files.print()
         print_answer(result)

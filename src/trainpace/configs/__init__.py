@@ -5,4 +5,14 @@ from trainpace.configs.command import parse_command
 from trainpace.configs.read import parse_config, read_configs
 from trainpace.configs.settings import ConfigFile, Note, Setting
 
-__all__ = ["Clash", "Combined", "ConfigFile", "Note", "Setting", "combine", "parse_command", "parse_config", "read_configs"]
+__all__ = [
+    "Clash",
+    "Combined",
+    "ConfigFile",
+    "Note",
+    "Setting",
+    "combine",
+    "parse_command",
+    "parse_config",
+    "read_configs",
+]

@@ -41,7 +41,9 @@ def read_launch(text: str, reading: Reading) -> Reading | None:
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise UnreadableInput(f"{reading.file}: the command cannot be split into words: {str(error).lower()}.") from None
+        raise UnreadableInput(
+            f"{reading.file}: the command cannot be split into words: {str(error).lower()}."
+        ) from None
     names = [word.rpartition("/")[2] for word in words]
     at = next((i for i, name in enumerate(names) if name in _LAUNCHERS), None)
     if at is None or (names[at] == "accelerate" and names[at + 1 : at + 2] != ["launch"]):

@@ -8,27 +8,7 @@ from trainpace.configs.settings import ConfigFile, Reading, SettingName
 from trainpace.errors import nearest_names
 
 NAMES = frozenset(
-    """
-accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 adam_epsilon
-auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval data_seed
-dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
-dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
-ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed disable_tqdm do_eval
-do_predict do_train enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches
-eval_on_start eval_steps eval_strategy eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config
-full_determinism gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
-greater_is_better hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
-ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
-learning_rate length_column_name liger_kernel_config load_best_model_at_end local_rank log_level
-log_level_replica log_on_each_node logging_first_step logging_nan_inf_filter logging_steps logging_strategy
-lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model neftune_noise_alpha
-num_train_epochs optim optim_args optim_target_modules output_dir parallelism_config per_device_eval_batch_size
-per_device_train_batch_size prediction_loss_only project push_to_hub remove_unused_columns report_to
-restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
-save_steps save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile torch_compile_backend
-torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
-train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_steps weight_decay
-""".split()
+    ["accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2", "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "batch_eval_metrics", "bf16", "bf16_full_eval", "data_seed", "dataloader_drop_last", "dataloader_in_order", "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_static_graph", "ddp_timeout", "debug", "deepspeed", "disable_tqdm", "do_eval", "do_predict", "do_train", "enable_jit_checkpoint", "eval_accumulation_steps", "eval_delay", "eval_do_concat_batches", "eval_on_start", "eval_steps", "eval_strategy", "eval_use_gather_object", "fp16", "fp16_full_eval", "fsdp", "fsdp_config", "full_determinism", "gradient_accumulation_steps", "gradient_checkpointing", "gradient_checkpointing_kwargs", "greater_is_better", "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "ignore_data_skip", "include_for_metrics", "include_num_input_tokens_seen", "label_names", "label_smoothing_factor", "learning_rate", "length_column_name", "liger_kernel_config", "load_best_model_at_end", "local_rank", "log_level", "log_level_replica", "log_on_each_node", "logging_first_step", "logging_nan_inf_filter", "logging_steps", "logging_strategy", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps", "metric_for_best_model", "neftune_noise_alpha", "num_train_epochs", "optim", "optim_args", "optim_target_modules", "output_dir", "parallelism_config", "per_device_eval_batch_size", "per_device_train_batch_size", "prediction_loss_only", "project", "push_to_hub", "remove_unused_columns", "report_to", "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name", "save_on_each_node", "save_only_model", "save_steps", "save_strategy", "save_total_limit", "seed", "skip_memory_metrics", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "trackio_bucket_id", "trackio_space_id", "trackio_static_space_id", "train_sampling_strategy", "use_cache", "use_cpu", "use_liger_kernel", "warmup_steps", "weight_decay"]
 )
 
 _COUNTS: dict[str, SettingName] = {
@@ -49,7 +29,9 @@ _NOT_ARGUMENTS = {"model_name_or_path", "dataset_name", "max_length", "max_seq_l
 def is_training_arguments(data: dict[str, Any]) -> bool:
     """Two names of TrainingArguments, or the batch size alone."""
     known = data.keys() & (NAMES | _OLD_NAMES.keys())
-    return len(known) >= 2 or bool(known & {"per_device_train_batch_size", "per_gpu_train_batch_size", "num_train_epochs"})
+    return len(known) >= 2 or bool(
+        known & {"per_device_train_batch_size", "per_gpu_train_batch_size", "num_train_epochs"}
+    )
 
 
 def read_training_arguments(data: dict[str, Any], file: str) -> ConfigFile:
@@ -64,7 +46,9 @@ def read_training_arguments(data: dict[str, Any], file: str) -> ConfigFile:
                 raise reading.fail(key, value, f"left out, since {new} is given too")
         elif key not in NAMES and key not in _NOT_ARGUMENTS:
             near = nearest_names(key, NAMES, 2)
-            reading.note(key, f"not a TrainingArguments name{'; nearest: ' + ', '.join(near) if near else ''}", "warning")
+            reading.note(
+                key, f"not a TrainingArguments name{'; nearest: ' + ', '.join(near) if near else ''}", "warning"
+            )
         values[new] = value
     for key, name in _COUNTS.items():
         reading.count(name, values.get(key), key)

@@ -37,7 +37,9 @@ def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
     _read_data(reading, data.get("data"))
     for key in ("limit_train_batches", "overfit_batches", "fast_dev_run"):
         if trainer.get(key) not in (None, False, 0, 1.0):
-            reading.note(f"trainer.{key}", f"{trainer[key]!r} shortens every epoch, which is not counted here", "warning")
+            reading.note(
+                f"trainer.{key}", f"{trainer[key]!r} shortens every epoch, which is not counted here", "warning"
+            )
     return reading.done()
 
 
@@ -81,7 +83,9 @@ def _read_strategy(reading: Reading, value: Any) -> None:
     folded = name.casefold()
     if "deepspeed" in folded:
         stage = next((int(c) for c in "123" if f"stage_{c}" in folded), None)
-        arguments = reading.section(value.get("init_args"), "trainer.strategy.init_args") if isinstance(value, dict) else {}
+        arguments = (
+            reading.section(value.get("init_args"), "trainer.strategy.init_args") if isinstance(value, dict) else {}
+        )
         reading.count("zero_stage", arguments.get("stage", stage), "trainer.strategy", least=0)
     elif "fsdp" in folded or "modelparallel" in folded:
         reading.put("sharding", "fsdp", "trainer.strategy")

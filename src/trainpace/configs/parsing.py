@@ -61,7 +61,9 @@ def parse_yaml(text: str, file: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise UnreadableInput(f"{file} is not valid YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}.") from None
+        raise UnreadableInput(
+            f"{file} is not valid YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}."
+        ) from None
     except (RecursionError, ValueError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, UnreadableInput):
             raise

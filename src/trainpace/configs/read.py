@@ -55,7 +55,9 @@ def parse_config(text: str, file: str) -> ConfigFile:
         raise UnreadableInput(f"{file} holds no launch command that is understood.", f"Known: {_KNOWN}.")
     data = parse_json(text, file) if file.endswith(".json") or text.lstrip().startswith("{") else parse_yaml(text, file)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise UnreadableInput(f"{file} is not a file of settings: its top level is not keys and values.", f"Known: {_KNOWN}.")
+        raise UnreadableInput(
+            f"{file} is not a file of settings: its top level is not keys and values.", f"Known: {_KNOWN}."
+        )
     for recognises, read in FORMATS:
         if recognises(data):
             return read(data, file)

@@ -44,7 +44,9 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         if tasks:
             reading.put("world_size", tasks, "#SBATCH --ntasks")
     if launched and tasks_per_node and tasks_per_node > 1:
-        reading.note("#SBATCH --ntasks-per-node", f"{tasks_per_node} tasks would each start a launcher; 1 is usual", "warning")
+        reading.note(
+            "#SBATCH --ntasks-per-node", f"{tasks_per_node} tasks would each start a launcher; 1 is usual", "warning"
+        )
     if gpus_per_node:
         stated = [s for s in reading.done().settings if s.name == "nproc_per_node"]
         if stated and stated[-1].value != gpus_per_node:

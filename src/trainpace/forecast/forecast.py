@@ -138,5 +138,7 @@ def _warnings(fits: bool | None, step: StepTime) -> tuple[str, ...]:
     if fits is False:
         warnings.append("does not fit in the device's memory; the time is what it would be if it did")
     if step.host_overhead_ms > 0.3 * step.total_ms:
-        warnings.append("launch-bound: the host's launches take longer than the device's work; a larger batch costs little")
+        warnings.append(
+            "launch-bound: the host's launches take longer than the device's work; a larger batch costs little"
+        )
     return tuple(warnings)

@@ -43,7 +43,9 @@ class KernelModel(Record):
     def __post_init__(self) -> None:
         for name in ("gemm", "conv", "conv_grouped", "attention", "tensor_core_factor", "memory"):
             if not 0 < getattr(self, name) <= 1:
-                raise TrainpaceError(f"{name} of the kernel model is {getattr(self, name)}; it is a share above 0, at most 1.")
+                raise TrainpaceError(
+                    f"{name} of the kernel model is {getattr(self, name)}; it is a share above 0, at most 1."
+                )
 
 
 GPU_KERNELS = KernelModel(

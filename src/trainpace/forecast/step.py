@@ -17,7 +17,12 @@ OVERLAP = 0.9
 
 
 def step_time(
-    operators: Operators, times: KernelTimes, model: KernelModel, execution: Execution, cluster: Cluster, gradient_bytes: float
+    operators: Operators,
+    times: KernelTimes,
+    model: KernelModel,
+    execution: Execution,
+    cluster: Cluster,
+    gradient_bytes: float,
 ) -> StepTime | str:
     """One optimizer step.
 
@@ -52,7 +57,9 @@ def step_time(
     )
 
 
-def heaviest(operators: Operators, times: KernelTimes, execution: Execution, most: int = 10) -> tuple[OperatorShare, ...]:
+def heaviest(
+    operators: Operators, times: KernelTimes, execution: Execution, most: int = 10
+) -> tuple[OperatorShare, ...]:
     """The rows that take most device time in a step, and what bounds each."""
     rows = np.argsort(-times.device_s)[:most]
     shares = []

@@ -47,7 +47,7 @@ def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
         for name in (device.name, *device.aliases):
             other = taken.setdefault(normalised(name), device)
             if other is not device:
-                raise UnreadableInput(f"{source}: {name!r} names two entries, {other.name} and {device.name}.")
+                raise UnreadableInput(f"{source}: {name!r} names both {other.name} and {device.name}.")
     return devices
 
 

@@ -53,7 +53,9 @@ def measure_steps(
         parts.append((forward - start, backward - forward, _now(device) - backward))
         losses.append(float(loss.detach()))
     if not all(math.isfinite(loss) for loss in losses):
-        raise TrainpaceError(f"the loss of {task.name} became {losses[-1]} during the measurement.", "Lower the learning rate.")
+        raise TrainpaceError(
+            f"the loss of {task.name} became {losses[-1]} during the measurement.", "Lower the learning rate."
+        )
     totals = [1e3 * sum(step) for step in parts]
     warm = warmup_steps(totals)
     steady, steady_parts = totals[warm:], parts[warm:]

@@ -25,7 +25,9 @@ def print_forecasts(workload: Workload, rows: Sequence[Forecast]) -> None:
     done = [row for row in rows if row.step is not None]
     for reason in dict.fromkeys(row.reason for row in rows if row.reason):
         print_lines(f"Not forecast: {reason}")
-    for warning in dict.fromkeys(f"{r.device}, batch {r.execution.micro_batch}: {w}" for r in done for w in r.warnings[:1]):
+    for warning in dict.fromkeys(
+        f"{r.device}, batch {r.execution.micro_batch}: {w}" for r in done for w in r.warnings[:1]
+    ):
         print_lines(f"Warning: {warning}.") if len(rows) <= 12 else None
     if len(done) == 1:
         _print_breakdown(done[0])
@@ -37,7 +39,10 @@ def print_forecasts(workload: Workload, rows: Sequence[Forecast]) -> None:
             f" {format_number(best.samples_per_second or 0.0)} samples/s."
         )
     if done:
-        where = {"fitted": "datasheet figures and eight constants fitted on other models", "calibrated": "this machine's micro-benchmarks"}
+        where = {
+            "fitted": "datasheet figures and eight constants fitted on other models",
+            "calibrated": "this machine's micro-benchmarks",
+        }
         sources = " and ".join(where[p] for p in dict.fromkeys(row.provenance for row in done))
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold 9 of 10 cases.")
 
@@ -72,7 +77,17 @@ def _cells(f: Forecast, with_cost: bool) -> list[str]:
     memory = "-" if f.memory is None else format_number(f.memory.allocated_gib)
     fits = "?" if f.fits is None else "yes" if f.fits else "NO"
     if f.step is None or f.step_time_interval_ms is None:
-        return [device, str(f.execution.micro_batch), "-", "-", "-", memory, fits, "-", *(["-", "-"] if with_cost else [])]
+        return [
+            device,
+            str(f.execution.micro_batch),
+            "-",
+            "-",
+            "-",
+            memory,
+            fits,
+            "-",
+            *(["-", "-"] if with_cost else []),
+        ]
     interval = f.step_time_interval_ms
     cells = [
         device, str(f.execution.micro_batch), format_number(f.step.total_ms),
@@ -89,7 +104,11 @@ def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
     parts = [(name.removesuffix("_ms").replace("_", " "), getattr(f.step, name)) for name in STEP_PARTS]
-    rows = [(name, format_number(ms), f"{100 * ms / total:.0f} %", "#" * round(40 * ms / total)) for name, ms in parts if ms > 0]
+    rows = [
+        (name, format_number(ms), f"{100 * ms / total:.0f} %", "#" * round(40 * ms / total))
+        for name, ms in parts
+        if ms > 0
+    ]
     print_table(("part of the step", "ms", "share", ""), [(r[0], r[1], r[2], r[3]) for r in rows])
     if f.memory is not None:
         m = f.memory
@@ -99,7 +118,15 @@ def _print_breakdown(f: Forecast) -> None:
             f" nvidia-smi would show about {format_number(m.device_gib)} GiB."
         )
     heavy = [
-        (o.module or "-", o.kind, o.phase, str(o.count), format_number(o.time_ms), f"{100 * o.time_ms / total:.0f} %", o.bound)
+        (
+            o.module or "-",
+            o.kind,
+            o.phase,
+            str(o.count),
+            format_number(o.time_ms),
+            f"{100 * o.time_ms / total:.0f} %",
+            o.bound,
+        )
         for o in f.heaviest[:10]
     ]
     print_table(("heaviest operators", "kind", "phase", "count", "ms", "share", "bound by"), heavy, left=3)

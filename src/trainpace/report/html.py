@@ -73,7 +73,11 @@ def _table(rows: Sequence[ReportRow]) -> str:
         for r in rows
     ]  # fmt: skip
     body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in cells)
-    return "<table><thead><tr>" + "".join(f'<th scope="col">{h}</th>' for h in head) + f"</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        "<table><thead><tr>"
+        + "".join(f'<th scope="col">{h}</th>' for h in head)
+        + f"</tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 def _key(rows: Sequence[ReportRow]) -> str:

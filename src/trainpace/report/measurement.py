@@ -20,7 +20,11 @@ def print_measurements(measurements: Sequence[Measurement]) -> None:
     ]  # fmt: skip
     first = measurements[0]
     columns = ("batch", "step ms", "90 % interval", "forward", "backward", "optimizer", "samples/s", "steps timed")
-    print_table(columns, rows, title=f"{first.model} on {first.device}, {first.environment['threads']} threads, measured")
+    print_table(
+        columns, rows, title=f"{first.model} on {first.device}, {first.environment['threads']} threads, measured"
+    )
     best = max(measurements, key=lambda m: m.samples_per_second)
     if len(measurements) > 1:
-        print_lines(f"Best throughput: batch {best.execution.micro_batch}, {format_number(best.samples_per_second)} samples/s.")
+        print_lines(
+            f"Best throughput: batch {best.execution.micro_batch}, {format_number(best.samples_per_second)} samples/s."
+        )

@@ -37,7 +37,9 @@ def print_answer(a: Answer) -> None:
             print_lines(f"Yes: {format_duration(a.time.total_s)} is within {format_duration(a.limit_s)}.")
         else:
             over = a.time.total_s - a.limit_s
-            print_lines(f"No: {format_duration(a.time.total_s)} is {format_duration(over)} over {format_duration(a.limit_s)}.")
+            print_lines(
+                f"No: {format_duration(a.time.total_s)} is {format_duration(over)} over {format_duration(a.limit_s)}."
+            )
 
 
 def _rows(a: Answer) -> list[tuple[str, str]]:
@@ -47,9 +49,13 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
         formula = f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size} data parallel"
         rows.append(("global batch", f"{e.global_batch:,} samples = {formula}"))
         if e.data_parallel_size != e.world_size:
-            rows.append(("data parallel", f"{e.world_size} GPUs / (tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}"))
+            rows.append(
+                ("data parallel", f"{e.world_size} GPUs / (tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}")
+            )
     if a.epoch is not None and e is not None:
-        last = "" if a.epoch.last_step_samples == e.global_batch else f", the last of {a.epoch.last_step_samples} samples"
+        last = (
+            "" if a.epoch.last_step_samples == e.global_batch else f", the last of {a.epoch.last_step_samples} samples"
+        )
         rows.append(("steps per epoch", f"{a.epoch.steps:,}{last}"))
     if a.schedule.epochs is not None:
         solved = "  <- fits" if "epochs" in a.solved else ""

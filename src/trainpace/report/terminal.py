@@ -22,9 +22,7 @@ def console() -> Console:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, title: str = "") -> None:
     """A table whose first `left` columns are words and whose others are numbers."""
-    table = Table(
-        box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_header=any(columns)
-    )
+    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_header=any(columns))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", overflow="fold")
     for row in rows:

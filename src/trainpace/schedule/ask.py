@@ -85,9 +85,13 @@ def answer(question: Question) -> Answer:
     choice = None
     if q.solve_gpus:
         if limit_s is None or step_time_s is None:
-            raise TrainpaceError("the number of GPUs follows from a deadline and a step time.", "Add --deadline and --step-time.")
+            raise TrainpaceError(
+                "the number of GPUs follows from a deadline and a step time.", "Add --deadline and --step-time."
+            )
         if q.budget_usd is not None:
-            raise Contradiction("a budget buys GPU-hours, whatever the number of GPUs.", "Give --deadline to solve for GPUs.")
+            raise Contradiction(
+                "a budget buys GPU-hours, whatever the number of GPUs.", "Give --deadline to solve for GPUs."
+            )
         before = execution.global_batch
         choice = data_parallel_for_deadline(schedule, execution, step_time_s, limit_s, q.keep_global_batch)
         execution = replace(
@@ -140,11 +144,15 @@ def _answer_from_epoch_time(q: Question) -> Answer:
     if q.schedule.epochs is None:
         raise TrainpaceError("the number of epochs is not known.", "Add --epochs.")
     if q.step_time_s is not None or q.throughput_samples_per_s is not None:
-        raise Contradiction("an epoch time together with a step time or throughput needs --samples.", "Give one of them.")
+        raise Contradiction(
+            "an epoch time together with a step time or throughput needs --samples.", "Give one of them."
+        )
     if q.epoch_time_s is None:
         raise TrainpaceError("the time of an epoch is not known.", "Add --epoch-time.")
     if q.schedule.evaluate_every_steps or q.schedule.checkpoint_every_steps or q.schedule.max_steps:
-        raise TrainpaceError("counting in steps needs to know the steps of an epoch.", "Add --samples and a batch size.")
+        raise TrainpaceError(
+            "counting in steps needs to know the steps of an epoch.", "Add --samples and a batch size."
+        )
     world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
     whole = int(q.schedule.epochs)
     epochs = whole if whole == q.schedule.epochs else q.schedule.epochs
@@ -176,7 +184,9 @@ def _execution(q: Question) -> tuple[Execution, list[str]]:
     micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
     if total is None:
         if micro is None:
-            raise TrainpaceError("the batch size is not known.", "Add --micro-batch (samples per GPU), or --global-batch.")
+            raise TrainpaceError(
+                "the batch size is not known.", "Add --micro-batch (samples per GPU), or --global-batch."
+            )
         return replace(shape, micro_batch=micro, accumulation=accumulation or 1), ["global_batch"]
     if micro is not None and accumulation is not None:
         if micro * accumulation * dp != total:

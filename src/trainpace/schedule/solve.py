@@ -110,7 +110,9 @@ def data_parallel_for_deadline(
             f" samples it still takes {format_duration(choice(most).time.total_s)} at {format_duration(step_time_s)} a step.",
             "Use a faster step or fewer epochs; steps cannot be fewer than one an epoch, nor fewer than --max-steps.",
         )
-    below = _last_true(lambda n: choice(n).time.total_s > deadline_s, most) if choice(1).time.total_s > deadline_s else 0
+    below = (
+        _last_true(lambda n: choice(n).time.total_s > deadline_s, most) if choice(1).time.total_s > deadline_s else 0
+    )
     return choice(below + 1)
 
 

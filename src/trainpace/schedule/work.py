@@ -58,7 +58,8 @@ class Schedule(Record):
             raise TrainpaceError(f"mean_time_between_failures_s is {mtbf}; it must be above 0.")
         if self.samples is not None and self.tokens is not None:
             raise Contradiction(
-                f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an epoch is.", "Give one of them."
+                f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an epoch is.",
+                "Give one of them.",
             )
         if self.tokens is not None and self.sequence_length is None:
             raise TrainpaceError("tokens need a sequence length to become samples.", "Add --sequence-length.")

@@ -90,7 +90,13 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs:
 
 
 def _convolution(
-    kind: str, x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], transposed: bool, groups: int, y: torch.Tensor
+    kind: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    transposed: bool,
+    groups: int,
+    y: torch.Tensor,
 ) -> Row:
     """`kind` names which of input, weight and output is written; the FLOPs are the same for all three."""
     per_position = weight[0].numel() if not transposed else weight.numel() // weight.shape[0]

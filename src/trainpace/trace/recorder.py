@@ -94,7 +94,9 @@ class Recorder(TorchDispatchMode):
                 self._track(part)
 
 
-def _batch_norm(x: torch.Tensor, weight: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _batch_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     mean, inverse_deviation = (torch.empty(x.shape[1], dtype=torch.float32, device="meta") for _ in range(2))
     return torch.empty_like(x), mean, inverse_deviation
 

@@ -65,7 +65,10 @@ def build_task(spec: str, sequence_length: int | None = None) -> Task:
     if kind in ("", "torchvision"):
         if name not in zoo.MODELS:
             raise UnknownName(
-                "model", spec, zoo.MODELS, "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, FILE.py:FUNCTION."
+                "model",
+                spec,
+                zoo.MODELS,
+                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, FILE.py:FUNCTION.",
             )
         entry = zoo.MODELS[name]
         return _image_task(spec, entry.build(), entry.input_shape, entry.classes)
@@ -166,7 +169,9 @@ def _from_file(path: Path, function: str) -> Task:
         return value
 
     if not isinstance(first, tuple | list) or len(first) < 2:
-        raise TrainpaceError(f"a sample of {path}:{function} is a {type(first).__name__}.", "It should be (input, ..., target).")
+        raise TrainpaceError(
+            f"a sample of {path}:{function} is a {type(first).__name__}.", "It should be (input, ..., target)."
+        )
 
     def make_batch(n: int) -> Any:
         return collate([dataset[i % len(dataset)] for i in range(n)])

@@ -97,7 +97,9 @@ def _one_step(
                 loss = task.loss(model, batch)
                 mapping.forget_casts()
                 if loss.dim() != 0:
-                    raise TrainpaceError(f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number.")
+                    raise TrainpaceError(
+                        f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number."
+                    )
                 recorder.phase = "backward"
                 loss.backward()
             del loss

@@ -1,0 +1,220 @@
+"""Each format as a real project writes it, its traps, and what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+
+from trainpace.configs import parse_command, parse_config, read_configs
+from trainpace.configs.huggingface import NAMES
+from trainpace.errors import UnreadableInput
+
+HF = {
+    "output_dir": "out", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_train_epochs": 3,
+    "learning_rate": 2e-5, "bf16": True, "eval_strategy": "steps", "eval_steps": 500, "save_steps": 1000,
+    "dataloader_num_workers": 4, "gradient_checkpointing": True,
+}  # fmt: skip
+DS = {
+    "train_batch_size": 256, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}},
+}  # fmt: skip
+LIGHTNING = """
+trainer:
+  accelerator: gpu
+  devices: [2, 3]
+  num_nodes: 2
+  precision: bf16-mixed
+  accumulate_grad_batches: 4
+  max_epochs: 90
+data:
+  class_path: my.Data
+  init_args:
+    batch_size: 2
+    num_workers: 4
+model: {}
+"""
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: fp16
+num_machines: 2
+num_processes: 16
+machine_rank: 0
+"""
+SBATCH = """#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:4
+#SBATCH --time=2-12:30:00
+srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=${SLURM_GPUS_ON_NODE} \\
+    --rdzv-backend=c10d train.py
+"""
+EXAMPLES = {
+    "args.json": json.dumps(HF),
+    "ds.json": json.dumps(DS),
+    "trainer.yaml": LIGHTNING,
+    "acc.yaml": ACCELERATE,
+    "job.sbatch": SBATCH,
+}
+
+
+def settings(text, file):
+    return {s.name: s.value for s in parse_config(text, file).settings}
+
+
+def notes(text, file):
+    return " | ".join(note.text for note in parse_config(text, file).notes)
+
+
+def hf(**changes):
+    return json.dumps({**HF, **changes})
+
+
+def ds(**changes):
+    return json.dumps({**DS, **changes})
+
+
+def test_hugging_face():
+    assert settings(EXAMPLES["args.json"], "args.json") == {
+        "micro_batch": 8, "accumulation": 4, "epochs": 3.0, "learning_rate": 2e-5, "precision": "amp_bf16",
+        "evaluate_every_steps": 500, "checkpoint_every_steps": 1000, "dataloader_workers": 4, "activation_checkpointing": True,
+    }  # fmt: skip
+
+
+def test_hugging_face_as_yaml_and_under_a_key():
+    text = "training:\n  per_device_train_batch_size: 8\n  learning_rate: 1e-4\n"
+    assert settings(text, "c.yaml") == {"micro_batch": 8, "learning_rate": 1e-4}  # PyYAML leaves 1e-4 as text
+
+
+def test_hugging_face_traps():
+    found = settings(hf(max_steps=100), "a.json")
+    assert found["max_steps"] == 100
+    assert "epochs" not in found
+    assert "ignored by Hugging Face" in notes(hf(max_steps=100), "a.json")
+    assert settings(hf(max_steps=-1), "a.json")["epochs"] == 3
+    assert "nearest: per_device_train_batch_size" in notes(hf(per_device_train_batchsize=4), "a.json")
+    assert settings('{"per_gpu_train_batch_size": 4}', "a.json") == {"micro_batch": 4}
+    assert "would use 8" in notes('{"num_train_epochs": 3}', "a.json")
+
+
+def test_deepspeed():
+    assert settings(EXAMPLES["ds.json"], "ds.json") == {
+        "global_batch": 256, "micro_batch": 8, "precision": "bf16", "zero_stage": 2, "offload_optimizer": True,
+        "optimizer": "adamw", "learning_rate": 3e-4,
+    }  # fmt: skip
+    assert '"auto"' in notes(EXAMPLES["ds.json"], "ds.json")
+
+
+def test_deepspeed_ignores_unknown_keys_silently_and_we_do_not():
+    text = notes(ds(gradient_cliping=1.0), "ds.json")
+    assert "ignores it silently; nearest: gradient_clipping" in text
+    assert "validation error" in notes(ds(zero_optimization={"stag": 2}), "ds.json")
+
+
+def test_lightning():
+    assert settings(LIGHTNING, "trainer.yaml") == {
+        "nproc_per_node": 2, "nnodes": 2, "precision": "amp_bf16", "accumulation": 4, "epochs": 90.0, "micro_batch": 2,
+        "dataloader_workers": 4,
+    }  # fmt: skip
+    assert settings(LIGHTNING.replace("[2, 3]", '"0,1,2"'), "t.yaml")["nproc_per_node"] == 3
+    for unknown in ("auto", "-1"):
+        assert "nproc_per_node" not in settings(LIGHTNING.replace("[2, 3]", unknown), "t.yaml")
+        assert "trainer.devices" in notes(LIGHTNING.replace("[2, 3]", unknown), "t.yaml")
+
+
+@pytest.mark.parametrize(
+    ("written", "precision"),
+    [
+        ("32", "fp32"),
+        ("16", "amp_fp16"),
+        ("16-mixed", "amp_fp16"),
+        ("bf16-true", "bf16"),
+        ('"32-true"', "fp32"),
+        ("16-true", "fp16"),
+    ],
+)
+def test_lightning_precisions(written, precision):
+    assert settings(LIGHTNING.replace("bf16-mixed", written), "t.yaml")["precision"] == precision
+
+
+def test_accelerate_counts_processes_in_total():
+    assert settings(ACCELERATE, "a.yaml") == {"world_size": 16, "nnodes": 2, "precision": "amp_fp16"}
+    assert "not per machine" in notes(ACCELERATE, "a.yaml")
+    assert (
+        settings(ACCELERATE.replace("fp16", "no"), "a.yaml")["precision"] == "fp32"
+    )  # YAML reads a bare `no` as false
+
+
+def test_sbatch_resolves_its_own_variables():
+    assert settings(SBATCH, "job.sbatch") == {"nnodes": 2, "nproc_per_node": 4, "time_limit_s": 217800.0}
+    plain = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n#SBATCH -t 90\nsrun python train.py\n"
+    assert settings(plain, "job.sh") == {"nnodes": 2, "nproc_per_node": 4, "time_limit_s": 5400.0}
+    assert "known only when it runs" in notes(SBATCH.replace("$SLURM_NNODES", "$NODES"), "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --nnodes 2 --nproc-per-node 8 train.py --lr 0.1", {"nnodes": 2, "nproc_per_node": 8}),
+        ("python -m torch.distributed.run --nproc_per_node=4 train.py", {"nproc_per_node": 4}),
+        ("torchrun --standalone --nproc-per-node gpu train.py", {}),
+        ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", {"nproc_per_node": 8}),
+        ("accelerate launch --num_processes 16 --num_machines 2 train.py", {"world_size": 16, "nnodes": 2}),
+        ("deepspeed --num_gpus 4 train.py --deepspeed ds.json", {"nproc_per_node": 4}),
+        ("OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 t.py --per_device_train_batch_size 4", {"nproc_per_node": 2, "micro_batch": 4}),
+    ],
+)  # fmt: skip
+def test_commands(command, expected):
+    assert {s.name: s.value for s in parse_command(command).settings} == expected
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "python train.py", "torchrun --nproc-per-node", "torchrun --nproc-per-node four t.py", "torchrun 'x"],
+)
+def test_commands_that_are_not_understood(command):
+    with pytest.raises(UnreadableInput):
+        parse_command(command)
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("", "a.json"), ("{", "a.json"), ("[]", "a.json"), ("3", "a.json"), ('{"a": 1}', "a.json"), ("a: [", "a.yaml"),
+        ("just text", "a.yaml"), ("a: 1\n", "a.yaml"), ("x\x00", "a.json"), ("echo hello", "a.sh"),
+        ('{"train_batch_size": 8, "train_batch_size": 16}', "a.json"), ("trainer: {devices: 1}\ntrainer: {}\n", "a.yaml"),
+        ('{"train_batch_size": NaN}', "a.json"), ('{"train_batch_size": -8}', "a.json"), ('{"train_batch_size": 2.5}', "a.json"),
+        ('{"train_batch_size": true}', "a.json"), ('{"train_batch_size": "many"}', "a.json"), ('{"train_batch_size": 1e300}', "a.json"),
+        ('{"train_batch_size": [8]}', "a.json"), (hf(fp16=True), "a.json"), (hf(learning_rate="fast"), "a.json"),
+        (hf(bf16="maybe"), "a.json"), (hf(eval_steps=-5), "a.json"), (ds(zero_optimization={"stage": 4}), "a.json"),
+        (ds(zero_optimization=3), "a.json"), (ds(fp16={"enabled": True}), "a.json"),
+        (LIGHTNING.replace("[2, 3]", "[2, 2]"), "a.yaml"), (LIGHTNING.replace("[2, 3]", "[]"), "a.yaml"),
+        (LIGHTNING.replace("bf16-mixed", "17"), "a.yaml"), (LIGHTNING.replace("num_nodes: 2", "num_nodes: 0"), "a.yaml"),
+        (ACCELERATE.replace("fp16", "int4"), "a.yaml"), (SBATCH.replace("--nodes=2", "--nodes=two"), "a.sh"),
+        (SBATCH.replace("2-12:30:00", "tomorrow"), "a.sh"), ("!!python/object/apply:os.system ['true']", "a.yaml"),
+        ("[" * 100_000, "a.json"), ("[" * 100_000, "a.yaml"), ("{" * 5000 + '"a"', "a.json"),
+        ("a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in zip("abcdefghijklm", "bcdefghijklmn", strict=True)), "a.yaml"),
+        ("x" * (1 << 21), "a.yaml"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_one_sentence(text, file):
+    with pytest.raises(UnreadableInput) as caught:
+        parse_config(text, file)
+    assert file in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    binary = tmp_path / "b.json"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
+    for path in (tmp_path, tmp_path / "missing.json", binary):
+        with pytest.raises(UnreadableInput):
+            read_configs([str(path)])
+
+
+@pytest.mark.slow
+def test_our_list_of_hugging_face_names_is_theirs():
+    transformers = pytest.importorskip("transformers")
+    assert {f.name for f in dataclasses.fields(transformers.TrainingArguments)} == NAMES
