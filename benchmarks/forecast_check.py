@@ -60,7 +60,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def check(rows: list[dict[str, Any]], data: Path) -> tuple[list[tuple[str, float, float, bool]], dict[str, int]]:
     """(file, log ratio forecast / measured, launch share, inside) for every row, and why others were refused."""
     workloads: dict[tuple[str, Form, str, int | None], Workload | str] = {}
-    results, refused = [], {}
+    results: list[tuple[str, float, float, bool]] = []
+    refused: dict[str, int] = {}
     for row in rows:
         try:
             device = find_device(row["gpu_canonical"] or row["gpu"])

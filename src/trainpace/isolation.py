@@ -6,6 +6,7 @@ from the exit code alone. What the user's code prints goes to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,10 +86,8 @@ def _has_fileno() -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Also what the worker started: it leads a process group of its own."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
 
 

@@ -61,14 +61,14 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.report.forecast import print_forecasts, row_json
     from trainpace.schedule import Schedule
     from trainpace.trace import load_workload
-    from trainpace.workload import form_of
+    from trainpace.workload import Form, form_of
 
     if (o["samples"] is None) != (o["epochs"] is None):
         raise click.UsageError("--samples and --epochs go together.")
     plan = None if o["samples"] is None else Schedule(samples=o["samples"], epochs=o["epochs"])
     own = devices_of(o["hardware"])
     named = [None if gpu.casefold() == "cpu" else find_device(gpu, own) for gpu in gpus]
-    forms = ("fp32", "amp", "half") if o["save_workload"] else (form_of(o["precision"]),)
+    forms: tuple[Form, ...] = ("fp32", "amp", "half") if o["save_workload"] else (form_of(o["precision"]),)
     workload = load_workload(model, forms, o["optimizer"], o["sequence_length"], o["timeout"])
     if o["save_workload"]:
         save(workload, o["save_workload"])

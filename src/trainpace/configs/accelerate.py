@@ -44,7 +44,7 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     parallel = reading.section(data.get("parallelism_config"), "parallelism_config")
     for name in ("tp", "cp"):
         value = parallel.get(f"parallelism_config_{name}_size", parallel.get(f"{name}_size"))
-        reading.count(name, value, f"parallelism_config.{name}_size")  # type: ignore[arg-type]
+        reading.count(name, value, f"parallelism_config.{name}_size")
     if kind == "NO" and isinstance(data.get("num_processes"), int) and data["num_processes"] > 1:
         reading.note(
             "distributed_type", f"NO, and num_processes is {data['num_processes']}: one process runs", "warning"

@@ -76,11 +76,10 @@ def _product_clashes(values: dict[str, Setting]) -> list[Clash]:
         if ranks % shards:
             text = f"world size {ranks} is not a multiple of tp x pp x cp = {shards}."
             clashes.append(Clash(name="world_size", settings=tuple(used), text=text))
-        elif int(total.value) != int(micro.value) * int(accumulation.value) * (ranks // shards):
-            product = int(micro.value) * int(accumulation.value) * (ranks // shards)
+        elif int(total.value) != (samples := int(micro.value) * int(accumulation.value) * (ranks // shards)):
             text = (
                 f"global_batch {_said(total)} is not micro_batch {_said(micro)} x accumulation {_said(accumulation)}"
-                f" x data-parallel size {ranks // shards} = {product}."
+                f" x data-parallel size {ranks // shards} = {samples}."
             )
             clashes.append(Clash(name="global_batch", settings=tuple(used), text=text))
     zero, sharding = values.get("zero_stage"), values.get("sharding")

@@ -11,10 +11,30 @@ from trainpace.configs.settings import ConfigFile, Reading
 from trainpace.errors import nearest_names
 
 TOP_LEVEL = frozenset(
-    ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "scheduler", "fp16", "bf16", "bfloat16", "amp", "zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown", "flops_profiler", "activation_checkpointing", "sparse_attention", "data_efficiency", "curriculum_learning", "tensorboard", "wandb", "csv_monitor", "comet", "comms_logger", "compression_training", "elasticity", "autotuning", "aio", "checkpoint", "data_types", "nebula", "pipeline", "compile", "tensor_parallel", "communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "hybrid_engine", "eigenvalue", "progressive_layer_drop", "quantize_training", "disable_allgather", "fp32_allreduce", "dataloader_drop_last", "use_data_before_expert_parallelism", "graph_harvesting", "load_universal_checkpoint", "sequence_parallel_size", "torch_autocast", "timers", "local_rank", "use_node_local_storage", "vocabulary_size", "data_sampling", "zenflow", "weight_quantization", "train_steps", "monitor_config", "repro_mode"]
+    """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer scheduler fp16 bf16 bfloat16 amp
+    zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer gradient_clipping steps_per_print
+    wall_clock_breakdown dump_state memory_breakdown flops_profiler activation_checkpointing sparse_attention
+    data_efficiency curriculum_learning tensorboard wandb csv_monitor comet comms_logger compression_training elasticity
+    autotuning aio checkpoint data_types nebula pipeline compile tensor_parallel communication_data_type
+    seq_parallel_communication_data_type prescale_gradients gradient_predivide_factor sparse_gradients hybrid_engine
+    eigenvalue progressive_layer_drop quantize_training disable_allgather fp32_allreduce dataloader_drop_last
+    use_data_before_expert_parallelism graph_harvesting load_universal_checkpoint sequence_parallel_size torch_autocast
+    timers local_rank use_node_local_storage vocabulary_size data_sampling zenflow weight_quantization
+    train_steps monitor_config repro_mode""".split()
 )
 ZERO = frozenset(
-    ["stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size", "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param", "offload_optimizer", "zenflow", "sub_group_size", "cpu_offload_param", "cpu_offload_use_pin_memory", "cpu_offload", "prefetch_bucket_size", "stage3_prefetch_bucket_size", "param_persistence_threshold", "stage3_param_persistence_threshold", "model_persistence_threshold", "stage3_model_persistence_threshold", "max_live_parameters", "stage3_max_live_parameters", "max_reuse_distance", "stage3_max_reuse_distance", "gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save", "module_granularity_threshold", "stage3_module_granularity_threshold", "use_all_reduce_for_fetch_params", "stage3_use_all_reduce_for_fetch_params", "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "zeropp_loco_param", "mics_shard_size", "mics_hierarchical_params_gather", "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings", "save_muon_momentum_buffer_in_memory", "enable_sanity_checks"]
+    """stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions
+    allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint offload_param offload_optimizer zenflow
+    sub_group_size cpu_offload_param cpu_offload_use_pin_memory cpu_offload prefetch_bucket_size
+    stage3_prefetch_bucket_size param_persistence_threshold stage3_param_persistence_threshold
+    model_persistence_threshold stage3_model_persistence_threshold max_live_parameters stage3_max_live_parameters
+    max_reuse_distance stage3_max_reuse_distance gather_16bit_weights_on_model_save
+    stage3_gather_16bit_weights_on_model_save module_granularity_threshold stage3_module_granularity_threshold
+    use_all_reduce_for_fetch_params stage3_use_all_reduce_for_fetch_params stage3_gather_fp16_weights_on_model_save
+    ignore_unused_parameters legacy_stage1 round_robin_gradients zero_hpz_partition_size zero_quantized_weights
+    zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param mics_shard_size
+    mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply
+    log_trace_cache_warnings save_muon_momentum_buffer_in_memory enable_sanity_checks""".split()
 )
 
 

@@ -72,8 +72,7 @@ def epochs_for_deadline(schedule: Schedule, execution: Execution, step_time_s: f
             f"not even one epoch fits: it takes {format_duration(time_s(1))}, and {format_duration(deadline_s)} is given.",
             "Allow more time, use a faster step, or count in --max-steps.",
         )
-    epochs = _last_true(lambda n: time_s(n) <= deadline_s, MAX_EPOCHS)
-    return epochs
+    return _last_true(lambda n: time_s(n) <= deadline_s, MAX_EPOCHS)
 
 
 def data_parallel_for_deadline(

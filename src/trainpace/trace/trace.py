@@ -47,7 +47,7 @@ def trace_task(task: Task, optimizer: str | None = None, forms: Sequence[Form] =
     """Trace a task that has been built."""
     name = optimizer or ("own" if task.optimizer else "sgd_momentum")
     parameters = list(task.model.parameters())
-    traced = {form: _trace_form(task, None if name == "own" else name, form) for form in forms}
+    traced: dict[str, TracedForm] = {form: _trace_form(task, None if name == "own" else name, form) for form in forms}
     own = "" if task.optimizer is None else type(task.optimizer).__name__.lower()
     return Workload(
         model=task.name,
@@ -57,7 +57,7 @@ def trace_task(task: Task, optimizer: str | None = None, forms: Sequence[Form] =
         sample=task.sample,
         sequence_length=task.sequence_length,
         traced_batches=BATCHES,
-        forms=dict(traced),
+        forms=traced,
     )
 
 

@@ -1,0 +1,221 @@
+"""The real command in a real process: answers, exit codes, and bad input of every kind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "examples" / "configs"
+TASK = """
+import torch
+from torch import nn
+def task():
+    model = nn.Linear(4, 2)
+    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), [(torch.randn(4), 1)] * 8
+def broken():
+    raise RuntimeError("no such luck")
+"""
+
+
+def trainpace(*arguments, cwd=None):
+    command = [sys.executable, "-m", "trainpace", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+def ask(*arguments):
+    done = trainpace(*arguments, "--json")
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)
+
+
+RUN = ("schedule", "--samples", "1281167", "--epochs", "90", "--micro-batch", "32", "--nproc-per-node", "8")
+
+
+@pytest.fixture
+def task(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(TASK)
+    return file
+
+
+def test_schedule():
+    answer = ask(*RUN, "--step-time", "210ms", "--price", "2.50")
+    assert answer["time"]["steps"] == 450450
+    assert answer["total_s"] == pytest.approx(94594.5)
+    assert answer["cost_usd"] == pytest.approx(525.5, abs=0.1)
+
+
+def test_schedule_of_the_thesis():
+    done = trainpace("schedule", "--epoch-time", "10.7h", "--epochs", "50", "--repeats", "32", "--speedup", "2153%")
+    assert done.returncode == 0
+    for part in ("713 days", "21.53x", "4.64 %", "33.1 days"):
+        assert part in done.stdout
+
+
+def test_a_missed_deadline_is_exit_1_and_says_by_how_much():
+    done = trainpace(*RUN, "--step-time", "210ms", "--deadline", "24h")
+    assert done.returncode == 1
+    assert "2 h 17 min over 24 h" in done.stdout
+
+
+def test_files_and_options_together():
+    files = [f"--config={CONFIGS / name}" for name in ("ds.json", "args.json", "train.sbatch")]
+    done = trainpace("schedule", *files, "--samples", "1281167", "--epochs", "90", "--step-time", "150ms")
+    assert done.returncode == 0, done.stderr
+    assert "gradient_cliping: unknown to DeepSpeed, which ignores it silently" in done.stdout
+    assert "16 micro-batch x 2 accumulation x 8 data parallel" in " ".join(done.stdout.split())
+
+
+def test_files_that_contradict_each_other():
+    files = [f"--config={CONFIGS / name}" for name in ("ds.json", "args.json")]
+    done = trainpace("schedule", *files, "--command", "torchrun --nproc-per-node 4 t.py", "--samples", "9", "--epochs", "1")
+    assert done.returncode == 2
+    for part in ("256", "ds.json, train_batch_size", "args.json, per_device_train_batch_size", "= 128"):
+        assert part in done.stderr
+
+
+def test_an_option_that_contradicts_a_file():
+    done = trainpace("schedule", "--config", CONFIGS / "args.json", "--micro-batch", "4", "--samples", "9", "--epochs", "1")
+    assert done.returncode == 2
+    assert "4 on the command line and 16 in" in done.stderr
+
+
+def test_forecast_rows_keep_the_contract():
+    answer = ask("forecast", "resnet18", "--gpu", "T4", "--gpu", "A100", "--batch", "8,16", "--precision", "amp_fp16")
+    assert answer["schema_version"] == 1
+    assert [(row["gpu"], row["batch"]) for row in answer["rows"]] == [("T4", 8), ("T4", 16), ("A100 SXM 40GB", 8), ("A100 SXM 40GB", 16)]
+    wanted = {
+        "model", "gpu", "num_gpus", "precision", "batch", "step_time_ms", "step_time_ms_low", "step_time_ms_high",
+        "samples_per_second", "peak_memory_gib", "fits", "mfu", "breakdown_ms", "provenance", "warnings",
+    }  # fmt: skip
+    for row in answer["rows"]:
+        assert wanted <= row.keys()
+        assert sum(row["breakdown_ms"].values()) == pytest.approx(row["step_time_ms"])
+        assert row["step_time_ms_low"] < row["step_time_ms"] < row["step_time_ms_high"]
+
+
+def test_forecast_saves_a_workload_that_serves_every_precision(task, tmp_path):
+    saved = tmp_path / "w.json"
+    assert trainpace("forecast", f"{task}:task", "--gpu", "T4", "--save-workload", saved).returncode == 0
+    for precision in ("fp32", "amp_fp16", "fp16"):
+        assert ask("forecast", saved, "--gpu", "A100", "--precision", precision)["rows"][0]["step_time_ms"] > 0
+
+
+def test_forecast_of_the_whole_training():
+    answer = ask("forecast", "resnet18", "--gpu", "H100", "--samples", "1.28M", "--epochs", "2", "--price", "3", "--num-gpus", "4")
+    row = answer["rows"][0]
+    assert row["training_time_s"] == pytest.approx(20000 * row["step_time_ms"] / 1e3)
+    assert row["cost_usd"] == pytest.approx(row["training_time_s"] / 3600 * 12)
+
+
+def test_what_does_not_fit_is_exit_1():
+    done = trainpace("forecast", "vgg16", "--gpu", "T4", "--batch", "1024")
+    assert done.returncode == 1
+    assert "NO" in done.stdout
+
+
+def test_a_card_without_bf16_is_exit_1_with_the_reason():
+    done = trainpace("forecast", "resnet18", "--gpu", "V100", "--precision", "amp_bf16")
+    assert done.returncode == 1
+    assert "no bf16 matrix rate" in done.stdout
+
+
+def test_measure_saves_what_it_measured(task, tmp_path):
+    saved = tmp_path / "m.json"
+    done = trainpace("measure", f"{task}:task", "--batch", "4,8", "--seconds", "0.2s", "--output", saved)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(saved.read_text())
+    assert [m["execution"]["micro_batch"] for m in measured] == [4, 8]
+    assert all(m["record"] == "Measurement" for m in measured)
+    assert "Best throughput" in done.stdout
+
+
+def test_gpus():
+    assert "RTX 3090" in trainpace("gpus").stdout
+    assert "936" in trainpace("gpus", "NVIDIA GeForce RTX 3090").stdout
+    assert ask("gpus", "T4")["memory_gib"]["kind"] in ("datasheet", "secondary")
+
+
+def test_a_device_of_ones_own(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[[gpu]]\nname = "My card"\nfp32_tflops = 10\nmemory_bandwidth_gb_per_s = 500\nmemory_gib = 8\n')
+    row = ask("forecast", "resnet18", "--gpu", "my card", "--hardware", file)["rows"][0]
+    assert row["step_time_ms"] > 0
+
+
+BAD = {
+    "no such verb": ["forcast", "resnet50"],
+    "no arguments": ["schedule"],
+    "no batch": ["schedule", "--samples", "100", "--epochs", "1"],
+    "negative": ["schedule", "--samples", "-5", "--epochs", "1", "--micro-batch", "1"],
+    "zero": [*RUN, "--accumulate", "0"],
+    "huge": [*RUN, "--step-time", "1e300s"],
+    "huge count": ["schedule", "--samples", "1e30", "--epochs", "1", "--micro-batch", "1"],
+    "not a number": [*RUN, "--step-time", "fast"],
+    "nan epochs": ["schedule", "--samples", "9", "--epochs", "nan", "--micro-batch", "1"],
+    "infinite epochs": ["schedule", "--samples", "9", "--epochs", "inf", "--micro-batch", "1"],
+    "unit missing": [*RUN, "--step-time", "210"],
+    "contradiction": [*RUN, "--global-batch", "100"],
+    "shards": [*RUN, "--tp", "3"],
+    "budget without price": [*RUN, "--budget", "5", "--step-time", "1s"],
+    "no such option": [*RUN, "--step-tim", "1s"],
+    "config is missing": ["schedule", "--config", "/nonexistent/ds.json", "--samples", "9", "--epochs", "1"],
+    "config is a folder": ["schedule", "--config", "/", "--samples", "9", "--epochs", "1"],
+    "command": ["schedule", "--command", "rm -rf", "--samples", "9", "--epochs", "1"],
+    "unknown GPU": ["forecast", "resnet50", "--gpu", "RTX 9090"],
+    "unknown model": ["forecast", "resnet51", "--gpu", "T4"],
+    "unknown kind": ["forecast", "keras:vgg16", "--gpu", "T4"],
+    "no GPU": ["forecast", "resnet50"],
+    "bad batch": ["forecast", "resnet50", "--gpu", "T4", "--batch", "8:2"],
+    "zero batch": ["forecast", "resnet50", "--gpu", "T4", "--batch", "0"],
+    "huge batch": ["forecast", "resnet50", "--gpu", "T4", "--batch", "1e30"],
+    "many batches": ["forecast", "resnet50", "--gpu", "T4", "--batch", "1:100M"],
+    "zero batch step": ["forecast", "resnet50", "--gpu", "T4", "--batch", "1:9:0"],
+    "bad precision": ["forecast", "resnet50", "--gpu", "T4", "--precision", "int4"],
+    "bad optimizer": ["forecast", "resnet18", "--gpu", "T4", "--optimizer", "lion"],
+    "samples alone": ["forecast", "resnet50", "--gpu", "T4", "--samples", "5"],
+    "no such workload": ["forecast", "/nonexistent/w.json", "--gpu", "T4"],
+    "no such file": ["forecast", "/nonexistent/m.py:task", "--gpu", "T4"],
+    "no such transformer": ["forecast", "transformers:/nonexistent.json", "--gpu", "T4"],
+    "no such hardware file": ["forecast", "resnet50", "--gpu", "T4", "--hardware", "/nonexistent.toml"],
+    "measure what": ["measure", "resnet51"],
+    "measure where": ["measure", "resnet18", "--output", "/nonexistent/folder/m.json"],
+    "unknown GPU listed": ["gpus", "RTX 9090"],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_exit_2(name):
+    done = trainpace(*BAD[name])
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    message = [line for line in done.stderr.splitlines() if line.startswith("trainpace: ")]
+    assert len(message) == 1
+    assert len(message[0]) > 30
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("function", ["broken", "nothing"])
+def test_a_model_that_raises_is_exit_2(task, function):
+    for verb in (["forecast", "--gpu", "T4"], ["measure"]):
+        done = trainpace(verb[0], f"{task}:{function}", *verb[1:])
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert ("no such luck" if function == "broken" else "unknown function") in done.stderr
+
+
+def test_output_into_a_closed_pipe():
+    command = f"{sys.executable} -m trainpace gpus | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", [[], ["schedule"], ["forecast"], ["measure"], ["gpus"]])
+def test_help(verb):
+    done = trainpace(*verb, "--help")
+    assert done.returncode == 0
+    assert "trainpace" in done.stdout
+    assert all(len(line) <= 112 for line in done.stdout.splitlines())
