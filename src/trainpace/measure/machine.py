@@ -30,17 +30,18 @@ def profile_cpu() -> MachineProfile:
         spreads.append(spread)
         return amount / seconds
 
-    a, b = torch.randn(768, 768), torch.randn(768, 768)
-    gemm = rate(2 * 768.0**3, lambda: a @ b)
+    square = torch.randn(768, 768)
+    product = rate(2 * 768.0**3, lambda: square @ square)
+    gemm = _linear_rate(rate)
     # few channels and many: real networks have both, and a CPU runs the first at half the rate
     conv = (_conv_rate(rate, channels=32, groups=1) * _conv_rate(rate, channels=128, groups=1)) ** 0.5
     depthwise = _conv_rate(rate, channels=64, groups=64)
     attention = _attention_rate(rate)
+    # with a new output each time, as training has it: fresh pages cost a CPU more than the traffic itself
     x = torch.randn(2 * 2**20)
-    y = torch.empty_like(x)
-    bandwidth = rate(2 * 4.0 * x.numel(), lambda: y.copy_(x))
+    bandwidth = rate(2 * 4.0 * x.numel(), lambda: torch.relu(x))
     overhead_us = _overhead_us()
-    peak = max(gemm, conv, attention)
+    peak = max(product, gemm, conv, attention)
     memory_gib = _memory_gib()
 
     def measured(value: float) -> Figure:
@@ -88,6 +89,19 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _linear_rate(rate: Callable[[float, Callable[[], object]], float]) -> float:
+    """A layer of a small transformer, forward and backward: its three products are not of one speed."""
+    layer = nn.Linear(192, 768)
+    x = torch.randn(512, 192, requires_grad=True)
+    gradient = torch.ones(512, 768)
+
+    def step() -> None:
+        layer.zero_grad(set_to_none=True)
+        layer(x).backward(gradient)
+
+    return rate(3 * 2.0 * 512 * 192 * 768, step)
 
 
 def _conv_rate(rate: Callable[[float, Callable[[], object]], float], channels: int, groups: int) -> float:
