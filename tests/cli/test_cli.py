@@ -71,14 +71,18 @@ def test_files_and_options_together():
 
 def test_files_that_contradict_each_other():
     files = [f"--config={CONFIGS / name}" for name in ("ds.json", "args.json")]
-    done = trainpace("schedule", *files, "--command", "torchrun --nproc-per-node 4 t.py", "--samples", "9", "--epochs", "1")
+    done = trainpace(
+        "schedule", *files, "--command", "torchrun --nproc-per-node 4 t.py", "--samples", "9", "--epochs", "1"
+    )
     assert done.returncode == 2
     for part in ("256", "ds.json, train_batch_size", "args.json, per_device_train_batch_size", "= 128"):
         assert part in done.stderr
 
 
 def test_an_option_that_contradicts_a_file():
-    done = trainpace("schedule", "--config", CONFIGS / "args.json", "--micro-batch", "4", "--samples", "9", "--epochs", "1")
+    done = trainpace(
+        "schedule", "--config", CONFIGS / "args.json", "--micro-batch", "4", "--samples", "9", "--epochs", "1"
+    )
     assert done.returncode == 2
     assert "4 on the command line and 16 in" in done.stderr
 
@@ -86,7 +90,12 @@ def test_an_option_that_contradicts_a_file():
 def test_forecast_rows_keep_the_contract():
     answer = ask("forecast", "resnet18", "--gpu", "T4", "--gpu", "A100", "--batch", "8,16", "--precision", "amp_fp16")
     assert answer["schema_version"] == 1
-    assert [(row["gpu"], row["batch"]) for row in answer["rows"]] == [("T4", 8), ("T4", 16), ("A100 SXM 40GB", 8), ("A100 SXM 40GB", 16)]
+    assert [(row["gpu"], row["batch"]) for row in answer["rows"]] == [
+        ("T4", 8),
+        ("T4", 16),
+        ("A100 SXM 40GB", 8),
+        ("A100 SXM 40GB", 16),
+    ]
     wanted = {
         "model", "gpu", "num_gpus", "precision", "batch", "step_time_ms", "step_time_ms_low", "step_time_ms_high",
         "samples_per_second", "peak_memory_gib", "fits", "mfu", "breakdown_ms", "provenance", "warnings",
@@ -105,7 +114,20 @@ def test_forecast_saves_a_workload_that_serves_every_precision(task, tmp_path):
 
 
 def test_forecast_of_the_whole_training():
-    answer = ask("forecast", "resnet18", "--gpu", "H100", "--samples", "1.28M", "--epochs", "2", "--price", "3", "--num-gpus", "4")
+    answer = ask(
+        "forecast",
+        "resnet18",
+        "--gpu",
+        "H100",
+        "--samples",
+        "1.28M",
+        "--epochs",
+        "2",
+        "--price",
+        "3",
+        "--num-gpus",
+        "4",
+    )
     row = answer["rows"][0]
     assert row["training_time_s"] == pytest.approx(20000 * row["step_time_ms"] / 1e3)
     assert row["cost_usd"] == pytest.approx(row["training_time_s"] / 3600 * 12)
