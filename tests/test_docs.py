@@ -73,7 +73,7 @@ def test_the_first_look(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("this CPU") == 2
+    assert done.stdout.count("  this CPU  ") == 2
     page = (tmp_path / "first_look.html").read_text()
     assert page.index("What this means") < page.index("<table>")
     assert not re.findall(r"(?:src|href)=|https?://", page)  # opens offline

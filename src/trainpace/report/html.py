@@ -52,7 +52,7 @@ class ReportRow(Record):
 def render(title: str, meaning: Sequence[str], rows: Sequence[ReportRow]) -> str:
     """The page as text. `meaning` is said first, in plain words."""
     said = "".join(f"<p>{html.escape(line)}</p>" for line in meaning)
-    data = json.dumps([_plain(row) for row in rows]).replace("</", "<\\/")
+    data = json.dumps([_plain(row) for row in rows]).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
