@@ -95,7 +95,7 @@ def explain(rows, spread) -> list[str]:
         " micro-benchmarks, not the model's own time.",
         f"The same {slow.model} step of {slow.measured_ms:.0f} ms at batch {slow.batch} would take about"
         f" {format_number(fastest.forecast_ms)} ms on one {fastest.device} ({format_number(fastest.low_ms)} to"
-        f" {format_number(fastest.high_ms)} ms), as far as datasheets tell. Nothing was measured on a GPU.",
+        f" {format_number(fastest.high_ms)} ms), as far as its datasheet tells. Nothing was measured on a GPU.",
         "Models this small keep a large GPU waiting for launches: the fastest card is not always worth its price.",
         f"This machine was {'steady' if spread < 0.2 else 'noisy'} during the micro-benchmarks"
         f" (rounds differed by up to {100 * spread:.0f} %), which limits every comparison above.",

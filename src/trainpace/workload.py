@@ -22,6 +22,9 @@ Form = Literal["fp32", "amp", "half"]
 """How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
 a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
 
+LARGEST = 1e25
+"""FLOPs or bytes above this are no model's; it keeps every product finite. A comparison with NaN fails too."""
+
 MATRIX_KINDS = frozenset({"gemm", "conv", "conv_dgrad", "conv_wgrad", "attention", "attention_backward"})
 """Operators that run on matrix units. All others are bound by memory traffic or by their launch."""
 
@@ -65,8 +68,11 @@ class Operators(Record):
             raise TrainpaceError("the operator table is empty, or its columns differ in length.")
         for name, shape in shapes.items():
             array = getattr(self, name)
-            if array.shape != shape or array.dtype.kind not in "bif" or not np.isfinite(array).all():
+            kinds = "b" if name == "half" else "if"
+            if array.shape != shape or array.dtype.kind not in kinds or not (np.abs(array) < LARGEST).all():
                 raise TrainpaceError(f"column {name} of the operator table should be finite numbers of shape {shape}.")
+        if any((getattr(self, name).sum(axis=1) < 0).any() for name in ("flops", "read_bytes", "written_bytes")):
+            raise TrainpaceError("the operator table has an operator that does less than nothing at batch size 1.")
         if any(phase not in PHASES for phase in self.phase) or (self.count < 1).any() or (self.launches < 0).any():
             raise TrainpaceError("the operator table has an unknown phase, or a count below 1.")
 
@@ -86,7 +92,12 @@ class MemoryProfile(Record):
     peaks: np.ndarray
 
     def __post_init__(self) -> None:
-        if self.peaks.ndim != 2 or self.peaks.shape[1] != 3 or not len(self.peaks) or not np.isfinite(self.peaks).all():
+        if (
+            self.peaks.ndim != 2
+            or self.peaks.shape[1] != 3
+            or not len(self.peaks)
+            or not (np.abs(self.peaks) < LARGEST).all()
+        ):
             raise TrainpaceError("the memory profile should be finite numbers of shape (moments, 3).")
 
     def at_peak(self, batch: int) -> tuple[float, float]:

@@ -241,3 +241,9 @@ def test_help(verb):
     assert done.returncode == 0
     assert "trainpace" in done.stdout
     assert all(len(line) <= 112 for line in done.stdout.splitlines())
+
+
+def test_no_arguments_show_the_help():
+    done = trainpace()
+    assert done.returncode == 0
+    assert "schedule" in done.stdout

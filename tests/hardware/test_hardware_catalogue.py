@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainpace.errors import UnknownName, UnreadableInput
 from trainpace.hardware import Device, Figure, catalogue, find_device, parse_catalogue
-from trainpace.hardware.catalog_reader import normalised
+from trainpace.hardware.catalogue_reader import normalised
 from trainpace.records import from_json, to_json
 
 REQUIRED = """

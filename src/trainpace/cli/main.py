@@ -56,6 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     from trainpace.errors import TrainpaceError
 
     try:
+        if not (sys.argv[1:] if arguments is None else arguments):
+            arguments = ["--help"]
         code = _cli.main(arguments, prog_name="trainpace", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)

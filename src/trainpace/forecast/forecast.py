@@ -85,7 +85,7 @@ def forecast(
         memory=memory,
         capacity_gib=capacity,
         fits=fits,
-        mfu=_mfu(flops, step, execution, cluster),
+        mfu=_mfu(flops, operators, step, execution, cluster),
         model_flops_per_step=flops,
         provenance=provenance,
         heaviest=heaviest(operators, times, execution),
@@ -118,12 +118,12 @@ def _model_flops(operators: Operators, execution: Execution) -> float:
     return counted * execution.accumulation
 
 
-def _mfu(flops: float, step: StepTime, execution: Execution, cluster: Cluster) -> float | None:
-    half = form_of(execution.precision) != "fp32"
-    peak = matrix_peak(cluster.device, execution.precision, half)
-    if not isinstance(peak, Peak):
-        return None
-    return flops / (step.total_ms * 1e-3 * peak.flop_per_s * cluster.num_devices)
+def _mfu(flops: float, operators: Operators, step: StepTime, execution: Execution, cluster: Cluster) -> float | None:
+    """Model FLOPs over what the fastest format in use could do in the same time."""
+    formats = {bool(half) for half in operators.half}
+    peaks = [matrix_peak(cluster.device, execution.precision, half) for half in formats]
+    rates = [peak.flop_per_s for peak in peaks if isinstance(peak, Peak)]
+    return flops / (step.total_ms * 1e-3 * max(rates) * cluster.num_devices) if rates else None
 
 
 def _time_interval(schedule: Schedule | None, execution: Execution, step_ms: Interval) -> Interval | None:

@@ -1,6 +1,6 @@
 """Devices, their figures with sources, and clusters of them."""
 
-from trainpace.hardware.catalog_reader import catalogue, find_device, parse_catalogue
+from trainpace.hardware.catalogue_reader import catalogue, find_device, parse_catalogue
 from trainpace.hardware.cluster import Cluster
 from trainpace.hardware.device import Device, Figure
 

@@ -1,0 +1,49 @@
+"""A saved workload is a user's file too: damaged, it is read rightly or refused in one sentence."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from nouns import workload
+from trainpace import records
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.forecast import forecast
+from trainpace.hardware import Cluster, find_device
+from trainpace.workload import Workload
+
+DATA = json.loads(records.to_json(workload()))
+WRONG = [None, -1, 1e308, "x", [], {}, 0, True, -5e20, [[1]], 1.5, 10**30]
+
+
+def paths(tree, path=()):
+    if isinstance(tree, dict | list):
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            yield (*path, key)
+            yield from paths(tree[key], (*path, key))
+
+
+PATHS = list(paths(DATA))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_workloads(seed):
+    rng = random.Random(seed)
+    for _ in range(20):
+        data = copy.deepcopy(DATA)
+        *parents, last = rng.choice(PATHS)
+        place = data
+        for key in parents:
+            place = place[key]
+        if rng.random() < 0.2:
+            del place[last]
+        else:
+            place[last] = rng.choice(WRONG)
+        try:
+            damaged = records.from_json(json.dumps(data), Workload, "w.json")
+            for precision in ("fp32", "amp_fp16", "bf16"):
+                forecast(damaged, Execution(micro_batch=8, precision=precision), Cluster(device=find_device("A100")))
+        except TrainpaceError as error:
+            assert len(str(error).splitlines()) == 1
