@@ -1,6 +1,6 @@
 """Forecasts against public measured runs: how far off is the first kernel model, and how wide must its interval be?
 
-    python benchmarks/forecast_check.py ../shared/data [--most-specs 60]
+    python benchmarks/forecast_check.py ../shared/data [--most-specs 70]
 
 Reads measured_runs.parquet from a folder that is not part of the repository. Single-GPU training rows whose model spec
 can be traced here, shuffled by a fixed seed: the kernel model's few constants were chosen on every other spec, and this
@@ -33,7 +33,7 @@ OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw", "momentum": "sgd_m
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--most-specs", type=int, default=60)
+    parser.add_argument("--most-specs", type=int, default=70)
     options = parser.parse_args()
     rows = read_rows(options.data / "measured_runs.parquet")
     specs = sorted({row["model_spec"] for row in rows})

@@ -119,6 +119,35 @@ def test_fused_attention_and_dropout_inside_python_functions_are_seen():
     assert at_batch(table.dims, 3)[row, :6].tolist() == [3, 4, 16, 16, 8, 0]
 
 
+@pytest.mark.parametrize("shape", [(16, 8), (4, 3, 16, 8)])
+def test_attention_of_other_than_four_dimensions_is_not_fused(shape):
+    layer = nn.Linear(8, 8)
+    task = Task(
+        "blocks", layer, lambda m, b: nn.functional.scaled_dot_product_attention(m(b), b, b).sum(),
+        lambda n: torch.randn(n, *shape), None, "blocks",
+    )  # fmt: skip
+    kinds = trace_task(task, "sgd").forms["fp32"].operators.kind
+    assert "attention" not in kinds
+    assert "softmax" in kinds
+
+
+def test_what_a_model_computes_once_and_keeps_is_no_part_of_a_step():
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+            self.positions = None
+
+        def forward(self, x):
+            if self.positions is None:
+                self.positions = torch.arange(10).float().cos().sin()
+            return self.layer(x) + self.positions
+
+    plain, cached = (trace_task(linear_task(model=m)) for m in (nn.Linear(64, 10), Cached()))
+    counts = [w.forms["fp32"].operators.count.sum() for w in (plain, cached)]
+    assert counts[1] == counts[0] + 1  # the addition
+
+
 def test_tied_weights_stay_tied():
     class Tied(nn.Module):
         def __init__(self):

@@ -110,12 +110,16 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference)."""
-    squeeze = q.dim() == 3
-    if squeeze:
-        q, k, v = (t.unsqueeze(0) for t in (q, k, v))
+    """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
+
+    Fused kernels take 4 dimensions; other inputs run as plain products and a softmax.
+    """
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    if q.dim() != 4:
+        plain = torch.ops.aten._scaled_dot_product_attention_math
+        unfused: torch.Tensor = plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
+        return unfused
     if q.dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.shape[-1] <= 256:
         out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     else:
@@ -126,8 +130,8 @@ def _attention(
         out = torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale
         )[0]
-    result: torch.Tensor = out.squeeze(0) if squeeze else out
-    return result
+    fused: torch.Tensor = out
+    return fused
 
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:

@@ -51,9 +51,12 @@ def build_task(spec: str, sequence_length: int | None = None) -> Task:
         raise TrainpaceError(f"{spec} has no sequence length.", "Leave --sequence-length out.")
     if kind == "timm":
         timm = _import("timm", "timm")
-        if name not in timm.list_models():
-            raise UnknownName("timm model", name, timm.list_models())
-        model = timm.create_model(name)
+        try:
+            model = timm.create_model(name)  # which also understands names of older releases
+        except RuntimeError as error:
+            if "nknown model" not in str(error):
+                raise
+            raise UnknownName("timm model", name, timm.list_models()) from None
         size = model.default_cfg.get("input_size", (3, 224, 224))
         return _image_task(spec, model, tuple(size), model.num_classes)
     if kind == "torchvision" and name not in zoo.MODELS:

@@ -68,7 +68,14 @@ def _trace_form(task: Task, optimizer: str | None, form: Form) -> TracedForm:
         own = own if own is None else _rebind(own, model)
     model.train()
     runs = [_one_step(task, model, own if optimizer is None else None, optimizer, form, n) for n in BATCHES]
+    if _kinds(runs[0]) != _kinds(runs[1]) == _kinds(runs[2]):
+        # a model may compute something once and keep it, such as relative positions: later steps are without it
+        runs[0] = _one_step(task, model, own if optimizer is None else None, optimizer, form, BATCHES[0])
     return _fit(task.name, runs)
+
+
+def _kinds(run: tuple[Recorder, float, float]) -> list[str]:
+    return [row.kind for row in run[0].rows]
 
 
 def _one_step(
@@ -129,7 +136,7 @@ def _one_step(
 
 def _fit(name: str, runs: list[tuple[Recorder, float, float]]) -> TracedForm:
     first, second, third = (run[0] for run in runs)
-    kinds = [[row.kind for row in run.rows] for run in (first, second, third)]
+    kinds = [_kinds(run) for run in runs]
     if not kinds[0]:
         raise TrainpaceError(f"{name} does nothing on the device.")
     if not kinds[0] == kinds[1] == kinds[2]:
