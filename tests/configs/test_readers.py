@@ -206,6 +206,18 @@ def test_bad_files_are_one_sentence(text, file):
     assert len(str(caught.value)) < 600
 
 
+def test_an_alias_bomb_is_refused_before_it_is_built():
+    """Forty aliases of aliases stand for 2**40 values."""
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 41))]
+    with pytest.raises(UnreadableInput, match="stands for more than"):
+        parse_config("\n".join(lines), "bomb.yaml")
+
+
+def test_yaml_merge_keys_are_understood():
+    text = "base: &base {max_epochs: 3}\ntrainer:\n  <<: *base\n  devices: 2\n"
+    assert settings(text, "t.yaml") == {"nproc_per_node": 2, "epochs": 3.0}
+
+
 def test_files_that_cannot_be_read(tmp_path):
     binary = tmp_path / "b.json"
     binary.write_bytes(b"\xff\xfe\x00\x01")

@@ -10,7 +10,9 @@ from trainpace.errors import UnreadableInput
 
 LARGEST_FILE_BYTES = 1 << 20
 DEEPEST = 50
-MOST_ALIASES = 100
+MOST_NODES = 200_000
+"""Keys and values after aliases are expanded. A file of 1 MiB without aliases stays far below."""
+_LONGEST_WHOLE_NUMBER_BITS = 128
 
 
 def parse_json(text: str, file: str) -> Any:
@@ -20,7 +22,7 @@ def parse_json(text: str, file: str) -> Any:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise UnreadableInput(f"{file}: the key {key!r} is given twice.", "Keep one.")
+                raise _twice(file, key)
             result[key] = value
         return result
 
@@ -29,53 +31,86 @@ def parse_json(text: str, file: str) -> Any:
 
     try:
         return _checked(json.loads(text, object_pairs_hook=unique, parse_constant=constant), file)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UnreadableInput(f"{file} is not valid JSON: {error}.") from None
-    except ValueError as error:
-        if isinstance(error, UnreadableInput):
-            raise
-        raise UnreadableInput(f"{file} is not valid JSON: {error}.") from None
+    except UnreadableInput:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{file} is not valid JSON: {str(error)[:200]}.") from None
 
 
 def parse_yaml(text: str, file: str) -> Any:
     """YAML as PyYAML's safe loader reads it, which is what Hugging Face, Lightning and accelerate use."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Refuses duplicate keys and too many aliases."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            if isinstance(node, yaml.MappingNode):
-                seen: set[str] = set()
-                for key, _ in node.value:
-                    if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                        if key.value in seen:
-                            raise UnreadableInput(f"{file}: the key {key.value!r} is given twice.", "Keep one.")
-                        seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    if text.count("*") > MOST_ALIASES and text.count("&") > 0:
-        raise UnreadableInput(f"{file} uses too many YAML aliases.")
     try:
-        return _checked(yaml.load(text, Loader=Loader), file)
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            _measure(node, file)
+            return _checked(None if node is None else loader.construct_document(node), file)
+        finally:
+            loader.dispose()
+    except UnreadableInput:
+        raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise UnreadableInput(
-            f"{file} is not valid YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}."
-        ) from None
+        problem = getattr(error, "problem", None) or str(error)
+        raise UnreadableInput(f"{file} is not valid YAML{where}: {problem[:200]}.") from None
     except (RecursionError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        if isinstance(error, UnreadableInput):
-            raise
-        raise UnreadableInput(f"{file} is not valid YAML: {error}.") from None
+        raise UnreadableInput(f"{file} is not valid YAML: {str(error)[:200]}.") from None
+
+
+def _measure(root: Any, file: str) -> None:
+    """Check a tree of YAML nodes before anything is built: a few aliases of aliases can stand for 2**50 values."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: Any, depth: int) -> int:
+        if depth > DEEPEST or id(node) in open_nodes:
+            raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
+        if id(node) not in sizes:
+            open_nodes.add(id(node))
+            parts = _parts(node, file)
+            sizes[id(node)] = 1 + sum(size(part, depth + 1) for part in parts)
+            open_nodes.discard(id(node))
+        if sizes[id(node)] > MOST_NODES:
+            raise UnreadableInput(f"{file} stands for more than {MOST_NODES:,} keys and values.")
+        return sizes[id(node)]
+
+    if root is not None:
+        size(root, 0)
+
+
+def _parts(node: Any, file: str) -> list[Any]:
+    """The nodes inside a node; in a mapping, no two keys may be the same."""
+    if not isinstance(node.value, list):
+        return []
+    if not node.value or not isinstance(node.value[0], tuple):
+        return list(node.value)
+    seen: set[tuple[str, str]] = set()
+    for key, _ in node.value:
+        written = (key.tag, key.value if isinstance(key.value, str) else "")
+        if isinstance(key.value, str) and written in seen:
+            raise _twice(file, key.value)
+        seen.add(written)
+    return [part for pair in node.value for part in pair]
 
 
 def _checked(value: Any, file: str, depth: int = 0) -> Any:
+    """Refuse what no settings file holds and what would break later: NaN, endless numbers, half characters."""
     if depth > DEEPEST:
         raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
     if isinstance(value, float) and not math.isfinite(value):
         raise UnreadableInput(f"{file} holds {value}, which is no setting.")
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, int) and value.bit_length() > _LONGEST_WHOLE_NUMBER_BITS:
+        raise UnreadableInput(f"{file} holds a whole number of {value.bit_length()} bits, which is no setting.")
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" or c == "\x00" for c in value):
+        raise UnreadableInput(f"{file} holds {value[:40]!r}, which is no text.")
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     for part in parts:
         _checked(part, file, depth + 1)
     return value
+
+
+def _twice(file: str, key: str) -> UnreadableInput:
+    return UnreadableInput(f"{file}: the key {key[:60]!r} is given twice.", "Keep one.")
