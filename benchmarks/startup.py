@@ -33,7 +33,7 @@ if len(sys.argv) > 3: import transformers
 from trainpace.trace.trace import trace
 times = []
 for _ in range(3):
-    start = time.perf_counter(); trace(sys.argv[1], None, [sys.argv[2]]); times.append(time.perf_counter() - start)
+    start = time.perf_counter(); trace(sys.argv[1], [sys.argv[2]]); times.append(time.perf_counter() - start)
 print(json.dumps([times[0], min(times[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]))
 """
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}

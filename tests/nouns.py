@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainpace.execution import Execution
-from trainpace.forecast import GPU_KERNELS, forecast
+from trainpace.forecast import fitted_constants, forecast
 from trainpace.hardware import Cluster, find_device
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.plan import Change, Plan
@@ -19,6 +19,7 @@ def operators(m=4096, n=4096, k=4096, half=False) -> Operators:
     elements = float(n * k)
     return Operators(
         kind=("gemm", "gemm", "optimizer"),
+        function=("addmm", "mm", "_foreach_add_"),
         phase=("forward", "backward", "optimizer"),
         module=("layer", "layer", ""),
         half=np.array([half, half, False]),
@@ -61,7 +62,7 @@ def every_noun():
     a100 = Cluster(device=find_device("A100"), price_usd_per_device_hour=1.5)
     start = Execution(micro_batch=8)
     return [
-        schedule, start, a100, a100.device, workload(), StepTime(forward_ms=1.5), measurement(), GPU_KERNELS,
+        schedule, start, a100, a100.device, workload(), StepTime(forward_ms=1.5), measurement(), fitted_constants(),
         forecast(workload(), start, a100, schedule),
         Plan(start=start, changes=(Change(title="bf16", execution=Execution(precision="bf16"), forecast_saved_s=3.0),)),
         answer(Question(schedule=schedule, micro_batch=8, step_time_s=0.1)),

@@ -18,6 +18,10 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 ZeroStage = Literal[0, 1, 2, 3]
 
+Engine = Literal["ddp", "data_parallel"]
+"""ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
+data_parallel: torch's old nn.DataParallel, one process for all devices of a node."""
+
 
 class Execution(Record):
     """One way to execute a workload. Sizes are counts >= 1.
@@ -35,6 +39,7 @@ class Execution(Record):
     cp: int = 1
     precision: Precision = "fp32"
     optimizer: str = "sgd"
+    engine: Engine = "ddp"
     zero_stage: ZeroStage = 0
     offload_optimizer: bool = False
     activation_checkpointing: bool = False

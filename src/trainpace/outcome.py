@@ -13,6 +13,9 @@ from trainpace.schedule import TrainingTime
 Provenance = Literal["measured", "calibrated", "fitted", "datasheet"]
 """Where a number comes from, the surest first."""
 
+MFU_LIMIT = 4.0
+"""1, but for Winograd's convolutions, which do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3))."""
+
 STEP_PARTS = (
     "forward_ms",
     "backward_ms",
@@ -120,8 +123,8 @@ class Forecast(Record):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # a utilisation above 1 is an error in a figure or a formula; showing it clamped would hide that
-        assert self.mfu is None or 0 <= self.mfu <= 1, f"MFU of {self.mfu} on {self.device}"
+        # a utilisation above the limit is an error in a figure or a formula; showing it clamped would hide that
+        assert self.mfu is None or 0 <= self.mfu <= MFU_LIMIT, f"MFU of {self.mfu} on {self.device}"
         assert (self.step is None) == bool(self.reason), "a forecast has a step time or a reason why not"
 
     @property

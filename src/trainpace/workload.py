@@ -6,7 +6,7 @@ operators share a row with a `count`; so ResNet-50 is about 200 rows, and Llama-
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,37 @@ from trainpace.records import Record
 Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
+Mode = Literal["train", "forward_backward", "inference"]
+"""How much of a step was traced: all of it, all but the optimizer, or a forward pass in evaluation mode."""
+
 Form = Literal["fp32", "amp", "half"]
 """How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
 a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
+
+class Variant(NamedTuple):
+    """Which of a spec's workloads: its input's size, how much of a step, and under which generation of torch.
+
+    `legacy` is torch before 2.0: no fused attention, and optimizers that launch kernels tensor by tensor. `checkpointing`
+    recomputes activations in the backward pass, block by block.
+    """
+
+    optimizer: str | None = None
+    sequence_length: int | None = None
+    image_size: int | None = None
+    mode: Mode = "train"
+    legacy: bool = False
+    checkpointing: bool = False
+
 
 LARGEST = 1e25
 """FLOPs or bytes above this are no model's; it keeps every product finite. A comparison with NaN fails too."""
 
 MATRIX_KINDS = frozenset({"gemm", "conv", "conv_dgrad", "conv_wgrad", "attention", "attention_backward"})
 """Operators that run on matrix units. All others are bound by memory traffic or by their launch."""
+
+KINDS = frozenset({
+    *MATRIX_KINDS, "norm", "softmax", "pool", "embedding", "reduction", "copy", "fill", "elementwise", "optimizer", "view", "module"
+})  # fmt: skip
 
 ATTENTION_BACKWARD_MODEL_SHARE = 0.8
 """FlashAttention's backward does 5 products, one of them the forward's again: MFU counts 4 (Dao et al. 2022)."""
@@ -44,12 +66,13 @@ def form_of(precision: Precision) -> Form:
 class Operators(Record):
     """A struct of arrays; n rows of alike operators, heaviest order not implied.
 
-    kind, phase, module: n strings (module is the first one's name). half: does its arithmetic run in 16 bits. count: n.
-    launches: kernels of one operator, n. flops, read_bytes, written_bytes: n x 2 coefficients over the batch size.
+    kind, function, phase, module: n strings (function is ATen's name, module the first one's). half: does its arithmetic
+    run in 16 bits. count: n. launches: kernels of one operator, n (0: the host's work alone). flops, read_bytes, written_bytes: n x 2 coefficients over the batch size.
     dims: n x 16 x 2, the operator's own sizes in the order that `trace` documents for its kind, zero-padded.
     """
 
     kind: tuple[str, ...]
+    function: tuple[str, ...]
     phase: tuple[str, ...]
     module: tuple[str, ...]
     half: np.ndarray
@@ -64,7 +87,7 @@ class Operators(Record):
         n = len(self.kind)
         shapes = {"half": (n,), "count": (n,), "launches": (n,), "flops": (n, 2), "read_bytes": (n, 2)}
         shapes |= {"written_bytes": (n, 2), "dims": (n, 16, 2)}
-        if n == 0 or len(self.phase) != n or len(self.module) != n:
+        if n == 0 or any(len(names) != n for names in (self.function, self.phase, self.module)):
             raise TrainpaceError("the operator table is empty, or its columns differ in length.")
         for name, shape in shapes.items():
             array = getattr(self, name)
@@ -75,6 +98,33 @@ class Operators(Record):
             raise TrainpaceError("the operator table has an operator that does less than nothing at batch size 1.")
         if any(phase not in PHASES for phase in self.phase) or (self.count < 1).any() or (self.launches < 0).any():
             raise TrainpaceError("the operator table has an unknown phase, or a count below 1.")
+        unknown = set(self.kind) - KINDS
+        if unknown:
+            raise TrainpaceError(f"the operator table has an operator of kind {min(unknown)!r}.", f"Kinds: {', '.join(sorted(KINDS))}.")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Times of matrix operators follow from their sizes, and utilisation from their FLOPs: the two must agree."""
+        batch = 2
+        d = self.dims[:, :, 0] + self.dims[:, :, 1] * batch
+        flops = self.flops[:, 0] + self.flops[:, 1] * batch
+        kind = np.array(self.kind)
+        convolution = np.isin(kind, ("conv", "conv_dgrad", "conv_wgrad"))
+        attention = np.isin(kind, ("attention", "attention_backward"))
+        groups = np.where(convolution, np.maximum(d[:, 1], 1), 1)
+        work = d[:, 0] * d[:, 2] * d[:, 3] / groups * d[:, 10:13].prod(axis=1)
+        products = np.where(kind == "attention_backward", 5, 2) * np.where(d[:, 5] > 0, 0.5, 1.0)
+        expected = 2.0 * np.select(
+            [kind == "gemm", attention], [d[:, :4].prod(axis=1), d[:, :5].prod(axis=1) * products], work * d[:, 7:10].prod(axis=1)
+        )
+        # a transposed convolution works at every position of its input
+        other = np.where(convolution, 2.0 * work * d[:, 4:7].prod(axis=1), expected)
+        wrong = (convolution | attention | (kind == "gemm")) & ~(
+            np.isclose(flops, expected, rtol=1e-3) | np.isclose(flops, other, rtol=1e-3)
+        )
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            raise TrainpaceError(f"operator {i} of the table, a {self.kind[i]}, does not have the FLOPs that its sizes make.")
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -125,6 +175,9 @@ class Workload(Record):
     sequence_length: int | None
     traced_batches: tuple[int, ...]
     forms: dict[str, TracedForm]
+    mode: Mode = "train"
+    checkpointed: bool = False
+    sample_bytes: float = 0.0
 
     def form(self, precision: Precision) -> TracedForm:
         """The traced form for a precision, or an error that says which were traced."""

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from nouns import operators, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
-from trainpace.forecast import GPU_KERNELS, forecast
-from trainpace.forecast.kernels import KernelTimes, Peak, kernel_times, matrix_peak
+from trainpace.forecast import fitted_constants, forecast
+from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.outcome import STEP_PARTS, Forecast, Interval, StepTime
 from trainpace.schedule import Schedule
@@ -55,8 +56,9 @@ def test_accumulation_costs_at_least_its_micro_steps(batch, accumulation):
 def test_operator_times_are_at_least_the_roofline():
     table = operators()
     device = find_device("A100")
-    times = kernel_times(table, 4, device, "fp32", GPU_KERNELS)
-    assert isinstance(times, KernelTimes)
+    constants = fitted_constants()
+    rates = sustained_rates(device, "fp32", True, False, constants)
+    times = KernelTable(table).times(np.array(4.0), rates, constants)
     assert (times.device_s >= np.maximum(times.compute_s, times.memory_s)).all()
     flops = (table.flops[:2, 0] + 4 * table.flops[:2, 1]) * table.count[:2]
     assert (times.device_s[:2] >= flops / (device.fp32_tflops.value * 1e12)).all()
@@ -90,12 +92,12 @@ def test_what_a_device_cannot_do_is_a_reason():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"zero_stage": 1}, {"offload_optimizer": True}, {"activation_checkpointing": True}, {"compile": True}]
+    ("changes", "word"), [({"offload_optimizer": True}, "not forecast yet"), ({"activation_checkpointing": True}, "traced without")]
 )
-def test_what_is_not_modelled_yet_is_said(changes):
+def test_what_is_not_modelled_yet_is_said(changes, word):
     f = one(**changes)
     assert f.step is None
-    assert "not forecast yet" in f.reason
+    assert word in f.reason
 
 
 def test_more_gpus_cost_communication():
@@ -107,10 +109,13 @@ def test_more_gpus_cost_communication():
     assert without_link > eight.step.communication_ms  # PCIe, against NVLink
 
 
-def test_several_nodes_are_not_forecast_yet():
+def test_several_nodes_need_a_network():
     cluster = Cluster(device=find_device("A100"), devices_per_node=8, nodes=2)
-    f = forecast(WORKLOAD, Execution(nnodes=2, nproc_per_node=8), cluster)
-    assert "more than one node" in f.reason
+    two_nodes = Execution(nnodes=2, nproc_per_node=8)
+    assert "more than one node" in forecast(WORKLOAD, two_nodes, cluster).reason
+    times = [forecast(WORKLOAD, two_nodes, replace(cluster, network_gb_per_s_per_device=rate)).step.communication_ms
+             for rate in (1.0, 25.0)]  # fmt: skip
+    assert times[0] > times[1] > 0
 
 
 def test_memory_that_does_not_fit_is_a_value():
@@ -150,7 +155,7 @@ def test_impossible_values_raise():
         Interval(low=2.0, high=1.0, coverage=0.9, basis="")
     good = one()
     with pytest.raises(AssertionError, match="MFU"):
-        replace_checked(good, mfu=1.2)
+        replace_checked(good, mfu=4.2)
 
 
 def replace_checked(record, **changes):

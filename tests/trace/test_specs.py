@@ -11,6 +11,7 @@ import pytest
 from trainpace import records
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.trace import load_workload
+from trainpace.workload import Variant
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +71,7 @@ GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2
 
 
 def test_transformers(tmp_path):
-    workload = load_workload(write_config(tmp_path, **GPT2), ("amp",), "adamw", 256)
+    workload = load_workload(write_config(tmp_path, **GPT2), ("amp",), Variant("adamw", 256))
     assert workload.parameters == 53561088
     assert workload.sequence_length == 256
     assert "attention" in workload.forms["amp"].operators.kind
@@ -83,7 +84,7 @@ def test_transformers(tmp_path):
 )  # fmt: skip
 def test_transformers_mistakes(tmp_path, values, length, word):
     with pytest.raises(TrainpaceError, match=word):
-        load_workload(write_config(tmp_path, **values), ("fp32",), None, length)
+        load_workload(write_config(tmp_path, **values), ("fp32",), Variant(sequence_length=length))
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.report.forecast import print_forecasts, row_json
     from trainpace.schedule import Schedule
     from trainpace.trace import load_workload
-    from trainpace.workload import Form, form_of
+    from trainpace.workload import Form, Variant, form_of
 
     if (o["samples"] is None) != (o["epochs"] is None):
         raise click.UsageError("--samples and --epochs go together.")
@@ -69,7 +69,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     own = devices_of(o["hardware"])
     named = [None if gpu.casefold() == "cpu" else find_device(gpu, own) for gpu in gpus]
     forms: tuple[Form, ...] = ("fp32", "amp", "half") if o["save_workload"] else (form_of(o["precision"]),)
-    workload = load_workload(model, forms, o["optimizer"], o["sequence_length"], o["timeout"])
+    workload = load_workload(model, forms, Variant(o["optimizer"], o["sequence_length"]), o["timeout"])
     if o["save_workload"]:
         save(workload, o["save_workload"])
     rows = []

@@ -1,6 +1,7 @@
 """Step time, memory, training time and cost of a workload on a cluster. Pure: no torch, no files, no clock."""
 
 from trainpace.forecast.forecast import forecast
-from trainpace.forecast.kernels import GPU_KERNELS, KernelModel
+from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.forecast.roofline import KernelModel
 
-__all__ = ["GPU_KERNELS", "KernelModel", "forecast"]
+__all__ = ["KernelConstants", "KernelModel", "fitted_constants", "forecast"]

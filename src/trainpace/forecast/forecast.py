@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from trainpace.execution import Execution
-from trainpace.forecast.kernels import GPU_KERNELS, KernelModel, KernelTimes, Peak, kernel_times, matrix_peak
+from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.forecast.intervals import spread_of
+from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.memory import step_memory
-from trainpace.forecast.step import heaviest, step_time
+from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
+from trainpace.forecast.roofline import KernelModel, kernel_times
+from trainpace.forecast.step import PhaseTimes, heaviest, host_us, phase_sums, step_time
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import Forecast, Interval, Provenance, StepTime
 from trainpace.schedule import Schedule, training_time
 from trainpace.units import hours_from_s
 from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, Workload, at_batch, form_of
 
-COVERAGE = 0.9
 FIT_MARGIN = 0.97
 """Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
-
-
-GPU_SPREAD = (0.60, 2.8)
-"""Factors on the central forecast for 90 % coverage: the quantiles on the specs that the constants were chosen on were 0.66
-and 2.0, widened because neither GPUs nor software versions were held out. benchmarks/results/forecast_check.md has the
-coverage on other specs."""
-CPU_SPREAD = (0.55, 1.80)
-"""From a handful of small models on one machine: wide on purpose."""
 
 
 def forecast(
@@ -30,43 +27,47 @@ def forecast(
     execution: Execution,
     cluster: Cluster,
     schedule: Schedule | None = None,
-    model: KernelModel | None = None,
+    model: KernelModel | KernelConstants | None = None,
+    host_factor: float = 1.0,
+    host_to_device_ms: float = 0.0,
 ) -> Forecast:
     """Forecast one execution of a workload on a cluster.
 
     What cannot be done (no such rate on the device, not modelled yet) comes back with `reason` and no step time; a
-    forecast that does not fit in memory comes back in full with `fits` False. `model` is the machine's own calibration;
-    without it the constants of GPU_KERNELS hold.
+    forecast that does not fit in memory comes back in full with `fits` False. `model` is the machine's own calibration
+    (a CPU's roofline) or other constants; without it the fitted ones hold. `host_factor` is how much slower than a common host
+    this one launches; `host_to_device_ms` what copying a micro-batch to the device takes where nothing hides it.
     """
     device = cluster.device
     form = workload.form(execution.precision)
     operators = form.operators
+    gradient_bytes = workload.trainable_parameters * (2.0 if form_of(execution.precision) == "half" else 4.0)
+    parameter_bytes = workload.parameters * (4.0 if form_of(execution.precision) == "fp32" else 2.0)
     memory = step_memory(form, execution, device.kind == "gpu")
     capacity = None if device.memory_gib is None else device.memory_gib.value
     fits = None if capacity is None else memory.device_gib <= capacity * FIT_MARGIN
-    constants = model or GPU_KERNELS
-    times = kernel_times(operators, execution.micro_batch, device, execution.precision, constants)
-    gradient_bytes = workload.trainable_parameters * (2.0 if form_of(execution.precision) == "half" else 4.0)
-    reason = _not_modelled(execution)
+    calibrated = isinstance(model, KernelModel)
+    provenance: Provenance = "calibrated" if calibrated else "fitted"
+    evaluated = _evaluate(operators, execution, cluster, model, host_factor)
+    reason = _not_modelled(execution, workload) or (evaluated if isinstance(evaluated, str) else "")
     step: StepTime | None = None
-    if not reason and isinstance(times, str):
-        reason = times
-    if not reason and isinstance(times, KernelTimes):
-        result = step_time(operators, times, constants, execution, cluster, gradient_bytes)
+    if not isinstance(evaluated, str) and not reason:
+        _, phases, start_ms = evaluated
+        result = step_time(
+            phases, device.kind == "gpu", start_ms, execution, cluster, gradient_bytes, parameter_bytes, host_to_device_ms
+        )
         step, reason = (None, result) if isinstance(result, str) else (result, "")
-    provenance: Provenance = "fitted" if model is None else "calibrated"
     if step is None:
         return Forecast(
             model=workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution, step=None,
             step_time_interval_ms=None, memory=memory, capacity_gib=capacity, fits=fits, mfu=None,
             model_flops_per_step=None, provenance=provenance, reason=reason,
         )  # fmt: skip
-    assert isinstance(times, KernelTimes)
-    low, high = CPU_SPREAD if device.kind == "cpu" else GPU_SPREAD
+    assert not isinstance(evaluated, str)
+    spread = spread_of(step, operators, evaluated[0], execution, cluster)
     interval = Interval(
-        low=step.total_ms * low, high=step.total_ms * high, coverage=COVERAGE,
-        basis="spread of this model's errors on measured runs, widened for unseen GPUs",
-    )  # fmt: skip
+        low=step.total_ms * spread.low, high=step.total_ms * spread.high, coverage=spread.coverage, basis=spread.basis
+    )
     flops = _model_flops(operators, execution) * execution.data_parallel_size
     time = None
     if schedule is not None:
@@ -88,7 +89,7 @@ def forecast(
         mfu=_mfu(flops, operators, step, execution, cluster),
         model_flops_per_step=flops,
         provenance=provenance,
-        heaviest=heaviest(operators, times, execution),
+        heaviest=heaviest(operators, evaluated[0], execution),
         training_time=time,
         training_time_interval_s=_time_interval(schedule, execution, interval),
         cost_usd=cost,
@@ -96,16 +97,43 @@ def forecast(
     )
 
 
-def _not_modelled(execution: Execution) -> str:
+def _evaluate(
+    operators: Operators, execution: Execution, cluster: Cluster, model: KernelModel | KernelConstants | None, host_factor: float
+) -> tuple[KernelTimes, PhaseTimes, float] | str:
+    """(kernel times, phases, the host's work outside the phases in ms), or the reason why there are none."""
+    device = cluster.device
+    if isinstance(model, KernelModel) or device.kind == "cpu":
+        if not isinstance(model, KernelModel):
+            return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
+        times = kernel_times(operators, execution.micro_batch, device, execution.precision, model)
+        if isinstance(times, str):
+            return times
+        host_ms = phase_sums(operators, operators.count * operators.launches * model.host_us_per_launch * 1e-3)
+        return times, PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms), 0.0
+    constants = model or fitted_constants()
+    rates = sustained_rates(
+        device, execution.precision, bool((~operators.half).any()), bool(operators.half.any()), constants
+    )
+    if isinstance(rates, str):
+        return rates
+    batch = np.asarray(float(execution.micro_batch))
+    times = KernelTable(operators).times(batch, rates, constants, execution.channels_last, execution.compile)
+    factor = host_factor * (constants.compile_host if execution.compile else 1.0)
+    host_ms = phase_sums(operators, host_us(operators, constants) * 1e-3) * factor
+    return times, PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms), constants.host_step_us * 1e-3 * factor
+
+
+def _not_modelled(execution: Execution, workload: Workload) -> str:
     wanted = {
         "tensor, pipeline or context parallelism": execution.tp * execution.pp * execution.cp > 1,
-        "ZeRO or FSDP sharding": execution.zero_stage > 0,
         "optimizer offload": execution.offload_optimizer,
-        "activation checkpointing": execution.activation_checkpointing,
-        "torch.compile": execution.compile,
     }
     missing = [name for name, is_wanted in wanted.items() if is_wanted]
-    return f"{', '.join(missing)}: not forecast yet." if missing else ""
+    if missing:
+        return f"{', '.join(missing)}: not forecast yet."
+    if execution.activation_checkpointing and not workload.checkpointed:
+        return "activation checkpointing: this workload was traced without it."
+    return ""
 
 
 def _model_flops(operators: Operators, execution: Execution) -> float:

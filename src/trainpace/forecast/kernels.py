@@ -1,71 +1,48 @@
-"""First kernel model: a smoothed roofline with an efficiency per operator class, and a floor per launch.
+"""Device time of every operator: a physical form per class, bounded by the device's sustained figures.
 
-    time = ((compute^4 + memory^4) ^ (1/4)) + latency        per kernel, in seconds
-    compute = FLOPs / (peak x efficiency(class) x fill)
-    memory  = bytes / (bandwidth x memory efficiency)
+    time = (compute^p + memory^p)^(1/p) + launches x latency        p = SMOOTHNESS
 
-`fill` is the share of the device that the output's tiles keep busy. It knows no tile quantisation, algorithm choice, L2
-or clocks that sag under load; the intervals say what that costs.
+Matrix products and convolutions compute in tiles (`tiles`); convolutions choose between implicit GEMM and Winograd, grouped ones
+run as many small products, depthwise ones on CUDA cores. Everything else moves bytes at a share of the bandwidth that
+its class reaches, more where it fits in L2. Every array broadcasts: operators along the last axis, batch sizes and devices along
+axes before it.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.errors import TrainpaceError
-from trainpace.execution import Precision
-from trainpace.hardware.device import Device, Figure
-from trainpace.records import Record
-from trainpace.workload import MATRIX_KINDS, Operators, at_batch
+from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.rates import Rates
+from trainpace.forecast.tiles import TileModel, product_s
+from trainpace.workload import Operators
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
-TILE_OUTPUTS = 128 * 64
-"""Outputs of one thread block of a large matrix kernel; smaller blocks are chosen where they would fill the device."""
+SMOOTHNESS = 5.0
+FP32_BYTES, HALF_BYTES = 4.0, 2.0
+ATTENTION_BLOCK_ROWS = 128.0
+"""Query rows of one thread block of fused attention (FlashAttention-2, arXiv:2307.08691)."""
 
-
-class KernelModel(Record):
-    """Constants of the kernel model. Efficiencies are shares of the device's figures, for large operators."""
-
-    gemm: float
-    conv: float
-    conv_grouped: float
-    attention: float
-    tensor_core_factor: float
-    memory: float
-    latency_us: float
-    host_us_per_launch: float
-    basis: str
-
-    def __post_init__(self) -> None:
-        for name in ("gemm", "conv", "conv_grouped", "attention", "tensor_core_factor", "memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise TrainpaceError(
-                    f"{name} of the kernel model is {getattr(self, name)}; it is a share above 0, at most 1."
-                )
-
-
-GPU_KERNELS = KernelModel(
-    gemm=0.85,
-    conv=0.80,
-    conv_grouped=0.05,
-    attention=0.35,
-    tensor_core_factor=0.64,
-    memory=0.62,
-    latency_us=5.0,
-    host_us_per_launch=8.5,
-    basis="eight round constants for all GPUs, chosen on public measured runs; benchmarks/forecast_check.py checks others",
-)
-
-
-class Peak(NamedTuple):
-    """FLOP/s of matrix operators, and whether a matrix unit gives it."""
-
-    flop_per_s: float
-    tensor_core: bool
+_TRAFFIC = {
+    "native_batch_norm": "batch_norm", "cudnn_batch_norm": "batch_norm", "_native_batch_norm_legit": "batch_norm",
+    "native_batch_norm_backward": "batch_norm_backward",
+    "native_layer_norm": "layer_norm", "native_group_norm": "layer_norm", "_fused_rms_norm": "layer_norm",
+    "native_layer_norm_backward": "layer_norm_backward", "native_group_norm_backward": "layer_norm_backward",
+    "_fused_rms_norm_backward": "layer_norm_backward",
+    "_softmax_backward_data": "softmax_backward", "_log_softmax_backward_data": "softmax_backward",
+    "max_pool2d_with_indices_backward": "pool_backward", "avg_pool2d_backward": "pool_backward",
+    "_adaptive_avg_pool2d_backward": "pool_backward",
+    **dict.fromkeys(("embedding_dense_backward", "scatter", "scatter_add", "index_put", "index_put_", "index_add",
+                     "index_add_", "_index_put_impl_"), "embedding_backward"),
+}  # fmt: skip
+_TRAFFIC_OF_KIND = {"norm": "batch_norm", "view": "fill", "module": "fill"}
+_CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
 
 
 class KernelTimes(NamedTuple):
@@ -77,87 +54,190 @@ class KernelTimes(NamedTuple):
     latency_s: Floats
 
 
-def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
-    """The rate that matrix operators run against, or the reason why the device cannot do it.
+class KernelTable:
+    """The operators of a workload, sorted into classes once, evaluated at any batch size, device and set of constants."""
 
-    Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
-    device without it is plain fp32, as in torch.
-    """
-    if precision == "fp8":
-        return _tensor(device, device.fp8_tensor_tflops, "FP8")
-    if half:
-        wants_bf16 = precision in ("bf16", "amp_bf16")
-        if wants_bf16:
-            if device.bf16_tensor_tflops is None and device.kind == "gpu":
-                return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
-            figure = device.bf16_tensor_tflops
-        else:
-            figure = device.fp16_tensor_tflops
-        if figure is not None:
-            return Peak(figure.value * 1e12, True)
-    elif precision == "tf32" and device.tf32_tensor_tflops is not None:
-        return Peak(device.tf32_tensor_tflops.value * 1e12, True)
-    if device.fp32_tflops is None:
-        return f"{device.name} has no fp32 rate in the catalogue."
-    return Peak(device.fp32_tflops.value * 1e12, False)
+    def __init__(self, operators: Operators) -> None:
+        self.operators = operators
+        self._kind = np.array(operators.kind)
+        self._groups = operators.dims[:, 1].sum(axis=1)
+        channels = operators.dims[:, 2].sum(axis=1)
+        self._is_convolution = np.isin(self._kind, _CONVOLUTIONS)
+        self._depthwise = self._is_convolution & (self._groups > 1) & (channels == self._groups)
+        self._grouped = self._is_convolution & (self._groups > 1) & ~self._depthwise
+
+    @cached_property
+    def _traffic(self) -> NDArray[np.str_]:
+        names = []
+        for kind, function in zip(self.operators.kind, self.operators.function, strict=True):
+            names.append(_TRAFFIC.get(function) or _TRAFFIC_OF_KIND.get(kind, kind))
+        return np.array(names)
+
+    def times(
+        self, batch: Floats, rates: Rates, c: KernelConstants, channels_last: Flags | bool = False, compiled: Flags | bool = False
+    ) -> KernelTimes:
+        """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags."""
+        table = self.operators
+        batch = np.asarray(batch, dtype=np.float64)
+
+        def at(coefficients: Floats) -> Floats:
+            value: Floats = coefficients[..., 0] + coefficients[..., 1] * batch
+            return value
+
+        shape = np.broadcast_shapes(batch.shape, rates.sms.shape, self._groups.shape)
+        half = table.half
+        bytes_moved = at(table.read_bytes) + at(table.written_bytes)
+        compute = np.zeros(shape)
+        rate = np.where(half, rates.half, rates.full)
+        tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
+        dims = [at(table.dims[:, i]) for i in range(16)]
+        pick = _Pick(shape, dims, rate, tensor, rates.sms, np.asarray(channels_last))
+
+        products = self._kind == "gemm"
+        if products.any():
+            b, m, n, k, speed, units, sms = pick(products, 0, 1, 2, 3)
+            tensor_share = np.where(half[products], c.gemm_tensor, c.gemm_tf32)
+            share = np.where(units, np.where(b > 1, c.batched_tensor * tensor_share, tensor_share), c.gemm_plain)
+            share = share * _alignment(n, k, units, c)
+            compute[..., products] = product_s(b, m, n, k, speed, sms, _tiles(share, units, c))
+        for kind in _CONVOLUTIONS:
+            dense = (self._kind == kind) & ~self._depthwise
+            if dense.any():
+                compute[..., dense] = _convolution_s(kind, pick, dense, self._grouped[dense], half[dense], rates, c)
+            thin = (self._kind == kind) & self._depthwise
+            if thin.any():
+                suffix = kind.removeprefix("conv")
+                share = np.where(
+                    pick.flag(thin), getattr(c, f"depthwise_nhwc{suffix}"), getattr(c, f"depthwise{suffix}")
+                )
+                window = _part(dims[10] * dims[11] * dims[12], thin, shape)
+                power = np.where(pick.flag(thin), c.depthwise_nhwc_window, c.depthwise_window)
+                share = share * (9.0 / window) ** power
+                compute[..., thin] = _part(at(table.flops), thin, shape) / (_part(rates.plain, thin, shape) * share)
+        for kind in ("attention", "attention_backward"):
+            rows = self._kind == kind
+            if rows.any():
+                b, heads, q, speed, _, sms = pick(rows, 0, 1, 2)
+                speed = np.where(half[rows], _part(rates.attention, rows, shape), speed)
+                blocks = b * heads * np.ceil(q / ATTENTION_BLOCK_ROWS)
+                waves = blocks / sms
+                fill = waves / np.maximum(1.0, waves + 0.5 * (np.ceil(waves) - waves))
+                flops = _part(at(table.flops), rows, shape)
+                full = kind.replace("attention", "attention_full")
+                share = np.where(half[rows], getattr(c, kind), getattr(c, full))
+                compute[..., rows] = flops / (speed * share * np.minimum(fill, 1.0))
+        share = self._traffic_shares(pick.channels_last, c)
+        # NCHW convolutions on matrix units are transposed to NHWC and back
+        turned = self._is_convolution & ~self._depthwise & tensor & ~pick.channels_last
+        bytes_moved = np.where(turned, bytes_moved * (1.0 + 2.0 * c.transposes), bytes_moved)
+        cached = 1.0 / (1.0 + (bytes_moved / rates.l2_bytes) ** 2)
+        memory = bytes_moved / (rates.bytes_per_s * share * (1.0 + c.l2_gain * cached))
+        other = ~np.isin(self._kind, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
+        compute = np.where(other, at(table.flops) / (rates.plain * 0.5), compute)
+        fused = np.asarray(compiled) & other
+        memory = np.where(fused & (self._kind != "optimizer"), memory * c.compile_traffic, memory)
+        count = table.count
+        launches = table.launches * np.where(fused, c.compile_launches, 1.0)
+        latency = np.broadcast_to(count * launches * c.latency_us * 1e-6, shape)
+        busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
+        return KernelTimes(count * busy + latency, count * compute, count * memory, latency)
+
+    def _traffic_shares(self, channels_last: Flags, c: KernelConstants) -> Floats:
+        matrix = np.isin(self._traffic, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
+        shares = np.array([c.traffic_matrix if is_matrix else getattr(c, f"traffic_{name}")
+                           for name, is_matrix in zip(self._traffic, matrix, strict=True)])  # fmt: skip
+        nhwc = np.array([getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self._traffic, shares, strict=True)])
+        result: Floats = np.where(channels_last, nhwc, shares)
+        return result
 
 
-def kernel_times(
-    operators: Operators, batch: int, device: Device, precision: Precision, model: KernelModel
-) -> KernelTimes | str:
-    """Device time of every row at a batch size, or the reason why there is none."""
-    if device.memory_bandwidth_gb_per_s is None:
-        return f"{device.name} has no memory bandwidth in the catalogue."
-    full, halved = matrix_peak(device, precision, half=False), matrix_peak(device, precision, half=True)
-    for peak, needed in ((full, ~operators.half), (halved, operators.half)):
-        if isinstance(peak, str) and bool(needed.any()):
-            return peak
-    matrix = np.array([kind in MATRIX_KINDS for kind in operators.kind])
-    plain = device.fp32_tflops.value * 1e12 if device.fp32_tflops is not None else 1e30
-    rate = np.full(len(operators), plain)
-    for peak, rows in ((full, matrix & ~operators.half), (halved, matrix & operators.half)):
-        if isinstance(peak, Peak):
-            rate[rows] = peak.flop_per_s * (model.tensor_core_factor if peak.tensor_core else 1.0)
-    dims = at_batch(operators.dims, batch)
-    efficiency = np.where(matrix, _efficiency(operators, dims, model), 0.5)
-    flops = at_batch(operators.flops, batch) * operators.count
-    traffic = (at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)) * operators.count
-    compute = flops / (rate * efficiency * _fill(operators, dims, device))
-    memory = traffic / (device.memory_bandwidth_gb_per_s.value * 1e9 * model.memory)
-    latency = operators.count * operators.launches * model.latency_us * 1e-6
-    return KernelTimes((compute**4 + memory**4) ** 0.25 + latency, compute, memory, latency)
+class _Pick:
+    """The named dims and the rates of some rows, with all leading axes."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dims: list[Floats], rate: Floats, tensor: Flags, sms: Floats, channels_last: Flags
+    ) -> None:
+        self._shape, self._dims, self._rate, self._tensor, self._sms = shape, dims, rate, tensor, sms
+        self.channels_last = np.broadcast_to(channels_last, shape)
+
+    def __call__(self, rows: Flags, *which: int) -> tuple[Floats, ...]:
+        parts = [_part(self._dims[i], rows, self._shape) for i in which]
+        return (*parts, *(_part(array, rows, self._shape) for array in (self._rate, self._tensor, self._sms)))
+
+    def flag(self, rows: Flags) -> Flags:
+        return self.channels_last[..., rows]
 
 
-def _efficiency(operators: Operators, dims: Floats, model: KernelModel) -> Floats:
-    by_kind = {"gemm": model.gemm, "attention": model.attention, "attention_backward": model.attention}
-    efficiency = np.array([by_kind.get(kind, model.conv) for kind in operators.kind])
-    convolution = np.array([kind.startswith("conv") for kind in operators.kind])
-    # channels of one group decide how well a grouped convolution fills a tile: 1 is depthwise, 32 nearly dense
-    channels = np.where(convolution, dims[:, 2] / np.maximum(dims[:, 1], 1), 1.0)
-    grouped = convolution & (dims[:, 1] > 1)
-    share = np.clip(np.log2(np.maximum(channels, 1.0)) / 6.0, 0.0, 1.0)
-    efficiency[grouped] = (model.conv_grouped + (model.conv - model.conv_grouped) * share)[grouped]
-    result: Floats = efficiency
+def _part(array: Floats, rows: Flags, shape: tuple[int, ...]) -> Floats:
+    """The rows of an array that may not have the operators' axis yet, or any before it."""
+    if array.ndim == 0:
+        return array
+    if array.shape[-1] == 1:
+        return array
+    return array[..., rows]
+
+
+def _tiles(share: Floats, units: Flags, c: KernelConstants) -> TileModel:
+    return TileModel(
+        share,
+        np.where(units, c.tile_tensor_half_intensity, c.tile_plain_half_intensity),
+        np.where(units, c.tile_tensor_prologue, c.tile_plain_prologue),
+        np.where(units, c.tile_tensor_quantisation, c.tile_plain_quantisation),
+    )
+
+
+def _alignment(n: Floats, k: Floats, units: Flags, c: KernelConstants) -> Floats:
+    """Matrix units load 16 bytes at a time: rows of another length are loaded piece by piece."""
+    odd = (np.mod(n, 8) != 0) | (np.mod(k, 8) != 0)
+    factor: Floats = np.where(units & odd, c.misaligned, 1.0)
+    return factor
+
+
+def _convolution_s(
+    kind: str, pick: _Pick, rows: Flags, grouped: Flags, half: Flags, rates: Rates, c: KernelConstants
+) -> Floats:
+    """Implicit GEMM, or Winograd for 3x3 at stride 1 on CUDA cores where that is faster."""
+    (images, groups, c_in, c_out, in_d, in_h, in_w, out_d, out_h, out_w, k_d, k_h, k_w, s_h, s_w, speed, units, sms) = pick(
+        rows, *range(15)
+    )
+    suffix = kind.removeprefix("conv")
+    positions_out = images * out_d * out_h * out_w
+    positions_in = images * in_d * in_h * in_w
+    window = k_d * k_h * k_w
+    strides = s_h * s_w
+    inputs, outputs = c_in / groups, c_out / groups
+    padded = np.where(units, np.ceil(inputs / 8) * 8, inputs)  # matrix units take channels eight at a time
+    if kind == "conv":
+        m, n, k = positions_out, outputs, padded * window
+    elif kind == "conv_dgrad":
+        m, n, k = positions_in, padded, outputs * np.maximum(1.0, window / strides)
+    else:
+        m, n, k = outputs, padded * window, positions_out
+    tensor_share = np.where(half, getattr(c, f"conv_tensor{suffix}"), getattr(c, f"conv_tf32{suffix}"))
+    share = np.where(units, tensor_share, getattr(c, f"conv_plain{suffix}"))
+    direct = product_s(groups, m, n, k, speed, sms, _tiles(share, units, c))
+    if grouped.any():
+        # cuDNN's fast NHWC kernels take groups in 32s, of as many inputs as outputs, a power of two
+        odd = (np.mod(groups, 32) != 0) | (inputs != outputs) | (np.mod(np.log2(np.maximum(inputs, 1)), 1) != 0)
+        odd = odd & pick.flag(rows) & (np.asarray(units) > 0)
+        factor = np.where(units, getattr(c, f"grouped{suffix}"), getattr(c, f"grouped_plain{suffix}"))
+        factor = np.where(odd, getattr(c, f"grouped_odd_nhwc{suffix}"), factor)
+        power = np.where(odd, c.grouped_odd_nhwc_channels, c.grouped_channels)
+        group_share = np.minimum(factor * (c_in / groups / 16.0) ** power, 1.0)
+        in_groups = 2.0 * groups * (c_in / groups) * (c_out / groups) * window * positions_out / (speed * group_share)
+        direct = np.where(grouped, np.maximum(direct, in_groups), direct)
+    square = (k_h == 3) & (k_w == 3) & (strides == 1) & ~grouped & (k_d == 1)
+    square = square & ~np.asarray(units, dtype=bool)
+    if not square.any():
+        return direct
+    # F(4x4, 3x3): 36 products of (tiles x c_in x c_out) instead of 144 multiplications for 16 outputs
+    tiles = images * np.ceil(out_h / 4) * np.ceil(out_w / 4)
+    sizes = (tiles, outputs, inputs) if kind != "conv_wgrad" else (outputs, inputs, tiles)
+    if kind == "conv_dgrad":
+        sizes = (tiles, inputs, outputs)
+    winograd = product_s(np.asarray(36.0), *sizes, speed, sms, _tiles(np.asarray(getattr(c, f"winograd{suffix}")), units, c))
+    moved = 2.0 * FP32_BYTES * 36.0 * (tiles * (inputs + outputs) + inputs * outputs)
+    bandwidth = _part(rates.bytes_per_s, rows, ()) * c.traffic_matrix
+    winograd = winograd + moved / bandwidth
+    result: Floats = np.where(square, np.minimum(direct, winograd), direct)
     return result
-
-
-def _fill(operators: Operators, dims: Floats, device: Device) -> Floats:
-    """Share of the device that matrix operators keep busy: outputs in tiles, against the number of SMs."""
-    if device.sms is None:
-        return np.ones(len(operators))
-    outputs = np.full(len(operators), np.inf)
-    for i, kind in enumerate(operators.kind):
-        if kind == "gemm":
-            # split-K gives a tall product more blocks: 1024 of k count as one more
-            outputs[i] = dims[i, 0] * dims[i, 1] * dims[i, 3] * max(1.0, dims[i, 2] / 1024)
-        elif kind == "conv":
-            outputs[i] = dims[i, 0] * dims[i, 3] * np.prod(dims[i, 7:10])
-        elif kind == "conv_dgrad":
-            outputs[i] = dims[i, 0] * dims[i, 2] * np.prod(dims[i, 4:7])
-    filled = outputs / (TILE_OUTPUTS * device.sms.value)
-    result: Floats = np.where(np.isinf(outputs), 1.0, np.clip(filled, 0.05, 1.0))
-    return result
-
-
-def _tensor(device: Device, figure: Figure | None, name: str) -> Peak | str:
-    return f"{device.name} has no {name} matrix rate." if figure is None else Peak(figure.value * 1e12, True)

@@ -1,59 +1,97 @@
-"""From kernel times to a step: phases, host against device, accumulation, the gradients' all-reduce."""
+"""From kernel times to a step: phases, host against device, accumulation, communication."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from trainpace.execution import Execution
-from trainpace.forecast.kernels import KernelModel, KernelTimes
+from trainpace.forecast.communication import exposed_ms
+from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.kernels import KernelTimes
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import OperatorShare, StepTime
 from trainpace.workload import PHASES, Operators
 
-LINK_EFFICIENCY = 0.75
-"""Share of one direction of a link that a large all-reduce sustains; nccl-tests on A100 and H200 nodes give 0.7 to 0.8."""
-OVERLAP = 0.9
-"""Share of the backward pass under which gradient buckets can hide; the last bucket never does."""
+Floats = NDArray[np.float64]
+
+HOST_SHARPNESS = 6.0
+"""Exponent of the smooth maximum of host and device: where they are close, each sometimes waits for the other."""
+ACCUMULATE_SHARE = 0.8
+"""Share of the memory bandwidth at which gradients are added up."""
+
+
+class PhaseTimes(NamedTuple):
+    """Milliseconds by phase (last axis, in the order of PHASES), any axes before it."""
+
+    device_ms: Floats
+    host_ms: Floats
+
+    def together_ms(self) -> Floats:
+        """The later of host and device: the host launches ahead, so a phase of many small kernels takes as long as
+        launching them."""
+        p = HOST_SHARPNESS
+        result: Floats = (self.device_ms**p + self.host_ms**p) ** (1 / p)
+        return result
+
+
+def phase_sums(operators: Operators, per_row: Floats) -> Floats:
+    """Sums over the rows of each phase: (..., rows) -> (..., phases)."""
+    names = np.array(operators.phase)
+    return np.stack([per_row[..., names == phase].sum(axis=-1) for phase in PHASES], axis=-1)
+
+
+def host_us(operators: Operators, c: KernelConstants) -> Floats:
+    """The host's time for every row, all of its operators together, in microseconds."""
+    kind, phase = np.array(operators.kind), np.array(operators.phase)
+    launch = np.where(phase == "optimizer", c.host_optimizer_us, c.host_launch_us) * operators.launches
+    each = np.where(kind == "module", c.host_module_us, np.where(kind == "view", c.host_view_us, launch))
+    result: Floats = each * operators.count
+    return result
 
 
 def step_time(
-    operators: Operators,
-    times: KernelTimes,
-    model: KernelModel,
+    phases: PhaseTimes,
+    on_gpu: bool,
+    start_ms: float,
     execution: Execution,
     cluster: Cluster,
     gradient_bytes: float,
+    parameter_bytes: float,
+    host_to_device_ms: float = 0.0,
 ) -> StepTime | str:
-    """One optimizer step.
+    """One optimizer step from one micro-step's phases, or the reason why there is none.
 
-    Per phase the later of host and device: on a GPU the host launches ahead, so a phase of many small kernels takes as
-    long as launching them. On a CPU the two are one, and add up. What the host adds is `host_overhead_ms`.
+    On a CPU host and device are one, and add up. What the host adds is `host_overhead_ms`; `start_ms` is its work outside the
+    phases.
     """
-    phases = np.array(operators.phase)
-    launches = operators.count * operators.launches
-    device_ms = {p: 1e3 * float(times.device_s[phases == p].sum()) for p in PHASES}
-    host_ms = {p: 1e-3 * float(launches[phases == p].sum()) * model.host_us_per_launch for p in PHASES}
-    repeats = {"forward": execution.accumulation, "backward": execution.accumulation, "optimizer": 1}
-    on_gpu = cluster.device.kind == "gpu"
-    overhead = {p: max(0.0, host_ms[p] - device_ms[p]) if on_gpu else host_ms[p] for p in PHASES}
-    total = {p: repeats[p] * device_ms[p] for p in PHASES}
-    exposed = 0.0
-    if execution.data_parallel_size > 1:
-        communication = _all_reduce_ms(cluster, execution.data_parallel_size, gradient_bytes)
-        if isinstance(communication, str):
-            return communication
-        exposed = max(communication * 0.05, communication - OVERLAP * device_ms["backward"])
+    repeats = np.array([execution.accumulation, execution.accumulation, 1])
+    device = np.array(phases.device_ms)
+    if execution.zero_stage >= 1:
+        device[2] /= execution.data_parallel_size
+    phases = phases._replace(device_ms=device)
+    overhead = phases.together_ms() - device if on_gpu else phases.host_ms
+    if execution.engine == "data_parallel":
+        # one Python process drives all replicas: their forward passes launch one after the other
+        overhead = overhead + phases.host_ms * np.array([execution.data_parallel_size - 1, 0, 0])
+    exposed = exposed_ms(execution, cluster, gradient_bytes, parameter_bytes, *(phases.together_ms()[:2]))
+    if isinstance(exposed, str):
+        return exposed
     accumulate_ms = 0.0
     bandwidth = cluster.device.memory_bandwidth_gb_per_s
     if execution.accumulation > 1 and bandwidth is not None:
         moved = 3 * gradient_bytes * (execution.accumulation - 1)  # read both, write one
-        accumulate_ms = 1e3 * moved / (bandwidth.value * 1e9 * model.memory)
+        accumulate_ms = 1e3 * moved / (bandwidth.value * 1e9 * ACCUMULATE_SHARE)
+    forward, backward, optimizer = repeats * device
     return StepTime(
-        forward_ms=total["forward"],
-        backward_ms=total["backward"] + accumulate_ms,
-        optimizer_ms=total["optimizer"],
-        communication_ms=exposed,
-        host_overhead_ms=sum(repeats[p] * overhead[p] for p in PHASES),
+        forward_ms=float(forward),
+        backward_ms=float(backward) + accumulate_ms,
+        optimizer_ms=float(optimizer),
+        communication_ms=float(exposed),
+        host_to_device_ms=host_to_device_ms * execution.accumulation,
+        host_overhead_ms=float((repeats * overhead).sum()) + start_ms,
     )
 
 
@@ -64,6 +102,8 @@ def heaviest(
     rows = np.argsort(-times.device_s)[:most]
     shares = []
     for i in rows:
+        if times.device_s[i] <= 0:
+            break
         parts = {
             "compute": float(times.compute_s[i]), "memory": float(times.memory_s[i]), "launch": float(times.latency_s[i])
         }  # fmt: skip
@@ -81,17 +121,3 @@ def heaviest(
             )
         )
     return tuple(shares)
-
-
-def _all_reduce_ms(cluster: Cluster, ranks: int, payload_bytes: float) -> float | str:
-    """Ring all-reduce inside one node: 2 (n - 1) / n of the payload over one direction of the link (Patarasuk 2009)."""
-    if cluster.nodes > 1:
-        return "more than one node is not forecast yet: the network between nodes is not modelled."
-    device = cluster.device
-    if device.link_gb_per_s is not None:
-        one_direction = device.link_gb_per_s.value / 2
-    elif device.pcie_generation is not None and device.pcie_lanes is not None:
-        one_direction = 0.985 * 2 ** (device.pcie_generation.value - 3) * device.pcie_lanes.value
-    else:
-        return f"{device.name} has no link figure in the catalogue, so communication between GPUs cannot be forecast."
-    return 1e3 * 2 * (ranks - 1) / ranks * payload_bytes / (one_direction * 1e9 * LINK_EFFICIENCY)

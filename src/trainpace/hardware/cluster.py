@@ -8,12 +8,16 @@ from trainpace.records import Record
 
 
 class Cluster(Record):
-    """`nodes` equal nodes of `devices_per_node` equal devices; the price is for one device and one hour."""
+    """`nodes` equal nodes of `devices_per_node` equal devices; the price is for one device and one hour.
+
+    `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices.
+    """
 
     device: Device
     devices_per_node: int = 1
     nodes: int = 1
     price_usd_per_device_hour: float | None = None
+    network_gb_per_s_per_device: float | None = None
 
     def __post_init__(self) -> None:
         if self.devices_per_node < 1 or self.nodes < 1:

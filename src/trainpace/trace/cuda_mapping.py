@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -35,8 +36,9 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 class CudaMapping(TorchFunctionMode):
     """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, fused_attention: bool = True) -> None:
         super().__init__()
+        self._fused_attention = fused_attention
         self._amp = form == "amp"
         self._to_half = _functions(_TO_HALF)
         self._to_fp32 = _functions(_TO_FP32)
@@ -57,7 +59,7 @@ class CudaMapping(TorchFunctionMode):
         if func in self._dropout:
             return _dropout(*args, **kwargs)
         if func in self._attention:
-            return _attention(*args, **kwargs)
+            return _attention(*args, **kwargs, fused=self._fused_attention)
         return func(*args, **kwargs)
 
     def forget_casts(self) -> None:
@@ -92,6 +94,20 @@ def python_functions_see_through() -> Iterator[None]:
             setattr(F, name, function)
 
 
+@contextlib.contextmanager
+def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
+    """Let recomputation under torch.utils.checkpoint see the mapping, which autograd switches off in the backward pass."""
+    function: Any = torch.utils.checkpoint.checkpoint
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    saved = dict(function.__kwdefaults__)
+    try:
+        function.__kwdefaults__["context_fn"] = lambda: (contextlib.nullcontext(), mapping)
+        yield
+    finally:
+        function.__kwdefaults__.update(saved)
+
+
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None) -> torch.Tensor:
     active = training if train is None else train
     if not active or p == 0:
@@ -109,6 +125,7 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    fused: bool = True,
 ) -> torch.Tensor:
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
 
@@ -116,7 +133,7 @@ def _attention(
     """
     if enable_gqa and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    if q.dim() != 4:
+    if q.dim() != 4 or not fused:
         plain = torch.ops.aten._scaled_dot_product_attention_math
         unfused: torch.Tensor = plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
         return unfused
@@ -130,8 +147,8 @@ def _attention(
         out = torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale
         )[0]
-    fused: torch.Tensor = out
-    return fused
+    result: torch.Tensor = out
+    return result
 
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """From one dispatched ATen call to the rows that CUDA would run for it: kind, FLOPs, bytes, launches, sizes.
 
 Sizes (`dims`) by kind: gemm (batch, m, n, k); conv* (n, groups, c_in, c_out, in d h w, out d h w, kernel d h w,
-stride d h w); attention* (batch, heads, q length, k length, head dim, causal 0/1); everything else (elements in,
-elements out).
+stride h w, 0); attention* (batch, heads, q length, k length, head dim, causal 0/1); norm and softmax (elements in,
+elements out, length of one normalised row); pool (elements in, elements out, kernel elements); everything else
+(elements in, elements out). `view` and `module` rows are the host's alone: metadata calls, and modules entered.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Row(NamedTuple):
     """One operator at one batch size."""
 
     kind: str
+    function: str
     half: bool
     launches: int
     flops: float
@@ -56,22 +58,23 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     """The rows of one ATen call; none for views, allocations and calls that touch no memory of the device."""
     name = func._schema.name.partition("::")[2]
     if func.is_view or name in _ALLOCATIONS or name in ("detach", "_unsafe_view", "alias", "_local_scalar_dense"):
-        return []
+        return [] if name in ("detach", "alias") else [Row("view", "view", False, 0, 0.0, 0.0, 0.0, ())]
     inputs = list(_tensors((args, kwargs)))
     outputs = list(_tensors(out))
     if not any(t.device.type == "meta" for t in (*inputs, *outputs)):
         return []  # a host scalar, such as an optimizer's step counter
     if name in _GEMMS:
         first, second = _GEMMS[name]
-        return [_gemm(args[first], args[second], inputs, outputs)]
+        return [_gemm(name, args[first], args[second], inputs, outputs)]
     if name in ("convolution", "_convolution"):
-        return [_convolution("conv", args[0], args[1], args[3], args[6], args[8], out)]
+        row = _convolution("conv", args[0], args[1], args[3], args[6], args[8], out)
+        return [row] if args[2] is None else [row, _bias(out)]  # cuDNN's result gets its bias from a kernel of its own
     if name == "convolution_backward":
         return _convolution_backward(args, out)
     if "scaled_dot_product" in name:
         return [_attention(name, args, inputs, outputs)]
     if name.startswith(("_foreach", "_fused_")) and isinstance(args[0], list | tuple):
-        return _foreach(inputs, outputs, mutates=name.endswith("_"))
+        return _foreach(name, inputs, outputs, mutates=name.endswith("_"))
     read, written = _bytes(inputs), _bytes(outputs)
     if func._schema.is_mutable and not outputs:
         written = _bytes(inputs[:1])
@@ -79,14 +82,44 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     kind = _KIND_OF.get(name, "elementwise")
     if kind == "fill":
         read = 0.0
-    return [Row(kind, _is_half(outputs or inputs), 1, sum(dims) / 2, read, written, dims)]
+    if kind in ("norm", "softmax"):
+        dims = (*dims, _row_length(name, args))
+    elif kind == "pool":
+        dims = (*dims, _window(name, args, inputs))
+    return [Row(kind, name, _is_half(outputs or inputs), 1, sum(dims[:2]) / 2, read, written, dims)]
 
 
-def _gemm(a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
+def _row_length(name: str, args: Sequence[Any]) -> int:
+    """Elements that one mean or one sum of exponentials is taken over."""
+    x = args[0]
+    if "layer_norm" in name or "rms_norm" in name:
+        shape = args[2] if "backward" in name else args[1]
+        return math.prod(shape) if isinstance(shape, list | tuple) else int(x.shape[-1])
+    if "softmax" in name:
+        return int(x.shape[args[2] if "backward" in name else args[1]]) if x.dim() else 1
+    return x.numel() // max(1, int(x.shape[1] if x.dim() > 1 else 1))
+
+
+def _window(name: str, args: Sequence[Any], inputs: list[torch.Tensor]) -> int:
+    if "adaptive" in name:
+        sizes = [t.numel() for t in inputs]
+        return max(1, max(sizes) // max(1, min(sizes)))
+    kernel = args[2] if "backward" in name else args[1]
+    return math.prod(kernel) if isinstance(kernel, list | tuple) else 1
+
+
+def _bias(y: torch.Tensor) -> Row:
+    size = _bytes([y])
+    return Row("elementwise", "add_", _is_half([y]), 1, float(y.numel()), size, size, (y.numel(), y.numel()))
+
+
+def _gemm(
+    name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> Row:
     batch = a.shape[0] if a.dim() == 3 else 1
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     flops = 2.0 * batch * m * n * k
-    return Row("gemm", _is_half([a]), 1, flops, _bytes(inputs), _bytes(outputs), (batch, m, n, k))
+    return Row("gemm", name, _is_half([a]), 1, flops, _bytes(inputs), _bytes(outputs), (batch, m, n, k))
 
 
 def _convolution(
@@ -113,7 +146,7 @@ def _convolution(
 
     dims = (x.shape[0], groups, x.shape[1], y.shape[1], *three(x.shape[2:]), *three(y.shape[2:]))
     dims += (*three(weight.shape[2:]), *three(stride)[1:], 0)
-    return Row(kind, _is_half([x]), 1, flops, read, _bytes([written]), dims[:MAX_DIMS])
+    return Row(kind, kind, _is_half([x]), 1, flops, read, _bytes([written]), dims[:MAX_DIMS])
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
@@ -126,7 +159,7 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
         rows.append(_convolution("conv_wgrad", x, weight, stride, transposed, groups, grad))
     if mask[2]:
         bias = _bytes([out[2]])
-        rows.append(Row("reduction", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1)))
+        rows.append(Row("reduction", "sum", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1)))
     return rows
 
 
@@ -142,7 +175,7 @@ def _attention(name: str, args: Sequence[Any], inputs: list[torch.Tensor], outpu
     dims = (batch, heads, q_length, k_length, head_dim, int(causal))
     kind = "attention_backward" if backward else "attention"
     launches = 2 if backward else 1
-    return Row(kind, _is_half([q]), launches, flops, _bytes(inputs), _bytes(outputs), dims)
+    return Row(kind, name.strip("_"), _is_half([q]), launches, flops, _bytes(inputs), _bytes(outputs), dims)
 
 
 def _is_causal(name: str, args: Sequence[Any]) -> bool:
@@ -155,7 +188,7 @@ def _is_causal(name: str, args: Sequence[Any]) -> bool:
     return position is not None and len(args) > position and args[position] is True
 
 
-def _foreach(inputs: list[torch.Tensor], outputs: list[torch.Tensor], mutates: bool) -> list[Row]:
+def _foreach(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], mutates: bool) -> list[Row]:
     on_device = [t for t in inputs if t.device.type == "meta"]
     if not on_device:
         return []
@@ -165,7 +198,7 @@ def _foreach(inputs: list[torch.Tensor], outputs: list[torch.Tensor], mutates: b
     launches = max(-(-tensors // FOREACH_TENSORS_PER_LAUNCH), math.ceil(elements / FOREACH_ELEMENTS_PER_LAUNCH))
     written = _bytes(outputs) if outputs else (elements * on_device[0].element_size() if mutates else 0.0)
     dims = (int(sum(t.numel() for t in on_device)), int(sum(t.numel() for t in outputs)))
-    return [Row("optimizer", _is_half(on_device), launches, float(dims[0]), _bytes(on_device), written, dims)]
+    return [Row("optimizer", name, _is_half(on_device), launches, float(dims[0]), _bytes(on_device), written, dims)]
 
 
 def _tensors(tree: Any) -> Iterable[torch.Tensor]:

@@ -45,6 +45,8 @@ class Recorder(TorchDispatchMode):
     def enter_module(self, name: str) -> None:
         """Name the module that runs now; operators without weights of their own are shown under it."""
         self._module = name
+        if self.recording:
+            self._append(Row("module", "module", False, 0, 0.0, 0.0, 0.0, ()), name)
 
     def gradient_ready(self, gradient: torch.Tensor) -> None:
         """A gradient has been accumulated: from now on it counts as one, not as an activation."""
@@ -59,11 +61,14 @@ class Recorder(TorchDispatchMode):
         self._track(out)
         if self.recording:
             for row in rows_of(func, args, kwargs, out):
-                self.rows.append(row)
-                self.phases.append(self.phase)
-                self.modules.append(self._name(args))
-                self.alive.append((self._gradient_bytes, self._activation_bytes))
+                self._append(row, self._name(args))
         return out
+
+    def _append(self, row: Row, module: str) -> None:
+        self.rows.append(row)
+        self.phases.append(self.phase)
+        self.modules.append(module)
+        self.alive.append((self._gradient_bytes, self._activation_bytes))
 
     def _name(self, args: Any) -> str:
         for argument in args[:3]:

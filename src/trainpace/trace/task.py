@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.trace import zoo
+from trainpace.trace.transformers_mapping import fuse_mpt_attention
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
@@ -25,10 +27,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Task(NamedTuple):
-    """What is trained. `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar."""
+    """What is trained. `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar;
+    `forward(model, batch)` is the model alone."""
 
     name: str
     model: nn.Module
+    forward: Callable[[nn.Module, Any], Any]
     loss: Callable[[nn.Module, Any], torch.Tensor]
     make_batch: Callable[[int], Any]
     optimizer: torch.optim.Optimizer | None
@@ -37,34 +41,29 @@ class Task(NamedTuple):
     dataset: Any = None
 
 
-def build_task(spec: str, sequence_length: int | None = None) -> Task:
+def build_task(
+    spec: str, sequence_length: int | None = None, image_size: int | None = None, fused_attention: bool = True
+) -> Task:
     """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json` or `FILE.py:FUNCTION`.
 
-    Call under ``torch.device("meta")`` to get a model without weights. A FILE.py's function decides for itself.
+    `image_size` is the side in pixels, for image models. Without `fused_attention` transformers and timm compute it from
+    plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights. A FILE.py's function decides for itself.
     """
     kind, _, name = spec.rpartition(":")
     if kind.endswith(".py"):
         return _from_file(Path(kind), name)
     if kind == "transformers":
-        return _transformer(name, sequence_length)
+        return _transformer(name, sequence_length, image_size, fused_attention)
     if sequence_length is not None:
         raise TrainpaceError(f"{spec} has no sequence length.", "Leave --sequence-length out.")
     if kind == "timm":
-        timm = _import("timm", "timm")
-        try:
-            model = timm.create_model(name)  # which also understands names of older releases
-        except RuntimeError as error:
-            if "nknown model" not in str(error):
-                raise
-            raise UnknownName("timm model", name, timm.list_models()) from None
-        size = model.default_cfg.get("input_size", (3, 224, 224))
-        return _image_task(spec, model, tuple(size), model.num_classes)
+        return _timm(spec, name, image_size, fused_attention)
     if kind == "torchvision" and name not in zoo.MODELS:
         models = _import("torchvision.models", "torchvision")
         if name not in models.list_models():
             raise UnknownName("torchvision model", name, models.list_models())
         model = models.get_model(name, weights=None)
-        return _image_task(spec, model, (3, 299, 299) if name == "inception_v3" else (3, 224, 224), 1000)
+        return _image_task(spec, model, _square((3, 299, 299) if name == "inception_v3" else (3, 224, 224), image_size), 1000)
     if kind in ("", "torchvision"):
         if name not in zoo.MODELS:
             raise UnknownName(
@@ -74,8 +73,35 @@ def build_task(spec: str, sequence_length: int | None = None) -> Task:
                 "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, FILE.py:FUNCTION.",
             )
         entry = zoo.MODELS[name]
-        return _image_task(spec, entry.build(), entry.input_shape, entry.classes)
+        return _image_task(spec, entry.build(), _square(entry.input_shape, image_size), entry.classes)
     raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "FILE.py:"])
+
+
+def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -> Task:
+    timm = _import("timm", "timm")
+    timm.layers.set_fused_attn(fused_attention)
+
+    def create(**options: Any) -> nn.Module:
+        try:
+            made: nn.Module = timm.create_model(name, **options)  # which also understands names of older releases
+        except RuntimeError as error:
+            if "nknown model" not in str(error):
+                raise
+            raise UnknownName("timm model", name, timm.list_models()) from None
+        return made
+
+    model: Any = create()
+    shape = tuple(model.default_cfg.get("input_size", (3, 224, 224)))
+    if image_size is not None and image_size != shape[-1]:
+        shape = (shape[0], image_size, image_size)
+        # convolutional models take any size and refuse the option; transformers have to know it
+        with contextlib.suppress(TypeError):
+            model = create(img_size=image_size)
+    return _image_task(spec, model, shape, model.num_classes)
+
+
+def _square(shape: tuple[int, ...], image_size: int | None) -> tuple[int, ...]:
+    return shape if image_size is None else (shape[0], image_size, image_size)
 
 
 def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
@@ -90,10 +116,13 @@ def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: in
     def make_batch(n: int) -> Any:
         return torch.randn(n, *shape), torch.randint(0, classes, (n,))
 
-    return Task(name, model, loss, make_batch, None, " x ".join(map(str, shape)) + " image")
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(batch[0])
+
+    return Task(name, model, forward, loss, make_batch, None, " x ".join(map(str, shape)) + " image")
 
 
-def _transformer(path: str, sequence_length: int | None) -> Task:
+def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
     transformers = _import("transformers", "transformers")
     transformers.logging.set_verbosity_error()
     try:
@@ -113,9 +142,17 @@ def _transformer(path: str, sequence_length: int | None) -> Task:
     if architecture is None:
         raise UnknownName("transformers architecture", name, [n for n in dir(transformers) if n.startswith(name[:4])])
     build = getattr(architecture, "_from_config", None) or architecture.from_config
-    model = build(config)
+    _longer_positions(config, sequence_length)
+    config._attn_implementation = "sdpa" if fused_attention else "eager"
+    try:
+        model = build(config)
+    except (ValueError, ImportError):
+        config._attn_implementation = "eager"  # this architecture has no other
+        model = build(config)
+    if fused_attention and config.model_type == "mpt":
+        fuse_mpt_attention(model)
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+        size = image_size or (config.image_size if isinstance(config.image_size, int) else config.image_size[0])
         return _image_task(f"transformers:{path}", model, (config.num_channels, size, size), config.num_labels)
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 1024
     length = sequence_length or min(longest, 1024)
@@ -135,7 +172,20 @@ def _transformer(path: str, sequence_length: int | None) -> Task:
         value: torch.Tensor = model(**batch).loss
         return value
 
-    return Task(f"transformers:{path}", model, loss, make_batch, None, f"{length} tokens", length)
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(input_ids=batch["input_ids"])
+
+    return Task(f"transformers:{path}", model, forward, loss, make_batch, None, f"{length} tokens", length)
+
+
+def _longer_positions(config: Any, sequence_length: int | None) -> None:
+    """Rotary and linear (ALiBi) positions have no table that ends: such a model takes any length."""
+    endless = config.model_type in ("mpt", "bloom") or any(
+        getattr(config, name, None) for name in ("rope_theta", "rope_parameters", "rope_scaling")
+    )
+    for name in ("max_position_embeddings", "max_seq_len"):
+        if endless and sequence_length and (getattr(config, name, None) or sequence_length) < sequence_length:
+            setattr(config, name, sequence_length)
 
 
 def _from_file(path: Path, function: str) -> Task:
@@ -180,7 +230,24 @@ def _from_file(path: Path, function: str) -> Task:
         return collate([dataset[i % len(dataset)] for i in range(n)])
 
     shape = " x ".join(str(s) for s in getattr(first[0], "shape", ())) or type(first[0]).__name__
-    return Task(f"{path.name}:{function}", model, loss, make_batch, optimizer, shape, None, dataset)
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(*batch[:-1])
+
+    return Task(f"{path.name}:{function}", model, forward, loss, make_batch, optimizer, shape, None, dataset)
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Switch on activation checkpointing by the model's own means, block by block."""
+    if hasattr(model, "gradient_checkpointing_enable"):
+        # the random state of a meta device cannot be saved, and need not be
+        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})  # type: ignore[operator]
+    elif hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    else:
+        raise TrainpaceError(
+            f"{type(model).__name__} has no switch for activation checkpointing.",
+            "transformers and timm models have one; in your own file, call torch.utils.checkpoint in the model.",
+        )
 
 
 def collate(samples: Sequence[Any]) -> Any:

@@ -18,20 +18,19 @@ import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.trace.cuda_mapping import CudaMapping, python_functions_see_through
+from trainpace.trace.cuda_mapping import CudaMapping, checkpoints_see_through, python_functions_see_through
 from trainpace.trace.operators import MAX_DIMS
 from trainpace.trace.recorder import Recorder
-from trainpace.trace.task import Task, build_task, make_optimizer
-from trainpace.workload import Form, MemoryProfile, Operators, TracedForm, Workload
+from trainpace.trace.task import Task, build_task, make_optimizer, recompute_activations
+from trainpace.trace.transformers_mapping import unpacked_sequences
+from trainpace.workload import Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
 """Not 1: at size 1 torch drops dimensions and copies."""
 
 
-def trace(
-    spec: str, optimizer: str | None = None, forms: Sequence[Form] = ("fp32",), sequence_length: int | None = None
-) -> Workload:
-    """Trace a model spec. `optimizer` names one of `task.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
+def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = Variant()) -> Workload:
+    """Trace a model spec. `variant.optimizer` names one of `task.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
 
     Runs the model's Python code in this process: for code that is not trainpace's, use `trace_in_child`.
     """
@@ -39,38 +38,45 @@ def trace(
         task = build_task(spec)
     else:
         with torch.device("meta"):
-            task = build_task(spec, sequence_length)
-    return trace_task(task, optimizer, forms)
+            task = build_task(spec, variant.sequence_length, variant.image_size, not variant.legacy)
+    if variant.checkpointing:
+        recompute_activations(task.model)
+    return trace_task(task, forms, variant)
 
 
-def trace_task(task: Task, optimizer: str | None = None, forms: Sequence[Form] = ("fp32",)) -> Workload:
+def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = Variant()) -> Workload:
     """Trace a task that has been built."""
-    name = optimizer or ("own" if task.optimizer else "sgd_momentum")
+    name = variant.optimizer or ("own" if task.optimizer else "sgd_momentum")
     parameters = list(task.model.parameters())
-    traced: dict[str, TracedForm] = {form: _trace_form(task, None if name == "own" else name, form) for form in forms}
+    traced: dict[str, TracedForm] = {form: _trace_form(task, None if name == "own" else name, form, variant) for form in forms}
     own = "" if task.optimizer is None else type(task.optimizer).__name__.lower()
     return Workload(
         model=task.name,
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        optimizer=own if name == "own" else name,
+        optimizer="none" if variant.mode != "train" else own if name == "own" else name,
         sample=task.sample,
         sequence_length=task.sequence_length,
         traced_batches=BATCHES,
+        mode=variant.mode,
+        checkpointed=variant.checkpointing,
+        sample_bytes=_sample_bytes(task),
         forms=traced,
     )
 
 
-def _trace_form(task: Task, optimizer: str | None, form: Form) -> TracedForm:
+def _trace_form(task: Task, optimizer: str | None, form: Form, variant: Variant) -> TracedForm:
     model, own = _on_meta(task.model, task.optimizer)
     if form == "half":
         model = model.to(torch.bfloat16)
         own = own if own is None else _rebind(own, model)
-    model.train()
-    runs = [_one_step(task, model, own if optimizer is None else None, optimizer, form, n) for n in BATCHES]
+    model.train(variant.mode != "inference")
+    stepper = own if optimizer is None else None
+    stepper = stepper or make_optimizer(optimizer or "sgd_momentum", model)
+    runs = [_one_step(task, model, stepper, form, variant, n) for n in BATCHES]
     if _kinds(runs[0]) != _kinds(runs[1]) == _kinds(runs[2]):
         # a model may compute something once and keep it, such as relative positions: later steps are without it
-        runs[0] = _one_step(task, model, own if optimizer is None else None, optimizer, form, BATCHES[0])
+        runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0])
     return _fit(task.name, runs)
 
 
@@ -79,14 +85,13 @@ def _kinds(run: tuple[Recorder, float, float]) -> list[str]:
 
 
 def _one_step(
-    task: Task, model: nn.Module, own: torch.optim.Optimizer | None, optimizer: str | None, form: Form, batch_size: int
+    task: Task, model: nn.Module, stepper: torch.optim.Optimizer, form: Form, variant: Variant, batch_size: int
 ) -> tuple[Recorder, float, float]:
     """(recorder, parameter and buffer bytes, optimizer state bytes) of one step."""
-    stepper = own or make_optimizer(optimizer or "sgd_momentum", model)
     stepper.state.clear()
     for group in stepper.param_groups:
         if "foreach" in group and not group.get("fused"):
-            group["foreach"] = True  # CUDA's default
+            group["foreach"] = not variant.legacy  # CUDA's default since torch 2.0
     model.zero_grad(set_to_none=True)
     batch = _meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
@@ -96,25 +101,22 @@ def _one_step(
     hooks = [p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad)) for p in named.values()
              if p.requires_grad]  # fmt: skip
     hooks += _module_hooks(model, recorder)
-    mapping = CudaMapping(form)
+    mapping = CudaMapping(form, fused_attention=not variant.legacy)
     try:
-        with warnings.catch_warnings(), python_functions_see_through(), recorder:
+        with warnings.catch_warnings(), python_functions_see_through(), unpacked_sequences(), recorder:
             warnings.simplefilter("ignore")
-            with mapping:
-                loss = task.loss(model, batch)
-                mapping.forget_casts()
-                if loss.dim() != 0:
-                    raise TrainpaceError(
-                        f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number."
-                    )
-                recorder.phase = "backward"
-                loss.backward()
-            del loss
-            recorder.phase = "optimizer"
-            recorder.recording = False
-            stepper.step()  # creates the states, which is no part of later steps
-            recorder.recording = True
-            stepper.step()
+            with mapping, checkpoints_see_through(mapping):
+                if variant.mode == "inference":
+                    with torch.no_grad():
+                        task.forward(model, batch)
+                else:
+                    _forward_and_backward(task, model, batch, recorder, mapping)
+            if variant.mode == "train":
+                recorder.phase = "optimizer"
+                recorder.recording = False
+                stepper.step()  # creates the states, which is no part of later steps
+                recorder.recording = True
+                stepper.step()
     except TrainpaceError:
         raise
     except Exception as error:
@@ -132,6 +134,15 @@ def _one_step(
             recorder.alive[i] = (gradient, max(0.0, activation - state_bytes))
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}
     return recorder, float(sum(storages.values())), state_bytes
+
+
+def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Recorder, mapping: CudaMapping) -> None:
+    loss = task.loss(model, batch)
+    mapping.forget_casts()
+    if loss.dim() != 0:
+        raise TrainpaceError(f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number.")
+    recorder.phase = "backward"
+    loss.backward()
 
 
 def _fit(name: str, runs: list[tuple[Recorder, float, float]]) -> TracedForm:
@@ -172,12 +183,13 @@ def _group(run: Recorder, constant: np.ndarray, slope: np.ndarray) -> Operators:
     """Alike operators into one row with a count, in order of first appearance."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(run.rows):
-        key = (row.kind, run.phases[i], row.half, row.launches, constant[i, :-2].tobytes(), slope[i, :-2].tobytes())
+        key = (row.kind, row.function, run.phases[i], row.half, row.launches, constant[i, :-2].tobytes(), slope[i, :-2].tobytes())
         groups.setdefault(key, []).append(i)
     heads = np.array([members[0] for members in groups.values()])
     both = np.stack([constant[heads], slope[heads]], axis=-1)
     return Operators(
         kind=tuple(run.rows[i].kind for i in heads),
+        function=tuple(run.rows[i].function for i in heads),
         phase=tuple(run.phases[i] for i in heads),
         module=tuple(run.modules[i] for i in heads),
         half=np.array([run.rows[i].half for i in heads]),
@@ -247,6 +259,12 @@ def _meta_batch(task: Task, size: int, form: Form) -> Any:
         return {k: bare(v) for k, v in value.items()} if isinstance(value, dict) else value
 
     return bare(batch)
+
+
+def _sample_bytes(task: Task) -> float:
+    """What the host sends to the device for one sample."""
+    one, two = (sum(t.numel() * t.element_size() for t in _leaves(_meta_batch(task, n, "fp32"))) for n in (1, 2))
+    return float(two - one)
 
 
 def _leaves(batch: Any) -> Iterator[torch.Tensor]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from trainpace import records
+from trainpace.errors import UserCodeError
 from trainpace.isolation import run_isolated
-from trainpace.workload import Form, Workload
+from trainpace.workload import Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
 
@@ -14,24 +17,46 @@ TRACE_TIMEOUT_S = 300.0
 def load_workload(
     spec: str,
     forms: Sequence[Form],
-    optimizer: str | None = None,
-    sequence_length: int | None = None,
+    variant: Variant = Variant(),
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
     """The workload of a spec. ``WORKLOAD.json`` is read as it is; everything else is traced."""
     if spec.endswith(".json") and not spec.startswith("transformers:"):
         return records.load(spec, Workload)
-    return trace_isolated(spec, forms, optimizer, sequence_length, timeout_s)
+    return trace_isolated(spec, forms, variant, timeout_s)
 
 
 def trace_isolated(
     spec: str,
     forms: Sequence[Form],
-    optimizer: str | None = None,
-    sequence_length: int | None = None,
+    variant: Variant = Variant(),
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
     """Trace in a process of its own; whatever the model's code does is one sentence at worst."""
-    request = {"spec": spec, "optimizer": optimizer, "forms": list(forms), "sequence_length": sequence_length}
+    request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
     answer = run_isolated("trainpace.trace.worker", request, timeout_s, f"tracing {spec}")
     return records.from_json(answer, Workload, f"the trace of {spec}")
+
+
+def trace_many(wanted: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:
+    """Trace several specs in one process, each into its file: {file: (spec, form, variant)}. Saves starting torch each time.
+
+    Returns the reasons of those that could not be traced. Should the process die, the ones that it had not come to are traced one by
+    one, so that one bad model costs itself alone.
+    """
+    requests = {
+        file: {"spec": spec, "forms": [form], "variant": variant._asdict()} for file, (spec, form, variant) in wanted.items()
+    }
+    try:
+        reasons: dict[str, str] = json.loads(
+            run_isolated("trainpace.trace.worker", {"files": requests}, timeout_s * len(wanted), f"tracing {len(wanted)} models")
+        )
+        return reasons
+    except UserCodeError as error:
+        if len(wanted) == 1:
+            return dict.fromkeys(wanted, str(error))
+    reasons = {}
+    for file, one in wanted.items():
+        if not Path(file).is_file():
+            reasons |= trace_many({file: one}, timeout_s)
+    return reasons

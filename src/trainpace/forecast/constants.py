@@ -1,0 +1,124 @@
+"""The constants of the GPU kernel models: one small file, fitted by `make fit`, shared by all GPUs.
+
+`constants.json` beside this module is written by fitting/fit.py with the residuals of its fit; a GPU brings only its datasheet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record, from_json
+
+
+class KernelConstants(Record):
+    """Shares are of the device's sustained figures, for large operators.
+
+    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock (see `rates`).
+    tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
+    unit. winograd_*: 3x3 convolutions by F(4x4, 3x3) on CUDA cores. transposes: passes over a convolution's tensors that
+    NCHW costs on matrix units, which want NHWC. grouped_*: factor on the tile model for groups of several channels;
+    depthwise_*: share of the CUDA cores' rate. misaligned: factor where a matrix unit meets sizes not a multiple of 8.
+    traffic_*: share of the memory bandwidth by class of operator. l2_gain: how much faster a tensor that stays in L2 is.
+    fp8: share of the FP8 rate that products in it reach, relative to 16 bits. compile_*: what torch.compile's fusion leaves of
+    element-wise traffic, of launches and of the host's time. latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per
+    module entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
+    host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
+    """
+
+    watts_plain: float = 0.8
+    watts_tensor: float = 0.10
+    tile_plain_half_intensity: float = 8.0
+    tile_plain_prologue: float = 32.0
+    tile_plain_quantisation: float = 0.7
+    tile_tensor_half_intensity: float = 20.0
+    tile_tensor_prologue: float = 64.0
+    tile_tensor_quantisation: float = 0.7
+    gemm_plain: float = 0.95
+    gemm_tensor: float = 0.9
+    gemm_tf32: float = 0.7
+    batched_tensor: float = 0.6
+    misaligned: float = 0.6
+    conv_plain: float = 0.85
+    conv_plain_dgrad: float = 0.8
+    conv_plain_wgrad: float = 0.7
+    conv_tensor: float = 0.7
+    conv_tensor_dgrad: float = 0.6
+    conv_tensor_wgrad: float = 0.5
+    conv_tf32: float = 0.7
+    conv_tf32_dgrad: float = 0.6
+    conv_tf32_wgrad: float = 0.5
+    pre_volta: float = 0.8
+    kepler: float = 0.45
+    kepler_traffic: float = 0.6
+    winograd: float = 0.55
+    winograd_dgrad: float = 0.55
+    winograd_wgrad: float = 0.45
+    transposes: float = 1.0
+    grouped: float = 0.09
+    grouped_dgrad: float = 0.09
+    grouped_wgrad: float = 0.09
+    grouped_channels: float = 0.85
+    grouped_plain: float = 0.3
+    grouped_plain_dgrad: float = 0.3
+    grouped_plain_wgrad: float = 0.2
+    grouped_odd_nhwc: float = 0.015
+    grouped_odd_nhwc_dgrad: float = 0.015
+    grouped_odd_nhwc_wgrad: float = 0.015
+    grouped_odd_nhwc_channels: float = 0.7
+    depthwise: float = 0.3
+    depthwise_dgrad: float = 0.2
+    depthwise_wgrad: float = 0.1
+    depthwise_nhwc: float = 0.3
+    depthwise_nhwc_dgrad: float = 0.2
+    depthwise_nhwc_wgrad: float = 0.1
+    depthwise_window: float = 0.3
+    depthwise_nhwc_window: float = 0.5
+    attention: float = 0.5
+    attention_backward: float = 0.4
+    attention_full: float = 0.3
+    attention_full_backward: float = 0.2
+    traffic_matrix: float = 0.8
+    traffic_elementwise: float = 0.8
+    traffic_batch_norm: float = 0.6
+    traffic_batch_norm_backward: float = 0.6
+    traffic_batch_norm_nhwc: float = 0.6
+    traffic_batch_norm_backward_nhwc: float = 0.5
+    traffic_layer_norm: float = 0.7
+    traffic_layer_norm_backward: float = 0.4
+    traffic_softmax: float = 0.7
+    traffic_softmax_backward: float = 0.7
+    traffic_pool: float = 0.6
+    traffic_pool_backward: float = 0.3
+    traffic_embedding: float = 0.5
+    traffic_embedding_backward: float = 0.2
+    traffic_reduction: float = 0.6
+    traffic_copy: float = 0.7
+    traffic_fill: float = 0.8
+    traffic_optimizer: float = 0.8
+    l2_gain: float = 0.5
+    fp8: float = 0.6
+    compile_traffic: float = 0.45
+    compile_launches: float = 0.5
+    compile_host: float = 0.5
+    latency_us: float = 2.5
+    host_launch_us: float = 6.0
+    host_view_us: float = 2.0
+    host_module_us: float = 4.0
+    host_optimizer_us: float = 6.0
+    host_step_us: float = 300.0
+    host_old_torch: float = 1.5
+    host_tensorflow: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 0 <= getattr(self, name) < 1e4:
+                raise TrainpaceError(f"{name} of the kernel constants is {getattr(self, name)}.")
+
+
+@cache
+def fitted_constants() -> KernelConstants:
+    """The constants that the package brings."""
+    text = (resources.files("trainpace.forecast") / "constants.json").read_text()
+    return from_json(text, KernelConstants, "trainpace's own constants.json")

@@ -1,0 +1,131 @@
+"""What a device sustains: datasheet peaks, lowered where the card is short of watts.
+
+A card that would need more power than it may draw lowers its clock. The watts that a peak rate needs follow from the
+process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) / feature size`` says how well a card is fed; well-fed
+cards sustain their peak, others a share of about ``x / x0``. T4 (70 W) and A10 (150 W) are the known cases.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainpace.execution import Precision
+from trainpace.forecast.constants import KernelConstants
+from trainpace.hardware.device import Device, Figure
+
+Floats = NDArray[np.float64]
+
+NO_RATE = 1e30
+"""Stands for a rate that no operator of the table asks for."""
+TYPICAL_SMS = 80.0
+TYPICAL_L2_MIB = 6.0
+TYPICAL_PROCESS_NM = 8.0
+SHARPNESS = 8.0
+"""Exponent of the smooth minimum between fully fed and starved."""
+
+
+class Peak(NamedTuple):
+    """FLOP/s of matrix operators, and whether a matrix unit gives it."""
+
+    flop_per_s: float
+    tensor_core: bool
+
+
+class Rates(NamedTuple):
+    """Sustained figures of one device in one precision. Each may be an array that broadcasts against the operators'."""
+
+    full: Floats
+    """FLOP/s of matrix products whose operands are stored in fp32."""
+    half: Floats
+    """... in 16 bits."""
+    attention: Floats
+    """... of fused attention in 16 bits, which stays so where other products go to FP8."""
+    plain: Floats
+    """FLOP/s of the CUDA cores in fp32."""
+    full_on_tensor_cores: Floats
+    half_on_tensor_cores: Floats
+    bytes_per_s: Floats
+    sms: Floats
+    l2_bytes: Floats
+
+
+def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
+    """The rate that matrix operators run against, or the reason why the device cannot do it.
+
+    Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
+    device without it is plain fp32, as in torch.
+    """
+    if precision == "fp8" and half:
+        return _tensor(device, device.fp8_tensor_tflops, "FP8")
+    if half:
+        wants_bf16 = precision in ("bf16", "amp_bf16")
+        if wants_bf16:
+            if device.bf16_tensor_tflops is None and device.kind == "gpu":
+                return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
+            figure = device.bf16_tensor_tflops
+        else:
+            figure = device.fp16_tensor_tflops
+        if figure is not None:
+            return Peak(figure.value * 1e12, True)
+    elif precision == "tf32" and device.tf32_tensor_tflops is not None:
+        return Peak(device.tf32_tensor_tflops.value * 1e12, True)
+    if device.fp32_tflops is None:
+        return f"{device.name} has no fp32 rate in the catalogue."
+    return Peak(device.fp32_tflops.value * 1e12, False)
+
+
+def sustained_rates(
+    device: Device, precision: Precision, needs_full: bool, needs_half: bool, constants: KernelConstants
+) -> Rates | str:
+    """The rates of a device, or the reason why one that the operators need is missing."""
+    if device.memory_bandwidth_gb_per_s is None:
+        return f"{device.name} has no memory bandwidth in the catalogue."
+    if device.fp32_tflops is None:
+        return f"{device.name} has no fp32 rate in the catalogue."
+    full, half = matrix_peak(device, precision, half=False), matrix_peak(device, precision, half=True)
+    for peak, needed in ((full, needs_full), (half, needs_half)):
+        if isinstance(peak, str) and needed:
+            return peak
+    plain = Peak(device.fp32_tflops.value * 1e12, False)
+    full, half = (NO_PEAK if isinstance(peak, str) else peak for peak in (full, half))
+    # Volta gave the CUDA cores the issue slots and operand caches that let a product reach its peak; Kepler's 192 lanes
+    # a multiprocessor are harder to feed still, and its memory pays for ECC out of its bandwidth
+    generation = device.compute_capability.partition(".")[0]
+    yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
+    full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
+    attention = half
+    if precision == "fp8":
+        half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
+        sixteen = matrix_peak(device, "bf16", half=True)
+        attention = half if isinstance(sixteen, str) else sixteen
+    bandwidth = device.memory_bandwidth_gb_per_s.value * (constants.kepler_traffic if generation == "3" else 1.0)
+    return Rates(
+        full=np.asarray(_sustained(device, full, constants)),
+        half=np.asarray(_sustained(device, half, constants)),
+        attention=np.asarray(_sustained(device, attention, constants)),
+        plain=np.asarray(_sustained(device, plain, constants)),
+        full_on_tensor_cores=np.asarray(float(full.tensor_core)),
+        half_on_tensor_cores=np.asarray(float(half.tensor_core)),
+        bytes_per_s=np.asarray(bandwidth * 1e9),
+        sms=np.asarray(device.sms.value if device.sms else TYPICAL_SMS),
+        l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
+    )
+
+
+NO_PEAK = Peak(NO_RATE, False)
+
+
+def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
+    if device.tdp_w is None or peak.flop_per_s >= NO_RATE:
+        return peak.flop_per_s
+    nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
+    fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
+    enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
+    return float(peak.flop_per_s * (1 + (enough / fed) ** SHARPNESS) ** (-1 / SHARPNESS))
+
+
+def _tensor(device: Device, figure: Figure | None, name: str) -> Peak | str:
+    return f"{device.name} has no {name} matrix rate." if figure is None else Peak(figure.value * 1e12, True)

@@ -1,0 +1,43 @@
+"""What transformers' models do on a GPU in training that they cannot do on meta tensors, or leave to other libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@contextlib.contextmanager
+def unpacked_sequences() -> Iterator[None]:
+    """Say that no sample holds several sequences; transformers would look at the values of position ids to find out."""
+    masking = sys.modules.get("transformers.masking_utils")
+    original = getattr(masking, "find_packed_sequence_indices", None)
+    if masking is None or original is None:
+        yield
+        return
+    masking.find_packed_sequence_indices = lambda _: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        masking.find_packed_sequence_indices = original  # type: ignore[attr-defined]
+
+
+def fuse_mpt_attention(model: nn.Module) -> None:
+    """MPT is trained by llm-foundry with FlashAttention, which adds ALiBi's bias inside; transformers has only plain products."""
+    for module in model.modules():
+        if type(module).__name__ == "MptAttention":
+            module.forward = types.MethodType(_mpt_attention, module)  # type: ignore[method-assign]
+
+
+def _mpt_attention(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+    batch, length = hidden_states.shape[:2]
+    parts = self.Wqkv(hidden_states).chunk(3, dim=2)
+    q, k, v = (part.reshape(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for part in parts)
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    out: torch.Tensor = self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+    return out, None

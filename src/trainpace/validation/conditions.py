@@ -1,0 +1,202 @@
+"""From a measured run to what has to be forecast: the workload's variant, the execution, the cluster.
+
+What a run does not state is filled in the way of its time: torch before 2.0 (transformers: before 2.1.1) had no fused
+attention, and optimizers that launched kernels tensor by tensor; "FP32" on Ampere or newer stays fp32 here, since the
+columns tell TF32 apart.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import PRECISIONS, Execution, Precision
+from trainpace.hardware import Cluster, Device, find_device
+from trainpace.validation.runs import Run
+from trainpace.workload import Form, Mode, Variant, form_of
+
+
+Host = Literal["", "old_torch", "tensorflow"]
+"""Software that launches slower than today's torch."""
+
+
+class Case(NamedTuple):
+    """One run, ready to be forecast."""
+
+    run: Run
+    spec: str
+    form: Form
+    variant: Variant
+    execution: Execution
+    cluster: Cluster
+    measured_ms: float | None
+    host: Host = ""
+    copies_to_device: bool = False
+
+    @property
+    def trace_key(self) -> tuple[str, Form, Variant]:
+        """Cases with the same key share one traced workload."""
+        return self.spec, self.form, self.variant
+
+
+def case_of(run: Run, folder: Path) -> Case:
+    """The case of a run; `TrainpaceError` says in one sentence why it cannot be forecast.
+
+    `folder` is where ``transformers:FILE.json`` is looked for.
+    """
+    spec = _spec(run, folder)
+    precision = _precision(run, spec)
+    device = find_device(run.gpu_canonical or run.gpu)
+    nodes = max(1, int(run.num_nodes or 1))
+    gpus = max(1, int(run.num_gpus or 1))
+    if gpus % nodes:
+        raise TrainpaceError(f"{gpus} GPUs cannot be divided over {nodes} nodes.")
+    shape = _parallelism(run.parallelism)
+    mode = _mode(run.mode)
+    shards = shape["tp"] * shape["pp"] * shape["cp"]
+    if gpus % shards:
+        raise TrainpaceError(f"{gpus} GPUs cannot be divided by tp x pp x cp = {shards}.")
+    accumulation = max(1, int(run.grad_accum or 1))
+    batch = run.batch_per_gpu or (run.global_batch or 0) / (gpus // shards) / accumulation
+    if batch < 1:
+        raise TrainpaceError("the run states no batch size of at least 1 a GPU.")
+    optimizer = _optimizer(run)
+    form: Form = form_of(precision)
+    legacy = _is_legacy(run, spec)
+    execution = Execution(
+        micro_batch=int(batch),
+        accumulation=accumulation,
+        nnodes=nodes,
+        nproc_per_node=gpus // nodes,
+        tp=shape["tp"],
+        pp=shape["pp"],
+        cp=shape["cp"],
+        engine="data_parallel" if "DataParallel" in run.parallelism else "ddp",
+        precision=precision,
+        optimizer=optimizer if mode == "train" else "none",
+        zero_stage=3 if shape["fsdp"] else 1 if shape["zero"] == 1 else 2 if shape["zero"] == 2 else 0,
+        activation_checkpointing=_checkpointing(run.parallelism),
+        compile=run.compile in ("compile", "xla"),
+        channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
+    )
+    variant = Variant(
+        optimizer=optimizer if mode == "train" else "sgd",
+        sequence_length=int(run.seq_len) if run.seq_len and spec.startswith("transformers:") else None,
+        image_size=int(run.img_size) if run.img_size and not spec.startswith("transformers:") else None,
+        mode=mode,
+        legacy=legacy,
+        checkpointing=execution.activation_checkpointing,
+    )
+    cluster = Cluster(
+        device=device, devices_per_node=gpus // nodes, nodes=nodes, network_gb_per_s_per_device=_network(run, gpus // nodes)
+    )
+    copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
+    return Case(
+        run, spec, form, variant, execution, cluster, _measured_ms(run, execution), _host(run, device), copies
+    )
+
+
+def _spec(run: Run, folder: Path) -> str:
+    spec = run.model_spec or run.model
+    if not run.model_spec and not (":" in spec or spec.endswith(".json")):
+        raise TrainpaceError(f"no model definition is known for {run.model or 'a run without a name'!r}.")
+    if spec.startswith("transformers:"):
+        name = spec.partition(":")[2]
+        for file in (folder / name, folder / "models" / name, Path(name)):
+            if file.is_file():
+                return f"transformers:{file}"
+        raise TrainpaceError(f"{spec}: there is no such file in {folder}.")
+    if spec.endswith(".json") or ".py:" in spec:
+        return str(folder / spec) if (folder / spec.rpartition(":")[0]).is_file() or (folder / spec).is_file() else spec
+    return spec
+
+
+def _precision(run: Run, spec: str) -> Precision:
+    """As stated; but NVIDIA's BERT examples run "AMP" as apex level O2, which is fp16 throughout with fp32 master weights."""
+    if not run.precision:
+        raise TrainpaceError("the run states no precision.")
+    if run.precision not in PRECISIONS:
+        raise TrainpaceError(f"precision {run.precision!r} is not one of {', '.join(PRECISIONS)}.")
+    if "DeepLearningExamples" in run.framework and spec.startswith("transformers:") and run.precision == "amp_fp16":
+        return "fp16"
+    return run.precision  # type: ignore[return-value]
+
+
+def _mode(name: str) -> Mode:
+    if name in ("", "train"):
+        return "train"
+    if name in ("forward_backward", "inference"):
+        return name  # type: ignore[return-value]
+    raise TrainpaceError(f"mode {name!r} is not one of train, forward_backward, inference.")
+
+
+def _optimizer(run: Run) -> str:
+    name = run.optimizer.lower()
+    if "adamw" in name or "lamb" in name:
+        return "adamw"
+    if "adam" in name:
+        return "adam"
+    if "sgd" in name:
+        return "sgd_momentum" if "momentum" in name or "timm" in run.framework else "sgd"
+    return "adamw" if run.seq_len else "sgd_momentum"
+
+
+def _torch_version(run: Run) -> tuple[int, ...] | None:
+    version = re.match(r"(?:torch |pytorch )?v?(\d+)\.(\d+)(?:\.(\d+))?", run.framework_version.strip())
+    return None if version is None else tuple(int(part or 0) for part in version.groups())
+
+
+def _host(run: Run, device: Device) -> Host:
+    """A run on a card from before Ampere that states no version is taken to be as old as its card."""
+    if run.framework.startswith("tensorflow"):
+        return "tensorflow"
+    version = _torch_version(run)
+    if version is None:
+        return "old_torch" if re.match(r"[1-7]\.", device.compute_capability) else ""
+    return "old_torch" if version < (1, 10) else ""
+
+
+def _is_legacy(run: Run, spec: str) -> bool:
+    version = _torch_version(run)
+    if version is None:
+        return False
+    return version < ((2, 1, 1) if spec.startswith("transformers:") else (2, 0, 0))
+
+
+def _parallelism(text: str) -> dict[str, int]:
+    sizes = {"tp": 1, "pp": 1, "cp": 1, "zero": 0, "fsdp": 0}
+    for name in ("tp", "pp", "cp", "zero"):
+        found = re.search(rf"(?<![a-z_]){name}=(\d+)", text)
+        if found:
+            sizes[name] = int(found[1])
+    if re.search(r"\bfsdp\b", text) and "NO_SHARD" not in text:
+        sizes["fsdp"] = 1
+    if sizes["zero"] == 3:
+        sizes["fsdp"] = 1
+    return sizes
+
+
+def _checkpointing(text: str) -> bool:
+    return bool(re.search(r"\bac=(full|selective)", text)) and "ac=selective-op" not in text
+
+
+def _network(run: Run, gpus_per_node: int) -> float | None:
+    """GB/s a GPU from texts such as "1600 Gbps RoCE" (a node's) or "RDMA 400 Gb/s per GPU"."""
+    found = re.search(r"(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", run.interconnect)
+    if found is None:
+        return None
+    per_device = float(found[1]) / 8
+    return per_device if "per GPU" in run.interconnect else per_device / gpus_per_node
+
+
+def _measured_ms(run: Run, execution: Execution) -> float | None:
+    if run.step_time_ms:
+        return run.step_time_ms
+    samples = run.global_batch or execution.global_batch
+    if run.samples_per_sec:
+        return 1e3 * samples / run.samples_per_sec
+    if run.tokens_per_sec and run.seq_len:
+        return 1e3 * samples * run.seq_len / run.tokens_per_sec
+    return None

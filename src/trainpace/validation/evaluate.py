@@ -1,0 +1,162 @@
+"""Forecast every case, tracing each workload once; what cannot be forecast is a row with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainpace import records
+from trainpace.errors import TrainpaceError
+from trainpace.forecast import KernelConstants, fitted_constants, forecast
+from trainpace.outcome import Forecast
+from trainpace.records import Record
+from trainpace.trace import trace_many
+from trainpace.validation.conditions import Case, case_of
+from trainpace.validation.runs import Run
+from trainpace.workload import Workload
+
+PAGEABLE_COPY_GB_PER_S = 4.0
+"""Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
+
+MODELS_PER_PROCESS = 12
+Tell = Callable[[str], None]
+
+
+class Row(Record):
+    """One run: measured against forecast, or why not. Errors are (forecast - measured) / measured in per cent."""
+
+    index: int
+    file: str
+    model: str
+    gpu: str
+    num_gpus: int
+    precision: str
+    batch: int
+    measured_ms: float | None = None
+    forecast_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    error_pct: float | None = None
+    in_interval: bool | None = None
+    measured_memory_gib: float | None = None
+    forecast_memory_gib: float | None = None
+    memory_error_pct: float | None = None
+    fits: bool | None = None
+    provenance: str = ""
+    unsupported: str = ""
+
+
+def evaluate(
+    runs: Sequence[Run], folder: Path, traces: Path, tell: Tell, workers: int = 2, constants: KernelConstants | None = None
+) -> list[Row]:
+    """A row for every run, in order. `traces` is a folder in which traced workloads are kept for the next time.
+
+    `workers` processes trace at a time, with at most a few hundred megabytes each.
+    """
+    cases: dict[int, Case] = {}
+    refused: dict[int, str] = {}
+    for run in runs:
+        try:
+            cases[run.index] = case_of(run, folder)
+        except TrainpaceError as error:
+            refused[run.index] = str(error)
+    workloads = _workloads(list(cases.values()), traces, tell, workers)
+    rows = []
+    for run in runs:
+        case = cases.get(run.index)
+        if case is None:
+            rows.append(_row(run, None, refused[run.index]))
+            continue
+        workload = workloads[case.trace_key]
+        if isinstance(workload, str):
+            rows.append(_row(run, case, workload))
+            continue
+        result = forecast_case(case, workload, constants)
+        rows.append(_row(run, case, result.reason, result))
+    return rows
+
+
+def forecast_case(case: Case, workload: Workload, constants: KernelConstants | None = None) -> Forecast:
+    """The forecast of a case under its own conditions, its host's software included."""
+    c = constants or fitted_constants()
+    factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
+    copied = 0.0
+    if case.copies_to_device:
+        copied = 1e3 * workload.sample_bytes * case.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9)
+        if case.execution.engine == "data_parallel":
+            copied *= case.execution.data_parallel_size
+    return forecast(
+        workload, case.execution, case.cluster, model=constants, host_factor=factor, host_to_device_ms=copied
+    )
+
+
+def trace_file(traces: Path, case: Case) -> Path:
+    """Where the workload of a case is kept: named by all that it depends on."""
+    spec, form, variant = case.trace_key
+    name = spec
+    if spec.startswith("transformers:"):
+        path = Path(spec.partition(":")[2])
+        name = f"transformers:{path.name}:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    key = repr((records.SCHEMA_VERSION, name, form, tuple(variant)))
+    return traces / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def _workloads(
+    cases: Sequence[Case], traces: Path, tell: Tell, workers: int
+) -> dict[tuple[object, ...], Workload | str]:
+    """Every case's workload by its key, or the reason why there is none."""
+    files = {case.trace_key: trace_file(traces, case) for case in cases}
+    missing = {str(file): key for key, file in files.items() if not file.is_file()}
+    reasons: dict[str, str] = {}
+    if missing:
+        traces.mkdir(parents=True, exist_ok=True)
+        tell(f"tracing {len(missing)} models, about a second each; kept in {traces}")
+        names = list(missing)
+        parts = [names[i : i + MODELS_PER_PROCESS] for i in range(0, len(names), MODELS_PER_PROCESS)]
+        done = 0
+        with ThreadPoolExecutor(workers) as pool:
+            for part, failed in zip(
+                parts, pool.map(lambda part: trace_many({name: missing[name] for name in part}), parts), strict=True
+            ):
+                reasons |= failed
+                done += len(part)
+                tell(f"{done} of {len(missing)} traced")
+    return {key: reasons.get(str(file)) or _load(file) for key, file in files.items()}
+
+
+def _load(file: Path) -> Workload | str:
+    try:
+        return records.load(file, Workload)
+    except TrainpaceError as error:
+        return f"{error} Delete the file to trace the model again."
+
+
+def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = None) -> Row:
+    spec = run.model_spec or run.model
+    named = {
+        "index": run.index, "file": run.file, "model": spec, "gpu": run.gpu_canonical or run.gpu, "precision": run.precision,
+        "num_gpus": int(run.num_gpus or 1), "batch": int(run.batch_per_gpu or 0),
+    }  # fmt: skip
+    if case is None or result is None:
+        return Row(**named, measured_ms=case.measured_ms if case else run.step_time_ms, unsupported=reason)  # type: ignore[arg-type]
+    measured = case.measured_ms
+    memory = None if result.memory is None else result.memory.allocated_gib
+    memories = {"measured_memory_gib": run.peak_mem_gib, "forecast_memory_gib": memory, "fits": result.fits}
+    if run.peak_mem_gib and memory is not None:
+        memories["memory_error_pct"] = 100 * (memory / run.peak_mem_gib - 1)
+    if result.step is None or result.step_time_interval_ms is None:
+        return Row(**named, **memories, measured_ms=measured, unsupported=reason)  # type: ignore[arg-type]
+    ms, interval = result.step.total_ms, result.step_time_interval_ms
+    return Row(
+        **named,  # type: ignore[arg-type]
+        **memories,  # type: ignore[arg-type]
+        measured_ms=measured,
+        forecast_ms=ms,
+        low_ms=interval.low,
+        high_ms=interval.high,
+        error_pct=None if measured is None else 100 * (ms / measured - 1),
+        in_interval=None if measured is None else interval.low <= measured <= interval.high,
+        provenance=result.provenance,
+    )

@@ -1,0 +1,112 @@
+"""Measured runs from CSV or Parquet: one row, one training step that somebody timed.
+
+Columns (all optional but a model and a batch): file, model_spec, model, framework, framework_version, gpu_canonical,
+gpu, num_gpus, num_nodes, interconnect, precision, memory_format, compile, batch_per_gpu, global_batch, grad_accum, seq_len, img_size, optimizer,
+parallelism, mode, step_time_ms, samples_per_sec, tokens_per_sec, tflops_per_gpu, mfu, peak_mem_gib, notes. An empty field was not
+stated. Other columns are kept out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.records import Record, read_bytes
+
+
+class Run(Record):
+    """One measured run as its source states it. Numbers are None and texts empty where it states nothing."""
+
+    index: int
+    file: str = ""
+    model_spec: str = ""
+    model: str = ""
+    framework: str = ""
+    framework_version: str = ""
+    gpu_canonical: str = ""
+    gpu: str = ""
+    interconnect: str = ""
+    precision: str = ""
+    memory_format: str = ""
+    compile: str = ""
+    optimizer: str = ""
+    parallelism: str = ""
+    mode: str = ""
+    notes: str = ""
+    num_gpus: float | None = None
+    num_nodes: float | None = None
+    batch_per_gpu: float | None = None
+    global_batch: float | None = None
+    grad_accum: float | None = None
+    seq_len: float | None = None
+    img_size: float | None = None
+    step_time_ms: float | None = None
+    samples_per_sec: float | None = None
+    tokens_per_sec: float | None = None
+    peak_mem_gib: float | None = None
+
+
+_NUMBERS = (
+    "num_gpus num_nodes batch_per_gpu global_batch grad_accum seq_len img_size step_time_ms samples_per_sec tokens_per_sec"
+    " peak_mem_gib"
+).split()
+_TEXTS = [name for name in Run.__struct_fields__ if name not in (*_NUMBERS, "index")]
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Every row of a CSV or Parquet file. Raises `UnreadableInput` for a file that is neither, or has no model column."""
+    data = read_bytes(path)
+    if data[:4] == b"PAR1":
+        columns, rows = _parquet(path, data)
+    else:
+        columns, rows = _csv(path, data)
+    if not {"model_spec", "model"} & set(columns):
+        raise UnreadableInput(
+            f"{path} has neither a column model_spec nor model.", "trainpace validate --help lists the columns."
+        )
+    return [_run(path, index, row) for index, row in enumerate(rows)]
+
+
+def _csv(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
+    try:
+        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+        return list(reader.fieldnames or []), list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UnreadableInput(f"{path} is neither Parquet nor CSV text ({error}).") from None
+
+
+def _parquet(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise TrainpaceError("reading Parquet needs pyarrow.", "pip install 'trainpace[parquet]', or give CSV.") from None
+    try:
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(data))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UnreadableInput(f"{path} is no readable Parquet file ({str(error).splitlines()[0]}).") from None
+    kept = [name for name in (*_NUMBERS, *_TEXTS) if name in table.column_names]
+    return table.column_names, table.select(kept).to_pylist()
+
+
+def _run(path: Path, index: int, row: dict[str, Any]) -> Run:
+    values: dict[str, Any] = {"index": index}
+    for name in _TEXTS:
+        value = row.get(name)
+        values[name] = "" if value is None or value != value else str(value).strip()  # a NaN is unlike itself
+    for name in _NUMBERS:
+        value = row.get(name)
+        if value is None or str(value).strip().lower() in ("", "nan", "none"):
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise UnreadableInput(f"{path} row {index}: {name} is {value!r}, which is no number.") from None
+        if not math.isfinite(number) or number < 0:
+            raise UnreadableInput(f"{path} row {index}: {name} is {value}; it should be a finite number from 0.")
+        values[name] = number
+    return Run(**values)
