@@ -18,9 +18,9 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 ZeroStage = Literal[0, 1, 2, 3]
 
-Engine = Literal["ddp", "data_parallel"]
+Engine = Literal["ddp", "unoverlapped", "data_parallel"]
 """ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
-data_parallel: torch's old nn.DataParallel, one process for all devices of a node."""
+unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for all devices of a node."""
 
 
 class Execution(Record):

@@ -10,8 +10,8 @@ from trainpace.execution import Execution
 from trainpace.records import Record
 from trainpace.schedule import TrainingTime
 
-Provenance = Literal["measured", "calibrated", "fitted", "datasheet"]
-"""Where a number comes from, the surest first."""
+Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
+"""Where a number comes from, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
 
 MFU_LIMIT = 4.0
 """1, but for Winograd's convolutions, which do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3))."""
@@ -100,6 +100,17 @@ class OperatorShare(Record):
     share_of_roof: float
 
 
+class Jump(Record):
+    """One more sample costs far more than usual: the first batch size after the jump, the steps before and after it, the
+    milliseconds beyond the usual slope, and the operators that cause it."""
+
+    batch: int
+    before_ms: float
+    after_ms: float
+    excess_ms: float
+    causes: tuple[str, ...]
+
+
 class Forecast(Record):
     """One model on one cluster under one execution. Where it cannot be done, `reason` says why and times are None."""
 
@@ -117,6 +128,7 @@ class Forecast(Record):
     provenance: Provenance
     reason: str = ""
     heaviest: tuple[OperatorShare, ...] = ()
+    largest_micro_batch: int | None = None
     training_time: TrainingTime | None = None
     training_time_interval_s: Interval | None = None
     cost_usd: float | None = None

@@ -17,10 +17,12 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     "--gpu",
     "gpus",
     multiple=True,
-    required=True,
     help="A GPU by name, several times if you like; 'cpu' is this machine's.",
 )
 @click.option("--num-gpus", type=COUNT, default=1, show_default=True, help="GPUs of one node, data parallel.")
+@click.option("--nodes", type=COUNT, default=1, show_default=True, help="Nodes of that many GPUs each.")
+@click.option("--network", type=float, metavar="GB/S", help="A node's network bandwidth in one direction, for several nodes.")
+@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage; 3 is FSDP's full sharding.")
 @click.option(
     "--batch",
     "batches",
@@ -33,6 +35,16 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option("--precision", type=click.Choice(_PRECISIONS), default="fp32", show_default=True, help="Number format.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
 @click.option("--sequence-length", type=COUNT, help="Tokens in a sample, for transformers.")
+@click.option("--image-size", type=COUNT, help="Side in pixels, for image models.")
+@click.option("--mode", type=click.Choice(["train", "forward_backward", "inference"]), default="train", show_default=True,
+              help="How much of a step.")
+@click.option("--channels-last", is_flag=True, help="NHWC tensors (memory_format=torch.channels_last).")
+@click.option("--compile", "compiled", is_flag=True, help="Under torch.compile, which fuses element-wise operators.")
+@click.option("--checkpointing", is_flag=True, help="Recompute activations block by block (transformers, timm).")
+@click.option("--transfer-from", type=click.Path(exists=True, dir_okay=False), metavar="MEASUREMENT.json",
+              help="Sharpen by a measurement of the same model on another GPU (trainpace measure --save).")
+@click.option("--calibrated", type=click.Path(exists=True, dir_okay=False), metavar="PROFILE.json",
+              help="Also forecast the machine of this profile.")
 @click.option("--samples", type=COUNT, help="Samples in an epoch: with --epochs, the whole training is forecast too.")
 @click.option("--epochs", type=float, help="Passes over the data.")
 @click.option("--price", type=USD, help="Dollars per GPU and hour.")
@@ -51,48 +63,90 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     \b
     trainpace forecast resnet50 --gpu T4 --gpu A100 --gpu H100 --batch 64 --precision amp_fp16
     trainpace forecast vgg16 --gpu "RTX 3090" --batch 8:64:8
+    trainpace forecast vgg16 --gpu T4 --batch 1:70
+    trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3 --precision bf16 --checkpointing
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
+    from msgspec.structs import replace
+
     from trainpace.cli.hardware import devices_of
     from trainpace.execution import Execution
     from trainpace.forecast import forecast as forecast_one
-    from trainpace.hardware import Cluster, find_device
-    from trainpace.records import save
-    from trainpace.report.forecast import print_forecasts, row_json
+    from trainpace.forecast.jumps import jumps_of
+    from trainpace.forecast.transfer import transfer_ratio, transferred
+    from trainpace.records import load, save, to_jsonable
+    from trainpace.report.forecast import print_forecasts, print_jumps, row_json
     from trainpace.schedule import Schedule
     from trainpace.trace import load_workload
     from trainpace.workload import Form, Variant, form_of
 
     if (o["samples"] is None) != (o["epochs"] is None):
         raise click.UsageError("--samples and --epochs go together.")
+    if not gpus and not o["calibrated"]:
+        raise click.UsageError("Name a GPU with --gpu, or a machine's profile with --calibrated.")
     plan = None if o["samples"] is None else Schedule(samples=o["samples"], epochs=o["epochs"])
-    own = devices_of(o["hardware"])
-    named = [None if gpu.casefold() == "cpu" else find_device(gpu, own) for gpu in gpus]
+    targets = _targets(gpus, devices_of(o["hardware"]), o)
     forms: tuple[Form, ...] = ("fp32", "amp", "half") if o["save_workload"] else (form_of(o["precision"]),)
-    workload = load_workload(model, forms, Variant(o["optimizer"], o["sequence_length"]), o["timeout"])
+    variant = Variant(
+        o["optimizer"], o["sequence_length"], o["image_size"], mode=o["mode"], checkpointing=o["checkpointing"]
+    )
+    workload = load_workload(model, forms, variant, o["timeout"])
     if o["save_workload"]:
         save(workload, o["save_workload"])
-    rows = []
-    for device in named:
-        kernels = None
-        if device is None:
+    run = Execution(
+        micro_batch=batches[0], accumulation=o["accumulate"], nnodes=o["nodes"], nproc_per_node=o["num_gpus"],
+        precision=o["precision"], optimizer=workload.optimizer, zero_stage=o["zero"], compile=o["compiled"],
+        channels_last=o["channels_last"], activation_checkpointing=o["checkpointing"] or workload.checkpointed,
+    )  # fmt: skip
+    ratio, source = 1.0, ""
+    if o["transfer_from"]:
+        from trainpace.hardware import Cluster, find_device
+        from trainpace.outcome import Measurement
+
+        measured = load(o["transfer_from"], Measurement)
+        source = measured.device
+        ratio = transfer_ratio(workload, measured, Cluster(device=find_device(source, devices_of(o["hardware"]))))
+    rows, jumps = [], {}
+    for cluster, kernels in targets:
+        for batch in batches:
+            row = forecast_one(workload, replace(run, micro_batch=batch), cluster, plan, kernels)
+            rows.append(transferred(row, ratio, source) if source else row)
+        if kernels is None and run.world_size == 1:
+            jumps[cluster.device.name] = jumps_of(workload, run, cluster.device, batches)
+    if o["as_json"]:
+        echo_json({
+            "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows],
+            "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
+        })  # fmt: skip
+    else:
+        print_forecasts(workload, rows)
+        print_jumps(rows, jumps)
+    return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
+
+
+def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """(cluster, the machine's own kernel model or None) for every GPU and profile that was named."""
+    from trainpace.hardware import Cluster, find_device
+
+    machines: list[tuple[Any, Any]] = []
+    for gpu in gpus:
+        if gpu.casefold() == "cpu":
             from trainpace.measure import profile_this_cpu
 
             click.echo("measuring this machine's CPU", err=True)
             profile = profile_this_cpu()
-            device, kernels = profile.device, profile.kernels
-        cluster = Cluster(device=device, devices_per_node=o["num_gpus"], price_usd_per_device_hour=o["price"])
-        for batch in batches:
-            execution = Execution(
-                micro_batch=batch,
-                accumulation=o["accumulate"],
-                nproc_per_node=o["num_gpus"],
-                precision=o["precision"],
-                optimizer=workload.optimizer,
-            )
-            rows.append(forecast_one(workload, execution, cluster, plan, kernels))
-    if o["as_json"]:
-        echo_json({"record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows]})
-    else:
-        print_forecasts(workload, rows)
-    return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
+            machines.append((profile.device, profile.kernels))
+        else:
+            machines.append((find_device(gpu, own), None))
+    if o["calibrated"]:
+        from trainpace.measure.profile import MachineProfile
+        from trainpace.records import load
+
+        profile = load(o["calibrated"], MachineProfile)
+        machines.append((profile.device, profile.kernels))
+    network = None if o["network"] is None else o["network"] / o["num_gpus"]
+    return [
+        (Cluster(device=device, devices_per_node=o["num_gpus"], nodes=o["nodes"], price_usd_per_device_hour=o["price"],
+                 network_gb_per_s_per_device=network), kernels)
+        for device, kernels in machines
+    ]  # fmt: skip

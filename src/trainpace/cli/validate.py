@@ -37,7 +37,7 @@ def validate(
     from trainpace.records import to_jsonable
     from trainpace.validation.evaluate import evaluate
     from trainpace.validation.runs import read_runs
-    from trainpace.validation.summary import by, family, summarise
+    from trainpace.validation.summary import by, family_of, summarise
 
     chosen = read_runs(runs)
     if only:
@@ -55,7 +55,7 @@ def validate(
         workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1)),
     )
     overall = summarise("all", rows)
-    groups = {"file": by(rows, lambda row: row.file), "gpu": by(rows, lambda row: row.gpu), "family": by(rows, family)}
+    groups = {"file": by(rows, lambda row: row.file), "gpu": by(rows, lambda row: row.gpu), "family": by(rows, lambda row: family_of(row.model))}
     if as_json:
         echo_json({
             "record": "Validation", "schema_version": 1, "rows": [to_jsonable(row) for row in rows],

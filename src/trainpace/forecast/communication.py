@@ -21,7 +21,7 @@ OVERLAP = 0.9
 """Share of the backward pass under which gradient buckets can hide; the last bucket never does."""
 UNHIDDEN_SHARE = 0.25
 """Share of the gradients' communication that shows even under a long backward pass: the last bucket, and SMs taken."""
-DATA_PARALLEL_COPY_SHARE = 2.0
+DATA_PARALLEL_COPY_SHARE = 1.2
 """nn.DataParallel copies parameters out and gradients back over PCIe in every step, through one device."""
 
 
@@ -69,7 +69,8 @@ def exposed_ms(
     one_way = 1e3 * share * gradient_bytes / bandwidth + starts
     if execution.zero_stage < 3:
         both_ways = 2 * one_way
-        return max(UNHIDDEN_SHARE * both_ways, both_ways - OVERLAP * backward_ms)
+        hidden = OVERLAP * backward_ms if execution.engine == "ddp" else 0.0
+        return max(UNHIDDEN_SHARE * both_ways, both_ways - hidden)
     gather = 1e3 * share * parameter_bytes / bandwidth + starts
     # every micro-step gathers the parameters for each pass, and scatters the gradients of the second
     forward = max(0.1 * gather, gather - OVERLAP * forward_ms)

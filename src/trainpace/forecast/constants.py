@@ -15,11 +15,14 @@ from trainpace.records import Record, from_json
 class KernelConstants(Record):
     """Shares are of the device's sustained figures, for large operators.
 
-    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock (see `rates`).
+    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_power how
+    the rate falls below that (see `rates`).
     tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
     unit. winograd_*: 3x3 convolutions by F(4x4, 3x3) on CUDA cores. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: factor on the tile model for groups of several channels;
-    depthwise_*: share of the CUDA cores' rate. misaligned: factor where a matrix unit meets sizes not a multiple of 8.
+    grouped_*channels: how their
+    rate grows with the channels of a group. depthwise_*: share of the CUDA cores' rate for a 3x3 window, depthwise_*window: how it
+    grows with the window, 1 for not at all. misaligned, conv_misaligned: factors where a matrix unit meets sizes not a multiple of 8.
     traffic_*: share of the memory bandwidth by class of operator. l2_gain: how much faster a tensor that stays in L2 is.
     fp8: share of the FP8 rate that products in it reach, relative to 16 bits. compile_*: what torch.compile's fusion leaves of
     element-wise traffic, of launches and of the host's time. latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per
@@ -29,6 +32,7 @@ class KernelConstants(Record):
 
     watts_plain: float = 0.8
     watts_tensor: float = 0.10
+    watts_power: float = 0.5
     tile_plain_half_intensity: float = 8.0
     tile_plain_prologue: float = 32.0
     tile_plain_quantisation: float = 0.7
@@ -40,6 +44,7 @@ class KernelConstants(Record):
     gemm_tf32: float = 0.7
     batched_tensor: float = 0.6
     misaligned: float = 0.6
+    conv_misaligned: float = 0.8
     conv_plain: float = 0.85
     conv_plain_dgrad: float = 0.8
     conv_plain_wgrad: float = 0.7
@@ -73,8 +78,10 @@ class KernelConstants(Record):
     depthwise_nhwc: float = 0.3
     depthwise_nhwc_dgrad: float = 0.2
     depthwise_nhwc_wgrad: float = 0.1
-    depthwise_window: float = 0.3
-    depthwise_nhwc_window: float = 0.5
+    depthwise_window: float = 1.0
+    depthwise_wgrad_window: float = 1.0
+    depthwise_nhwc_window: float = 1.0
+    depthwise_nhwc_wgrad_window: float = 1.5
     attention: float = 0.5
     attention_backward: float = 0.4
     attention_full: float = 0.3

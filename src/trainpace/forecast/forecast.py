@@ -8,7 +8,7 @@ from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.kernels import KernelTable, KernelTimes
-from trainpace.forecast.memory import step_memory
+from trainpace.forecast.memory import FIT_MARGIN, largest_micro_batch, step_memory
 from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
 from trainpace.forecast.roofline import KernelModel, kernel_times
 from trainpace.forecast.step import PhaseTimes, heaviest, host_us, phase_sums, step_time
@@ -17,10 +17,6 @@ from trainpace.outcome import Forecast, Interval, Provenance, StepTime
 from trainpace.schedule import Schedule, training_time
 from trainpace.units import hours_from_s
 from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, Workload, at_batch, form_of
-
-FIT_MARGIN = 0.97
-"""Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
-
 
 def forecast(
     workload: Workload,
@@ -46,6 +42,9 @@ def forecast(
     memory = step_memory(form, execution, device.kind == "gpu")
     capacity = None if device.memory_gib is None else device.memory_gib.value
     fits = None if capacity is None else memory.device_gib <= capacity * FIT_MARGIN
+    largest = None
+    if capacity is not None and device.kind == "gpu":
+        largest = largest_micro_batch(form, execution, capacity, FIT_MARGIN)
     calibrated = isinstance(model, KernelModel)
     provenance: Provenance = "calibrated" if calibrated else "fitted"
     evaluated = _evaluate(operators, execution, cluster, model, host_factor)
@@ -60,7 +59,7 @@ def forecast(
     if step is None:
         return Forecast(
             model=workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution, step=None,
-            step_time_interval_ms=None, memory=memory, capacity_gib=capacity, fits=fits, mfu=None,
+            step_time_interval_ms=None, memory=memory, capacity_gib=capacity, fits=fits, largest_micro_batch=largest, mfu=None,
             model_flops_per_step=None, provenance=provenance, reason=reason,
         )  # fmt: skip
     assert not isinstance(evaluated, str)
@@ -86,6 +85,7 @@ def forecast(
         memory=memory,
         capacity_gib=capacity,
         fits=fits,
+        largest_micro_batch=largest,
         mfu=_mfu(flops, operators, step, execution, cluster),
         model_flops_per_step=flops,
         provenance=provenance,

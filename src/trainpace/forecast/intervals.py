@@ -1,18 +1,47 @@
-"""How far a forecast may be off: quantiles of errors on runs that the constants were not fitted on."""
+"""How far a forecast may be off, by split-conformal prediction on held-out runs.
+
+`intervals.json` holds, for each class of runs, quantiles of log(measured / forecast) over runs whose card, or whose family of models,
+was left out of the fit (`make fit`). A new case gets the quantiles of the runs most like it: has its card been fitted on,
+and does the host, do grouped and depthwise convolutions, or dense products decide its time?
+(Vovk et al. 2005; Lei et al. 2018. The guarantee holds for cases drawn as these runs were, which nobody can promise.)
+"""
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import resources
 from typing import NamedTuple
+
+import numpy as np
 
 from trainpace.execution import Execution
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import StepTime
+from trainpace.records import Record, from_json
 from trainpace.workload import Operators
 
 COVERAGE = 0.9
 CPU_SPREAD = (0.55, 1.80)
 """From a handful of small models on one machine: wide on purpose."""
+HOST_SHARE = 0.3
+GROUPED_SHARE = 0.25
+COMMUNICATION_SHARE = 0.1
+
+
+class Quantiles(Record):
+    """5 % and 95 % of measured / forecast, over n runs."""
+
+    low: float
+    high: float
+    n: int
+
+
+class Spreads(Record):
+    """Quantiles by class of runs, and the cards that were fitted on."""
+
+    devices: tuple[str, ...]
+    classes: dict[str, Quantiles]
 
 
 class Spread(NamedTuple):
@@ -24,8 +53,32 @@ class Spread(NamedTuple):
     basis: str
 
 
+@cache
+def fitted_spreads() -> Spreads:
+    """The quantiles that the package brings."""
+    text = (resources.files("trainpace.forecast") / "intervals.json").read_text()
+    return from_json(text, Spreads, "trainpace's own intervals.json")
+
+
 def spread_of(step: StepTime, operators: Operators, times: KernelTimes, execution: Execution, cluster: Cluster) -> Spread:
     """The spread of a forecast, by what dominates it."""
     if cluster.device.kind == "cpu":
         return Spread(*CPU_SPREAD, COVERAGE, "a handful of small models on one machine")
-    return Spread(0.7, 1.5, COVERAGE, "errors on held-out measured runs")
+    spreads = fitted_spreads()
+    seen = "seen card" if cluster.device.name in spreads.devices else "new card"
+    name = f"{seen}, {kind_of_run(step, operators, times, execution)}"
+    found = spreads.classes.get(name) or spreads.classes[f"{seen}, any"]
+    return Spread(found.low, found.high, COVERAGE, f"{name}: {found.n} held-out runs")
+
+
+def kind_of_run(step: StepTime, operators: Operators, times: KernelTimes, execution: Execution) -> str:
+    """What decides the time of a run: "launches", "communication", "grouped convolutions", "half" or "full" precision products."""
+    if step.host_overhead_ms > HOST_SHARE * step.total_ms:
+        return "launches"
+    if execution.world_size > 1 and (execution.engine != "ddp" or step.communication_ms > COMMUNICATION_SHARE * step.total_ms):
+        return "communication"
+    groups = operators.dims[:, 1].sum(axis=1)
+    grouped = np.array([kind.startswith("conv") for kind in operators.kind]) & (groups > 1)
+    if times.device_s[grouped].sum() > GROUPED_SHARE * times.device_s.sum():
+        return "grouped convolutions"
+    return "16 bits" if operators.half.any() else "32 bits"

@@ -91,7 +91,8 @@ class KernelTable:
         rate = np.where(half, rates.half, rates.full)
         tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
         dims = [at(table.dims[:, i]) for i in range(16)]
-        pick = _Pick(shape, dims, rate, tensor, rates.sms, np.asarray(channels_last))
+        channels_last = np.asarray(channels_last) | (self._is_convolution & (dims[15] > 0))
+        pick = _Pick(shape, dims, rate, tensor, rates.sms, channels_last)
 
         products = self._kind == "gemm"
         if products.any():
@@ -111,8 +112,9 @@ class KernelTable:
                     pick.flag(thin), getattr(c, f"depthwise_nhwc{suffix}"), getattr(c, f"depthwise{suffix}")
                 )
                 window = _part(dims[10] * dims[11] * dims[12], thin, shape)
-                power = np.where(pick.flag(thin), c.depthwise_nhwc_window, c.depthwise_window)
-                share = share * (9.0 / window) ** power
+                name = "wgrad_window" if suffix == "_wgrad" else "window"
+                power = np.where(pick.flag(thin), getattr(c, f"depthwise_nhwc_{name}"), getattr(c, f"depthwise_{name}"))
+                share = share * (window / 9.0) ** (power - 1.0)
                 compute[..., thin] = _part(at(table.flops), thin, shape) / (_part(rates.plain, thin, shape) * share)
         for kind in ("attention", "attention_backward"):
             rows = self._kind == kind
@@ -214,6 +216,9 @@ def _convolution_s(
     else:
         m, n, k = outputs, padded * window, positions_out
     tensor_share = np.where(half, getattr(c, f"conv_tensor{suffix}"), getattr(c, f"conv_tf32{suffix}"))
+    # images of 3 channels are padded to 4 or 8 by kernels made for them; other odd numbers are not
+    odd_channels = (np.mod(outputs, 8) != 0) | ((np.mod(inputs, 8) != 0) & (inputs > 4))
+    tensor_share = np.where(odd_channels, tensor_share * c.conv_misaligned, tensor_share)
     share = np.where(units, tensor_share, getattr(c, f"conv_plain{suffix}"))
     direct = product_s(groups, m, n, k, speed, sms, _tiles(share, units, c))
     if grouped.any():

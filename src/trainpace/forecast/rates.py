@@ -2,7 +2,8 @@
 
 A card that would need more power than it may draw lowers its clock. The watts that a peak rate needs follow from the
 process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) / feature size`` says how well a card is fed; well-fed
-cards sustain their peak, others a share of about ``x / x0``. T4 (70 W) and A10 (150 W) are the known cases.
+cards sustain their peak, others a share of about ``(x / x0) ^ watts_power``: power falls with the cube of a clock whose voltage
+falls too, and in proportion where it cannot. T4 (70 W) and A10 (150 W) are the known cases.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    return float(peak.flop_per_s * (1 + (enough / fed) ** SHARPNESS) ** (-1 / SHARPNESS))
+    return float(peak.flop_per_s * (1 + (enough / fed) ** SHARPNESS) ** (-constants.watts_power / SHARPNESS))
 
 
 def _tensor(device: Device, figure: Figure | None, name: str) -> Peak | str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainpace.outcome import STEP_PARTS, Forecast
+from trainpace.outcome import STEP_PARTS, Forecast, Jump
+from trainpace.report.chart import chart
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
+
+
+FEWEST_FOR_A_PICTURE = 8
 
 
 def print_forecasts(workload: Workload, rows: Sequence[Forecast]) -> None:
@@ -40,11 +44,36 @@ def print_forecasts(workload: Workload, rows: Sequence[Forecast]) -> None:
         )
     if done:
         where = {
-            "fitted": "datasheet figures and eight constants fitted on other models",
+            "fitted": "datasheet figures and constants fitted on public measurements",
+            "transferred": "a measurement of the same model on another card",
             "calibrated": "this machine's micro-benchmarks",
         }
+        for name, largest in dict.fromkeys((row.device, row.largest_micro_batch) for row in done):
+            if largest is not None:
+                print_lines(f"Largest batch per GPU that fits on {name}: {largest:,}." if largest else f"Not even one sample fits on {name}.")
         sources = " and ".join(where[p] for p in dict.fromkeys(row.provenance for row in done))
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold 9 of 10 cases.")
+
+
+def print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
+    """Step time over the batch size as a picture, its discontinuities and what causes them."""
+    by_device: dict[str, list[Forecast]] = {}
+    for row in rows:
+        if row.step is not None:
+            by_device.setdefault(row.device, []).append(row)
+    for name, swept in by_device.items():
+        if len(swept) < FEWEST_FOR_A_PICTURE:
+            continue
+        found = jumps.get(name, ())
+        points = [(row.execution.micro_batch, row.step.total_ms) for row in swept if row.step is not None]
+        print_lines(*chart(points, {jump.batch for jump in found}, f"{name}: step time in ms over the batch size"))
+        if not found:
+            print_lines("No jumps: every sample costs about the same.")
+        for jump in found:
+            print_lines(
+                f"Jump at batch {jump.batch}: {format_number(jump.before_ms)} to {format_number(jump.after_ms)} ms,"
+                f" {format_number(jump.excess_ms)} ms more than a sample usually costs. {'; '.join(jump.causes)}."
+            )
 
 
 def row_json(f: Forecast) -> dict[str, Any]:
@@ -62,6 +91,7 @@ def row_json(f: Forecast) -> dict[str, Any]:
         "samples_per_second": f.samples_per_second,
         "peak_memory_gib": None if f.memory is None else f.memory.allocated_gib,
         "fits": f.fits,
+        "largest_batch": f.largest_micro_batch,
         "mfu": f.mfu,
         "breakdown_ms": {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS},
         "provenance": f.provenance,

@@ -1,7 +1,8 @@
 """From one dispatched ATen call to the rows that CUDA would run for it: kind, FLOPs, bytes, launches, sizes.
 
 Sizes (`dims`) by kind: gemm (batch, m, n, k); conv* (n, groups, c_in, c_out, in d h w, out d h w, kernel d h w,
-stride h w, 0); attention* (batch, heads, q length, k length, head dim, causal 0/1); norm and softmax (elements in,
+stride h w, 1 if its input is channels-last
+already); attention* (batch, heads, q length, k length, head dim, causal 0/1); norm and softmax (elements in,
 elements out, length of one normalised row); pool (elements in, elements out, kernel elements); everything else
 (elements in, elements out). `view` and `module` rows are the host's alone: metadata calls, and modules entered.
 """
@@ -145,8 +146,15 @@ def _convolution(
         return (1,) * (3 - len(sizes)) + sizes
 
     dims = (x.shape[0], groups, x.shape[1], y.shape[1], *three(x.shape[2:]), *three(y.shape[2:]))
-    dims += (*three(weight.shape[2:]), *three(stride)[1:], 0)
+    dims += (*three(weight.shape[2:]), *three(stride)[1:], int(_is_channels_last(x)))
     return Row(kind, kind, _is_half([x]), 1, flops, read, _bytes([written]), dims[:MAX_DIMS])
+
+
+def _is_channels_last(x: torch.Tensor) -> bool:
+    """A permuted tensor keeps its strides through element-wise operators, so a model may be NHWC inside by itself."""
+    if x.dim() != 4 or x.shape[1] == 1 or x.is_contiguous():
+        return False
+    return x.is_contiguous(memory_format=torch.channels_last) or x.stride(1) == 1
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:

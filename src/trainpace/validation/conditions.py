@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Execution, Precision
+from trainpace.execution import PRECISIONS, Engine, Execution, Precision
 from trainpace.hardware import Cluster, Device, find_device
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
@@ -34,6 +34,8 @@ class Case(NamedTuple):
     measured_ms: float | None
     host: Host = ""
     copies_to_device: bool = False
+    memory_of_device: bool = False
+    """Is the run's peak what the device's monitor showed, the driver's and the allocator's share included?"""
 
     @property
     def trace_key(self) -> tuple[str, Form, Variant]:
@@ -73,7 +75,7 @@ def case_of(run: Run, folder: Path) -> Case:
         tp=shape["tp"],
         pp=shape["pp"],
         cp=shape["cp"],
-        engine="data_parallel" if "DataParallel" in run.parallelism else "ddp",
+        engine=_engine(run, spec),
         precision=precision,
         optimizer=optimizer if mode == "train" else "none",
         zero_stage=3 if shape["fsdp"] else 1 if shape["zero"] == 1 else 2 if shape["zero"] == 2 else 0,
@@ -94,8 +96,9 @@ def case_of(run: Run, folder: Path) -> Case:
     )
     copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
     return Case(
-        run, spec, form, variant, execution, cluster, _measured_ms(run, execution), _host(run, device), copies
-    )
+        run, spec, form, variant, execution, cluster, _measured_ms(run, execution), _host(run, device), copies,
+        memory_of_device="DeepLearningExamples" in run.framework,
+    )  # fmt: skip
 
 
 def _spec(run: Run, folder: Path) -> str:
@@ -179,7 +182,15 @@ def _parallelism(text: str) -> dict[str, int]:
 
 
 def _checkpointing(text: str) -> bool:
-    return bool(re.search(r"\bac=(full|selective)", text)) and "ac=selective-op" not in text
+    """Selective checkpointing keeps the products and repeats what is cheap: in time it is near to none."""
+    return bool(re.search(r"\bac=full", text))
+
+
+def _engine(run: Run, spec: str) -> Engine:
+    """NVIDIA's BERT examples reduce one flat gradient after the backward pass."""
+    if "DataParallel" in run.parallelism and "Distributed" not in run.parallelism:
+        return "data_parallel"
+    return "unoverlapped" if "DeepLearningExamples" in run.framework and spec.startswith("transformers:") else "ddp"
 
 
 def _network(run: Run, gpus_per_node: int) -> float | None:

@@ -21,6 +21,8 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 """Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
 
 MODELS_PER_PROCESS = 12
+TRACE_VERSION = 2
+"""Raise when traces change, so that kept ones are made again."""
 Tell = Callable[[str], None]
 
 
@@ -99,7 +101,7 @@ def trace_file(traces: Path, case: Case) -> Path:
     if spec.startswith("transformers:"):
         path = Path(spec.partition(":")[2])
         name = f"transformers:{path.name}:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-    key = repr((records.SCHEMA_VERSION, name, form, tuple(variant)))
+    key = repr((TRACE_VERSION, name, form, tuple(variant)))
     return traces / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 
@@ -142,7 +144,9 @@ def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = Non
     if case is None or result is None:
         return Row(**named, measured_ms=case.measured_ms if case else run.step_time_ms, unsupported=reason)  # type: ignore[arg-type]
     measured = case.measured_ms
-    memory = None if result.memory is None else result.memory.allocated_gib
+    memory = None
+    if result.memory is not None:
+        memory = result.memory.device_gib if case.memory_of_device else result.memory.allocated_gib
     memories = {"measured_memory_gib": run.peak_mem_gib, "forecast_memory_gib": memory, "fits": result.fits}
     if run.peak_mem_gib and memory is not None:
         memories["memory_error_pct"] = 100 * (memory / run.peak_mem_gib - 1)

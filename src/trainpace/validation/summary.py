@@ -67,9 +67,9 @@ def by(rows: Sequence[Row], key: Callable[[Row], str]) -> list[Summary]:
     return [summarise(name or "not stated", groups[name]) for name in sorted(groups)]
 
 
-def family(row: Row) -> str:
+def family_of(spec: str) -> str:
     """The family of a model: its name's letters before the first digit, without the trainer's prefix."""
-    name = re.split(r"[:/]", row.model)[-1].removesuffix(".json")
+    name = re.split(r"[:/]", spec)[-1].removesuffix(".json")
     name = re.sub(r"^(tf_|gluon_|legacy_|tv_|ig_|ssl_|swsl_|dm_)", "", name)
     return re.split(r"[\d_\-.]", name)[0] or name
 

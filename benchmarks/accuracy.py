@@ -1,0 +1,185 @@
+"""`make bench-accuracy`: forecasts of measured runs with their card, or their family of models, left out of the fit.
+
+Refits the constants for every fold (about ten minutes on two cores), then forecasts what was left out, and prints a table by
+collection beside what other tools claim. Writes benchmarks/results/accuracy.md and, for `make fit`, the quantiles of
+the intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fitting.folds import HeldOut, held_out
+from fitting.runs import Pair, read_pairs
+from trainpace.forecast import forecast
+from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.validation.evaluate import forecast_case
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks/results/accuracy.md"
+INTERVALS = ROOT / "src/trainpace/forecast/intervals.json"
+FEWEST = 20
+"""Runs below which a class has no quantiles of its own."""
+GOALS = {
+    ("neusight_labels, NVIDIA, forward_backward", "device"): ("NeuSight 7.3, roofline 32", "5"),
+    ("neusight_labels, NVIDIA, inference", "device"): ("NeuSight 9.7", "7"),
+    ("timm_train_rtx3090", "family"): ("roofline 27", "8"),
+    ("timm_train_rtx3090", "device"): ("-", "12"),
+    ("lambda_aggregated, 1 GPU", "device"): ("Habitat 5 to 1760", "12"),
+    ("profet_aws", "device"): ("-", "12"),
+    ("ryujaehun_pytorch_gpu_benchmark, 1 GPU", "device"): ("-", "12"),
+}
+
+
+def main() -> None:
+    """Run the folds, or read those of an earlier run, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, default=ROOT / "out/held_out.json", help="kept between runs")
+    parser.add_argument("--again", action="store_true", help="refit even if --held-out is there")
+    parser.add_argument("--write-intervals", action="store_true")
+    options = parser.parse_args()
+    if options.again or not options.held_out.is_file():
+        options.held_out.parent.mkdir(exist_ok=True)
+        options.held_out.write_text(json.dumps(held_out(options.data, options.traces)))
+    found = {kind: [HeldOut(*row) for row in rows] for kind, rows in json.loads(options.held_out.read_text()).items()}
+    pairs = {case.run.index: (case, workload) for case, workload in read_pairs(options.data, options.traces)}
+    if options.write_intervals:
+        write_intervals(pairs, found)
+    text = report(pairs, found)
+    RESULT.write_text(text)
+    print(text)
+
+
+def group_of(pair: Pair) -> Iterable[str]:
+    """The lines of the table that a run counts in."""
+    run, device = pair[0].run, pair[0].cluster.device
+    if run.file == "neusight_labels":
+        return [f"{run.file}, {'NVIDIA' if device.vendor == 'NVIDIA' else 'AMD'}, {run.mode}"]
+    if run.file in ("lambda_aggregated", "ryujaehun_pytorch_gpu_benchmark"):
+        return [f"{run.file}, {'1 GPU' if (run.num_gpus or 1) == 1 else 'several GPUs'}"]
+    return [run.file]
+
+
+def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
+    """The table as Markdown, with date and machine."""
+    lines = ["# Accuracy on held-out runs", "", f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores."]
+    lines += ["Errors are |forecast - measured| / measured in per cent. Constants are fitted anew without the card (and its", ]
+    lines += ["relatives: fitting/folds.py) or without the model's family.", ""]
+    lines += ["| runs | left out | n | mean | median | 95th | bias | in 90 % interval | half width | peers, mean | to reach |"]
+    lines += ["|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    for kind in ("device", "family"):
+        groups: dict[str, list[HeldOut]] = {}
+        for row in found[kind]:
+            for name in group_of(pairs[row.index]):
+                groups.setdefault(name, []).append(row)
+        for name in sorted(groups):
+            lines.append(_line(name, kind, groups[name], pairs))
+    lines += ["", "With one measurement of the same model on another card (transfer):", "", *transfer(pairs, found["device"]), ""]
+    lines += ["## Worst ten of each collection, card left out", ""]
+    lines += worst(pairs, found["device"])
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair]) -> str:
+    measured = np.array([pairs[row.index][0].measured_ms for row in rows], dtype=float)
+    ms = np.array([row.forecast_ms for row in rows])
+    spreads = [_interval(row, pairs) for row in rows]
+    low, high = ms * [s[0] for s in spreads], ms * [s[1] for s in spreads]
+    error = 100 * (ms / measured - 1)
+    size = np.abs(error)
+    inside = 100 * ((low <= measured) & (measured <= high)).mean()
+    peers, goal = GOALS.get((name, kind), ("-", "-"))
+    numbers = (size.mean(), np.median(size), np.quantile(size, 0.95), np.median(error), inside, np.median(50 * (high - low) / ms))
+    return f"| {name} | {kind} | {len(rows)} | " + " | ".join(f"{x:.1f}" for x in numbers) + f" | {peers} | {goal} |"
+
+
+def _interval(row: HeldOut, pairs: dict[int, Pair]) -> tuple[float, float]:
+    """The interval as this fold gave it: in a device fold the card is a new one."""
+    return row.low_ms / row.forecast_ms, row.high_ms / row.forecast_ms
+
+
+def transfer(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
+    """Scale each run's forecast by measured / forecast of the same run on another card; the median over the other cards."""
+    alike: dict[tuple[object, ...], list[HeldOut]] = {}
+    for row in rows:
+        case = pairs[row.index][0]
+        if case.execution.world_size == 1:
+            alike.setdefault((case.run.file, case.spec, case.variant, case.execution.precision), []).append(row)
+    errors: dict[str, list[float]] = {}
+    for (file, *_), same in alike.items():
+        for row in same:
+            case = pairs[row.index][0]
+            others = [o for o in same if pairs[o.index][0].cluster.device.name != case.cluster.device.name]
+            if not others:
+                continue
+            nearest = min(others, key=lambda o: abs(math.log(pairs[o.index][0].execution.micro_batch / case.execution.micro_batch)))
+            ratio = (pairs[nearest.index][0].measured_ms or 1) / nearest.forecast_ms
+            errors.setdefault(str(file), []).append(100 * abs(row.forecast_ms * ratio / (case.measured_ms or 1) - 1))
+    return [f"- {file}: mean {np.mean(e):.1f} %, median {np.median(e):.1f} % over {len(e)} runs" for file, e in sorted(errors.items())]
+
+
+def worst(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
+    """The worst rows of every collection."""
+    lines = ["| collection | model | card | precision | batch | measured ms | forecast ms | error |", "|---|---|---|---|--:|--:|--:|--:|"]
+    files = sorted({pairs[row.index][0].run.file for row in rows})
+    for file in files:
+        mine = [row for row in rows if pairs[row.index][0].run.file == file]
+        mine.sort(key=lambda row: -abs(math.log(row.forecast_ms / (pairs[row.index][0].measured_ms or 1))))
+        for row in mine[:10]:
+            case = pairs[row.index][0]
+            gpu = case.cluster.device.name if case.execution.world_size == 1 else f"{case.execution.world_size} x {case.cluster.device.name}"
+            model = case.run.model_spec.rpartition("/")[2]
+            lines.append(
+                f"| {file} | {model} | {gpu} | {case.execution.precision} | {case.execution.micro_batch} | {case.measured_ms:.0f} |"
+                f" {row.forecast_ms:.0f} | {100 * (row.forecast_ms / (case.measured_ms or 1) - 1):+.0f} % |"
+            )
+    return lines
+
+
+def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> None:
+    """Conformal quantiles of measured / forecast by class of runs, every collection with the same weight at most."""
+    classes = {}
+    for kind, seen in (("device", "new card"), ("family", "seen card")):
+        residuals: dict[str, list[tuple[str, float]]] = {}
+        for row in found[kind]:
+            case = pairs[row.index][0]
+            r = math.log((case.measured_ms or 1) / row.forecast_ms)
+            name = row.bucket.partition(":")[0].partition(", ")[2]
+            for key in (name, "any"):
+                residuals.setdefault(key, []).append((case.run.file, r))
+        for name, values in residuals.items():
+            if len(values) >= FEWEST:
+                low, high = _quantiles(values)
+                classes[f"{seen}, {name}"] = {"low": round(math.exp(low), 3), "high": round(math.exp(high), 3), "n": len(values)}
+    devices = sorted({case.cluster.device.name for case, _ in pairs.values()})
+    text = json.dumps({"record": "Spreads", "schema_version": 1, "devices": devices, "classes": classes}, indent=1)
+    INTERVALS.write_text(text + "\n")
+
+
+def _quantiles(values: Sequence[tuple[str, float]]) -> tuple[float, float]:
+    """5 % and 95 % with the finite-sample correction; a collection's runs share the weight of the square root of their number."""
+    count: dict[str, int] = {}
+    for file, _ in values:
+        count[file] = count.get(file, 0) + 1
+    ordered = sorted(values, key=lambda pair: pair[1])
+    weights = np.array([1 / math.sqrt(count[file]) for file, _ in ordered])
+    position = np.cumsum(weights) / weights.sum()
+    n = len(values)
+    tail = 0.05 * n / (n + 1)
+    r = np.array([value for _, value in ordered])
+    return float(r[min(np.searchsorted(position, tail), n - 1)]), float(r[min(np.searchsorted(position, 1 - tail), n - 1)])
+
+
+if __name__ == "__main__":
+    main()

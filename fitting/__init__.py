@@ -1,0 +1,1 @@
+"""Fits the constants of the kernel models on measured figures. Not part of the package: `make fit` runs it."""

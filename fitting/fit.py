@@ -1,0 +1,73 @@
+"""`make fit`: fit the kernel constants on ../shared/data and write them beside the package's code, residuals beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fitting.kernels import KernelRows, read_kernels
+from fitting.problem import Problem, bounds
+from fitting.runs import RunTable, is_usable, read_pairs
+from trainpace.forecast.constants import KernelConstants
+from trainpace.records import to_jsonable
+
+CONSTANTS = Path(__file__).parents[1] / "src/trainpace/forecast/constants.json"
+RESIDUALS = Path(__file__).parent / "residuals.md"
+
+
+def main() -> None:
+    """Fit on everything that is usable; validation on held-out folds is `make bench-accuracy`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--traces", type=Path, required=True, help="folder that `trainpace validate --traces` filled")
+    options = parser.parse_args()
+    pairs = [pair for pair in read_pairs(options.data, options.traces) if is_usable(pair[0])]
+    if not pairs:
+        sys.exit(f"no traced runs in {options.traces}: run `trainpace validate {options.data}/measured_runs.parquet --traces {options.traces}`")
+    runs, kernels = RunTable(pairs), read_kernels(options.data)
+    print(f"fitting on {len(pairs)} runs ({len(runs.run)} rows) and {len(kernels.measured_ms)} kernels")
+    c = rounded(Problem(runs, kernels, KernelConstants()).solve())
+    CONSTANTS.write_text(json.dumps(to_jsonable(c), indent=1) + "\n")
+    RESIDUALS.write_text(residuals(runs, kernels, c))
+    print(RESIDUALS.read_text())
+
+
+def rounded(c: KernelConstants) -> KernelConstants:
+    """Three digits: more would claim what a refit does not reproduce."""
+    return KernelConstants(**{name: float(f"{getattr(c, name):.3g}") for name in KernelConstants.__struct_fields__})
+
+
+def residuals(runs: RunTable, kernels: KernelRows, c: KernelConstants) -> str:
+    """Errors on what was fitted, in per cent, and which constants lie at a bound."""
+    step_ms = runs.step_ms(runs.by_phase(1e3 * runs.times(c).device_s), c)
+    lines = ["# Residuals of the fit", "", "On the runs and kernels that were fitted, so lower than on others.", ""]
+    lines += ["| runs | n | mean % | median % | bias % |", "|---|--:|--:|--:|--:|"]
+    for file in sorted(set(runs.file)):
+        error = 100 * (step_ms / runs.measured_ms - 1)[runs.file == file]
+        lines.append(_line(file, error))
+    lines += ["", "| kernels | n | mean % | median % | bias % |", "|---|--:|--:|--:|--:|"]
+    kernel_ms = 1e3 * kernels.times(c).device_s + kernels.floor_ms
+    for device in sorted(set(kernels.device)):
+        for name in sorted(set(kernels.operator)):
+            rows = (kernels.device == device) & (kernels.operator == name)
+            if rows.any():
+                lines.append(_line(f"{device} {name}", 100 * (kernel_ms / kernels.measured_ms - 1)[rows]))
+    edges = [
+        name for name in KernelConstants.__struct_fields__
+        if min(abs(np.log(getattr(c, name) / end)) for end in bounds(name)) < 0.02
+    ]  # fmt: skip
+    lines += ["", f"At a bound, so not decided by the data alone: {', '.join(edges)}.", ""]
+    return "\n".join(lines)
+
+
+def _line(name: str, error: np.ndarray) -> str:
+    size = np.abs(error)
+    return f"| {name} | {len(error)} | {size.mean():.1f} | {np.median(size):.1f} | {np.median(error):+.1f} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Forecasts of runs that their constants were not fitted on: GPUs left out, families of models left out."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from fitting.kernels import DEVICES, read_kernels
+from fitting.problem import Problem
+from fitting.runs import Pair, RunTable, is_usable, read_pairs
+from trainpace.forecast.constants import KernelConstants
+from trainpace.validation.evaluate import forecast_case
+from trainpace.validation.summary import family_of
+
+FAMILY_FOLDS = 5
+DEVICE_FOLDS = {
+    "RTX 3090": r"RTX 3090",
+    "Volta": r"V100|Titan V",
+    "Turing": r"T4|RTX 2080|Titan RTX",
+    "A100": r"A100",
+    "Ampere workstation": r"A10$|A10G|A40|RTX A",
+    "Hopper, Blackwell": r"H100|H200|B200",
+    "Pascal": r"P100|P4$|GTX 1080",
+    "Kepler": r"K80",
+    "Ada, CDNA": r"RTX 6000 Ada|MI100",
+}
+"""Cards are left out with their relatives: a new card usually is one of a new family."""
+
+
+class HeldOut(NamedTuple):
+    """One forecast of a run in its fold."""
+
+    index: int
+    fold: str
+    forecast_ms: float
+    low_ms: float
+    high_ms: float
+    bucket: str
+
+
+def device_fold(name: str) -> str:
+    """The fold of a card."""
+    return next(fold for fold, pattern in DEVICE_FOLDS.items() if re.match(pattern, name))
+
+
+def family_fold(spec: str) -> int:
+    """The fold of a model's family, by a checksum of its name."""
+    return zlib.crc32(family_of(spec).encode()) % FAMILY_FOLDS
+
+
+def held_out(data: Path, traces: Path, workers: int = 2) -> dict[str, list[HeldOut]]:
+    """{"device": ..., "family": ...}: every run's forecast with its card, or its model's family, left out of the fit."""
+    jobs = [("device", fold, str(data), str(traces)) for fold in DEVICE_FOLDS]
+    jobs += [("family", str(fold), str(data), str(traces)) for fold in range(FAMILY_FOLDS)]
+    found: dict[str, list[HeldOut]] = {"device": [], "family": []}
+    with ProcessPoolExecutor(workers) as pool:
+        for (kind, fold, *_), results in zip(jobs, pool.map(_fold, jobs), strict=True):
+            found[kind] += results
+            print(f"{kind} fold {fold}: {len(results)} runs", flush=True)
+    return found
+
+
+def _fold(job: tuple[str, str, str, str]) -> list[HeldOut]:
+    kind, fold, data, traces = job
+    pairs = read_pairs(Path(data), Path(traces))
+
+    def is_out(pair: Pair) -> bool:
+        if kind == "device":
+            return device_fold(pair[0].cluster.device.name) == fold
+        return str(family_fold(pair[0].spec)) == fold
+
+    fitted = [pair for pair in pairs if is_usable(pair[0]) and not is_out(pair)]
+    without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
+    constants = Problem(RunTable(fitted), read_kernels(Path(data), without=without), KernelConstants()).solve()
+    return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, constants))
+
+
+def _forecasts(pairs: Sequence[Pair], fold: str, constants: KernelConstants) -> Iterator[HeldOut]:
+    for case, workload in pairs:
+        result = forecast_case(case, workload, constants)
+        if result.step is None or result.step_time_interval_ms is None:
+            continue
+        interval = result.step_time_interval_ms
+        yield HeldOut(case.run.index, fold, result.step.total_ms, interval.low, interval.high, interval.basis)

@@ -1,0 +1,157 @@
+"""The least-squares problem: logarithms of forecast over measured, for steps and single kernels, against bounded constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from fitting.kernels import KernelRows
+from fitting.runs import RunTable
+from trainpace.forecast.constants import KernelConstants
+from trainpace.workload import PHASES
+
+FILE_WEIGHTS = {"timm_train_rtx3090": 300, "ryujaehun_pytorch_gpu_benchmark": 150, "lambda_aggregated": 200,
+                "profet_aws": 60, "neusight_labels": 120, "mosaic_llm_foundry": 100}  # fmt: skip
+"""Effective runs of each file: large files of one GPU should not drown small ones of many."""
+KERNEL_WEIGHT = 150.0
+PRIOR = 0.15
+"""Standard deviation of 1 / PRIOR in the logarithm around the starting constants: holds what the data do not decide."""
+OUTLIER = 0.15
+"""Errors beyond this are counted linearly, not squared."""
+ITERATIONS = 12
+
+MATRIX = ("gemm", "conv", "conv_dgrad", "conv_wgrad")
+PASSES = ("", "_dgrad", "_wgrad")
+ALL: tuple[str, ...] = ("all",)
+
+
+def bounds(name: str) -> tuple[float, float]:
+    """Physical limits of a constant."""
+    special = {
+        "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600), "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
+        "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.2, 1),
+        "traffic_optimizer": (0.55, 1), "watts_power": (0.2, 1), "latency_us": (1, 6), "host_view_us": (0.5, 5), "host_module_us": (2, 15),
+        "host_launch_us": (3, 12), "host_optimizer_us": (3, 12), "host_step_us": (50, 1500), "host_old_torch": (1, 8),
+        "host_tensorflow": (1, 10),
+    }  # fmt: skip
+    if name in special:
+        return special[name]
+    if name.endswith("_window"):
+        return 0.3, 2.2
+    if name.endswith("_channels"):
+        return 0.01, 1.5
+    if name.startswith("grouped"):
+        return 0.003, 1
+    if name.startswith("depthwise"):
+        return 0.003, 1
+    if name.startswith(("traffic_", "gemm", "conv", "winograd", "attention", "batched")):
+        return 0.03, 1
+    if name.endswith("quantisation"):
+        return 0.02, 1
+    start = float(getattr(KernelConstants(), name))
+    return start / 20, start * 20
+
+
+def affected(name: str) -> tuple[str, ...]:
+    """Classes of operators whose device time a constant enters; () for none."""
+    if name.startswith(("host_", "compile_")):
+        return ()
+    if name.startswith("traffic_") and name != "traffic_matrix":
+        return ("t:" + name.removeprefix("traffic_").removesuffix("_nhwc"),)
+    if name in ("gemm_plain", "gemm_tf32", "gemm_tensor", "batched_tensor", "misaligned"):
+        return ("gemm",)
+    if name.startswith("attention"):
+        return (name.replace("_full", ""),)
+    if name.startswith("tile_"):
+        return MATRIX
+    if name == "transposes" or name.endswith(("_window", "_channels")):
+        return MATRIX[1:]
+    if name.startswith(("conv_", "winograd", "grouped", "depthwise")):
+        which = next((p for p in PASSES[1:] if name.endswith(p)), "")
+        return ("conv" + which,)
+    return ALL
+
+
+class _Parts:
+    """Device times of a table, and of the rows alone that one constant enters."""
+
+    def __init__(self, table: RunTable, names: Sequence[str]) -> None:
+        self._table = table
+        kind = table.columns["kind"]
+        classes = np.where(np.isin(kind, (*MATRIX, "attention", "attention_backward")), kind,
+                           np.char.add("t:", table.table._traffic))  # fmt: skip
+        self._parts: dict[tuple[str, ...], tuple[np.ndarray, RunTable]] = {}
+        for which in {affected(name) for name in names} - {()}:
+            rows = np.arange(len(kind)) if which == ALL else np.flatnonzero(np.isin(classes, which))
+            self._parts[which] = (rows, table.subset(rows))
+
+    def base(self, c: KernelConstants) -> np.ndarray:
+        self._seconds = self._table.times(c).device_s
+        return self._seconds
+
+    def changed(self, name: str, c: KernelConstants) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, change in seconds) after `name` has changed."""
+        which = affected(name)
+        if which == () or not len(self._parts[which][0]):
+            return np.zeros(0, int), np.zeros(0)
+        rows, part = self._parts[which]
+        return rows, part.times(c).device_s - self._seconds[rows]
+
+
+class Problem:
+    """Fits the constants on runs and kernels."""
+
+    def __init__(self, runs: RunTable, kernels: KernelRows, start: KernelConstants, fixed: Sequence[str] = ()) -> None:
+        self.runs, self.kernels, self.start = runs, kernels, start
+        self.names = [name for name in KernelConstants.__struct_fields__ if name not in fixed]
+        self._runs, self._kernels = _Parts(runs, self.names), _Parts(kernels, self.names)
+        count = {file: int((runs.file == file).sum()) for file in set(runs.file)}
+        self._weight = np.array([np.sqrt(FILE_WEIGHTS.get(str(f), 50) / count[f]) for f in runs.file])
+        self._kernel_weight = np.sqrt(KERNEL_WEIGHT / len(kernels.measured_ms))
+        limits = np.log([bounds(name) for name in self.names])
+        self._low, self._high = limits[:, 0], limits[:, 1]
+        at = np.log([getattr(start, name) for name in self.names])
+        self._x0 = np.clip(at, self._low + 1e-3, self._high - 1e-3)
+
+    def solve(self, iterations: int = ITERATIONS) -> KernelConstants:
+        """The fitted constants."""
+        found = least_squares(
+            self._residuals, self._x0, self._jacobian, bounds=(self._low, self._high), loss="soft_l1", f_scale=OUTLIER,
+            max_nfev=iterations, x_scale=0.3,
+        )  # fmt: skip
+        return self._constants(found.x)
+
+    def _constants(self, x: np.ndarray) -> KernelConstants:
+        values = {name: getattr(self.start, name) for name in KernelConstants.__struct_fields__}
+        return KernelConstants(**values | {name: float(np.exp(v)) for name, v in zip(self.names, x, strict=True)})
+
+    def _residuals(self, x: np.ndarray) -> np.ndarray:
+        c = self._constants(x)
+        self._device_ms = self.runs.by_phase(1e3 * self._runs.base(c))
+        self._kernel_s = self._kernels.base(c)
+        return self._all(self._device_ms, self._kernel_s, c, x)
+
+    def _all(self, device_ms: np.ndarray, kernel_s: np.ndarray, c: KernelConstants, x: np.ndarray) -> np.ndarray:
+        steps = np.log(self.runs.step_ms(device_ms, c) / self.runs.measured_ms) * self._weight
+        kernels = np.log((1e3 * kernel_s + self.kernels.floor_ms) / self.kernels.measured_ms) * self._kernel_weight
+        return np.concatenate([steps, kernels, PRIOR * (x - self._x0)])
+
+    def _jacobian(self, x: np.ndarray) -> np.ndarray:
+        base = self._residuals(x)
+        jacobian = np.zeros((len(base), len(x)))
+        n = len(PHASES)
+        for j, name in enumerate(self.names):
+            step = 0.01 if x[j] + 0.01 < self._high[j] else -0.01
+            y = x.copy()
+            y[j] += step
+            c = self._constants(y)
+            rows, change = self._runs.changed(name, c)
+            places = (self.runs.run * n + self.runs.phase)[rows]
+            more = np.bincount(places, 1e3 * change, minlength=self._device_ms.size).reshape(self._device_ms.shape)
+            rows, change = self._kernels.changed(name, c)
+            kernel_s = self._kernel_s.copy()
+            kernel_s[rows] += change
+            jacobian[:, j] = (self._all(self._device_ms + more, kernel_s, c, y) - base) / step
+        return jacobian

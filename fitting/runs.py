@@ -1,0 +1,133 @@
+"""Measured runs as one long operator table, so that all of them are evaluated in a few array expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from trainpace.errors import TrainpaceError
+from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.rates import Rates, sustained_rates
+from trainpace.forecast.step import HOST_SHARPNESS
+from trainpace.records import load
+from trainpace.validation.conditions import Case, case_of
+from trainpace.validation.evaluate import PAGEABLE_COPY_GB_PER_S, trace_file
+from trainpace.validation.runs import read_runs
+from trainpace.workload import PHASES, Workload
+
+COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
+
+Pair = tuple[Case, Workload]
+
+
+def read_pairs(data: Path, traces: Path) -> list[Pair]:
+    """Every measured run that has a time and a traced workload (`trainpace validate` leaves the traces)."""
+    pairs, loaded = [], {}
+    for run in read_runs(data / "measured_runs.parquet"):
+        try:
+            case = case_of(run, data.resolve())
+        except TrainpaceError:
+            continue
+        file = trace_file(traces, case)
+        if case.measured_ms is None or not file.is_file():
+            continue
+        if file not in loaded:
+            loaded[file] = load(file, Workload)
+        pairs.append((case, loaded[file]))
+    return pairs
+
+
+def is_usable(case: Case) -> bool:
+    """Is the run what its model spec says, and is its communication small enough to fit kernels on it?
+
+    Keras' AlexNet is another network, and its VGGs have no pooling before the classifier, so that small images make a small one. timm
+    maps ig_resnext101_32x32d to a smaller model today, and its TResNets had other normalisations.
+    """
+    name = case.spec.rpartition(":")[2]
+    if case.host == "tensorflow" and (name == "alexnet" or (name.startswith("vgg") and (case.run.img_size or 224) < 200)):
+        return False
+    if name == "ig_resnext101_32x32d" or name.startswith("tresnet"):
+        return False
+    e = case.execution
+    alone = e.world_size == 1 or (e.zero_stage == 3 and e.nnodes == 1)
+    return alone and not e.compile and e.tp * e.pp * e.cp == 1
+
+
+class RunTable:
+    """Rows of all runs, one below the other."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.pairs = pairs
+        tables = [workload.forms[case.form].operators for case, workload in pairs]
+        lengths = [len(table) for table in tables]
+        self.columns = {name: np.concatenate([np.asarray(getattr(t, name)) for t in tables]) for name in COLUMNS}
+        self.run = np.repeat(np.arange(len(pairs)), lengths)
+        self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
+        self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
+        self.compiled = np.array([case.execution.compile for case, _ in pairs])[self.run]
+        self.phase = np.array([PHASES.index(p) for p in self.columns["phase"]])
+        self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
+        self.file = np.array([case.run.file for case, _ in pairs])
+        self.device = np.array([case.cluster.device.name for case, _ in pairs])
+        keys = [(case.cluster.device.name, case.execution.precision) for case, _ in pairs]
+        self.devices = {key: case.cluster.device for key, (case, _) in zip(keys, pairs, strict=True)}
+        order = {key: i for i, key in enumerate(self.devices)}
+        self.device_row = np.array([order[key] for key in keys])[self.run]
+        self.repeats = np.array([[c.execution.accumulation] * 2 + [1 / (c.execution.world_size if c.execution.zero_stage else 1)]
+                                 for c, _ in pairs])  # fmt: skip
+        self.copy_ms = np.array([
+            1e3 * w.sample_bytes * c.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9) if c.copies_to_device else 0.0
+            for c, w in pairs
+        ])  # fmt: skip
+        self.host = np.array([case.host for case, _ in pairs])
+        self.table = KernelTable(SimpleNamespace(**self.columns))  # type: ignore[arg-type]
+
+    def subset(self, rows: np.ndarray) -> RunTable:
+        """Some rows only, for the times of one class of operators."""
+        part: Any = RunTable.__new__(RunTable)
+        part.columns = {name: column[rows] for name, column in self.columns.items()}
+        part.table = KernelTable(SimpleNamespace(**part.columns))  # type: ignore[arg-type]
+        for name in ("batch", "channels_last", "compiled", "device_row"):
+            setattr(part, name, getattr(self, name)[rows])
+        part.devices = self.devices
+        result: RunTable = part
+        return result
+
+    def times(self, c: KernelConstants) -> KernelTimes:
+        """Kernel times of every row."""
+        every = []
+        for (_, precision), device in self.devices.items():
+            rates = sustained_rates(device, precision, True, precision not in ("fp32", "tf32"), c)
+            assert not isinstance(rates, str), rates
+            every.append(rates)
+        gathered = (np.array([float(getattr(r, name)) for r in every])[self.device_row] for name in Rates._fields)
+        return self.table.times(self.batch, Rates(*gathered), c, self.channels_last, self.compiled)
+
+    def host_ms(self, c: KernelConstants) -> np.ndarray:
+        """The host's time, runs x phases."""
+        kind, launches = self.columns["kind"], self.columns["launches"]
+        launch = np.where(self.phase == PHASES.index("optimizer"), c.host_optimizer_us, c.host_launch_us) * launches
+        each = np.where(kind == "module", c.host_module_us, np.where(kind == "view", c.host_view_us, launch))
+        return self.by_phase(each * self.columns["count"] * 1e-3) * self.host_factor(c)[:, None]
+
+    def host_factor(self, c: KernelConstants) -> np.ndarray:
+        """How much slower the run's software launches."""
+        return np.select([self.host == "old_torch", self.host == "tensorflow"], [c.host_old_torch, c.host_tensorflow], 1.0)
+
+    def by_phase(self, per_row: np.ndarray) -> np.ndarray:
+        """Sums, runs x phases."""
+        places = self.run * len(PHASES) + self.phase
+        return np.bincount(places, per_row, minlength=len(self.pairs) * len(PHASES)).reshape(-1, len(PHASES))
+
+    def step_ms(self, device_ms: np.ndarray, c: KernelConstants) -> np.ndarray:
+        """Steps from device times (runs x phases), as `forecast.step` assembles them, communication left out."""
+        p = HOST_SHARPNESS
+        together = (device_ms**p + self.host_ms(c) ** p) ** (1 / p)
+        start = c.host_step_us * 1e-3 * self.host_factor(c)
+        total: np.ndarray = (together * self.repeats).sum(axis=1) + start + self.copy_ms * self.repeats[:, 0]
+        return total

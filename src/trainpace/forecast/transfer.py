@@ -1,0 +1,55 @@
+"""A forecast sharpened by one measurement of the same workload on another device.
+
+What a forecast gets wrong for a model (fusions, layouts, an operator that the constants do not suit), it mostly gets wrong on every card. So
+the ratio measured / forecast on one card corrects the forecast on another.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError
+from trainpace.forecast.forecast import forecast
+from trainpace.hardware.cluster import Cluster
+from trainpace.outcome import STEP_PARTS, Forecast, Interval, Measurement, StepTime
+from trainpace.workload import Workload
+
+LARGEST_RATIO = 5.0
+"""Beyond this the measurement is of another workload."""
+INTERVAL_SHARE = 0.6
+"""How much of the interval's width, in logarithms, remains: held-out runs of lambda_aggregated and profet_aws."""
+
+
+def transfer_ratio(workload: Workload, measurement: Measurement, source: Cluster) -> float:
+    """measured / forecast on the measured device. Raises where the two cannot be of one workload."""
+    if measurement.model != workload.model:
+        raise TrainpaceError(
+            f"the measurement is of {measurement.model}, and the forecast of {workload.model}.",
+            "Give a measurement of the same model.",
+        )
+    there = forecast(workload, measurement.execution, source)
+    if there.step is None:
+        raise TrainpaceError(f"the measured run cannot be forecast, so there is nothing to compare with: {there.reason}")
+    ratio = measurement.median_ms / there.step.total_ms
+    if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
+        raise TrainpaceError(
+            f"measured {measurement.median_ms:.4g} ms where {there.step.total_ms:.4g} ms are forecast: too far apart to transfer.",
+            "Check that model, batch size and precision are the measured ones.",
+        )
+    return ratio
+
+
+def transferred(f: Forecast, ratio: float, source: str) -> Forecast:
+    """The forecast with all times scaled by the ratio."""
+    if f.step is None or f.step_time_interval_ms is None:
+        return f
+    step = StepTime(**{name: getattr(f.step, name) * ratio for name in STEP_PARTS})
+    middle, old = step.total_ms, f.step_time_interval_ms
+    low = middle * (old.low / f.step.total_ms) ** INTERVAL_SHARE
+    high = middle * (old.high / f.step.total_ms) ** INTERVAL_SHARE
+    interval = Interval(low=low, high=high, coverage=old.coverage, basis=f"{old.basis}; scaled by a measurement on {source}")
+    scaled = {
+        "mfu": None if f.mfu is None else f.mfu / ratio,
+        "heaviest": tuple(replace(o, time_ms=o.time_ms * ratio) for o in f.heaviest),
+    }
+    return replace(f, step=step, step_time_interval_ms=interval, provenance="transferred", **scaled)

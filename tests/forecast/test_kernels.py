@@ -1,0 +1,106 @@
+"""Kernel models: bounded by what the device can do, and never less time for more work."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nouns import workload
+from trainpace.execution import Execution
+from trainpace.forecast import fitted_constants, forecast
+from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.sweep import sweep_ms
+from trainpace.forecast.tiles import TileModel, product_s
+from trainpace.hardware import Cluster, catalogue, find_device
+from trainpace.trace.trace import trace
+
+sizes = st.integers(1, 4096)
+TILES = TileModel(*(np.array(x) for x in (0.9, 10.0, 32.0, 0.7)))
+RATE, SMS = np.array(14e12), np.array(80.0)
+
+
+def product(batch, m, n, k):
+    return float(product_s(*(np.array(float(x)) for x in (batch, m, n, k)), RATE, SMS, TILES))
+
+
+@given(st.integers(1, 64), sizes, sizes, sizes, st.integers(0, 3), st.integers(1, 512))
+def test_a_larger_product_never_takes_less_time(batch, m, n, k, which, more):
+    shape = [batch, m, n, k]
+    larger = shape.copy()
+    larger[which] += more
+    assert product(*larger) >= product(*shape) * (1 - 1e-9)
+
+
+@given(st.integers(1, 64), sizes, sizes, sizes)
+def test_a_product_is_never_faster_than_the_rate(batch, m, n, k):
+    assert product(batch, m, n, k) >= 2.0 * batch * m * n * k / (14e12 * 0.9)
+
+
+def test_a_small_product_takes_a_whole_wave():
+    assert product(1, 1, 1, 16) > 100 * 2 * 16 / (14e12 * 0.9)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: trace(name, ("fp32", "amp")) for name in ("resnet18", "mobilenet_v2")}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "amp_fp16"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_a_sweep_gives_the_numbers_of_single_forecasts(models, name, precision):
+    devices = [find_device(d) for d in ("T4", "A100", "RTX 4090", "K80")]
+    batches = [1, 7, 33, 70]
+    swept = sweep_ms(models[name], Execution(precision=precision), devices, batches)
+    for i, device in enumerate(devices):
+        for j, batch in enumerate(batches):
+            f = forecast(models[name], Execution(precision=precision, micro_batch=batch), Cluster(device=device))
+            assert swept[i, j] == pytest.approx(f.step.total_ms)
+
+
+def test_a_device_that_cannot_is_nan_in_a_sweep():
+    swept = sweep_ms(workload(), Execution(precision="bf16"), [find_device("T4"), find_device("A100")], [1, 2])
+    assert np.isnan(swept[0]).all()
+    assert (swept[1] > 0).all()
+
+
+def test_channels_last_helps_matrix_units_only(models):
+    def step(precision, channels_last):
+        run = Execution(micro_batch=64, precision=precision, channels_last=channels_last)
+        return forecast(models["resnet18"], run, Cluster(device=find_device("A100"))).step.total_ms
+
+    assert step("amp_fp16", True) < step("amp_fp16", False)
+
+
+def test_compile_saves_traffic_and_launches(models):
+    eager, compiled = (
+        forecast(models["resnet18"], Execution(micro_batch=64, compile=on), Cluster(device=find_device("A100"))).step.total_ms
+        for on in (False, True)
+    )
+    assert compiled < eager
+
+
+@pytest.mark.parametrize("device", [d.name for d in catalogue() if d.kind == "gpu"])
+def test_sustained_rates_stay_below_the_datasheet(device):
+    found = find_device(device)
+    rates = sustained_rates(found, "amp_fp16", True, True, fitted_constants())
+    assert 0.2 * found.fp32_tflops.value * 1e12 < rates.plain <= found.fp32_tflops.value * 1e12
+    if found.fp16_tensor_tflops is not None:
+        assert rates.half <= found.fp16_tensor_tflops.value * 1e12
+
+
+def test_a_starved_card_sustains_less():
+    t4 = find_device("T4")
+    fed = replace(t4, tdp_w=replace(t4.tdp_w, value=4 * t4.tdp_w.value))
+    starved, whole = (sustained_rates(d, "fp32", True, False, fitted_constants()) for d in (t4, fed))
+    assert starved.plain < whole.plain
+
+
+@given(st.integers(1, 256), st.integers(1, 256))
+def test_more_samples_never_take_less_time_in_any_operator(a, b):
+    table = KernelTable(workload().forms["fp32"].operators)
+    constants = fitted_constants()
+    rates = sustained_rates(find_device("V100"), "fp32", True, False, constants)
+    small, large = (table.times(np.array(float(n)), rates, constants).device_s for n in sorted((a, b)))
+    assert (small <= large * (1 + 1e-9)).all()
