@@ -16,7 +16,8 @@ class KernelConstants(Record):
     """Shares are of the device's sustained figures, for large operators.
 
     watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_power how
-    the rate falls below that (see `rates`).
+    the rate falls below that; consumer_boost: how far GeForce
+    and Titan cards clock above their sheet (see `rates`).
     tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
     unit. winograd_*: 3x3 convolutions by F(4x4, 3x3) on CUDA cores. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: factor on the tile model for groups of several channels;
@@ -33,6 +34,7 @@ class KernelConstants(Record):
     watts_plain: float = 0.8
     watts_tensor: float = 0.10
     watts_power: float = 0.5
+    consumer_boost: float = 1.1
     tile_plain_half_intensity: float = 8.0
     tile_plain_prologue: float = 32.0
     tile_plain_quantisation: float = 0.7

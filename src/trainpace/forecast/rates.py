@@ -8,6 +8,7 @@ falls too, and in proportion where it cannot. T4 (70 W) and A10 (150 W) are the 
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +126,13 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    return float(peak.flop_per_s * (1 + (enough / fed) ** SHARPNESS) ** (-constants.watts_power / SHARPNESS))
+    boost = constants.consumer_boost if _is_consumer(device) else 1.0
+    return float(boost * peak.flop_per_s * (1 + (enough / fed) ** SHARPNESS) ** (-constants.watts_power / SHARPNESS))
+
+
+def _is_consumer(device: Device) -> bool:
+    """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
+    return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
 
 
 def _tensor(device: Device, figure: Figure | None, name: str) -> Peak | str:
