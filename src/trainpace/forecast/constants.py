@@ -19,7 +19,8 @@ class KernelConstants(Record):
     the rate falls below that; consumer_boost: how far GeForce
     and Titan cards clock above their sheet (see `rates`).
     tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
-    unit. winograd_*: 3x3 convolutions by F(4x4, 3x3) on CUDA cores. transposes: passes over a convolution's tensors that
+    unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
+    winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: factor on the tile model for groups of several channels;
     grouped_*channels: how their
     rate grows with the channels of a group. depthwise_*: share of the CUDA cores' rate for a 3x3 window, depthwise_*window: how it
@@ -62,6 +63,8 @@ class KernelConstants(Record):
     winograd: float = 0.55
     winograd_dgrad: float = 0.55
     winograd_wgrad: float = 0.45
+    winograd_fused: float = 0.7
+    winograd_fused_dgrad: float = 0.7
     transposes: float = 1.0
     grouped: float = 0.09
     grouped_dgrad: float = 0.09

@@ -26,6 +26,9 @@ Flags = NDArray[np.bool_]
 
 SMOOTHNESS = 5.0
 FP32_BYTES, HALF_BYTES = 4.0, 2.0
+WINOGRAD_IMAGES = 16.0
+WINOGRAD_FUSED_BLOCKS = ((1, 8, 16), (2, 8, 8), (4, 4, 8))
+"""Images, rows and columns of a block; names of cuDNN's kernels and their grids in gpu_ops_fp32.parquet."""
 ATTENTION_BLOCK_ROWS = 128.0
 """Query rows of one thread block of fused attention (FlashAttention-2, arXiv:2307.08691)."""
 
@@ -235,14 +238,34 @@ def _convolution_s(
     square = square & ~np.asarray(units, dtype=bool)
     if not square.any():
         return direct
-    # F(4x4, 3x3): 36 products of (tiles x c_in x c_out) instead of 144 multiplications for 16 outputs
-    tiles = images * np.ceil(out_h / 4) * np.ceil(out_w / 4)
-    sizes = (tiles, outputs, inputs) if kind != "conv_wgrad" else (outputs, inputs, tiles)
-    if kind == "conv_dgrad":
-        sizes = (tiles, inputs, outputs)
-    winograd = product_s(np.asarray(36.0), *sizes, speed, sms, _tiles(np.asarray(getattr(c, f"winograd{suffix}")), units, c))
-    moved = 2.0 * FP32_BYTES * 36.0 * (tiles * (inputs + outputs) + inputs * outputs)
-    bandwidth = _part(rates.bytes_per_s, rows, ()) * c.traffic_matrix
-    winograd = winograd + moved / bandwidth
+    winograd = _winograd_s(kind, images, out_h, out_w, inputs, outputs, speed, sms, _part(rates.bytes_per_s, rows, ()), c)
     result: Floats = np.where(square, np.minimum(direct, winograd), direct)
+    return result
+
+
+def _winograd_s(
+    kind: str, images: Floats, h: Floats, w: Floats, inputs: Floats, outputs: Floats, speed: Floats, sms: Floats, bytes_per_s: Floats,
+    c: KernelConstants,
+) -> Floats:  # fmt: skip
+    """The faster of cuDNN's two Winograd kernels for 3x3 at stride 1 (Lavin and Gray 2015).
+
+    F(4x4, 3x3) in separate kernels: 36 products of (tiles x inputs x outputs), whose tiles are those of a batch **padded to
+    16 images**; F(2x2, 3x3) in one kernel, in blocks of a few images. docs/jumps.md has the evidence from kernel grids.
+    """
+    suffix = kind.removeprefix("conv")
+    padded = images if kind == "conv_wgrad" else np.ceil(images / WINOGRAD_IMAGES) * WINOGRAD_IMAGES
+    tiles = padded * np.ceil(h / 4) * np.ceil(w / 4)
+    sizes = (outputs, inputs, tiles) if kind == "conv_wgrad" else (tiles, outputs, inputs)
+    model = _tiles(np.asarray(getattr(c, f"winograd{suffix}")), np.asarray(False), c)
+    moved = 2.0 * FP32_BYTES * 36.0 * (tiles * (inputs + outputs) + inputs * outputs)
+    separate = product_s(np.asarray(36.0), *sizes, speed, sms, model) + moved / (bytes_per_s * c.traffic_matrix)
+    if kind == "conv_wgrad":
+        return separate
+    positions = np.minimum.reduce([
+        np.ceil(images / n) * n * np.ceil(h / rows) * rows * np.ceil(w / columns) * columns
+        for n, rows, columns in WINOGRAD_FUSED_BLOCKS
+    ])  # fmt: skip
+    work = 2.0 * 9.0 / 2.25 * positions * inputs * np.ceil(outputs / 32) * 32
+    fused = work / (speed * getattr(c, f"winograd_fused{suffix}"))
+    result: Floats = np.minimum(separate, fused)
     return result
