@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-accuracy docs-check lock clean
+.PHONY: help run test test-fast lint bench fit bench-accuracy docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -12,6 +12,8 @@ help:
 	@echo "make test-fast   the tests that take no more than a few seconds each"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
+	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (three minutes)"
+	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make docs-check  run every command of README.md and docs/"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -36,15 +38,25 @@ test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples fitting
+	$(BIN)/ruff format --check src tests benchmarks examples fitting
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/startup.py
 
-bench-accuracy: $(VENV)/installed .zoo/installed
-	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/forecast_check.py $(DATA)
+# The measured runs are traced once into out/traces (about six minutes), then every use of them takes seconds.
+TRACES ?= out/traces
+out/traces/done: $(VENV)/installed .zoo/installed
+	for file in measured_runs timm_inference; do \
+	  PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate $(DATA)/$$file.parquet --traces $(TRACES) --json > /dev/null; done
+	@touch $@
+
+fit: out/traces/done
+	PYTHONPATH=. $(BIN)/python -m fitting.fit --data $(DATA) --traces $(TRACES)
+
+bench-accuracy: out/traces/done
+	PYTHONPATH=. $(BIN)/python benchmarks/accuracy.py --data $(DATA) --traces $(TRACES) --again --write-intervals
 
 docs-check: $(VENV)/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=

@@ -17,12 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-
 from fitting.folds import HeldOut, held_out
 from fitting.runs import Pair, read_pairs
-from trainpace.forecast import forecast
-from trainpace.forecast.constants import KernelConstants, fitted_constants
-from trainpace.validation.evaluate import forecast_case
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/accuracy.md"
@@ -32,6 +28,7 @@ FEWEST = 20
 GOALS = {
     ("neusight_labels, NVIDIA, forward_backward", "device"): ("NeuSight 7.3, roofline 32", "5"),
     ("neusight_labels, NVIDIA, inference", "device"): ("NeuSight 9.7", "7"),
+    ("timm_inference", "family"): ("-", "-"),
     ("timm_train_rtx3090", "family"): ("roofline 27", "8"),
     ("timm_train_rtx3090", "device"): ("-", "12"),
     ("lambda_aggregated, 1 GPU", "device"): ("Habitat 5 to 1760", "12"),
@@ -73,26 +70,40 @@ def group_of(pair: Pair) -> Iterable[str]:
 
 def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
     """The table as Markdown, with date and machine."""
-    lines = ["# Accuracy on held-out runs", "", f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores."]
-    lines += ["Errors are |forecast - measured| / measured in per cent. Constants are fitted anew without the card (and its", ]
+    lines = [
+        "# Accuracy on held-out runs",
+        "",
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores.",
+    ]
+    lines += [
+        "Errors are |forecast - measured| / measured in per cent. Constants are fitted anew without the card (and its",
+    ]
     lines += ["relatives: fitting/folds.py) or without the model's family.", ""]
-    lines += ["| runs | left out | n | mean | median | 95th | bias | in 90 % interval | half width | peers, mean | to reach |"]
+    lines += [
+        "| runs | left out | n | mean | median | 95th | bias | in 90 % interval | half width | peers, mean | to reach |"
+    ]
     lines += ["|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
     for kind in ("device", "family"):
         groups: dict[str, list[HeldOut]] = {}
         for row in found[kind]:
-            for name in group_of(pairs[row.index]):
+            for name in group_of(pairs[row.run]):
                 groups.setdefault(name, []).append(row)
         for name in sorted(groups):
             lines.append(_line(name, kind, groups[name], pairs))
-    lines += ["", "With one measurement of the same model on another card (transfer):", "", *transfer(pairs, found["device"]), ""]
+    lines += [
+        "",
+        "With one measurement of the same model on another card (transfer):",
+        "",
+        *transfer(pairs, found["device"]),
+        "",
+    ]
     lines += ["## Worst ten of each collection, card left out", ""]
     lines += worst(pairs, found["device"])
     return "\n".join(lines) + "\n"
 
 
 def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair]) -> str:
-    measured = np.array([pairs[row.index][0].measured_ms for row in rows], dtype=float)
+    measured = np.array([pairs[row.run][0].measured_ms for row in rows], dtype=float)
     ms = np.array([row.forecast_ms for row in rows])
     spreads = [_interval(row, pairs) for row in rows]
     low, high = ms * [s[0] for s in spreads], ms * [s[1] for s in spreads]
@@ -100,7 +111,14 @@ def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair])
     size = np.abs(error)
     inside = 100 * ((low <= measured) & (measured <= high)).mean()
     peers, goal = GOALS.get((name, kind), ("-", "-"))
-    numbers = (size.mean(), np.median(size), np.quantile(size, 0.95), np.median(error), inside, np.median(50 * (high - low) / ms))
+    numbers = (
+        size.mean(),
+        np.median(size),
+        np.quantile(size, 0.95),
+        np.median(error),
+        inside,
+        np.median(50 * (high - low) / ms),
+    )
     return f"| {name} | {kind} | {len(rows)} | " + " | ".join(f"{x:.1f}" for x in numbers) + f" | {peers} | {goal} |"
 
 
@@ -113,36 +131,50 @@ def transfer(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
     """Scale each run's forecast by measured / forecast of the same run on another card; the median over the other cards."""
     alike: dict[tuple[object, ...], list[HeldOut]] = {}
     for row in rows:
-        case = pairs[row.index][0]
+        case = pairs[row.run][0]
         if case.execution.world_size == 1:
             alike.setdefault((case.run.file, case.spec, case.variant, case.execution.precision), []).append(row)
     errors: dict[str, list[float]] = {}
     for (file, *_), same in alike.items():
         for row in same:
-            case = pairs[row.index][0]
-            others = [o for o in same if pairs[o.index][0].cluster.device.name != case.cluster.device.name]
+            case = pairs[row.run][0]
+            others = [o for o in same if pairs[o.run][0].cluster.device.name != case.cluster.device.name]
             if not others:
                 continue
-            nearest = min(others, key=lambda o: abs(math.log(pairs[o.index][0].execution.micro_batch / case.execution.micro_batch)))
-            ratio = (pairs[nearest.index][0].measured_ms or 1) / nearest.forecast_ms
+            nearest = min(
+                others,
+                key=lambda o: abs(math.log(pairs[o.run][0].execution.micro_batch / case.execution.micro_batch)),
+            )
+            ratio = (pairs[nearest.run][0].measured_ms or 1) / nearest.forecast_ms
             errors.setdefault(str(file), []).append(100 * abs(row.forecast_ms * ratio / (case.measured_ms or 1) - 1))
-    return [f"- {file}: mean {np.mean(e):.1f} %, median {np.median(e):.1f} % over {len(e)} runs" for file, e in sorted(errors.items())]
+    return [
+        f"- {file}: mean {np.mean(e):.1f} %, median {np.median(e):.1f} % over {len(e)} runs"
+        for file, e in sorted(errors.items())
+    ]
 
 
 def worst(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
     """The worst rows of every collection."""
-    lines = ["| collection | model | card | precision | batch | measured ms | forecast ms | error |", "|---|---|---|---|--:|--:|--:|--:|"]
-    files = sorted({pairs[row.index][0].run.file for row in rows})
+    lines = [
+        "| collection | model | card | precision | batch | measured ms | forecast ms | error |",
+        "|---|---|---|---|--:|--:|--:|--:|",
+    ]
+    files = sorted({pairs[row.run][0].run.file for row in rows})
     for file in files:
-        mine = [row for row in rows if pairs[row.index][0].run.file == file]
-        mine.sort(key=lambda row: -abs(math.log(row.forecast_ms / (pairs[row.index][0].measured_ms or 1))))
+        mine = [row for row in rows if pairs[row.run][0].run.file == file]
+        mine.sort(key=lambda row: -abs(math.log(row.forecast_ms / (pairs[row.run][0].measured_ms or 1))))
         for row in mine[:10]:
-            case = pairs[row.index][0]
-            gpu = case.cluster.device.name if case.execution.world_size == 1 else f"{case.execution.world_size} x {case.cluster.device.name}"
+            case = pairs[row.run][0]
+            gpu = (
+                case.cluster.device.name
+                if case.execution.world_size == 1
+                else f"{case.execution.world_size} x {case.cluster.device.name}"
+            )
             model = case.run.model_spec.rpartition("/")[2]
+            error = 100 * (row.forecast_ms / (case.measured_ms or 1) - 1)
             lines.append(
-                f"| {file} | {model} | {gpu} | {case.execution.precision} | {case.execution.micro_batch} | {case.measured_ms:.0f} |"
-                f" {row.forecast_ms:.0f} | {100 * (row.forecast_ms / (case.measured_ms or 1) - 1):+.0f} % |"
+                f"| {file} | {model} | {gpu} | {case.execution.precision} | {case.execution.micro_batch}"
+                f" | {case.measured_ms:.0f} | {row.forecast_ms:.0f} | {error:+.0f} % |"
             )
     return lines
 
@@ -153,7 +185,7 @@ def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> 
     for kind, seen in (("device", "new card"), ("family", "seen card")):
         residuals: dict[str, list[tuple[str, float]]] = {}
         for row in found[kind]:
-            case = pairs[row.index][0]
+            case = pairs[row.run][0]
             r = math.log((case.measured_ms or 1) / row.forecast_ms)
             name = row.bucket.partition(":")[0].partition(", ")[2]
             for key in (name, "any"):
@@ -161,7 +193,11 @@ def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> 
         for name, values in residuals.items():
             if len(values) >= FEWEST:
                 low, high = _quantiles(values)
-                classes[f"{seen}, {name}"] = {"low": round(math.exp(low), 3), "high": round(math.exp(high), 3), "n": len(values)}
+                classes[f"{seen}, {name}"] = {
+                    "low": round(math.exp(low), 3),
+                    "high": round(math.exp(high), 3),
+                    "n": len(values),
+                }
     devices = sorted({case.cluster.device.name for case, _ in pairs.values()})
     text = json.dumps({"record": "Spreads", "schema_version": 1, "devices": devices, "classes": classes}, indent=1)
     INTERVALS.write_text(text + "\n")
@@ -178,7 +214,8 @@ def _quantiles(values: Sequence[tuple[str, float]]) -> tuple[float, float]:
     n = len(values)
     tail = 0.05 * n / (n + 1)
     r = np.array([value for _, value in ordered])
-    return float(r[min(np.searchsorted(position, tail), n - 1)]), float(r[min(np.searchsorted(position, 1 - tail), n - 1)])
+    low, high = (min(int(np.searchsorted(position, at)), n - 1) for at in (tail, 1 - tail))
+    return float(r[low]), float(r[high])
 
 
 if __name__ == "__main__":

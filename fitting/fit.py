@@ -11,7 +11,7 @@ import numpy as np
 
 from fitting.kernels import KernelRows, read_kernels
 from fitting.problem import Problem, bounds
-from fitting.runs import RunTable, is_usable, read_pairs
+from fitting.runs import RunTable, read_pairs, usable
 from trainpace.forecast.constants import KernelConstants
 from trainpace.records import to_jsonable
 
@@ -25,9 +25,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--traces", type=Path, required=True, help="folder that `trainpace validate --traces` filled")
     options = parser.parse_args()
-    pairs = [pair for pair in read_pairs(options.data, options.traces) if is_usable(pair[0])]
+    pairs = usable(read_pairs(options.data, options.traces))
     if not pairs:
-        sys.exit(f"no traced runs in {options.traces}: run `trainpace validate {options.data}/measured_runs.parquet --traces {options.traces}`")
+        sys.exit(
+            f"no traced runs in {options.traces}; to trace them:"
+            f" trainpace validate {options.data}/measured_runs.parquet --traces {options.traces}"
+        )
     runs, kernels = RunTable(pairs), read_kernels(options.data)
     print(f"fitting on {len(pairs)} runs ({len(runs.run)} rows) and {len(kernels.measured_ms)} kernels")
     c = rounded(Problem(runs, kernels, KernelConstants()).solve())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fitting.kernels import DEVICES, read_kernels
 from fitting.problem import Problem
-from fitting.runs import Pair, RunTable, is_usable, read_pairs
+from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.forecast.constants import KernelConstants
 from trainpace.validation.evaluate import forecast_case
 from trainpace.validation.summary import family_of
@@ -26,7 +26,7 @@ DEVICE_FOLDS = {
     "Hopper, Blackwell": r"H100|H200|B200",
     "Pascal": r"P100|P4$|GTX 1080",
     "Kepler": r"K80",
-    "Ada, CDNA": r"RTX 6000 Ada|MI100",
+    "Ada, CDNA": r"RTX 4090|RTX 6000 Ada|MI100",
 }
 """Cards are left out with their relatives: a new card usually is one of a new family."""
 
@@ -34,7 +34,7 @@ DEVICE_FOLDS = {
 class HeldOut(NamedTuple):
     """One forecast of a run in its fold."""
 
-    index: int
+    run: int
     fold: str
     forecast_ms: float
     low_ms: float
@@ -73,7 +73,7 @@ def _fold(job: tuple[str, str, str, str]) -> list[HeldOut]:
             return device_fold(pair[0].cluster.device.name) == fold
         return str(family_fold(pair[0].spec)) == fold
 
-    fitted = [pair for pair in pairs if is_usable(pair[0]) and not is_out(pair)]
+    fitted = [pair for pair in usable(pairs) if not is_out(pair)]
     without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
     constants = Problem(RunTable(fitted), read_kernels(Path(data), without=without), KernelConstants()).solve()
     return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, constants))

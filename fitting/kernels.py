@@ -82,7 +82,26 @@ def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -
     written[product, 0] = (4 * batch * m * out)[product]
     side, one = c["input_size"], np.ones(n)
     three = 3 * one
-    shape = np.stack([c["b"], one, c["in_channels"], c["out_channels"], one, side, side, one, side, side, one, three, three, one, one], 1)
+    shape = np.stack(
+        [
+            c["b"],
+            one,
+            c["in_channels"],
+            c["out_channels"],
+            one,
+            side,
+            side,
+            one,
+            side,
+            side,
+            one,
+            three,
+            three,
+            one,
+            one,
+        ],
+        1,
+    )
     dims[conv, :15, 0] = shape[conv]
     weights = 9 * c["in_channels"] * c["out_channels"]
     flops[conv, 0] = (2 * c["b"] * side**2 * weights)[conv]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
@@ -22,13 +23,19 @@ from trainpace.workload import PHASES, Workload
 
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
 
+FILES = ("measured_runs.parquet", "timm_inference.parquet")
+
+THINNING = 3
+
 Pair = tuple[Case, Workload]
 
 
 def read_pairs(data: Path, traces: Path) -> list[Pair]:
     """Every measured run that has a time and a traced workload (`trainpace validate` leaves the traces)."""
     pairs, loaded = [], {}
-    for run in read_runs(data / "measured_runs.parquet"):
+    every = [run for name in FILES for run in read_runs(data / name)]
+    for index, run in enumerate(every):
+        run = replace(run, index=index)
         try:
             case = case_of(run, data.resolve())
         except TrainpaceError:
@@ -42,20 +49,26 @@ def read_pairs(data: Path, traces: Path) -> list[Pair]:
     return pairs
 
 
+def usable(pairs: Sequence[Pair]) -> list[Pair]:
+    """What is fitted on; of the thousands of forward passes a third, which decides the same constants in a third of the time."""
+    kept = [pair for pair in pairs if is_usable(pair[0])]
+    return [pair for pair in kept if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]
+
+
 def is_usable(case: Case) -> bool:
     """Is the run what its model spec says, and is its communication small enough to fit kernels on it?
 
-    Keras' AlexNet is another network, and its VGGs have no pooling before the classifier, so that small images make a small one. timm
-    maps ig_resnext101_32x32d to a smaller model today, and its TResNets had other normalisations.
+    Keras' AlexNet is another network, and its VGGs have no pooling before the classifier, so that small images make a
+    small one. timm maps ig_resnext101_32x32d to a smaller model today, and its TResNets had other normalisations.
     """
     name = case.spec.rpartition(":")[2]
-    if case.host == "tensorflow" and (name == "alexnet" or (name.startswith("vgg") and (case.run.img_size or 224) < 200)):
+    if case.host == "tensorflow" and name == "alexnet":
         return False
     if name == "ig_resnext101_32x32d" or name.startswith("tresnet"):
         return False
     e = case.execution
     alone = e.world_size == 1 or (e.zero_stage == 3 and e.nnodes == 1)
-    return alone and not e.compile and e.tp * e.pp * e.cp == 1
+    return alone and e.tp * e.pp * e.cp == 1
 
 
 class RunTable:
@@ -85,6 +98,7 @@ class RunTable:
             for c, w in pairs
         ])  # fmt: skip
         self.host = np.array([case.host for case, _ in pairs])
+        self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
         self.table = KernelTable(SimpleNamespace(**self.columns))  # type: ignore[arg-type]
 
     def subset(self, rows: np.ndarray) -> RunTable:
@@ -117,7 +131,8 @@ class RunTable:
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
         """How much slower the run's software launches."""
-        return np.select([self.host == "old_torch", self.host == "tensorflow"], [c.host_old_torch, c.host_tensorflow], 1.0)
+        software = [self.host == "old_torch", self.host == "tensorflow", self.is_compiled]
+        return np.select(software, [c.host_old_torch, c.host_tensorflow, c.compile_host], 1.0)
 
     def by_phase(self, per_row: np.ndarray) -> np.ndarray:
         """Sums, runs x phases."""

@@ -20,7 +20,8 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 Engine = Literal["ddp", "unoverlapped", "data_parallel"]
 """ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
-unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for all devices of a node."""
+unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for
+all devices of a node."""
 
 
 class Execution(Record):

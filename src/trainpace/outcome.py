@@ -14,7 +14,8 @@ Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datashe
 """Where a number comes from, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
 
 MFU_LIMIT = 4.0
-"""1, but for Winograd's convolutions, which do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3))."""
+"""1, but for Winograd's convolutions, which do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3)), and
+for GeForce cards, which clock up to a fifth above the sheet that the peak is taken from."""
 
 STEP_PARTS = (
     "forward_ms",

@@ -25,6 +25,7 @@ Form = Literal["fp32", "amp", "half"]
 """How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
 a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
 
+
 class Variant(NamedTuple):
     """Which of a spec's workloads: its input's size, how much of a step, and under which generation of torch.
 
@@ -40,6 +41,9 @@ class Variant(NamedTuple):
     checkpointing: bool = False
 
 
+PLAIN = Variant()
+"""A whole training step as the spec has it."""
+
 LARGEST = 1e25
 """FLOPs or bytes above this are no model's; it keeps every product finite. A comparison with NaN fails too."""
 
@@ -47,7 +51,8 @@ MATRIX_KINDS = frozenset({"gemm", "conv", "conv_dgrad", "conv_wgrad", "attention
 """Operators that run on matrix units. All others are bound by memory traffic or by their launch."""
 
 KINDS = frozenset({
-    *MATRIX_KINDS, "norm", "softmax", "pool", "embedding", "reduction", "copy", "fill", "elementwise", "optimizer", "view", "module"
+    *MATRIX_KINDS, "norm", "softmax", "pool", "embedding", "reduction", "copy", "fill", "elementwise", "optimizer",
+    "view", "module",
 })  # fmt: skip
 
 ATTENTION_BACKWARD_MODEL_SHARE = 0.8
@@ -67,8 +72,9 @@ class Operators(Record):
     """A struct of arrays; n rows of alike operators, heaviest order not implied.
 
     kind, function, phase, module: n strings (function is ATen's name, module the first one's). half: does its arithmetic
-    run in 16 bits. count: n. launches: kernels of one operator, n (0: the host's work alone). flops, read_bytes, written_bytes: n x 2 coefficients over the batch size.
-    dims: n x 16 x 2, the operator's own sizes in the order that `trace` documents for its kind, zero-padded.
+    run in 16 bits. count: n. launches: kernels of one operator, n (0: the host's work alone). flops, read_bytes,
+    written_bytes: n x 2 coefficients over the batch size. dims: n x 16 x 2, the operator's own sizes in the order
+    that `trace` documents for its kind, zero-padded.
     """
 
     kind: tuple[str, ...]
@@ -100,7 +106,9 @@ class Operators(Record):
             raise TrainpaceError("the operator table has an unknown phase, or a count below 1.")
         unknown = set(self.kind) - KINDS
         if unknown:
-            raise TrainpaceError(f"the operator table has an operator of kind {min(unknown)!r}.", f"Kinds: {', '.join(sorted(KINDS))}.")
+            raise TrainpaceError(
+                f"the operator table has an operator of kind {min(unknown)!r}.", f"Kinds: {', '.join(sorted(KINDS))}."
+            )
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -115,7 +123,9 @@ class Operators(Record):
         work = d[:, 0] * d[:, 2] * d[:, 3] / groups * d[:, 10:13].prod(axis=1)
         products = np.where(kind == "attention_backward", 5, 2) * np.where(d[:, 5] > 0, 0.5, 1.0)
         expected = 2.0 * np.select(
-            [kind == "gemm", attention], [d[:, :4].prod(axis=1), d[:, :5].prod(axis=1) * products], work * d[:, 7:10].prod(axis=1)
+            [kind == "gemm", attention],
+            [d[:, :4].prod(axis=1), d[:, :5].prod(axis=1) * products],
+            work * d[:, 7:10].prod(axis=1),
         )
         # a transposed convolution works at every position of its input
         other = np.where(convolution, 2.0 * work * d[:, 4:7].prod(axis=1), expected)
@@ -124,7 +134,9 @@ class Operators(Record):
         )
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
-            raise TrainpaceError(f"operator {i} of the table, a {self.kind[i]}, does not have the FLOPs that its sizes make.")
+            raise TrainpaceError(
+                f"operator {i} of the table, a {self.kind[i]}, does not have the FLOPs that its sizes make."
+            )
 
     def __len__(self) -> int:
         return len(self.kind)

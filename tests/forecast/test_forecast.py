@@ -34,7 +34,7 @@ def test_every_device_gives_a_step_or_a_reason(device, batch, precision):
         return
     assert sum(getattr(f.step, part) for part in STEP_PARTS) == pytest.approx(f.step.total_ms)
     assert f.step_time_interval_ms.low < f.step.total_ms < f.step_time_interval_ms.high
-    assert 0 < f.mfu <= 1
+    assert 0 < f.mfu <= 1.25  # GeForce cards clock above their sheet
 
 
 @given(devices, st.integers(1, 256), st.integers(1, 256))
@@ -92,7 +92,8 @@ def test_what_a_device_cannot_do_is_a_reason():
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"), [({"offload_optimizer": True}, "not forecast yet"), ({"activation_checkpointing": True}, "traced without")]
+    ("changes", "word"),
+    [({"offload_optimizer": True}, "not forecast yet"), ({"activation_checkpointing": True}, "traced without")],
 )
 def test_what_is_not_modelled_yet_is_said(changes, word):
     f = one(**changes)

@@ -75,7 +75,9 @@ def test_channels_last_helps_matrix_units_only(models):
 
 def test_compile_saves_traffic_and_launches(models):
     eager, compiled = (
-        forecast(models["resnet18"], Execution(micro_batch=64, compile=on), Cluster(device=find_device("A100"))).step.total_ms
+        forecast(
+            models["resnet18"], Execution(micro_batch=64, compile=on), Cluster(device=find_device("A100"))
+        ).step.total_ms
         for on in (False, True)
     )
     assert compiled < eager

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.execution import Execution
-from trainpace.forecast.memory import largest_micro_batch, step_memory
+from trainpace.forecast.memory import fits, largest_micro_batch, step_memory
 
 FORM = workload().forms["fp32"]
 
@@ -33,7 +33,7 @@ def test_ddp_holds_its_buckets_beside_the_gradients():
 @given(st.floats(0.7, 80))
 def test_the_largest_batch_fits_and_the_next_does_not(capacity):
     run = Execution()
-    largest = largest_micro_batch(FORM, run, capacity, 0.97)
+    largest = largest_micro_batch(FORM, run, capacity)
     if largest:
-        assert step_memory(FORM, replace(run, micro_batch=largest), True).device_gib <= 0.97 * capacity
-    assert step_memory(FORM, replace(run, micro_batch=largest + 1), True).device_gib > 0.97 * capacity
+        assert fits(step_memory(FORM, replace(run, micro_batch=largest), True), capacity)
+    assert not fits(step_memory(FORM, replace(run, micro_batch=largest + 1), True), capacity)

@@ -31,7 +31,7 @@ def test_a_model_that_is_slower_than_forecast_is_slower_elsewhere_too():
 
 
 def test_a_measurement_of_something_else_is_refused():
-    with pytest.raises(TrainpaceError, match="another|of the same model|the forecast of"):
+    with pytest.raises(TrainpaceError, match="of the same model"):
         transfer_ratio(workload(), replace(measured(1.0), model="other"), V100)
     with pytest.raises(TrainpaceError, match="too far apart"):
         transfer_ratio(workload(), measured(30.0), V100)

@@ -55,7 +55,9 @@ def test_parallelism_is_read_from_its_text():
     assert c.execution.world_size == 16
     assert c.cluster.network_gb_per_s_per_device == 1600 / 8 / 8
     assert case(num_gpus=4.0, parallelism="nn.DataParallel dp=4").execution.engine == "data_parallel"
-    tensor = case(num_gpus=64.0, num_nodes=8.0, parallelism="dp=1,tp=8,pp=8,zero=1", interconnect="RDMA 400 Gb/s per GPU")
+    tensor = case(
+        num_gpus=64.0, num_nodes=8.0, parallelism="dp=1,tp=8,pp=8,zero=1", interconnect="RDMA 400 Gb/s per GPU"
+    )
     assert (tensor.execution.tp, tensor.execution.pp, tensor.execution.zero_stage) == (8, 8, 1)
     assert tensor.cluster.network_gb_per_s_per_device == 50
 

@@ -77,7 +77,17 @@ def test_bad_input_exits_2_with_a_sentence(folder, arguments, word):
 
 
 def row(error, **other):
-    return Row(index=0, file="f", model="timm:resnet50", gpu="g", num_gpus=1, precision="fp32", batch=1, error_pct=error, **other)
+    return Row(
+        index=0,
+        file="f",
+        model="timm:resnet50",
+        gpu="g",
+        num_gpus=1,
+        precision="fp32",
+        batch=1,
+        error_pct=error,
+        **other,
+    )
 
 
 def test_summary_arithmetic():

@@ -21,8 +21,12 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 )
 @click.option("--num-gpus", type=COUNT, default=1, show_default=True, help="GPUs of one node, data parallel.")
 @click.option("--nodes", type=COUNT, default=1, show_default=True, help="Nodes of that many GPUs each.")
-@click.option("--network", type=float, metavar="GB/S", help="A node's network bandwidth in one direction, for several nodes.")
-@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage; 3 is FSDP's full sharding.")
+@click.option(
+    "--network", type=float, metavar="GB/S", help="A node's network bandwidth in one direction, for several nodes."
+)
+@click.option(
+    "--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage; 3 is FSDP's full sharding."
+)
 @click.option(
     "--batch",
     "batches",
@@ -36,15 +40,28 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
 @click.option("--sequence-length", type=COUNT, help="Tokens in a sample, for transformers.")
 @click.option("--image-size", type=COUNT, help="Side in pixels, for image models.")
-@click.option("--mode", type=click.Choice(["train", "forward_backward", "inference"]), default="train", show_default=True,
-              help="How much of a step.")
+@click.option(
+    "--mode",
+    type=click.Choice(["train", "forward_backward", "inference"]),
+    default="train",
+    show_default=True,
+    help="How much of a step.",
+)
 @click.option("--channels-last", is_flag=True, help="NHWC tensors (memory_format=torch.channels_last).")
 @click.option("--compile", "compiled", is_flag=True, help="Under torch.compile, which fuses element-wise operators.")
 @click.option("--checkpointing", is_flag=True, help="Recompute activations block by block (transformers, timm).")
-@click.option("--transfer-from", type=click.Path(exists=True, dir_okay=False), metavar="MEASUREMENT.json",
-              help="Sharpen by a measurement of the same model on another GPU (trainpace measure --save).")
-@click.option("--calibrated", type=click.Path(exists=True, dir_okay=False), metavar="PROFILE.json",
-              help="Also forecast the machine of this profile.")
+@click.option(
+    "--transfer-from",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="MEASUREMENT.json",
+    help="Sharpen by a measurement of the same model on another GPU (trainpace measure --output).",
+)
+@click.option(
+    "--calibrated",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="PROFILE.json",
+    help="Also forecast the machine of this profile.",
+)
 @click.option("--samples", type=COUNT, help="Samples in an epoch: with --epochs, the whole training is forecast too.")
 @click.option("--epochs", type=float, help="Passes over the data.")
 @click.option("--price", type=USD, help="Dollars per GPU and hour.")
@@ -74,7 +91,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.forecast import forecast as forecast_one
     from trainpace.forecast.jumps import jumps_of
     from trainpace.forecast.transfer import transfer_ratio, transferred
-    from trainpace.records import load, save, to_jsonable
+    from trainpace.records import save, to_jsonable
     from trainpace.report.forecast import print_forecasts, print_jumps, row_json
     from trainpace.schedule import Schedule
     from trainpace.trace import load_workload
@@ -101,11 +118,11 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     ratio, source = 1.0, ""
     if o["transfer_from"]:
         from trainpace.hardware import Cluster, find_device
-        from trainpace.outcome import Measurement
 
-        measured = load(o["transfer_from"], Measurement)
+        measured = _nearest_measurement(o["transfer_from"], batches[0])
         source = measured.device
-        ratio = transfer_ratio(workload, measured, Cluster(device=find_device(source, devices_of(o["hardware"]))))
+        there = Cluster(device=find_device(source, devices_of(o["hardware"])))
+        ratio = transfer_ratio(workload, measured, there)
     rows, jumps = [], {}
     for cluster, kernels in targets:
         for batch in batches:
@@ -150,3 +167,22 @@ def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[A
                  network_gb_per_s_per_device=network), kernels)
         for device, kernels in machines
     ]  # fmt: skip
+
+
+def _nearest_measurement(path: str, batch: int) -> Any:
+    """The measurement at the batch size nearest to the asked one, of a file that `measure --output` wrote."""
+    import json
+
+    from trainpace.errors import UnreadableInput
+    from trainpace.outcome import Measurement
+    from trainpace.records import from_json, read_bytes
+
+    try:
+        entries = json.loads(read_bytes(path))
+    except ValueError as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({error}).") from None
+    entries = entries if isinstance(entries, list) else [entries]
+    measured = [from_json(json.dumps(entry), Measurement, path) for entry in entries]
+    if not measured:
+        raise UnreadableInput(f"{path} holds no measurement.")
+    return min(measured, key=lambda m: abs(m.execution.micro_batch - batch))

@@ -12,12 +12,25 @@ from trainpace.cli.options import echo_json
 
 @click.command()
 @click.argument("runs", metavar="RUNS", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--file", "only", multiple=True, metavar="NAME", help="Only rows whose column `file` says so. Repeatable.")
-@click.option("--models", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Where transformers:FILE.json is looked for. Default: beside RUNS.")
-@click.option("--traces", type=click.Path(file_okay=False, path_type=Path),
-              help="Folder that keeps traced models. Default: the user's cache.")
-@click.option("--workers", type=click.IntRange(1, 64), default=None, help="Processes that trace. Default: half of the cores, at most 4.")
+@click.option(
+    "--file", "only", multiple=True, metavar="NAME", help="Only rows whose column `file` says so. Repeatable."
+)
+@click.option(
+    "--models",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where transformers:FILE.json is looked for. Default: beside RUNS.",
+)
+@click.option(
+    "--traces",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that keeps traced models. Default: the user's cache.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=None,
+    help="Processes that trace. Default: half of the cores, at most 4.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: rows[] and summary.")  # fmt: skip
 def validate(
     runs: Path, only: tuple[str, ...], models: Path | None, traces: Path | None, workers: int | None, as_json: bool
@@ -44,7 +57,9 @@ def validate(
         known = sorted({run.file for run in chosen})
         chosen = [run for run in chosen if run.file in only]
         if not chosen:
-            raise TrainpaceError(f"no row of {runs} is of the file {', '.join(only)}.", f"It has {', '.join(known[:20])}.")
+            raise TrainpaceError(
+                f"no row of {runs} is of the file {', '.join(only)}.", f"It has {', '.join(known[:20])}."
+            )
     if not chosen:
         raise TrainpaceError(f"{runs} has no rows.")
     rows = evaluate(
@@ -55,12 +70,16 @@ def validate(
         workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1)),
     )
     overall = summarise("all", rows)
-    groups = {"file": by(rows, lambda row: row.file), "gpu": by(rows, lambda row: row.gpu), "family": by(rows, lambda row: family_of(row.model))}
+    groups = {
+        "file": by(rows, lambda row: row.file),
+        "gpu": by(rows, lambda row: row.gpu),
+        "family": by(rows, lambda row: family_of(row.model)),
+    }
     if as_json:
-        echo_json({
-            "record": "Validation", "schema_version": 1, "rows": [to_jsonable(row) for row in rows],
-            "summary": {"overall": to_jsonable(overall), **{f"by_{name}": [to_jsonable(s) for s in group] for name, group in groups.items()}},
-        })  # fmt: skip
+        sums = {f"by_{name}": [to_jsonable(s) for s in group] for name, group in groups.items()}
+        summary = {"overall": to_jsonable(overall), **sums}
+        every = [to_jsonable(row) for row in rows]
+        echo_json({"record": "Validation", "schema_version": 1, "rows": every, "summary": summary})
     else:
         from trainpace.report.validation import print_validation
 

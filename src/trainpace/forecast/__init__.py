@@ -1,7 +1,7 @@
 """Step time, memory, training time and cost of a workload on a cluster. Pure: no torch, no files, no clock."""
 
-from trainpace.forecast.forecast import forecast
 from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.forecast.forecast import forecast
 from trainpace.forecast.roofline import KernelModel
 
 __all__ = ["KernelConstants", "KernelModel", "fitted_constants", "forecast"]

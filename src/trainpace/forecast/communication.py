@@ -2,7 +2,8 @@
 
 Ring algorithms move 2 (n - 1) / n of the payload over the slowest link for an all-reduce, half of that for an all-gather or
 a reduce-scatter (Patarasuk and Yuan 2009). Constants from nccl-tests on A100 and H200 nodes (collectives.csv: 235 of
-300 GB/s, 365 of 450 GB/s by ring) and, for PCIe, from multi-GPU rows of public BERT runs (4 to 8 GB/s on generation 4 without peer access).
+300 GB/s, 365 of 450 GB/s by ring) and, for PCIe, from multi-GPU rows of public BERT runs (4 to 8 GB/s on generation 4
+without peer access).
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ def pcie_gb_per_s(cluster: Cluster) -> float:
 
 
 def exposed_ms(
-    execution: Execution, cluster: Cluster, gradient_bytes: float, parameter_bytes: float, forward_ms: float, backward_ms: float
+    execution: Execution,
+    cluster: Cluster,
+    gradient_bytes: float,
+    parameter_bytes: float,
+    forward_ms: float,
+    backward_ms: float,
 ) -> float | str:
     """Milliseconds of communication in a step that no computation hides. Times are of one micro-step's passes."""
     ranks = execution.data_parallel_size

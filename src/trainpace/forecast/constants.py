@@ -23,12 +23,13 @@ class KernelConstants(Record):
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: factor on the tile model for groups of several channels;
     grouped_*channels: how their
-    rate grows with the channels of a group. depthwise_*: share of the CUDA cores' rate for a 3x3 window, depthwise_*window: how it
-    grows with the window, 1 for not at all. misaligned, conv_misaligned: factors where a matrix unit meets sizes not a multiple of 8.
-    traffic_*: share of the memory bandwidth by class of operator. l2_gain: how much faster a tensor that stays in L2 is.
-    fp8: share of the FP8 rate that products in it reach, relative to 16 bits. compile_*: what torch.compile's fusion leaves of
-    element-wise traffic, of launches and of the host's time. latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per
-    module entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
+    rate grows with the channels of a group. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
+    depthwise_*window: how it grows with the window, 1 for not at all. misaligned, conv_misaligned: factors where a
+    matrix unit meets sizes not a multiple of 8. traffic_*: share of the memory bandwidth by class of operator.
+    l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach,
+    relative to 16 bits. compile_*: what torch.compile's fusion leaves of element-wise traffic, of launches and of the
+    host's time. latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view
+    and per module entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
     host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
     """
 
@@ -94,6 +95,7 @@ class KernelConstants(Record):
     traffic_matrix: float = 0.8
     traffic_elementwise: float = 0.8
     traffic_batch_norm: float = 0.6
+    traffic_batch_norm_inference: float = 0.9
     traffic_batch_norm_backward: float = 0.6
     traffic_batch_norm_nhwc: float = 0.6
     traffic_batch_norm_backward_nhwc: float = 0.5

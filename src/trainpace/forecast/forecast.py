@@ -8,7 +8,7 @@ from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.kernels import KernelTable, KernelTimes
-from trainpace.forecast.memory import FIT_MARGIN, largest_micro_batch, step_memory
+from trainpace.forecast.memory import fits, largest_micro_batch, step_memory
 from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
 from trainpace.forecast.roofline import KernelModel, kernel_times
 from trainpace.forecast.step import PhaseTimes, heaviest, host_us, phase_sums, step_time
@@ -17,6 +17,7 @@ from trainpace.outcome import Forecast, Interval, Provenance, StepTime
 from trainpace.schedule import Schedule, training_time
 from trainpace.units import hours_from_s
 from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, Workload, at_batch, form_of
+
 
 def forecast(
     workload: Workload,
@@ -41,10 +42,10 @@ def forecast(
     parameter_bytes = workload.parameters * (4.0 if form_of(execution.precision) == "fp32" else 2.0)
     memory = step_memory(form, execution, device.kind == "gpu")
     capacity = None if device.memory_gib is None else device.memory_gib.value
-    fits = None if capacity is None else memory.device_gib <= capacity * FIT_MARGIN
+    fitting = None if capacity is None else fits(memory, capacity)
     largest = None
     if capacity is not None and device.kind == "gpu":
-        largest = largest_micro_batch(form, execution, capacity, FIT_MARGIN)
+        largest = largest_micro_batch(form, execution, capacity)
     calibrated = isinstance(model, KernelModel)
     provenance: Provenance = "calibrated" if calibrated else "fitted"
     evaluated = _evaluate(operators, execution, cluster, model, host_factor)
@@ -53,13 +54,20 @@ def forecast(
     if not isinstance(evaluated, str) and not reason:
         _, phases, start_ms = evaluated
         result = step_time(
-            phases, device.kind == "gpu", start_ms, execution, cluster, gradient_bytes, parameter_bytes, host_to_device_ms
+            phases,
+            device.kind == "gpu",
+            start_ms,
+            execution,
+            cluster,
+            gradient_bytes,
+            parameter_bytes,
+            host_to_device_ms,
         )
         step, reason = (None, result) if isinstance(result, str) else (result, "")
     if step is None:
         return Forecast(
             model=workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution, step=None,
-            step_time_interval_ms=None, memory=memory, capacity_gib=capacity, fits=fits, largest_micro_batch=largest, mfu=None,
+            step_time_interval_ms=None, memory=memory, capacity_gib=capacity, fits=fitting, largest_micro_batch=largest, mfu=None,
             model_flops_per_step=None, provenance=provenance, reason=reason,
         )  # fmt: skip
     assert not isinstance(evaluated, str)
@@ -84,7 +92,7 @@ def forecast(
         step_time_interval_ms=interval,
         memory=memory,
         capacity_gib=capacity,
-        fits=fits,
+        fits=fitting,
         largest_micro_batch=largest,
         mfu=_mfu(flops, operators, step, execution, cluster),
         model_flops_per_step=flops,
@@ -93,12 +101,16 @@ def forecast(
         training_time=time,
         training_time_interval_s=_time_interval(schedule, execution, interval),
         cost_usd=cost,
-        warnings=_warnings(fits, step),
+        warnings=_warnings(fitting, step),
     )
 
 
 def _evaluate(
-    operators: Operators, execution: Execution, cluster: Cluster, model: KernelModel | KernelConstants | None, host_factor: float
+    operators: Operators,
+    execution: Execution,
+    cluster: Cluster,
+    model: KernelModel | KernelConstants | None,
+    host_factor: float,
 ) -> tuple[KernelTimes, PhaseTimes, float] | str:
     """(kernel times, phases, the host's work outside the phases in ms), or the reason why there are none."""
     device = cluster.device
@@ -120,7 +132,11 @@ def _evaluate(
     times = KernelTable(operators).times(batch, rates, constants, execution.channels_last, execution.compile)
     factor = host_factor * (constants.compile_host if execution.compile else 1.0)
     host_ms = phase_sums(operators, host_us(operators, constants) * 1e-3) * factor
-    return times, PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms), constants.host_step_us * 1e-3 * factor
+    return (
+        times,
+        PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms),
+        constants.host_step_us * 1e-3 * factor,
+    )
 
 
 def _not_modelled(execution: Execution, workload: Workload) -> str:

@@ -1,8 +1,8 @@
 """How far a forecast may be off, by split-conformal prediction on held-out runs.
 
-`intervals.json` holds, for each class of runs, quantiles of log(measured / forecast) over runs whose card, or whose family of models,
-was left out of the fit (`make fit`). A new case gets the quantiles of the runs most like it: has its card been fitted on,
-and does the host, do grouped and depthwise convolutions, or dense products decide its time?
+`intervals.json` holds, for each class of runs, quantiles of log(measured / forecast) over runs whose card, or whose
+family of models, was left out of the fit (`make fit`). A new case gets the quantiles of the runs most like it: has
+its card been fitted on, and does the host, do grouped and depthwise convolutions, or dense products decide its time?
 (Vovk et al. 2005; Lei et al. 2018. The guarantee holds for cases drawn as these runs were, which nobody can promise.)
 """
 
@@ -60,7 +60,9 @@ def fitted_spreads() -> Spreads:
     return from_json(text, Spreads, "trainpace's own intervals.json")
 
 
-def spread_of(step: StepTime, operators: Operators, times: KernelTimes, execution: Execution, cluster: Cluster) -> Spread:
+def spread_of(
+    step: StepTime, operators: Operators, times: KernelTimes, execution: Execution, cluster: Cluster
+) -> Spread:
     """The spread of a forecast, by what dominates it."""
     if cluster.device.kind == "cpu":
         return Spread(*CPU_SPREAD, COVERAGE, "a handful of small models on one machine")
@@ -72,10 +74,13 @@ def spread_of(step: StepTime, operators: Operators, times: KernelTimes, executio
 
 
 def kind_of_run(step: StepTime, operators: Operators, times: KernelTimes, execution: Execution) -> str:
-    """What decides the time of a run: "launches", "communication", "grouped convolutions", "half" or "full" precision products."""
+    """What decides the time of a run: "launches", "communication", "grouped convolutions", "half" or "full" precision
+    products."""
     if step.host_overhead_ms > HOST_SHARE * step.total_ms:
         return "launches"
-    if execution.world_size > 1 and (execution.engine != "ddp" or step.communication_ms > COMMUNICATION_SHARE * step.total_ms):
+    if execution.world_size > 1 and (
+        execution.engine != "ddp" or step.communication_ms > COMMUNICATION_SHARE * step.total_ms
+    ):
         return "communication"
     groups = operators.dims[:, 1].sum(axis=1)
     grouped = np.array([kind.startswith("conv") for kind in operators.kind]) & (groups > 1)

@@ -1,7 +1,7 @@
 """Discontinuities of step time over the batch size, and the operators that make them.
 
-A step grows by about the same time with every sample. Where one more sample costs far more (another wave of thread blocks, another
-tile, another algorithm), there is a jump: the batch before it is the better choice.
+A step grows by about the same time with every sample. Where one more sample costs far more (another wave of thread
+blocks, another tile, another algorithm), there is a jump: the batch before it is the better choice.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def jumps_of(
     if not found:
         return ()
     operators = workload.form(execution.precision).operators
-    rates = sustained_rates(
-        device, execution.precision, bool((~operators.half).any()), bool(operators.half.any()), c
-    )
+    rates = sustained_rates(device, execution.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
     assert not isinstance(rates, str)
     table = KernelTable(operators)
     jumps = []
@@ -78,6 +76,12 @@ def jumps_of(
             if growth[j] > 0.1 * max(growth[order[0]], 1e-12)
         )
         jumps.append(
-            Jump(batch=batches[i], before_ms=float(step_ms[i - 1]), after_ms=float(step_ms[i]), excess_ms=excess, causes=causes)
+            Jump(
+                batch=batches[i],
+                before_ms=float(step_ms[i - 1]),
+                after_ms=float(step_ms[i]),
+                excess_ms=excess,
+                causes=causes,
+            )
         )
     return tuple(jumps)

@@ -11,7 +11,7 @@ axes before it.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ ATTENTION_BLOCK_ROWS = 128.0
 
 _TRAFFIC = {
     "native_batch_norm": "batch_norm", "cudnn_batch_norm": "batch_norm", "_native_batch_norm_legit": "batch_norm",
+    "native_batch_norm_inference": "batch_norm_inference",
     "native_batch_norm_backward": "batch_norm_backward",
     "native_layer_norm": "layer_norm", "native_group_norm": "layer_norm", "_fused_rms_norm": "layer_norm",
     "native_layer_norm_backward": "layer_norm_backward", "native_group_norm_backward": "layer_norm_backward",
@@ -77,7 +78,12 @@ class KernelTable:
         return np.array(names)
 
     def times(
-        self, batch: Floats, rates: Rates, c: KernelConstants, channels_last: Flags | bool = False, compiled: Flags | bool = False
+        self,
+        batch: Floats,
+        rates: Rates,
+        c: KernelConstants,
+        channels_last: Flags | bool = False,
+        compiled: Flags | bool = False,
     ) -> KernelTimes:
         """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags."""
         table = self.operators
@@ -94,8 +100,9 @@ class KernelTable:
         rate = np.where(half, rates.half, rates.full)
         tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
         dims = [at(table.dims[:, i]) for i in range(16)]
-        channels_last = np.asarray(channels_last) | (self._is_convolution & (dims[15] > 0))
-        pick = _Pick(shape, dims, rate, tensor, rates.sms, channels_last)
+        # torch.compile turns convolutions to channels-last by itself (torch._inductor.config.layout_optimization)
+        turned: Flags = np.asarray(channels_last) | (self._is_convolution & ((dims[15] > 0) | np.asarray(compiled)))
+        pick = _Pick(shape, dims, rate, tensor, rates.sms, turned)
 
         products = self._kind == "gemm"
         if products.any():
@@ -133,8 +140,8 @@ class KernelTable:
                 compute[..., rows] = flops / (speed * share * np.minimum(fill, 1.0))
         share = self._traffic_shares(pick.channels_last, c)
         # NCHW convolutions on matrix units are transposed to NHWC and back
-        turned = self._is_convolution & ~self._depthwise & tensor & ~pick.channels_last
-        bytes_moved = np.where(turned, bytes_moved * (1.0 + 2.0 * c.transposes), bytes_moved)
+        transposed = self._is_convolution & ~self._depthwise & tensor & ~pick.channels_last
+        bytes_moved = np.where(transposed, bytes_moved * (1.0 + 2.0 * c.transposes), bytes_moved)
         cached = 1.0 / (1.0 + (bytes_moved / rates.l2_bytes) ** 2)
         memory = bytes_moved / (rates.bytes_per_s * share * (1.0 + c.l2_gain * cached))
         other = ~np.isin(self._kind, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
@@ -151,7 +158,9 @@ class KernelTable:
         matrix = np.isin(self._traffic, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
         shares = np.array([c.traffic_matrix if is_matrix else getattr(c, f"traffic_{name}")
                            for name, is_matrix in zip(self._traffic, matrix, strict=True)])  # fmt: skip
-        nhwc = np.array([getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self._traffic, shares, strict=True)])
+        nhwc = np.array(
+            [getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self._traffic, shares, strict=True)]
+        )
         result: Floats = np.where(channels_last, nhwc, shares)
         return result
 
@@ -165,7 +174,7 @@ class _Pick:
         self._shape, self._dims, self._rate, self._tensor, self._sms = shape, dims, rate, tensor, sms
         self.channels_last = np.broadcast_to(channels_last, shape)
 
-    def __call__(self, rows: Flags, *which: int) -> tuple[Floats, ...]:
+    def __call__(self, rows: Flags, *which: int) -> tuple[Any, ...]:
         parts = [_part(self._dims[i], rows, self._shape) for i in which]
         return (*parts, *(_part(array, rows, self._shape) for array in (self._rate, self._tensor, self._sms)))
 
@@ -173,7 +182,7 @@ class _Pick:
         return self.channels_last[..., rows]
 
 
-def _part(array: Floats, rows: Flags, shape: tuple[int, ...]) -> Floats:
+def _part(array: Any, rows: Flags, shape: tuple[int, ...]) -> Any:
     """The rows of an array that may not have the operators' axis yet, or any before it."""
     if array.ndim == 0:
         return array
@@ -202,8 +211,8 @@ def _convolution_s(
     kind: str, pick: _Pick, rows: Flags, grouped: Flags, half: Flags, rates: Rates, c: KernelConstants
 ) -> Floats:
     """Implicit GEMM, or Winograd for 3x3 at stride 1 on CUDA cores where that is faster."""
-    (images, groups, c_in, c_out, in_d, in_h, in_w, out_d, out_h, out_w, k_d, k_h, k_w, s_h, s_w, speed, units, sms) = pick(
-        rows, *range(15)
+    (images, groups, c_in, c_out, in_d, in_h, in_w, out_d, out_h, out_w, k_d, k_h, k_w, s_h, s_w, speed, units, sms) = (
+        pick(rows, *range(15))
     )
     suffix = kind.removeprefix("conv")
     positions_out = images * out_d * out_h * out_w
@@ -238,14 +247,16 @@ def _convolution_s(
     square = square & ~np.asarray(units, dtype=bool)
     if not square.any():
         return direct
-    winograd = _winograd_s(kind, images, out_h, out_w, inputs, outputs, speed, sms, _part(rates.bytes_per_s, rows, ()), c)
+    winograd = _winograd_s(
+        kind, images, out_h, out_w, inputs, outputs, speed, sms, _part(rates.bytes_per_s, rows, ()), c
+    )
     result: Floats = np.where(square, np.minimum(direct, winograd), direct)
     return result
 
 
 def _winograd_s(
-    kind: str, images: Floats, h: Floats, w: Floats, inputs: Floats, outputs: Floats, speed: Floats, sms: Floats, bytes_per_s: Floats,
-    c: KernelConstants,
+    kind: str, images: Floats, h: Floats, w: Floats, inputs: Floats, outputs: Floats, speed: Floats, sms: Floats,
+    bytes_per_s: Floats, c: KernelConstants,
 ) -> Floats:  # fmt: skip
     """The faster of cuDNN's two Winograd kernels for 3x3 at stride 1 (Lavin and Gray 2015).
 

@@ -1,4 +1,5 @@
-"""The kernel model of a CPU, whose constants are measured on the spot: a smoothed roofline with an efficiency per operator class, and a floor per launch.
+"""The kernel model of a CPU, whose constants are measured on the spot: a smoothed roofline with an efficiency per
+operator class, and a floor per launch.
 
     time = ((compute^4 + memory^4) ^ (1/4)) + latency        per kernel, in seconds
     compute = FLOPs / (peak x efficiency(class) x fill)

@@ -25,7 +25,8 @@ def sweep_ms(
     batches: Sequence[int],
     constants: KernelConstants | None = None,
 ) -> Floats:
-    """Step times (devices x batches) in milliseconds, of one device each. A device that cannot compute in this precision gives NaN.
+    """Step times (devices x batches) in milliseconds, of one device each. A device that cannot compute in this
+    precision gives NaN.
 
     The same numbers as `forecast` gives one by one, for an execution on a single device without accumulation.
     """

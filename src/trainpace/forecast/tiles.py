@@ -36,9 +36,7 @@ class TileModel(NamedTuple):
     """How much of a last, partly filled wave is paid: 1 all of it, 0 only its share."""
 
 
-def product_s(
-    batch: Floats, m: Floats, n: Floats, k: Floats, rate: Floats, sms: Floats, model: TileModel
-) -> Floats:
+def product_s(batch: Floats, m: Floats, n: Floats, k: Floats, rate: Floats, sms: Floats, model: TileModel) -> Floats:
     """Seconds of arithmetic of `batch` products m x n x k at `rate` FLOP/s, best tile of TILES. Arrays broadcast."""
     padded_k = np.ceil(k / K_UNIT) * K_UNIT
     best: Floats | None = None

@@ -1,7 +1,7 @@
 """A forecast sharpened by one measurement of the same workload on another device.
 
-What a forecast gets wrong for a model (fusions, layouts, an operator that the constants do not suit), it mostly gets wrong on every card. So
-the ratio measured / forecast on one card corrects the forecast on another.
+What a forecast gets wrong for a model (fusions, layouts, an operator that the constants do not suit), it mostly gets
+wrong on every card. So the ratio measured / forecast on one card corrects the forecast on another.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ def transfer_ratio(workload: Workload, measurement: Measurement, source: Cluster
         )
     there = forecast(workload, measurement.execution, source)
     if there.step is None:
-        raise TrainpaceError(f"the measured run cannot be forecast, so there is nothing to compare with: {there.reason}")
+        raise TrainpaceError(
+            f"the measured run cannot be forecast, so there is nothing to compare with: {there.reason}"
+        )
     ratio = measurement.median_ms / there.step.total_ms
     if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
         raise TrainpaceError(
-            f"measured {measurement.median_ms:.4g} ms where {there.step.total_ms:.4g} ms are forecast: too far apart to transfer.",
+            f"measured {measurement.median_ms:.4g} ms where {there.step.total_ms:.4g} ms are forecast: too far apart to"
+            " transfer.",
             "Check that model, batch size and precision are the measured ones.",
         )
     return ratio
@@ -47,7 +50,9 @@ def transferred(f: Forecast, ratio: float, source: str) -> Forecast:
     middle, old = step.total_ms, f.step_time_interval_ms
     low = middle * (old.low / f.step.total_ms) ** INTERVAL_SHARE
     high = middle * (old.high / f.step.total_ms) ** INTERVAL_SHARE
-    interval = Interval(low=low, high=high, coverage=old.coverage, basis=f"{old.basis}; scaled by a measurement on {source}")
+    interval = Interval(
+        low=low, high=high, coverage=old.coverage, basis=f"{old.basis}; scaled by a measurement on {source}"
+    )
     scaled = {
         "mfu": None if f.mfu is None else f.mfu / ratio,
         "heaviest": tuple(replace(o, time_ms=o.time_ms * ratio) for o in f.heaviest),

@@ -11,7 +11,6 @@ from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
 
-
 FEWEST_FOR_A_PICTURE = 8
 
 
@@ -50,7 +49,11 @@ def print_forecasts(workload: Workload, rows: Sequence[Forecast]) -> None:
         }
         for name, largest in dict.fromkeys((row.device, row.largest_micro_batch) for row in done):
             if largest is not None:
-                print_lines(f"Largest batch per GPU that fits on {name}: {largest:,}." if largest else f"Not even one sample fits on {name}.")
+                print_lines(
+                    f"Largest batch per GPU that fits on {name}: {largest:,}."
+                    if largest
+                    else f"Not even one sample fits on {name}."
+                )
         sources = " and ".join(where[p] for p in dict.fromkeys(row.provenance for row in done))
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold 9 of 10 cases.")
 

@@ -19,7 +19,9 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
         columns = (name, "runs", "mean %", "median %", "95th %", "bias %", "in interval %", "half width %", "memory %")
         shown = [*(s for s in group if s.n or s.unsupported), *([overall] if name == "file" else [])]
         print_table(columns, [_cells(s) for s in shown])
-    worst = sorted((row for row in rows if row.error_pct is not None), key=lambda row: -abs(row.error_pct or 0.0))[:WORST]
+    worst = sorted((row for row in rows if row.error_pct is not None), key=lambda row: -abs(row.error_pct or 0.0))[
+        :WORST
+    ]
     print_table(
         ("worst", "GPU", "precision", "batch", "measured ms", "forecast ms", "error %"),
         [

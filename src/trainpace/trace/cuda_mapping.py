@@ -59,7 +59,7 @@ class CudaMapping(TorchFunctionMode):
         if func in self._dropout:
             return _dropout(*args, **kwargs)
         if func in self._attention:
-            return _attention(*args, **kwargs, fused=self._fused_attention)
+            return _attention(self._fused_attention, *args, **kwargs)
         return func(*args, **kwargs)
 
     def forget_casts(self) -> None:
@@ -117,6 +117,7 @@ def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool
 
 
 def _attention(
+    fused: bool,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -125,7 +126,6 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    fused: bool = True,
 ) -> torch.Tensor:
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
 

@@ -79,8 +79,10 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     read, written = _bytes(inputs), _bytes(outputs)
     if func._schema.is_mutable and not outputs:
         written = _bytes(inputs[:1])
-    dims = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
-    kind = _KIND_OF.get(name, "elementwise")
+    dims: tuple[int, ...] = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+    if name == "native_batch_norm" and args[5] is False:
+        name = "native_batch_norm_inference"  # one pass with known means, where training takes two
+    kind = _KIND_OF.get(name, "norm" if "norm_inference" in name else "elementwise")
     if kind == "fill":
         read = 0.0
     if kind in ("norm", "softmax"):
@@ -114,9 +116,7 @@ def _bias(y: torch.Tensor) -> Row:
     return Row("elementwise", "add_", _is_half([y]), 1, float(y.numel()), size, size, (y.numel(), y.numel()))
 
 
-def _gemm(
-    name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-) -> Row:
+def _gemm(name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
     batch = a.shape[0] if a.dim() == 3 else 1
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     flops = 2.0 * batch * m * n * k
@@ -167,7 +167,9 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
         rows.append(_convolution("conv_wgrad", x, weight, stride, transposed, groups, grad))
     if mask[2]:
         bias = _bytes([out[2]])
-        rows.append(Row("reduction", "sum", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1)))
+        rows.append(
+            Row("reduction", "sum", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1))
+        )
     return rows
 
 

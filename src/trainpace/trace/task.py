@@ -47,7 +47,8 @@ def build_task(
     """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json` or `FILE.py:FUNCTION`.
 
     `image_size` is the side in pixels, for image models. Without `fused_attention` transformers and timm compute it from
-    plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights. A FILE.py's function decides for itself.
+    plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights.
+    A FILE.py's function decides for itself.
     """
     kind, _, name = spec.rpartition(":")
     if kind.endswith(".py"):
@@ -63,7 +64,9 @@ def build_task(
         if name not in models.list_models():
             raise UnknownName("torchvision model", name, models.list_models())
         model = models.get_model(name, weights=None)
-        return _image_task(spec, model, _square((3, 299, 299) if name == "inception_v3" else (3, 224, 224), image_size), 1000)
+        return _image_task(
+            spec, model, _square((3, 299, 299) if name == "inception_v3" else (3, 224, 224), image_size), 1000
+        )
     if kind in ("", "torchvision"):
         if name not in zoo.MODELS:
             raise UnknownName(
@@ -73,7 +76,9 @@ def build_task(
                 "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, FILE.py:FUNCTION.",
             )
         entry = zoo.MODELS[name]
-        return _image_task(spec, entry.build(), _square(entry.input_shape, image_size), entry.classes)
+        shape = _square(entry.input_shape, image_size)
+        model = entry.build(image_size=shape[-1]) if entry.takes_image_size else entry.build()
+        return _image_task(spec, model, shape, entry.classes)
     raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "FILE.py:"])
 
 
@@ -97,7 +102,7 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
         # convolutional models take any size and refuse the option; transformers have to know it
         with contextlib.suppress(TypeError):
             model = create(img_size=image_size)
-    return _image_task(spec, model, shape, model.num_classes)
+    return _image_task(spec, model, shape, model.num_classes or 1)  # 0 for models without a head
 
 
 def _square(shape: tuple[int, ...], image_size: int | None) -> tuple[int, ...]:
@@ -230,6 +235,7 @@ def _from_file(path: Path, function: str) -> Task:
         return collate([dataset[i % len(dataset)] for i in range(n)])
 
     shape = " x ".join(str(s) for s in getattr(first[0], "shape", ())) or type(first[0]).__name__
+
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(*batch[:-1])
 

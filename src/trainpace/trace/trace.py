@@ -23,13 +23,13 @@ from trainpace.trace.operators import MAX_DIMS
 from trainpace.trace.recorder import Recorder
 from trainpace.trace.task import Task, build_task, make_optimizer, recompute_activations
 from trainpace.trace.transformers_mapping import unpacked_sequences
-from trainpace.workload import Form, MemoryProfile, Operators, TracedForm, Variant, Workload
+from trainpace.workload import PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
 """Not 1: at size 1 torch drops dimensions and copies."""
 
 
-def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = Variant()) -> Workload:
+def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
     """Trace a model spec. `variant.optimizer` names one of `task.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
 
     Runs the model's Python code in this process: for code that is not trainpace's, use `trace_in_child`.
@@ -44,11 +44,13 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = Varia
     return trace_task(task, forms, variant)
 
 
-def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = Variant()) -> Workload:
+def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
     """Trace a task that has been built."""
     name = variant.optimizer or ("own" if task.optimizer else "sgd_momentum")
     parameters = list(task.model.parameters())
-    traced: dict[str, TracedForm] = {form: _trace_form(task, None if name == "own" else name, form, variant) for form in forms}
+    traced: dict[str, TracedForm] = {
+        form: _trace_form(task, None if name == "own" else name, form, variant) for form in forms
+    }
     own = "" if task.optimizer is None else type(task.optimizer).__name__.lower()
     return Workload(
         model=task.name,
@@ -183,7 +185,15 @@ def _group(run: Recorder, constant: np.ndarray, slope: np.ndarray) -> Operators:
     """Alike operators into one row with a count, in order of first appearance."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(run.rows):
-        key = (row.kind, row.function, run.phases[i], row.half, row.launches, constant[i, :-2].tobytes(), slope[i, :-2].tobytes())
+        key = (
+            row.kind,
+            row.function,
+            run.phases[i],
+            row.half,
+            row.launches,
+            constant[i, :-2].tobytes(),
+            slope[i, :-2].tobytes(),
+        )
         groups.setdefault(key, []).append(i)
     heads = np.array([members[0] for members in groups.values()])
     both = np.stack([constant[heads], slope[heads]], axis=-1)

@@ -31,7 +31,7 @@ def fuse_mpt_attention(model: nn.Module) -> None:
     """MPT is trained by llm-foundry with FlashAttention, which adds ALiBi's bias inside; transformers has only plain products."""
     for module in model.modules():
         if type(module).__name__ == "MptAttention":
-            module.forward = types.MethodType(_mpt_attention, module)  # type: ignore[method-assign]
+            module.forward = types.MethodType(_mpt_attention, module)
 
 
 def _mpt_attention(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainpace import records
 from trainpace.errors import UserCodeError
 from trainpace.isolation import run_isolated
-from trainpace.workload import Form, Variant, Workload
+from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
 
@@ -17,7 +17,7 @@ TRACE_TIMEOUT_S = 300.0
 def load_workload(
     spec: str,
     forms: Sequence[Form],
-    variant: Variant = Variant(),
+    variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
     """The workload of a spec. ``WORKLOAD.json`` is read as it is; everything else is traced."""
@@ -29,7 +29,7 @@ def load_workload(
 def trace_isolated(
     spec: str,
     forms: Sequence[Form],
-    variant: Variant = Variant(),
+    variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
     """Trace in a process of its own; whatever the model's code does is one sentence at worst."""
@@ -41,15 +41,18 @@ def trace_isolated(
 def trace_many(wanted: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:
     """Trace several specs in one process, each into its file: {file: (spec, form, variant)}. Saves starting torch each time.
 
-    Returns the reasons of those that could not be traced. Should the process die, the ones that it had not come to are traced one by
-    one, so that one bad model costs itself alone.
+    Returns the reasons of those that could not be traced. Should the process die, the ones that it had not come to
+    are traced one by one, so that one bad model costs itself alone.
     """
     requests = {
-        file: {"spec": spec, "forms": [form], "variant": variant._asdict()} for file, (spec, form, variant) in wanted.items()
+        file: {"spec": spec, "forms": [form], "variant": variant._asdict()}
+        for file, (spec, form, variant) in wanted.items()
     }
     try:
         reasons: dict[str, str] = json.loads(
-            run_isolated("trainpace.trace.worker", {"files": requests}, timeout_s * len(wanted), f"tracing {len(wanted)} models")
+            run_isolated(
+                "trainpace.trace.worker", {"files": requests}, timeout_s * len(wanted), f"tracing {len(wanted)} models"
+            )
         )
         return reasons
     except UserCodeError as error:

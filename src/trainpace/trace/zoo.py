@@ -28,8 +28,11 @@ _RESNET = {
 }
 
 
-def vgg(convolutions: tuple[int, ...], classes: int = 1000) -> nn.Module:
-    """VGG with that many 3x3 convolutions in each of its five stages."""
+def vgg(convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None) -> nn.Module:
+    """VGG with that many 3x3 convolutions in each of its five stages.
+
+    With an `image_size` it is Keras' VGG for it: no pooling to 7x7 before the classifier, which grows with the image.
+    """
     layers: list[nn.Module] = []
     channels = 3
     for width, repeats in zip((64, 128, 256, 512, 512), convolutions, strict=True):
@@ -37,9 +40,11 @@ def vgg(convolutions: tuple[int, ...], classes: int = 1000) -> nn.Module:
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
             channels = width
         layers.append(nn.MaxPool2d(2, 2))
-    head = [nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 4096)]
+    side = 7 if image_size is None else image_size // 32
+    pooling = nn.AdaptiveAvgPool2d(7) if image_size is None else nn.Identity()
+    head = [nn.Linear(512 * side * side, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 4096)]
     head += [nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, classes)]
-    return nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Sequential(*head))
+    return nn.Sequential(nn.Sequential(*layers), pooling, nn.Flatten(), nn.Sequential(*head))
 
 
 class _Residual(nn.Module):
@@ -112,13 +117,15 @@ def mobilenet_v2(classes: int = 1000) -> nn.Module:
 class Entry(NamedTuple):
     """How to build a model, and what it is fed."""
 
-    build: Callable[[], nn.Module]
+    build: Callable[..., nn.Module]
     input_shape: tuple[int, ...] = (3, 224, 224)
     classes: int = 1000
+    takes_image_size: bool = False
 
 
 MODELS: dict[str, Entry] = {
     **{name: Entry(partial(vgg, stages)) for name, stages in _VGG.items()},
+    **{f"{name}_keras": Entry(partial(vgg, stages), takes_image_size=True) for name, stages in _VGG.items()},
     **{name: Entry(partial(resnet, *shape)) for name, shape in _RESNET.items()},
     "mobilenet_v2": Entry(mobilenet_v2),
 }

@@ -17,7 +17,6 @@ from trainpace.hardware import Cluster, Device, find_device
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
 
-
 Host = Literal["", "old_torch", "tensorflow"]
 """Software that launches slower than today's torch."""
 
@@ -92,7 +91,10 @@ def case_of(run: Run, folder: Path) -> Case:
         checkpointing=execution.activation_checkpointing,
     )
     cluster = Cluster(
-        device=device, devices_per_node=gpus // nodes, nodes=nodes, network_gb_per_s_per_device=_network(run, gpus // nodes)
+        device=device,
+        devices_per_node=gpus // nodes,
+        nodes=nodes,
+        network_gb_per_s_per_device=_network(run, gpus // nodes),
     )
     copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
     return Case(
@@ -105,6 +107,8 @@ def _spec(run: Run, folder: Path) -> str:
     spec = run.model_spec or run.model
     if not run.model_spec and not (":" in spec or spec.endswith(".json")):
         raise TrainpaceError(f"no model definition is known for {run.model or 'a run without a name'!r}.")
+    if run.framework.startswith("tensorflow") and re.fullmatch(r"torchvision:vgg\d+", spec):
+        return f"{spec.removeprefix('torchvision:')}_keras"  # which has no pooling before its classifier
     if spec.startswith("transformers:"):
         name = spec.partition(":")[2]
         for file in (folder / name, folder / "models" / name, Path(name)):
@@ -124,7 +128,7 @@ def _precision(run: Run, spec: str) -> Precision:
         raise TrainpaceError(f"precision {run.precision!r} is not one of {', '.join(PRECISIONS)}.")
     if "DeepLearningExamples" in run.framework and spec.startswith("transformers:") and run.precision == "amp_fp16":
         return "fp16"
-    return run.precision  # type: ignore[return-value]
+    return run.precision
 
 
 def _mode(name: str) -> Mode:

@@ -51,7 +51,12 @@ class Row(Record):
 
 
 def evaluate(
-    runs: Sequence[Run], folder: Path, traces: Path, tell: Tell, workers: int = 2, constants: KernelConstants | None = None
+    runs: Sequence[Run],
+    folder: Path,
+    traces: Path,
+    tell: Tell,
+    workers: int = 2,
+    constants: KernelConstants | None = None,
 ) -> list[Row]:
     """A row for every run, in order. `traces` is a folder in which traced workloads are kept for the next time.
 

@@ -1,9 +1,9 @@
 """Measured runs from CSV or Parquet: one row, one training step that somebody timed.
 
 Columns (all optional but a model and a batch): file, model_spec, model, framework, framework_version, gpu_canonical,
-gpu, num_gpus, num_nodes, interconnect, precision, memory_format, compile, batch_per_gpu, global_batch, grad_accum, seq_len, img_size, optimizer,
-parallelism, mode, step_time_ms, samples_per_sec, tokens_per_sec, tflops_per_gpu, mfu, peak_mem_gib, notes. An empty field was not
-stated. Other columns are kept out.
+gpu, num_gpus, num_nodes, interconnect, precision, memory_format, compile, batch_per_gpu, global_batch, grad_accum,
+seq_len, img_size, optimizer, parallelism, mode, step_time_ms, samples_per_sec, tokens_per_sec, tflops_per_gpu, mfu,
+peak_mem_gib, notes. An empty field was not stated. Other columns are kept out.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def _parquet(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise TrainpaceError("reading Parquet needs pyarrow.", "pip install 'trainpace[parquet]', or give CSV.") from None
+        raise TrainpaceError(
+            "reading Parquet needs pyarrow.", "pip install 'trainpace[parquet]', or give CSV."
+        ) from None
     try:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(data))
     except (pyarrow.ArrowException, OSError) as error:
@@ -95,6 +97,7 @@ def _parquet(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
 
 def _run(path: Path, index: int, row: dict[str, Any]) -> Run:
     values: dict[str, Any] = {"index": index}
+    row = {"file": path.stem, **{name: value for name, value in row.items() if name != "file" or value}}
     for name in _TEXTS:
         value = row.get(name)
         values[name] = "" if value is None or value != value else str(value).strip()  # a NaN is unlike itself
