@@ -78,18 +78,22 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
     lines += [
         "Errors are |forecast - measured| / measured in per cent. Constants are fitted anew without the card (and its",
     ]
-    lines += ["relatives: fitting/folds.py) or without the model's family.", ""]
+    lines += [
+        "relatives: fitting/folds.py) or without the model's family; intervals come from the errors of the other folds.",
+        "",
+    ]
     lines += [
         "| runs | left out | n | mean | median | 95th | bias | in 90 % interval | half width | peers, mean | to reach |"
     ]
     lines += ["|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
     for kind in ("device", "family"):
         groups: dict[str, list[HeldOut]] = {}
+        intervals = honest_intervals(pairs, found[kind])
         for row in found[kind]:
             for name in group_of(pairs[row.run]):
                 groups.setdefault(name, []).append(row)
         for name in sorted(groups):
-            lines.append(_line(name, kind, groups[name], pairs))
+            lines.append(_line(name, kind, groups[name], pairs, intervals))
     lines += [
         "",
         "With one measurement of the same model on another card (transfer):",
@@ -102,10 +106,16 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair]) -> str:
+def _line(
+    name: str,
+    kind: str,
+    rows: Sequence[HeldOut],
+    pairs: dict[int, Pair],
+    intervals: dict[tuple[str, str], tuple[float, float]],
+) -> str:
     measured = np.array([pairs[row.run][0].measured_ms for row in rows], dtype=float)
     ms = np.array([row.forecast_ms for row in rows])
-    spreads = [_interval(row, pairs) for row in rows]
+    spreads = [intervals[row.fold, class_of(row)] for row in rows]
     low, high = ms * [s[0] for s in spreads], ms * [s[1] for s in spreads]
     error = 100 * (ms / measured - 1)
     size = np.abs(error)
@@ -122,9 +132,27 @@ def _line(name: str, kind: str, rows: Sequence[HeldOut], pairs: dict[int, Pair])
     return f"| {name} | {kind} | {len(rows)} | " + " | ".join(f"{x:.1f}" for x in numbers) + f" | {peers} | {goal} |"
 
 
-def _interval(row: HeldOut, pairs: dict[int, Pair]) -> tuple[float, float]:
-    """The interval as this fold gave it: in a device fold the card is a new one."""
-    return row.low_ms / row.forecast_ms, row.high_ms / row.forecast_ms
+def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[tuple[str, str], tuple[float, float]]:
+    """{(fold, class): factors}, from the errors of all other folds: an interval must not know the errors that it is judged by."""
+    every = [(row.fold, class_of(row), pairs[row.run][0].run.file, _log_error(row, pairs)) for row in rows]
+    found = {}
+    for fold in {row.fold for row in rows}:
+        for name in {class_of(row) for row in rows}:
+            others = [(file, r) for f, c, file, r in every if f != fold and c == name]
+            if len(others) < FEWEST:
+                others = [(file, r) for f, _, file, r in every if f != fold]
+            low, high = _quantiles(others)
+            found[fold, name] = (math.exp(low), math.exp(high))
+    return found
+
+
+def class_of(row: HeldOut) -> str:
+    """What decides the run's time, as `forecast.intervals` names it."""
+    return row.bucket.partition(":")[0].partition(", ")[2]
+
+
+def _log_error(row: HeldOut, pairs: dict[int, Pair]) -> float:
+    return math.log((pairs[row.run][0].measured_ms or 1) / row.forecast_ms)
 
 
 def transfer(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
@@ -186,9 +214,8 @@ def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> 
         residuals: dict[str, list[tuple[str, float]]] = {}
         for row in found[kind]:
             case = pairs[row.run][0]
-            r = math.log((case.measured_ms or 1) / row.forecast_ms)
-            name = row.bucket.partition(":")[0].partition(", ")[2]
-            for key in (name, "any"):
+            r = _log_error(row, pairs)
+            for key in (class_of(row), "any"):
                 residuals.setdefault(key, []).append((case.run.file, r))
         for name, values in residuals.items():
             if len(values) >= FEWEST:

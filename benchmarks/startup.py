@@ -36,6 +36,21 @@ for _ in range(3):
     start = time.perf_counter(); trace(sys.argv[1], [sys.argv[2]]); times.append(time.perf_counter() - start)
 print(json.dumps([times[0], min(times[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]))
 """
+_SWEEP = """
+import json, statistics, sys, time
+from trainpace.execution import Execution
+from trainpace.forecast.sweep import sweep_ms
+from trainpace.hardware import catalogue
+from trainpace.records import load
+from trainpace.workload import Workload
+workload, devices = load(sys.argv[1], Workload), [d for d in catalogue() if d.kind == "gpu"]
+times = []
+for _ in range(5):
+    start = time.perf_counter()
+    sweep_ms(workload, Execution(precision="amp_fp16"), devices, range(1, 71))
+    times.append(time.perf_counter() - start)
+print(json.dumps([len(devices), statistics.median(times)]))
+"""
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
 _LLAMA_70B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
@@ -46,7 +61,7 @@ _LLAMA_70B = {
 
 def main() -> None:
     lines = [
-        "# Start-up and tracing",
+        "# Start-up, tracing and answers",
         "",
         f"{datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}",
         "",
@@ -73,9 +88,33 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             first, again, peak = json.loads(done.stdout)
             lines.append(f"| {name} | {first:.2f} | {again:.2f} | {peak:.2f} | {goal} |")
+    lines += ["", *answers()]
     report = "\n".join(lines) + "\n"
     print(report)
     RESULT.write_text(report)
+
+
+def answers() -> list[str]:
+    """A forecast from a saved workload as a whole process, and a sweep of all batches and GPUs within one."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved = str(Path(folder, "resnet50.json"))
+        base = [sys.executable, "-m", "trainpace", "forecast"]
+        once = [*base, "resnet50", "--gpu", "T4", "--save-workload", saved]
+        subprocess.run(once, capture_output=True, check=True)
+        command = [*base, saved, "--gpu", "T4", "--batch", "32", "--precision", "amp_fp16", "--json"]
+        times = []
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            subprocess.run(command, capture_output=True, check=True)
+            times.append(time.perf_counter() - start)
+        swept = subprocess.run([sys.executable, "-c", _SWEEP, saved], capture_output=True, text=True, check=True)
+    devices, seconds = json.loads(swept.stdout)
+    return [
+        "| ResNet-50, amp_fp16 | median s | to reach |",
+        "|---|---|---|",
+        f"| `trainpace forecast WORKLOAD.json`, whole process | {statistics.median(times):.2f} | 0.35 |",
+        f"| batches 1 to 70 on {devices} GPUs, once traced | {seconds:.2f} | 0.5 |",
+    ]
 
 
 def startup() -> list[str]:

@@ -83,7 +83,7 @@ class _Parts:
         self._table = table
         kind = table.columns["kind"]
         classes = np.where(np.isin(kind, (*MATRIX, "attention", "attention_backward")), kind,
-                           np.char.add("t:", table.table._traffic))  # fmt: skip
+                           np.char.add("t:", table.table.traffic))  # fmt: skip
         self._parts: dict[tuple[str, ...], tuple[np.ndarray, RunTable]] = {}
         for which in {affected(name) for name in names} - {()}:
             rows = np.arange(len(kind)) if which == ALL else np.flatnonzero(np.isin(classes, which))

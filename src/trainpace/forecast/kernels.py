@@ -71,7 +71,8 @@ class KernelTable:
         self._grouped = self._is_convolution & (self._groups > 1) & ~self._depthwise
 
     @cached_property
-    def _traffic(self) -> NDArray[np.str_]:
+    def traffic(self) -> NDArray[np.str_]:
+        """The class of every row's memory traffic: a name of the constants' `traffic_*`."""
         names = []
         for kind, function in zip(self.operators.kind, self.operators.function, strict=True):
             names.append(_TRAFFIC.get(function) or _TRAFFIC_OF_KIND.get(kind, kind))
@@ -155,11 +156,11 @@ class KernelTable:
         return KernelTimes(count * busy + latency, count * compute, count * memory, latency)
 
     def _traffic_shares(self, channels_last: Flags, c: KernelConstants) -> Floats:
-        matrix = np.isin(self._traffic, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
+        matrix = np.isin(self.traffic, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
         shares = np.array([c.traffic_matrix if is_matrix else getattr(c, f"traffic_{name}")
-                           for name, is_matrix in zip(self._traffic, matrix, strict=True)])  # fmt: skip
+                           for name, is_matrix in zip(self.traffic, matrix, strict=True)])  # fmt: skip
         nhwc = np.array(
-            [getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self._traffic, shares, strict=True)]
+            [getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self.traffic, shares, strict=True)]
         )
         result: Floats = np.where(channels_last, nhwc, shares)
         return result

@@ -244,10 +244,13 @@ def _from_file(path: Path, function: str) -> Task:
 
 def recompute_activations(model: nn.Module) -> None:
     """Switch on activation checkpointing by the model's own means, block by block."""
-    if hasattr(model, "gradient_checkpointing_enable"):
-        # the random state of a meta device cannot be saved, and need not be
-        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})  # type: ignore[operator]
-    elif hasattr(model, "set_grad_checkpointing"):
+    # transformers renamed its switch in 5.x; the random state of a meta device cannot be saved, and need not be
+    options = {"use_reentrant": False, "preserve_rng_state": False}
+    for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        if hasattr(model, switch):
+            getattr(model, switch)(options)
+            return
+    if hasattr(model, "set_grad_checkpointing"):
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     else:
         raise TrainpaceError(
