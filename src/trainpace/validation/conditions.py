@@ -17,6 +17,9 @@ from trainpace.hardware import Cluster, Device, find_device
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
 
+TYPICAL_NETWORK_GB_PER_S = 25.0
+"""A GPU's share of a node's network where the run does not state it: 1600 Gbit/s over 8 GPUs, as large A100 clusters have."""
+
 Host = Literal["", "old_torch", "tensorflow"]
 """Software that launches slower than today's torch."""
 
@@ -35,6 +38,9 @@ class Case(NamedTuple):
     copies_to_device: bool = False
     memory_of_device: bool = False
     """Is the run's peak what the device's monitor showed, the driver's and the allocator's share included?"""
+
+    assumed: str = ""
+    """What the run does not state and its forecast needed."""
 
     @property
     def trace_key(self) -> tuple[str, Form, Variant]:
@@ -100,6 +106,7 @@ def case_of(run: Run, folder: Path) -> Case:
     return Case(
         run, spec, form, variant, execution, cluster, _measured_ms(run, execution), _host(run, device), copies,
         memory_of_device="DeepLearningExamples" in run.framework,
+        assumed=_assumed(run),
     )  # fmt: skip
 
 
@@ -201,9 +208,14 @@ def _network(run: Run, gpus_per_node: int) -> float | None:
     """GB/s a GPU from texts such as "1600 Gbps RoCE" (a node's) or "RDMA 400 Gb/s per GPU"."""
     found = re.search(r"(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", run.interconnect)
     if found is None:
-        return None
+        return TYPICAL_NETWORK_GB_PER_S if (run.num_nodes or 1) > 1 else None
     per_device = float(found[1]) / 8
     return per_device if "per GPU" in run.interconnect else per_device / gpus_per_node
+
+
+def _assumed(run: Run) -> str:
+    unstated = (run.num_nodes or 1) > 1 and not re.search(r"\d\s*(?:Gbps|Gb/s|Gbit/s)", run.interconnect)
+    return f"a network of {TYPICAL_NETWORK_GB_PER_S:g} GB/s a GPU" if unstated else ""
 
 
 def _measured_ms(run: Run, execution: Execution) -> float | None:

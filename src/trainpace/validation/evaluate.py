@@ -47,6 +47,7 @@ class Row(Record):
     memory_error_pct: float | None = None
     fits: bool | None = None
     provenance: str = ""
+    assumed: str = ""
     unsupported: str = ""
 
 
@@ -168,4 +169,5 @@ def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = Non
         error_pct=None if measured is None else 100 * (ms / measured - 1),
         in_interval=None if measured is None else interval.low <= measured <= interval.high,
         provenance=result.provenance,
+        assumed=case.assumed,
     )

@@ -1,0 +1,59 @@
+"""Some rows of an operator table with the rates that they run at, and the constants that go with their unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.tiles import TileModel
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+class Pick:
+    """The named dims and the rates of some rows, with all leading axes."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dims: list[Floats], rate: Floats, tensor: Flags, sms: Floats, channels_last: Flags
+    ) -> None:
+        self._shape, self._dims, self._rate, self._tensor, self._sms = shape, dims, rate, tensor, sms
+        self.channels_last = np.broadcast_to(channels_last, shape)
+
+    def __call__(self, rows: Flags, *which: int) -> tuple[Any, ...]:
+        """The dims named by number, then rate, whether a matrix unit gives it, and SMs."""
+        parts = [part(self._dims[i], rows, self._shape) for i in which]
+        return (*parts, *(part(array, rows, self._shape) for array in (self._rate, self._tensor, self._sms)))
+
+    def flag(self, rows: Flags) -> Flags:
+        """Which of the rows are channels-last."""
+        return self.channels_last[..., rows]
+
+
+def part(array: Any, rows: Flags, shape: tuple[int, ...]) -> Any:
+    """The rows of an array that may not have the operators' axis yet, or any before it."""
+    if array.ndim == 0:
+        return array
+    if array.shape[-1] == 1:
+        return array
+    return array[..., rows]
+
+
+def tile_model(share: Floats, units: Flags, c: KernelConstants) -> TileModel:
+    """The tile constants of matrix units or CUDA cores, at a share of the rate."""
+    return TileModel(
+        share,
+        np.where(units, c.tile_tensor_half_intensity, c.tile_plain_half_intensity),
+        np.where(units, c.tile_tensor_prologue, c.tile_plain_prologue),
+        np.where(units, c.tile_tensor_quantisation, c.tile_plain_quantisation),
+    )
+
+
+def alignment(n: Floats, k: Floats, units: Flags, c: KernelConstants) -> Floats:
+    """Matrix units load 16 bytes at a time: rows of another length are loaded piece by piece."""
+    odd = (np.mod(n, 8) != 0) | (np.mod(k, 8) != 0)
+    factor: Floats = np.where(units & odd, c.misaligned, 1.0)
+    return factor
