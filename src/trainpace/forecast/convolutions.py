@@ -28,7 +28,7 @@ def depthwise_s(kind: str, pick: Pick, rows: Flags, flops: Floats, rates: Rates,
     name = "wgrad_window" if suffix == "_wgrad" else "window"
     power = np.where(nhwc, getattr(c, f"depthwise_nhwc_{name}"), getattr(c, f"depthwise_{name}"))
     share = share * (depth * height * width / 9.0) ** (power - 1.0)
-    result: Floats = flops / (part(rates.plain, rows, ()) * share)
+    result: Floats = flops / (part(rates.plain, rows) * share)
     return result
 
 
@@ -72,9 +72,7 @@ def convolution_s(
     square = square & ~np.asarray(units, dtype=bool)
     if not square.any():
         return direct
-    winograd = _winograd_s(
-        kind, images, out_h, out_w, inputs, outputs, speed, sms, part(rates.bytes_per_s, rows, ()), c
-    )
+    winograd = _winograd_s(kind, images, out_h, out_w, inputs, outputs, speed, sms, part(rates.bytes_per_s, rows), c)
     result: Floats = np.where(square, np.minimum(direct, winograd), direct)
     return result
 

@@ -113,11 +113,11 @@ class KernelTable:
                 compute[..., dense] = convolution_s(kind, pick, dense, self._grouped[dense], half[dense], rates, c)
             thin = (self._kind == kind) & self._depthwise
             if thin.any():
-                compute[..., thin] = depthwise_s(kind, pick, thin, part(flops, thin, shape), rates, c)
+                compute[..., thin] = depthwise_s(kind, pick, thin, part(flops, thin), rates, c)
         for kind in ("attention", "attention_backward"):
             rows = self._kind == kind
             if rows.any():
-                compute[..., rows] = _attention_s(kind, pick, rows, part(flops, rows, shape), half[rows], rates, c)
+                compute[..., rows] = _attention_s(kind, pick, rows, part(flops, rows), half[rows], rates, c)
         share = self._traffic_shares(pick.channels_last, c)
         # NCHW convolutions on matrix units are transposed to NHWC and back
         transposed = self._is_convolution & ~self._depthwise & tensor & ~pick.channels_last
@@ -158,7 +158,7 @@ def _attention_s(
 ) -> Floats:
     """Fused attention: a share of the rate, less where its blocks of query rows do not fill the device."""
     b, heads, q, speed, _, sms = pick(rows, 0, 1, 2)
-    speed = np.where(half, part(rates.attention, rows, ()), speed)
+    speed = np.where(half, part(rates.attention, rows), speed)
     waves = b * heads * np.ceil(q / ATTENTION_BLOCK_ROWS) / sms
     fill = waves / np.maximum(1.0, waves + 0.5 * (np.ceil(waves) - waves))
     share = np.where(half, getattr(c, kind), getattr(c, kind.replace("attention", "attention_full")))

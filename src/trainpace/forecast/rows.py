@@ -20,26 +20,22 @@ class Pick:
     def __init__(
         self, shape: tuple[int, ...], dims: list[Floats], rate: Floats, tensor: Flags, sms: Floats, channels_last: Flags
     ) -> None:
-        self._shape, self._dims, self._rate, self._tensor, self._sms = shape, dims, rate, tensor, sms
+        self._dims, self._rate, self._tensor, self._sms = dims, rate, tensor, sms
         self.channels_last = np.broadcast_to(channels_last, shape)
 
     def __call__(self, rows: Flags, *which: int) -> tuple[Any, ...]:
         """The dims named by number, then rate, whether a matrix unit gives it, and SMs."""
-        parts = [part(self._dims[i], rows, self._shape) for i in which]
-        return (*parts, *(part(array, rows, self._shape) for array in (self._rate, self._tensor, self._sms)))
+        parts = [part(self._dims[i], rows) for i in which]
+        return (*parts, *(part(array, rows) for array in (self._rate, self._tensor, self._sms)))
 
     def flag(self, rows: Flags) -> Flags:
         """Which of the rows are channels-last."""
         return self.channels_last[..., rows]
 
 
-def part(array: Any, rows: Flags, shape: tuple[int, ...]) -> Any:
+def part(array: Any, rows: Flags) -> Any:
     """The rows of an array that may not have the operators' axis yet, or any before it."""
-    if array.ndim == 0:
-        return array
-    if array.shape[-1] == 1:
-        return array
-    return array[..., rows]
+    return array if array.ndim == 0 or array.shape[-1] == 1 else array[..., rows]
 
 
 def tile_model(share: Floats, units: Flags, c: KernelConstants) -> TileModel:
