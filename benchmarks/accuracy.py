@@ -18,13 +18,17 @@ from pathlib import Path
 
 import numpy as np
 from fitting.folds import HeldOut, held_out
-from fitting.runs import Pair, read_pairs
+from fitting.runs import Pair, is_same_model, read_pairs
+
+from trainpace.validation.conditions import Case
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/accuracy.md"
 INTERVALS = ROOT / "src/trainpace/forecast/intervals.json"
 FEWEST = 20
 """Runs below which a class has no quantiles of its own."""
+MANY = 50
+"""Below this a collection's runs weigh alike: a handful must not decide a tail."""
 GOALS = {
     ("neusight_labels, NVIDIA, forward_backward", "device"): ("NeuSight 7.3, roofline 32", "5"),
     ("neusight_labels, NVIDIA, inference", "device"): ("NeuSight 9.7", "7"),
@@ -134,7 +138,8 @@ def _line(
 
 def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[tuple[str, str], tuple[float, float]]:
     """{(fold, class): factors}, from the errors of all other folds: an interval must not know the errors that it is judged by."""
-    every = [(row.fold, class_of(row), pairs[row.run][0].run.file, _log_error(row, pairs)) for row in rows]
+    known = [row for row in rows if teaches(pairs[row.run][0])]
+    every = [(row.fold, class_of(row), pairs[row.run][0].run.file, _log_error(row, pairs)) for row in known]
     found = {}
     for fold in {row.fold for row in rows}:
         for name in {class_of(row) for row in rows}:
@@ -144,6 +149,11 @@ def honest_intervals(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> dict[tu
             low, high = _quantiles(others)
             found[fold, name] = (math.exp(low), math.exp(high))
     return found
+
+
+def teaches(case: Case) -> bool:
+    """Do the errors of this run say how far forecasts of torch are off?"""
+    return is_same_model(case) and case.host != "tensorflow"
 
 
 def class_of(row: HeldOut) -> str:
@@ -160,8 +170,10 @@ def transfer(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
     alike: dict[tuple[object, ...], list[HeldOut]] = {}
     for row in rows:
         case = pairs[row.run][0]
-        if case.execution.world_size == 1:
-            alike.setdefault((case.run.file, case.spec, case.variant, case.execution.precision), []).append(row)
+        if case.execution.world_size == 1 and is_same_model(case):
+            e = case.execution
+            key = (case.run.file, case.spec, case.variant, e.precision, e.channels_last, e.compile)
+            alike.setdefault(key, []).append(row)
     errors: dict[str, list[float]] = {}
     for (file, *_), same in alike.items():
         for row in same:
@@ -214,6 +226,8 @@ def write_intervals(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> 
         residuals: dict[str, list[tuple[str, float]]] = {}
         for row in found[kind]:
             case = pairs[row.run][0]
+            if not teaches(case):
+                continue
             r = _log_error(row, pairs)
             for key in (class_of(row), "any"):
                 residuals.setdefault(key, []).append((case.run.file, r))
@@ -236,7 +250,7 @@ def _quantiles(values: Sequence[tuple[str, float]]) -> tuple[float, float]:
     for file, _ in values:
         count[file] = count.get(file, 0) + 1
     ordered = sorted(values, key=lambda pair: pair[1])
-    weights = np.array([1 / math.sqrt(count[file]) for file, _ in ordered])
+    weights = np.array([1 / math.sqrt(max(count[file], MANY)) for file, _ in ordered])
     position = np.cumsum(weights) / weights.sum()
     n = len(values)
     tail = 0.05 * n / (n + 1)

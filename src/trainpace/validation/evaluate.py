@@ -154,7 +154,7 @@ def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = Non
     if result.memory is not None:
         memory = result.memory.device_gib if case.memory_of_device else result.memory.allocated_gib
     memories = {"measured_memory_gib": run.peak_mem_gib, "forecast_memory_gib": memory, "fits": result.fits}
-    if run.peak_mem_gib and memory is not None:
+    if run.peak_mem_gib and memory is not None and result.step is not None:
         memories["memory_error_pct"] = 100 * (memory / run.peak_mem_gib - 1)
     if result.step is None or result.step_time_interval_ms is None:
         return Row(**named, **memories, measured_ms=measured, unsupported=reason)  # type: ignore[arg-type]
