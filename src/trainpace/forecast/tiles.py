@@ -45,7 +45,9 @@ def product_s(batch: Floats, m: Floats, n: Floats, k: Floats, rate: Floats, sms:
     for big, small in TILES:
         # the longer side of the tile lies along the longer side of the output
         blocks = batch * np.ceil(long / big) * np.ceil(short / small)
-        splits = np.clip(np.floor(sms / blocks), 1.0, np.minimum(MOST_SPLITS, np.maximum(1.0, padded_k / SHORTEST_SPLIT)))
+        splits = np.clip(
+            np.floor(sms / blocks), 1.0, np.minimum(MOST_SPLITS, np.maximum(1.0, padded_k / SHORTEST_SPLIT))
+        )
         waves = blocks * splits / sms
         waves = np.maximum(waves + model.quantisation * (np.ceil(waves) - waves), 1.0)
         intensity = big * small / (big + small)
