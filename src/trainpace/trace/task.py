@@ -63,7 +63,10 @@ def build_task(
         models = _import("torchvision.models", "torchvision")
         if name not in models.list_models():
             raise UnknownName("torchvision model", name, models.list_models())
-        model = models.get_model(name, weights=None)
+        try:
+            model = models.get_model(name, weights=None, weights_backbone=None)  # which others would download
+        except TypeError:
+            model = models.get_model(name, weights=None)
         return _image_task(
             spec, model, _square((3, 299, 299) if name == "inception_v3" else (3, 224, 224), image_size), 1000
         )
