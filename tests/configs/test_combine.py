@@ -54,3 +54,79 @@ def test_auto_takes_the_other_files_value():
     combined = check(hf(), ds(train_micro_batch_size_per_gpu="auto"))
     assert combined.clashes == ()
     assert combined.values["micro_batch"].file == "0.json"
+
+
+def test_sbatch_against_what_it_starts():
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+    good = "srun torchrun --nnodes 2 --nproc-per-node $SLURM_GPUS_ON_NODE t.py\n"
+    assert combine([parse_config(head + good, "j.sh")]).clashes == ()
+    for bad, words in (
+        (good.replace("--nnodes 2", "--nnodes 4"), ["nnodes is 2 in j.sh (#SBATCH --nodes), 4 in j.sh (--nnodes)"]),
+        (good.replace("$SLURM_GPUS_ON_NODE", "8"), ["8 (j.sh, --nproc-per-node)", "4 (j.sh, #SBATCH --gpus-per-node)"]),
+    ):
+        text = " ".join(clash.text for clash in combine([parse_config(head + bad, "j.sh")]).clashes)
+        assert [word for word in words if word not in text] == []
+    accelerate = parse_config("num_processes: 4\ncompute_environment: x\n", "a.yaml")
+    script = parse_config(head + "srun accelerate launch --config_file a.yaml t.py\n", "j.sh")
+    (clash,) = combine([script, accelerate]).clashes
+    assert "world size 4 (a.yaml, num_processes)" in clash.text
+    assert "= 8" in clash.text
+
+
+def test_what_is_not_known_is_not_a_contradiction():
+    batch = [parse_config(ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json")]
+    for command in (
+        "torchrun --nnodes 1:4 --nproc-per-node 8 t.py",  # 256 = 8 x 1 x 32 with 4 nodes
+        "torchrun --nnodes $N --nproc-per-node 8 t.py",
+        "torchrun --nnodes 4 --nproc-per-node gpu t.py",
+    ):
+        assert combine([*batch, parse_command(command)]).clashes == ()
+    assert combine([*batch, parse_command("torchrun --nnodes 3 --nproc-per-node 8 t.py")]).clashes != ()
+
+
+def test_a_clash_is_told_once():
+    """Two files that disagree about the nodes say nothing about the batch."""
+    files = [parse_command(f"torchrun --nnodes {n} --nproc-per-node 8 t.py", f"c{n}") for n in (2, 4)]
+    ds_file = parse_config(ds(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1), "ds.json")
+    assert [clash.name for clash in combine([*files, ds_file]).clashes] == ["nnodes"]
+
+
+def test_tensor_parallelism_divides_the_data_parallel_size():
+    files = [
+        parse_config(ds(train_micro_batch_size_per_gpu=32, gradient_accumulation_steps=1), "ds.json"),
+        parse_config("num_processes: 16\nnum_machines: 1\nparallelism_config: {tp_size: 2}\n", "a.yaml"),
+    ]
+    assert combine(files).clashes == ()
+    files[1] = parse_config("num_processes: 16\nnum_machines: 1\nparallelism_config: {tp_size: 3}\n", "a.yaml")
+    (clash,) = combine(files).clashes
+    assert "3 (a.yaml, parallelism_config.tp_size)" in clash.text
+
+
+def test_auto_says_what_it_became():
+    combined = check(hf(), ds(train_micro_batch_size_per_gpu="auto"))
+    assert "train_micro_batch_size_per_gpu: taken as 8 (0.json, per_device_train_batch_size)" in [
+        note.text for note in combined.notes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "agree"),
+    [
+        (hf(bf16=True), ds(bf16={"enabled": True}), True),
+        (hf(fp16=True), ds(fp16={"enabled": True}), True),
+        (hf(fp16=True), ds(bf16={"enabled": True}), False),
+        (hf(), ds(bf16={"enabled": True}), True),  # what a file does not say is no contradiction
+        (hf(bf16=True), "trainer: {precision: bf16-true}\n", False),  # no DeepSpeed here: two different things
+        (hf(optim="adamw_torch"), ds(optimizer={"type": "AdamW"}), True),
+        (hf(optim="adafactor"), ds(optimizer={"type": "AdamW"}), False),
+        (hf(num_train_epochs=3), "trainer: {max_epochs: 3}\n", True),
+        (hf(learning_rate=1e-4), ds(optimizer={"type": "SGD", "params": {"lr": "1e-4"}}), True),
+    ],
+)
+def test_the_same_setting_in_two_files(first, second, agree):
+    assert (check(first, second).clashes == ()) is agree
+
+
+def test_a_zero_stage_without_sharding_is_no_clash_with_fsdp():
+    fsdp = "num_processes: 8\ndistributed_type: FSDP\n"
+    assert check(fsdp, ds(zero_optimization={"stage": 0})).clashes == ()

@@ -1,4 +1,4 @@
-"""Round trips, and 500 mutated files: never a traceback, never silently wrong."""
+"""Round trips, and 500 damaged files: never a traceback. (test_changed_values.py: never silently wrong.)"""
 
 import json
 import random
@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.test_readers import DS, EXAMPLES, HF
+from configs.test_readers import EXAMPLES
 from trainpace.configs import combine, parse_command, parse_config
 from trainpace.errors import TrainpaceError
 
@@ -100,7 +100,7 @@ def mutate(text, rng):
     return text[: rng.randrange(len(text))]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(500))
 def test_damaged_files_never_give_a_traceback(seed):
     rng = random.Random(seed)
     file, text = rng.choice(sorted(EXAMPLES.items()))
@@ -115,38 +115,3 @@ def test_damaged_files_never_give_a_traceback(seed):
     for setting in config.settings:  # whatever was read stands in the file
         if isinstance(setting.value, int) and not isinstance(setting.value, bool) and setting.name != "nproc_per_node":
             assert str(setting.value) in text or setting.key.startswith("trainer.strategy")
-
-
-WRONG = [-1, 0, 2.5, True, False, None, "8", "many", "auto", [], {}, [8], 10**20, 1e300, "", " ", "-8", 7, 4096]
-WHOLE = {
-    "args.json": (
-        HF,
-        {
-            "per_device_train_batch_size": "micro_batch",
-            "gradient_accumulation_steps": "accumulation",
-            "eval_steps": "evaluate_every_steps",
-        },
-    ),
-    "ds.json": (DS, {"train_batch_size": "global_batch", "train_micro_batch_size_per_gpu": "micro_batch"}),
-}
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_a_changed_value_is_read_refused_or_noted(seed):
-    """Never the old value, and never dropped without a word (an explicit null is the same as leaving the key out)."""
-    rng = random.Random(seed)
-    file = rng.choice(sorted(WHOLE))
-    data, keys = WHOLE[file]
-    key, name = rng.choice(sorted(keys.items()))
-    value = rng.choice(WRONG)
-    try:
-        config = parse_config(json.dumps({**data, key: value}), file)
-    except TrainpaceError as error:
-        assert key in str(error)
-        return
-    read = found(config).get(name)
-    if read is None:
-        assert value is None or any(note.key == key for note in config.notes)
-    else:
-        assert read == (int(value) if isinstance(value, str) else value)
-        assert not isinstance(value, bool)

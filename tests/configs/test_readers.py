@@ -148,7 +148,9 @@ def test_accelerate_counts_processes_in_total():
 
 
 def test_sbatch_resolves_its_own_variables():
-    assert settings(SBATCH, "job.sbatch") == {"nnodes": 2, "nproc_per_node": 4, "time_limit_s": 217800.0}
+    assert settings(SBATCH, "job.sbatch") == {
+        "nnodes": 2, "gpus_per_node": 4, "nproc_per_node": 4, "time_limit_s": 217800.0,
+    }  # fmt: skip
     plain = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n#SBATCH -t 90\nsrun python train.py\n"
     assert settings(plain, "job.sh") == {"nnodes": 2, "nproc_per_node": 4, "time_limit_s": 5400.0}
     assert "known only when it runs" in notes(SBATCH.replace("$SLURM_NNODES", "$NODES"), "job.sh")

@@ -1,12 +1,36 @@
-"""accelerate YAML (accelerate 1.15). `num_processes` is the total over all machines."""
+"""accelerate YAML (accelerate 1.15, commands/config/config_args.py). `num_processes` is the total over all machines."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from trainpace.configs.settings import ConfigFile, Reading
+from trainpace.configs.deepspeed import DEVICES
+from trainpace.configs.reading import Reading
+from trainpace.configs.settings import ConfigFile
 
-_PRECISION = {"no": "fp32", "false": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
+NAMES = frozenset(
+    """
+command_file commands compute_environment debug deepspeed_config distributed_type downcast_bf16 dynamo_config
+enable_cpu_affinity fp8_config fsdp_config gpu_ids machine_rank main_process_ip main_process_port
+main_training_function megatron_lm_config mixed_precision mpirun_config num_machines num_processes
+parallelism_config rdzv_backend same_network tpu_env tpu_name tpu_use_cluster tpu_use_sudo tpu_vm tpu_zone use_cpu
+""".split()
+)
+_OLD = frozenset(("fp16", "dynamo_backend"))
+KINDS = tuple(
+    """
+NO MULTI_CPU MULTI_GPU MULTI_NPU MULTI_MLU MULTI_SDAA MULTI_MUSA MULTI_XPU DEEPSPEED FSDP XLA MEGATRON_LM MULTI_HPU
+MULTI_NEURON
+""".split()
+)
+DYNAMO = tuple(
+    """
+NO EAGER AOT_EAGER INDUCTOR AOT_TS_NVFUSER NVPRIMS_NVFUSER CUDAGRAPHS OFI FX2TRT ONNXRT TENSORRT
+AOT_TORCHXLA_TRACE_ONCE TORCHXLA_TRACE_ONCE IPEX TVM HPU_BACKEND NEURON
+""".split()
+)
+PRECISION = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 
 
 def is_accelerate(data: dict[str, Any]) -> bool:
@@ -16,37 +40,88 @@ def is_accelerate(data: dict[str, Any]) -> bool:
 
 def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     """Settings of an accelerate file."""
-    reading = Reading(file, "accelerate")
+    reading = Reading(file, "accelerate", understands_auto=True)
+    reading.flag_unknown(data, NAMES | _OLD, "not a name of accelerate's, which stops at it")
     reading.count("world_size", data.get("num_processes"), "num_processes")
     if data.get("num_machines") not in (None, 1):
         reading.note("num_processes", "the total over all machines, not per machine")
     reading.count("nnodes", data.get("num_machines"), "num_machines")
-    if "mixed_precision" in data and data["mixed_precision"] is not None:
-        word = str(data["mixed_precision"]).casefold()  # YAML reads an unquoted `no` as false
-        if word not in _PRECISION:
-            raise reading.fail("mixed_precision", data["mixed_precision"], "no, fp16, bf16 or fp8")
-        reading.put("precision", _PRECISION[word], "mixed_precision")
+    _read_precision(reading, data)
     reading.count("accumulation", data.get("gradient_accumulation_steps"), "gradient_accumulation_steps")
-    deepspeed = reading.section(data.get("deepspeed_config"), "deepspeed_config")
-    key = "deepspeed_config.gradient_accumulation_steps"
-    reading.count("accumulation", deepspeed.get("gradient_accumulation_steps"), key)
-    reading.count("zero_stage", deepspeed.get("zero_stage"), "deepspeed_config.zero_stage", least=0)
-    where = deepspeed.get("offload_optimizer_device")
-    if where is not None:
-        if where not in ("none", "cpu", "nvme"):
-            raise reading.fail("deepspeed_config.offload_optimizer_device", where, "none, cpu or nvme")
-        reading.put("offload_optimizer", where != "none", "deepspeed_config.offload_optimizer_device")
-    if deepspeed.get("deepspeed_config_file"):
-        reading.note("deepspeed_config.deepspeed_config_file", "read that file too, with another --config")
-    kind = reading.text(data.get("distributed_type"), "distributed_type")
-    if data.get("fsdp_config") or kind == "FSDP":
-        reading.put("sharding", "fsdp", "distributed_type" if kind == "FSDP" else "fsdp_config")
-    parallel = reading.section(data.get("parallelism_config"), "parallelism_config")
-    for name in ("tp", "cp"):
-        value = parallel.get(f"parallelism_config_{name}_size", parallel.get(f"{name}_size"))
-        reading.count(name, value, f"parallelism_config.{name}_size")
-    if kind == "NO" and isinstance(data.get("num_processes"), int) and data["num_processes"] > 1:
-        reading.note(
-            "distributed_type", f"NO, and num_processes is {data['num_processes']}: one process runs", "warning"
-        )
+    _read_deepspeed(reading, reading.section(data.get("deepspeed_config"), "deepspeed_config"))
+    _read_kind(reading, data)
+    _read_parallelism(reading, reading.section(data.get("parallelism_config"), "parallelism_config"))
+    dynamo = reading.section(data.get("dynamo_config"), "dynamo_config")
+    put_dynamo(reading, dynamo.get("dynamo_backend"), "dynamo_config.dynamo_backend")
     return reading.done()
+
+
+def put_dynamo(reading: Reading, backend: Any, key: str) -> None:
+    """Whether torch.compile is on; NO is off."""
+    if backend is False:  # YAML reads an unquoted `NO` as false
+        backend = "NO"
+    word = reading.word(backend.upper() if isinstance(backend, str) else backend, key, DYNAMO)
+    if word:
+        reading.put("compile", word != "NO", key)
+
+
+def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
+    word = data.get("mixed_precision")
+    if word is None:
+        if reading.truth(data.get("fp16"), "fp16", "precision") is not None:
+            reading.note("fp16", "the old name of mixed_precision")
+            reading.put("precision", "amp_fp16" if data["fp16"] else "fp32", "fp16")
+        return
+    if word is False:  # YAML reads an unquoted `no` as false
+        word = "no"
+    word = reading.word(word.casefold() if isinstance(word, str) else word, "mixed_precision", PRECISION)
+    if word:
+        reading.put("precision", PRECISION[word], "mixed_precision")
+
+
+def _read_deepspeed(reading: Reading, section: dict[str, Any]) -> None:
+    key = "deepspeed_config"
+    steps = section.get("gradient_accumulation_steps")
+    reading.count("accumulation", steps, f"{key}.gradient_accumulation_steps")
+    reading.count("zero_stage", section.get("zero_stage"), f"{key}.zero_stage", least=0, most=3)
+    device = reading.word(section.get("offload_optimizer_device"), f"{key}.offload_optimizer_device", DEVICES)
+    if device:
+        reading.put("offload_optimizer", device != "none", f"{key}.offload_optimizer_device")
+    file = reading.word(section.get("deepspeed_config_file"), f"{key}.deepspeed_config_file")
+    if file:
+        reading.note(f"{key}.deepspeed_config_file", f"{file} is a file of its own; read it too")
+
+
+def _read_kind(reading: Reading, data: dict[str, Any]) -> None:
+    kind = data.get("distributed_type")
+    if kind is False:  # YAML reads an unquoted `NO` as false
+        kind = "NO"
+    kind = reading.word(kind.upper() if isinstance(kind, str) else kind, "distributed_type", KINDS)
+    fsdp = reading.section(data.get("fsdp_config"), "fsdp_config")
+    if fsdp or kind == "FSDP":
+        reading.put("sharding", "fsdp", "distributed_type" if kind == "FSDP" else "fsdp_config")
+    checkpointing = fsdp.get("fsdp_activation_checkpointing")
+    reading.flag("activation_checkpointing", checkpointing, "fsdp_config.fsdp_activation_checkpointing")
+    processes = reading.stated("world_size")
+    if kind == "NO" and isinstance(processes, int) and processes > 1:
+        reading.warn("distributed_type", f"NO, and num_processes is {processes}: one process runs")
+
+
+def _read_parallelism(reading: Reading, section: dict[str, Any]) -> None:
+    """Sizes of the mesh; accelerate writes parallelism_config_tp_size inside parallelism_config."""
+    sizes: dict[str, int] = {}
+    for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
+        short, long = f"{name}_size", f"parallelism_config_{name}_size"
+        key = short if section.get(short) is not None else long
+        size = reading.whole(section.get(key), f"parallelism_config.{key}")
+        if size is None:
+            continue
+        sizes[name] = size
+        if name in ("tp", "cp"):
+            reading.put("tp" if name == "tp" else "cp", size, f"parallelism_config.{key}")
+        elif name == "sp" and size > 1:
+            reading.warn(f"parallelism_config.{key}", f"{size}: sequence parallelism is not counted here")
+    mesh = math.prod(sizes.values())
+    total = reading.stated("world_size")
+    if sizes and total is not None and mesh != total:
+        reading.warn("parallelism_config", f"its sizes multiply to {mesh}, and num_processes is {total}")

@@ -34,6 +34,7 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
         for setting in file.settings:
             stated.setdefault(setting.name, []).append(setting)
     deepspeed = {file.file for file in files if file.format == "DeepSpeed"}
+    notes = [note for file in files for note in file.notes]
     values: dict[str, Setting] = {}
     clashes: list[Clash] = []
     for name, settings in stated.items():
@@ -42,12 +43,13 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
         else:
             said = ", ".join(f"{s.value} in {s.file} ({s.key})" for s in settings)
             clashes.append(Clash(name=name, settings=tuple(settings), text=f"{name} is {said}."))
-    clashes += _product_clashes(values)
+    unsure = {clash.name for clash in clashes} | {note.leaves_open for note in notes if note.leaves_open}
+    clashes += _world_clashes(values, unsure) + _batch_clashes(values, unsure) + _sharding_clashes(values)
     return Combined(
         files=tuple(file.file for file in files),
         values=values,
         clashes=tuple(clashes),
-        notes=tuple(note for file in files for note in file.notes),
+        notes=(*notes, *_filled_in(notes, values)),
     )
 
 
@@ -57,37 +59,77 @@ def _compatible(settings: list[Setting], deepspeed: set[str]) -> bool:
     return any(s.file in deepspeed for s in settings) and any(words <= same for same in _SAME_UNDER_DEEPSPEED)
 
 
-def _product_clashes(values: dict[str, Setting]) -> list[Clash]:
+def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
+    """What one file leaves open and another states."""
+    filled = []
+    for note in notes:
+        setting = values.get(note.leaves_open or "")
+        if setting is not None and (setting.file, setting.key) != (note.file, note.key):
+            text = f"{note.key}: taken as {_said(setting)}"
+            filled.append(Note(file=note.file, key=note.key, text=text))
+    return filled
+
+
+def _world_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
+    world, nodes, processes, gpus = (
+        values.get(name) for name in ("world_size", "nnodes", "nproc_per_node", "gpus_per_node")
+    )
     clashes = []
-    world, nodes, processes = (values.get(n) for n in ("world_size", "nnodes", "nproc_per_node"))
-    if world and nodes and processes and world.value != int(nodes.value) * int(processes.value):
-        product = f"{_said(nodes)} x {_said(processes)} = {int(nodes.value) * int(processes.value)}"
-        text = f"world size {_said(world)} is not nnodes {product}."
-        clashes.append(Clash(name="world_size", settings=(world, nodes, processes), text=text))
-    # every launcher starts one node where none is stated
-    started = int(processes.value) * (int(nodes.value) if nodes else 1) if processes else None
-    ranks = int(world.value) if world else started
-    total, micro, accumulation = (values.get(n) for n in ("global_batch", "micro_batch", "accumulation"))
-    if ranks and total and micro and accumulation and not clashes:
-        shards = 1
-        for name in ("tp", "pp", "cp"):
-            shards *= int(values[name].value) if name in values else 1
-        used = [s for s in (total, micro, accumulation, world, nodes, processes) if s is not None]
-        if ranks % shards:
-            text = f"world size {ranks} is not a multiple of tp x pp x cp = {shards}."
-            clashes.append(Clash(name="world_size", settings=tuple(used), text=text))
-        elif int(total.value) != (samples := int(micro.value) * int(accumulation.value) * (ranks // shards)):
-            text = (
-                f"global_batch {_said(total)} is not micro_batch {_said(micro)} x accumulation {_said(accumulation)}"
-                f" x data-parallel size {ranks // shards} = {samples}."
-            )
-            clashes.append(Clash(name="global_batch", settings=tuple(used), text=text))
-    zero, sharding = values.get("zero_stage"), values.get("sharding")
-    if zero and sharding and int(zero.value) > 0:
-        text = f"ZeRO stage {_said(zero)} and FSDP ({sharding.file}, {sharding.key}) are both on; one of them shards."
-        clashes.append(Clash(name="sharding", settings=(zero, sharding), text=text))
+    if processes and gpus and processes.value != gpus.value:
+        text = f"nproc_per_node {_said(processes)} is not the GPUs reserved on a node, {_said(gpus)}."
+        clashes.append(Clash(name="nproc_per_node", settings=(processes, gpus), text=text))
+    per_node = processes or (None if "nproc_per_node" in unsure else gpus)
+    if world and nodes and per_node:
+        product = int(nodes.value) * int(per_node.value)
+        if world.value != product:
+            text = f"world size {_said(world)} is not nnodes {_said(nodes)} x {_said(per_node)} = {product}."
+            clashes.append(Clash(name="world_size", settings=(world, nodes, per_node), text=text))
     return clashes
+
+
+def _batch_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
+    world, nodes, processes = (values.get(name) for name in ("world_size", "nnodes", "nproc_per_node"))
+    if world and not (nodes and processes and world.value != int(nodes.value) * int(processes.value)):
+        ranks, used = int(world.value), [world]
+    elif processes and "world_size" not in unsure and not world and (nodes or "nnodes" not in unsure):
+        # every launcher starts one node where none is stated
+        ranks, used = int(processes.value) * int(nodes.value if nodes else 1), [processes, *([nodes] if nodes else [])]
+    else:
+        return []
+    shards = [values[name] for name in ("tp", "pp", "cp") if name in values]
+    if unsure & {"tp", "pp", "cp"} - {s.name for s in shards}:
+        return []
+    divisor = 1
+    for shard in shards:
+        divisor *= int(shard.value)
+    if ranks % divisor:
+        said = " x ".join(_said(shard) for shard in shards)
+        text = f"world size {ranks} ({_keys(used)}) is not a multiple of tp x pp x cp = {divisor}, from {said}."
+        return [Clash(name="world_size", settings=(*used, *shards), text=text)]
+    total, micro, accumulation = (values.get(name) for name in ("global_batch", "micro_batch", "accumulation"))
+    if not (total and micro and accumulation):
+        return []
+    samples = int(micro.value) * int(accumulation.value) * (ranks // divisor)
+    if total.value == samples:
+        return []
+    text = (
+        f"global_batch {_said(total)} is not micro_batch {_said(micro)} x accumulation {_said(accumulation)}"
+        f" x data-parallel size {ranks // divisor} ({_keys([*used, *shards])}) = {samples}."
+    )
+    return [Clash(name="global_batch", settings=(total, micro, accumulation, *used, *shards), text=text)]
+
+
+def _sharding_clashes(values: dict[str, Setting]) -> list[Clash]:
+    zero, sharding = values.get("zero_stage"), values.get("sharding")
+    if not (zero and sharding and int(zero.value) > 0):
+        return []
+    text = f"ZeRO stage {_said(zero)} and FSDP ({sharding.file}, {sharding.key}) are both on; one of them shards."
+    return [Clash(name="sharding", settings=(zero, sharding), text=text)]
 
 
 def _said(setting: Setting) -> str:
     return f"{setting.value} ({setting.file}, {setting.key})"
+
+
+def _keys(settings: list[Setting]) -> str:
+    return "; ".join(f"{s.file}, {s.key}" for s in settings)

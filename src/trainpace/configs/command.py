@@ -1,98 +1,264 @@
-"""Launch commands: torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, srun python."""
+"""Launch commands: torchrun, python -m torch.distributed.run, accelerate launch, deepspeed.
+
+Flags: torch 2.13's torch/distributed/run.py, accelerate 1.15's commands/launch.py, DeepSpeed 0.19's launcher/runner.py.
+A launcher's own flags end at the first word that is neither a flag nor a flag's value: the script.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Set
+from typing import Any, NamedTuple
 
-from trainpace.configs.settings import ConfigFile, Reading, SettingName
+from trainpace.configs.accelerate import PRECISION, put_dynamo
+from trainpace.configs.huggingface import DISTINCTIVE, NAMES, put_training_arguments
+from trainpace.configs.parsing import LARGEST_FILE_BYTES
+from trainpace.configs.reading import Reading
+from trainpace.configs.settings import ConfigFile, SettingName
 from trainpace.errors import UnreadableInput
 
-_TORCHRUN: dict[str, SettingName] = {"nnodes": "nnodes", "nproc-per-node": "nproc_per_node"}
-_LAUNCHERS: dict[str, dict[str, SettingName]] = {
-    "torchrun": _TORCHRUN,
-    "torch.distributed.run": _TORCHRUN,
-    "torch.distributed.launch": _TORCHRUN,
-    "accelerate": {"num-processes": "world_size", "num-machines": "nnodes",
-                   "gradient-accumulation-steps": "accumulation", "zero-stage": "zero_stage"},
-    "deepspeed": {"num-nodes": "nnodes", "num-gpus": "nproc_per_node", "num-accelerators": "nproc_per_node"},
+
+class Launcher(NamedTuple):
+    """What trainpace reads of a launcher's flags, which of them stand alone, and which other ones take a value."""
+
+    reads: dict[str, SettingName]
+    alone: frozenset[str]
+    others: frozenset[str] | None = None  # None: too many to list
+
+
+_TORCHRUN = Launcher(
+    {"nnodes": "nnodes", "nproc-per-node": "nproc_per_node"},
+    frozenset("help h module m no-python run-path standalone virtual-local-rank use-env".split()),
+    frozenset(
+        """duplicate-stderr-filters duplicate-stdout-filters event-log-handler local-addr local-ranks-filter log-dir
+        logs-specs master-addr master-port max-restarts monitor-interval node-rank numa-binding r rdzv-backend
+        rdzv-conf rdzv-endpoint rdzv-id redirects role shutdown-timeout signals-to-handle start-method t tee""".split()
+    ),
+)
+_ACCELERATE = Launcher(
+    {
+        "num-processes": "world_size", "num-machines": "nnodes", "mixed-precision": "precision",
+        "gradient-accumulation-steps": "accumulation", "zero-stage": "zero_stage",
+        "parallelism-config-tp-size": "tp", "parallelism-config-cp-size": "cp",
+        "fsdp-activation-checkpointing": "activation_checkpointing", "offload-optimizer-device": "offload_optimizer",
+        "dynamo-backend": "compile", "use-fsdp": "sharding",
+    },
+    frozenset(
+        """cpu debug downcast-bf16 dynamo-use-dynamic dynamo-use-fullgraph dynamo-use-regional-compilation
+        enable-cpu-affinity fp8-use-autocast-during-eval h help m module multi-gpu no-python no-tpu-cluster q quiet
+        same-network tpu tpu-cluster tpu-use-sudo use-deepspeed use-fsdp use-megatron-lm use-parallelism-config
+        """.split()
+    ),
+)  # fmt: skip
+_DEEPSPEED = Launcher(
+    {
+        "num-nodes": "nnodes", "num-gpus": "nproc_per_node", "num-accelerators": "nproc_per_node",
+        "include": "nproc_per_node", "i": "nproc_per_node",
+    },
+    frozenset(
+        """h help module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid bind-cores-to-rank q quiet
+        """.split()
+    ),
+    frozenset(
+        """H hostfile e exclude master-port master-addr node-rank launcher launcher-args enable-each-rank-log
+        autotuning bind-core-list ssh-port venv-script log-level""".split()
+    ),
+)  # fmt: skip
+LAUNCHERS = {
+    "torchrun": _TORCHRUN, "torch.distributed.run": _TORCHRUN, "torch.distributed.launch": _TORCHRUN,
+    "accelerate": _ACCELERATE, "deepspeed": _DEEPSPEED,
 }  # fmt: skip
-_SCRIPT_FLAGS: dict[str, SettingName] = {
-    "per-device-train-batch-size": "micro_batch",
-    "gradient-accumulation-steps": "accumulation",
-    "max-steps": "max_steps",
-}
-_TAKES_VALUE = re.compile(r"^-{1,2}[A-Za-z]")
+_SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}
+_DEEPEST_SUBSTITUTION = 10
+_ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
 
 
 def parse_command(command: str, file: str = "command") -> ConfigFile:
-    """Settings of a launch command given as text. Raises where it holds no launcher that is known."""
-    found = read_launch(command, Reading(file, "launch command"))
-    if found is None:
-        raise UnreadableInput(
-            f"{file}: {command[:60]!r} is no launch command that is understood.",
-            f"Known: {', '.join(_LAUNCHERS)}.",
-        )
-    return found.done()
+    """Settings of a launch command given as text. Raises `UnreadableInput` where it holds no launcher that is known."""
+    if len(command) > LARGEST_FILE_BYTES:
+        raise UnreadableInput(f"{file} is larger than 1 MiB, which no launch command is.")
+    reading = Reading(file, "launch command")
+    if not read_launch(command, reading):
+        known = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
+        text = f"{file}: {command[:60]!r} is no launch command that is understood."
+        raise UnreadableInput(text, f"Known: {known}.")
+    return reading.done()
 
 
-def read_launch(text: str, reading: Reading) -> Reading | None:
-    """Put what the first launcher in `text` says into `reading`; None where there is no launcher."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UnreadableInput(
-            f"{reading.file}: the command cannot be split into words: {str(error).lower()}."
-        ) from None
+def has_launcher(line: str) -> bool:
+    """Whether a line of a script is worth splitting into words: it names a launcher."""
+    return re.search(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate\s+launch|deepspeed)\b", line) is not None
+
+
+def read_launch(text: str, reading: Reading) -> str | None:
+    """Put what the first launcher in `text` says into `reading`. The launcher's name; None where there is none."""
+    words = split_words(text, reading.file)
     names = [word.rpartition("/")[2] for word in words]
-    at = next((i for i, name in enumerate(names) if name in _LAUNCHERS), None)
-    if at is None or (names[at] == "accelerate" and names[at + 1 : at + 2] != ["launch"]):
+    at = next((i for i, name in enumerate(names) if _starts_at(names, i, name)), None)
+    if at is None:
         return None
-    flags = _LAUNCHERS[names[at]]
-    seen: dict[str, str] = {}
-    i = at + 1
-    in_script = False
+    name = names[at]
+    words = words[at + (2 if name == "accelerate" else 1) :]
+    end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))
+    launcher, script = _split_at_script(words[:end], LAUNCHERS[name], reading)
+    _put_launcher(launcher, LAUNCHERS[name], reading)
+    _put_script(script, reading)
+    _note_what_is_missing(LAUNCHERS[name], dict(launcher).keys(), reading)
+    return name
+
+
+def _note_what_is_missing(launcher: Launcher, stated: Set[str], reading: Reading) -> None:
+    if launcher is _TORCHRUN and "nproc-per-node" not in stated:
+        reading.note("--nproc-per-node", "not stated; torchrun would start 1 process a node")
+    elif launcher is _ACCELERATE and "num-processes" not in stated:
+        text = "not stated; accelerate takes it from its configuration file, or every GPU it finds"
+        reading.note("--num_processes", text, leaves_open="world_size")
+    elif launcher is _DEEPSPEED and not stated & launcher.reads.keys() - {"num-nodes"}:
+        text = "not stated; DeepSpeed would take every GPU it finds"
+        reading.note("--num_gpus", text, leaves_open="nproc_per_node")
+
+
+def split_words(text: str, file: str) -> list[str]:
+    """Words as a shell splits them; what only the shell can work out stays one word with a $ in it."""
+    text = re.sub(r"\\\r?\n", " ", text)
+    for _ in range(_DEEPEST_SUBSTITUTION):
+        text, found = re.subn(r"\$\([^()]*\)|`[^`]*`", "${command}", text)
+        if not found:
+            break
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise UnreadableInput(f"{file}: the command cannot be split into words: {str(error).lower()}.") from None
+    return [part for word in words for part in ((word[:-1], ";") if word[-1:] == ";" and word != ";" else (word,))]
+
+
+def _starts_at(names: list[str], i: int, name: str) -> bool:
+    if name == "accelerate":
+        return names[i + 1 : i + 2] == ["launch"]
+    if name.startswith("torch.distributed."):
+        return name in LAUNCHERS and names[i - 1 : i] == ["-m"]
+    return name in LAUNCHERS
+
+
+def _split_at_script(
+    words: list[str], launcher: Launcher, reading: Reading
+) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """The launcher's own flags with their values, and the words from the script on."""
+    flags: list[tuple[str, str | None]] = []
+    i = 0
     while i < len(words):
         word = words[i]
+        if not word.startswith("-") or word == "-":
+            return flags, words[i:]
         i += 1
-        if not word.startswith("-"):
-            in_script = in_script or word.endswith((".py", ".sh")) or ("/" in word and not seen)
-            continue
         key, has_value, value = word.lstrip("-").partition("=")
         key = key.replace("_", "-")
-        table = _SCRIPT_FLAGS if in_script else flags
-        if key == "m" and not in_script:
-            in_script = True
-            continue
-        if key not in table:
-            continue
-        if not has_value:
-            if i >= len(words) or _TAKES_VALUE.match(words[i]):
-                raise UnreadableInput(f"{reading.file}: {word} has no value.")
-            value = words[i]
+        if has_value:
+            flags.append((key, value))
+        elif key in launcher.alone:
+            flags.append((key, None))
+        elif i < len(words) and not re.match(r"-{1,2}[A-Za-z]", words[i]):
+            flags.append((key, words[i]))
             i += 1
+        else:
+            raise UnreadableInput(f"{reading.file}: {word} has no value.")
+    return flags, []
+
+
+def _put_launcher(flags: list[tuple[str, str | None]], launcher: Launcher, reading: Reading) -> None:
+    seen: dict[str, str | None] = {}
+    for key, value in flags:
+        dashes = "--" if len(key) > 1 else "-"
         if key in seen and seen[key] != value:
-            raise UnreadableInput(f"{reading.file}: {word} is given twice, as {seen[key]} and {value}.")
-        if key not in seen:
-            _put(reading, table[key], value, f"--{key}")
+            raise UnreadableInput(f"{reading.file}: {dashes}{key} is given twice, as {seen[key]} and {value}.")
+        if key in launcher.reads and key not in seen:
+            _put(reading, launcher.reads[key], value, dashes + key)
         seen[key] = value
-    if names[at].startswith("torch") and "nproc-per-node" not in seen:
-        reading.note("--nproc-per-node", "not stated; torchrun would start 1 process a node")
-    return reading
+    if launcher.others is not None:
+        known = launcher.reads.keys() | launcher.alone | launcher.others
+        reading.flag_unknown(seen, known, "not a flag of this launcher", "--")
+    for key in ("config-file", "deepspeed-config-file"):
+        if seen.get(key):
+            reading.note(f"--{key}", f"{seen[key]} is a file of its own; read it too")
 
 
-def _put(reading: Reading, name: SettingName, value: str, key: str) -> None:
-    if "$" in value:
-        reading.note(key, f"{value} is known only when it runs")
-    elif re.fullmatch(r"\d+:\d+", value):
-        low, high = value.split(":")
+def _put(reading: Reading, name: SettingName, value: str | None, key: str) -> None:
+    if value is None:  # of the flags that are read, only --use-fsdp stands alone
+        reading.put("sharding", "fsdp", key)
+    elif "$" in value:
+        reading.note(key, f"{value} is known only when it runs", leaves_open=name)
+    elif name == "nnodes" and (span := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)):
+        low, high = span.groups()
         if low == high:
             reading.count(name, int(low), key)
         else:
-            reading.note(key, f"elastic, {low} to {high} nodes: the number is not known here")
-    elif value in ("gpu", "cpu", "auto", "xpu"):
-        reading.note(key, f"{value}: as many as the machine has, which is not known here")
-    elif not re.fullmatch(r"\d+", value):
+            text = f"{value} is elastic, {low} to {high} nodes: the number is not known here"
+            reading.note(key, text, leaves_open=name)
+    elif name == "nproc_per_node" and value in ("gpu", "cpu", "auto", "xpu"):
+        reading.note(key, f"{value}: as many as the machine has, which is not known here", leaves_open=name)
+    elif key in ("--include", "-i"):
+        _put_include(reading, value, key)
+    elif name == "precision":
+        reading.put(name, PRECISION[reading.word(value.casefold(), key, PRECISION) or "no"], key)
+    elif name == "activation_checkpointing":
+        reading.put(name, reading.word(value.casefold(), key, ("true", "false")) == "true", key)
+    elif name == "offload_optimizer":
+        reading.put(name, reading.word(value, key, ("none", "cpu", "nvme")) != "none", key)
+    elif name == "compile":
+        put_dynamo(reading, value, key)
+    elif not re.fullmatch(r"[0-9]{1,15}", value):
         raise reading.fail(key, value, "a whole number")
+    elif name == "zero_stage":
+        reading.count(name, int(value), key, least=0, most=3)
     else:
-        reading.count(name, int(value), key, least=0 if name == "zero_stage" else 1)
+        reading.count(name, int(value), key)
+
+
+def _put_include(reading: Reading, value: str, key: str) -> None:
+    """DeepSpeed's `host:0,1,2@other:0,1,2`: GPUs of each node by index."""
+    slots = [node.partition(":")[2] for node in value.split("@")]
+    counts = {len(indices.split(",")) for indices in slots if indices}
+    if "" not in slots and len(counts) == 1:
+        reading.put("nproc_per_node", counts.pop(), key)
+        reading.put("nnodes", len(slots), key)
+    else:
+        text = f"{value}: not the same number of GPUs on every node, or all of them"
+        reading.note(key, text, leaves_open="nproc_per_node")
+
+
+def _put_script(words: list[str], reading: Reading) -> None:
+    """Flags of the script itself, where they are Hugging Face's: `--flag value`, `--flag=value`, `--flag`."""
+    found: dict[str, Any] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
+        key, has_value, value = word.partition("=")
+        name = key.lstrip("-").replace("-", "_")
+        if not key.startswith("--") or name not in _SCRIPT_FLAGS:
+            continue
+        if name in ("deepspeed", "deepspeed_config"):
+            file = value or following
+            if file.endswith(".json"):
+                reading.note(key, f"{file} is a file of its own; read it too")
+            continue
+        alone = not has_value and re.match(r"-{1,2}[A-Za-z]|-{2}$", following) is not None
+        text = value if has_value else following
+        if "$" in text and not alone:
+            reading.note(key, f"{text} is known only when it runs")
+            continue
+        read = True if alone else _scalar(text)
+        if name in found and found[name] != read:
+            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {found[name]} and {read}.")
+        found[name] = read
+    if found.keys() & (DISTINCTIVE | {"max_steps"}):
+        put_training_arguments(reading, found, "--")
+
+
+def _scalar(text: str) -> Any:
+    if text.casefold() in ("true", "false"):
+        return text.casefold() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,4 +1,4 @@
-"""DeepSpeed JSON. Keys: DeepSpeed 0.19's documentation and runtime/constants.py, runtime/zero/config.py.
+"""DeepSpeed JSON. Keys: DeepSpeed 0.19.8, runtime/config.py, runtime/constants.py, runtime/zero/config.py.
 
 DeepSpeed ignores a top-level key that it does not know without a word; a wrong one inside zero_optimization stops it.
 """
@@ -7,35 +7,50 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpace.configs.settings import ConfigFile, Reading
-from trainpace.errors import nearest_names
+from trainpace.configs.reading import Reading
+from trainpace.configs.settings import ConfigFile, SettingName
 
 TOP_LEVEL = frozenset(
-    """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer scheduler fp16 bf16 bfloat16 amp
-    zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer gradient_clipping steps_per_print
-    wall_clock_breakdown dump_state memory_breakdown flops_profiler activation_checkpointing sparse_attention
-    data_efficiency curriculum_learning tensorboard wandb csv_monitor comet comms_logger compression_training elasticity
-    autotuning aio checkpoint data_types nebula pipeline compile tensor_parallel communication_data_type
-    seq_parallel_communication_data_type prescale_gradients gradient_predivide_factor sparse_gradients hybrid_engine
-    eigenvalue progressive_layer_drop quantize_training disable_allgather fp32_allreduce dataloader_drop_last
-    use_data_before_expert_parallelism graph_harvesting load_universal_checkpoint sequence_parallel_size torch_autocast
-    timers local_rank use_node_local_storage vocabulary_size data_sampling zenflow weight_quantization
-    train_steps monitor_config repro_mode""".split()
+    """
+activation_checkpointing aio allgather_size autotuning bf16 bfloat16 checkpoint comet comms_logger
+communication_data_type compile csv_monitor data_efficiency data_types dataloader_drop_last datastates
+disable_allgather disable_python_gc dump_state expert_parallel flops_profiler fp16 gradient_accumulation_steps
+gradient_allreduce_op gradient_clipping gradient_predivide_factor hybrid_engine log_level
+managed_gradient_accumulation memory_breakdown optimizer pipeline prescale_gradients scheduler
+seq_parallel_communication_data_type sequence_parallel_size steps_per_print tensor_parallel tensorboard timers
+torch_autocast train_batch_size train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size
+wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+zero_optimization
+""".split()
+)
+REMOVED = frozenset(
+    """
+amp compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula progressive_layer_drop
+quantize_training sparse_attention sparse_gradients
+""".split()
 )
 ZERO = frozenset(
-    """stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions
-    allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint offload_param offload_optimizer zenflow
-    sub_group_size cpu_offload_param cpu_offload_use_pin_memory cpu_offload prefetch_bucket_size
-    stage3_prefetch_bucket_size param_persistence_threshold stage3_param_persistence_threshold
-    model_persistence_threshold stage3_model_persistence_threshold max_live_parameters stage3_max_live_parameters
-    max_reuse_distance stage3_max_reuse_distance gather_16bit_weights_on_model_save
-    stage3_gather_16bit_weights_on_model_save module_granularity_threshold stage3_module_granularity_threshold
-    use_all_reduce_for_fetch_params stage3_use_all_reduce_for_fetch_params stage3_gather_fp16_weights_on_model_save
-    ignore_unused_parameters legacy_stage1 round_robin_gradients zero_hpz_partition_size zero_quantized_weights
-    zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param mics_shard_size
-    mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply
-    log_trace_cache_warnings save_muon_momentum_buffer_in_memory enable_sanity_checks""".split()
+    """
+allgather_bucket_size allgather_partitions allgather_sequential compute_grad_norm contiguous_gradients cpu_offload
+cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks
+gather_16bit_weights_on_model_save ignore_unused_parameters leaf_module legacy_stage1 load_from_fp32_weights
+log_trace_cache_warnings max_live_parameters max_reuse_distance memory_efficient_linear model_persistence_threshold
+module_granularity_threshold offload_optimizer offload_param overlap_comm override_module_apply
+param_persistence_threshold parameter_alignment pipeline_loading_checkpoint prefetch_bucket_size reduce_bucket_size
+reduce_scatter round_robin_gradients save_muon_momentum_buffer_in_memory stage stage3_allgather_sequential
+stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save stage3_max_live_parameters
+stage3_max_reuse_distance stage3_model_persistence_threshold stage3_module_granularity_threshold
+stage3_param_persistence_threshold stage3_prefetch_bucket_size stage3_use_all_reduce_for_fetch_params
+sub_group_size use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce zenflow zero_hpz_partition_size
+zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights
+""".split()
 )
+DEVICES = ("none", "cpu", "nvme")
+_COUNTS: dict[str, SettingName] = {
+    "train_batch_size": "global_batch",
+    "train_micro_batch_size_per_gpu": "micro_batch",
+    "gradient_accumulation_steps": "accumulation",
+}
 
 
 def is_deepspeed(data: dict[str, Any]) -> bool:
@@ -45,58 +60,88 @@ def is_deepspeed(data: dict[str, Any]) -> bool:
 
 def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
     """Settings of a DeepSpeed file; "auto" leaves a setting to the other files, with a note."""
-    reading = Reading(file, "DeepSpeed")
-    for key in data.keys() - TOP_LEVEL:
-        near = nearest_names(key, TOP_LEVEL, 2)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        reading.note(key, f"unknown to DeepSpeed, which ignores it silently{hint}", "warning")
-    reading.count("global_batch", data.get("train_batch_size"), "train_batch_size")
-    reading.count("micro_batch", data.get("train_micro_batch_size_per_gpu"), "train_micro_batch_size_per_gpu")
-    reading.count("accumulation", data.get("gradient_accumulation_steps"), "gradient_accumulation_steps")
+    reading = Reading(file, "DeepSpeed", understands_auto=True)
+    for key in sorted(data.keys() & REMOVED):
+        reading.warn(key, "removed; DeepSpeed 0.19 stops at this key")
+    reading.flag_unknown(data, TOP_LEVEL | REMOVED, "unknown to DeepSpeed, which ignores it silently")
+    for key, name in _COUNTS.items():
+        reading.count(name, data.get(key), key)
+    reading.flag("drop_last", data.get("dataloader_drop_last"), "dataloader_drop_last")
     _read_precision(reading, data)
-    zero = reading.section(data.get("zero_optimization"), "zero_optimization")
-    for key in zero.keys() - ZERO:
-        near = nearest_names(key, ZERO, 2)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        reading.note(
-            f"zero_optimization.{key}", f"DeepSpeed stops with a validation error at this key{hint}", "warning"
-        )
-    stage = zero.get("stage")
-    if stage is not None:
-        if isinstance(stage, bool) or stage not in (0, 1, 2, 3, "auto"):
-            raise reading.fail("zero_optimization.stage", stage, "0, 1, 2 or 3")
-        reading.count("zero_stage", stage, "zero_optimization.stage", least=0)
-    offload = reading.section(zero.get("offload_optimizer"), "zero_optimization.offload_optimizer")
-    if offload:
-        where = offload.get("device", "none")
-        if where not in ("cpu", "nvme", "none"):
-            raise reading.fail("zero_optimization.offload_optimizer.device", where, "cpu, nvme or none")
-        reading.put("offload_optimizer", where != "none", "zero_optimization.offload_optimizer.device")
-    optimizer = reading.section(data.get("optimizer"), "optimizer")
-    name = reading.text(optimizer.get("type"), "optimizer.type")
-    if name:
-        reading.put("optimizer", name.lower(), "optimizer.type")
-    parameters = reading.section(optimizer.get("params"), "optimizer.params")
-    reading.number("learning_rate", parameters.get("lr"), "optimizer.params.lr")
+    _read_zero(reading, data.get("zero_optimization"))
+    _read_optimizer(reading, reading.section(data.get("optimizer"), "optimizer"))
     parallel = reading.section(data.get("tensor_parallel"), "tensor_parallel")
-    reading.count("tp", parallel.get("autotp_size") or None, "tensor_parallel.autotp_size")
-    drop_last = reading.flag(data.get("dataloader_drop_last"), "dataloader_drop_last")
-    if drop_last is not None:
-        reading.put("drop_last", drop_last, "dataloader_drop_last")
+    if parallel.get("autotp_size") != 0 or isinstance(parallel.get("autotp_size"), bool):  # 0 is off
+        reading.count("tp", parallel.get("autotp_size"), "tensor_parallel.autotp_size")
+    # DeepSpeed divides the world by it before it checks the batch sizes, as it does with context parallelism
+    reading.count("cp", data.get("sequence_parallel_size"), "sequence_parallel_size")
+    compiled = reading.section(data.get("compile"), "compile")
+    reading.flag("compile", compiled.get("deepcompile"), "compile.deepcompile")
+    if data.get("activation_checkpointing") is not None:
+        reading.note("activation_checkpointing", "how, not whether: the model's code turns it on")
     return reading.done()
 
 
 def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
-    enabled: dict[str, bool | None] = {}
-    for key in ("fp16", "bf16", "bfloat16", "amp"):
+    on: dict[str, bool | None] = {}
+    for key in ("fp16", "bf16", "bfloat16", "torch_autocast", "amp"):
         section = reading.section(data.get(key), key)
-        enabled[key] = reading.flag(section.get("enabled"), f"{key}.enabled") if section else None
-    half = [key for key in ("fp16", "bf16", "bfloat16") if enabled[key]]
-    if "fp16" in half and len(half) > 1:
+        on[key] = reading.truth(section.get("enabled"), f"{key}.enabled", "precision")
+    half = [key for key in ("fp16", "bf16", "bfloat16") if on[key]]
+    if len(half) > 1 and half[0] == "fp16":
         raise reading.fail("fp16.enabled", True, f"false where {half[1]}.enabled is true")
     if half:
         reading.put("precision", "fp16" if half[0] == "fp16" else "bf16", f"{half[0]}.enabled")
-    elif enabled["amp"]:
+    elif on["torch_autocast"]:
+        _read_autocast(reading, data["torch_autocast"].get("dtype"))
+    elif on["amp"]:
         reading.put("precision", "amp_fp16", "amp.enabled")
-    elif enabled["fp16"] is False and (enabled["bf16"] or enabled["bfloat16"]) is False:
+    elif on["fp16"] is False and (on["bf16"] is False or on["bfloat16"] is False):
         reading.put("precision", "fp32", "fp16.enabled, bf16.enabled")
+    else:
+        for key in (key for key, state in on.items() if state is False):
+            reading.note(f"{key}.enabled", "off; the precision itself is not stated")
+
+
+def _read_autocast(reading: Reading, dtype: Any) -> None:
+    key = "torch_autocast.dtype"
+    words = {"bf16": "amp_bf16", "bfloat16": "amp_bf16", "fp16": "amp_fp16", "float16": "amp_fp16", "half": "amp_fp16"}
+    bare = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
+    word = reading.word(bare, key, words)
+    if word is None:
+        reading.note("torch_autocast.enabled", "on, without a dtype", leaves_open="precision")
+    else:
+        reading.put("precision", words[word], key)
+
+
+def _read_zero(reading: Reading, value: Any) -> None:
+    if isinstance(value, bool):
+        reading.note("zero_optimization", f"the old way to write stage {int(value)}")
+        reading.put("zero_stage", int(value), "zero_optimization")
+        return
+    zero = reading.section(value, "zero_optimization")
+    reading.flag_unknown(zero, ZERO, "DeepSpeed stops with a validation error at this key", "zero_optimization.")
+    reading.count("zero_stage", zero.get("stage"), "zero_optimization.stage", least=0, most=3)
+    for key in ("offload_optimizer", "offload_param"):
+        path = f"zero_optimization.{key}"
+        section = reading.section(zero.get(key), path)
+        device = reading.word(section.get("device"), f"{path}.device", DEVICES)
+        if device is not None and key == "offload_optimizer":
+            reading.put("offload_optimizer", device != "none", f"{path}.device")
+        elif device not in (None, "none"):
+            reading.warn(f"{path}.device", f"{device}: parameters move every step, which is not counted here")
+    if zero.get("cpu_offload") is not None:
+        reading.note("zero_optimization.cpu_offload", "the old name of offload_optimizer")
+        reading.flag("offload_optimizer", zero["cpu_offload"], "zero_optimization.cpu_offload")
+
+
+def _read_optimizer(reading: Reading, optimizer: dict[str, Any]) -> None:
+    name = reading.word(optimizer.get("type"), "optimizer.type")
+    parameters = reading.section(optimizer.get("params"), "optimizer.params")
+    reading.number("learning_rate", parameters.get("lr"), "optimizer.params.lr")
+    if not name:
+        return
+    if name.casefold() == "adam" and parameters.get("adam_w_mode") is not False:
+        reading.note("optimizer.type", "Adam runs as AdamW in DeepSpeed unless adam_w_mode is false")
+        name = "adamw"
+    reading.put("optimizer", name.casefold(), "optimizer.type")

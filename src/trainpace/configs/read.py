@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainpace.configs.accelerate import is_accelerate, read_accelerate
-from trainpace.configs.command import read_launch
+from trainpace.configs.command import has_launcher, read_launch
 from trainpace.configs.deepspeed import is_deepspeed, read_deepspeed
 from trainpace.configs.huggingface import is_training_arguments, read_training_arguments
 from trainpace.configs.lightning import is_lightning, read_lightning
 from trainpace.configs.parsing import LARGEST_FILE_BYTES, parse_json, parse_yaml
+from trainpace.configs.reading import Reading
 from trainpace.configs.sbatch import is_sbatch, read_sbatch
-from trainpace.configs.settings import ConfigFile, Reading
+from trainpace.configs.settings import ConfigFile
 from trainpace.errors import UnreadableInput
 from trainpace.records import read_bytes
 
@@ -22,6 +23,7 @@ FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any],
     (is_accelerate, read_accelerate),
     (is_training_arguments, read_training_arguments),
 )
+_SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".cmd", ".txt")
 _KNOWN = "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script or a launch command"
 
 
@@ -46,31 +48,29 @@ def parse_config(text: str, file: str) -> ConfigFile:
         raise UnreadableInput(f"{file} holds a NUL byte, so it is no text file.")
     if not text.strip():
         raise UnreadableInput(f"{file} is empty.")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if is_sbatch(text):
         return read_sbatch(text, file)
-    if file.endswith((".sh", ".sbatch", ".slurm", ".cmd", ".txt")):
-        found = _launch_in(text, file)
-        if found is not None:
-            return found
-        raise UnreadableInput(f"{file} holds no launch command that is understood.", f"Known: {_KNOWN}.")
+    if file.endswith(_SHELL) or text.startswith("#!"):
+        return _launch_in(text, file)
     data = parse_json(text, file) if file.endswith(".json") or text.lstrip().startswith("{") else parse_yaml(text, file)
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise UnreadableInput(
-            f"{file} is not a file of settings: its top level is not keys and values.", f"Known: {_KNOWN}."
-        )
+    if not isinstance(data, dict):
+        raise UnreadableInput(f"{file} holds no keys and values, so it is no file of settings.", f"Known: {_KNOWN}.")
     for recognises, read in FORMATS:
         if recognises(data):
             return read(data, file)
-    for key, part in data.items():  # TrainingArguments under a key of the user's own, such as `training:`
-        if isinstance(part, dict) and is_training_arguments(part):
-            return read_training_arguments(part, f"{file}[{key}]")
+    sections = {key: part for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)}
+    if len(sections) > 1:
+        names = ", ".join(map(str, sections))
+        raise UnreadableInput(f"{file} holds TrainingArguments under {names}.", "Give each as a file of its own.")
+    for key, part in sections.items():  # a key of the user's own, such as `training:`
+        return read_training_arguments(part, file, f"{key}.")
     raise UnreadableInput(f"{file} is none of the settings files that are understood.", f"Known: {_KNOWN}.")
 
 
-def _launch_in(text: str, file: str) -> ConfigFile | None:
+def _launch_in(text: str, file: str) -> ConfigFile:
     for line in text.replace("\\\n", " ").splitlines():
-        if line.strip() and not line.lstrip().startswith("#"):
-            found = read_launch(line, Reading(file, "launch command"))
-            if found is not None:
-                return found.done()
-    return None
+        reading = Reading(file, "launch command")
+        if not line.lstrip().startswith("#") and has_launcher(line) and read_launch(line, reading):
+            return reading.done()
+    raise UnreadableInput(f"{file} holds no launch command that is understood.", f"Known: {_KNOWN}.")

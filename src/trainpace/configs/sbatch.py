@@ -1,15 +1,32 @@
-"""Slurm batch scripts: the #SBATCH lines, and the launcher inside."""
+"""Slurm batch scripts: the #SBATCH lines, and the line inside that starts the training. Source: sbatch's manual."""
 
 from __future__ import annotations
 
 import re
+import shlex
 
-from trainpace.configs.command import read_launch
-from trainpace.configs.settings import ConfigFile, Reading
-from trainpace.errors import TrainpaceError
+from trainpace.configs.command import has_launcher, read_launch, split_words
+from trainpace.configs.reading import Reading
+from trainpace.configs.settings import ConfigFile, SettingName
+from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.units import parse_duration_s
 
 _SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
+_COUNTED = frozenset("nodes ntasks ntasks-per-node gpus-per-node gpus-per-task gpus gres time array".split())
+_OTHERS = frozenset(
+    """
+account acctg-freq array batch bb bbf begin bcast chdir cluster-constraint clusters comment constraint container
+contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution
+error exclude exclusive exclusive-user export export-file extra extra-node-info gid gpu-bind gpu-freq gres-flags help
+hint hold ignore-pbs immediate input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem
+mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue nodefile nodelist ntasks-per-core
+ntasks-per-gpu ntasks-per-socket open-mode output overcommit oversubscribe parsable partition power prefer priority
+profile propagate qos quiet reboot requeue reservation segment share signal sockets-per-node spread-job stepmgr
+switches test-only thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid usage use-min-nodes verbose
+version wait wait-all-nodes wckey wrap
+""".split()
+)
+_SBATCH = re.compile(r"#SBATCH\s+(.*)")
 
 
 def is_sbatch(text: str) -> bool:
@@ -21,90 +38,227 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
     """Settings of a batch script. With torchrun inside, processes per node are torchrun's; with bare srun, the tasks."""
     reading = Reading(file, "Slurm batch script")
     options = _options(text, reading)
-    nodes = _whole(options.get("nodes"), "#SBATCH --nodes", reading)
-    tasks = _whole(options.get("ntasks"), "#SBATCH --ntasks", reading)
-    tasks_per_node = _whole(options.get("ntasks-per-node"), "#SBATCH --ntasks-per-node", reading)
-    gpus_per_node = _gpus(options, reading)
-    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for names, value in (
-        (("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
-        (("SLURM_NTASKS", "SLURM_NPROCS"), tasks or (nodes and tasks_per_node and nodes * tasks_per_node)),
-        (("SLURM_NTASKS_PER_NODE",), tasks_per_node),
-        (("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), gpus_per_node),
-    ):
-        for name in names:
-            if value:
-                body = re.sub(rf"\$\{{{name}\}}|\${name}\b", str(value), body)
+    reading.flag_unknown(options, _COUNTED | _OTHERS, "not an option of sbatch", "#SBATCH --")
+    whole = {key: _whole(options.get(key), f"#SBATCH --{key}", reading) for key in ("nodes", "ntasks")}
+    nodes, tasks = whole["nodes"], whole["ntasks"]
+    per_node = _whole(options.get("ntasks-per-node"), "#SBATCH --ntasks-per-node", reading)
+    gpus, gpus_key = _gpus_per_node(options, nodes, reading)
     if nodes:
         reading.put("nnodes", nodes, "#SBATCH --nodes")
-    launched = _launcher(body, reading)
-    if not launched and re.search(r"^\s*srun\b", body, re.MULTILINE):
-        if tasks_per_node:
-            reading.put("nproc_per_node", tasks_per_node, "#SBATCH --ntasks-per-node")
-        if tasks:
-            reading.put("world_size", tasks, "#SBATCH --ntasks")
-    if launched and tasks_per_node and tasks_per_node > 1:
-        reading.note(
-            "#SBATCH --ntasks-per-node", f"{tasks_per_node} tasks would each start a launcher; 1 is usual", "warning"
-        )
-    if gpus_per_node:
-        stated = [s for s in reading.done().settings if s.name == "nproc_per_node"]
-        if stated and stated[-1].value != gpus_per_node:
-            text_ = f"{gpus_per_node} GPUs a node are reserved and {stated[-1].value} processes a node are started"
-            reading.note("#SBATCH --gpus-per-node", text_, "warning")
-    limit = options.get("time")
-    if limit is not None:
-        reading.put("time_limit_s", _time_limit_s(limit, reading), "#SBATCH --time")
-    if "array" in options:
-        reading.note("#SBATCH --array", f"{options['array']}: every member of the array trains on its own")
+    if gpus:
+        reading.put("gpus_per_node", gpus, gpus_key)
+    if nodes and tasks and per_node is None and tasks % nodes == 0:
+        per_node = tasks // nodes
+    body = _resolve(
+        text,
+        {
+            "SLURM_NNODES": nodes,
+            "SLURM_JOB_NUM_NODES": nodes,
+            "SLURM_NTASKS": tasks or (nodes and per_node and nodes * per_node),
+            "SLURM_NPROCS": tasks or (nodes and per_node and nodes * per_node),
+            "SLURM_NTASKS_PER_NODE": per_node if "ntasks-per-node" in options else None,
+            "SLURM_TASKS_PER_NODE": per_node if nodes == 1 else None,
+            "SLURM_GPUS_ON_NODE": gpus,
+            "SLURM_GPUS_PER_NODE": gpus if "gpus-per-node" in options else None,
+        },
+    )
+    launcher, line = _read_launcher(body, reading)
+    if launcher:
+        own = _srun_options(line, reading).keys() & {"ntasks", "ntasks-per-node"}
+        if per_node and per_node > 1 and not own:
+            text_ = f"{per_node} tasks a node would each start a launcher; 1 is usual"
+            reading.warn("#SBATCH --ntasks-per-node", text_)
+        told = any(s.name == "nnodes" and s.key == "--nnodes" for s in reading.done().settings)
+        left = any(note.key == "--nnodes" for note in reading.done().notes)
+        if nodes and nodes > 1 and launcher.startswith("torch") and not told and not left:
+            text_ = f"{nodes}, and {launcher} is not told with --nnodes: it would start trainings of one node"
+            reading.warn("#SBATCH --nodes", text_)
+    else:
+        _read_srun(body, reading, per_node, tasks, "ntasks-per-node" in options)
+    _read_limits(options, reading)
     return reading.done()
 
 
 def _options(text: str, reading: Reading) -> dict[str, str]:
     options: dict[str, str] = {}
-    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
-        bare = line.split(" #")[0].strip()
-        match = re.match(r"--([A-Za-z-]+)(?:[=\s]+(\S+))?$|-([A-Za-z])\s*=?\s*(\S+)$", bare)
-        if not match:
-            reading.note("#SBATCH", f"{bare[:60]!r} is not understood", "warning")
+    in_commands = False
+    for line in text.splitlines():
+        match = _SBATCH.match(line)
+        if match is None:
+            in_commands = in_commands or bool(line.strip() and not line.lstrip().startswith("#"))
             continue
-        key = match.group(1) or _SHORT.get(match.group(3), match.group(3))
-        value = match.group(2) or match.group(4) or ""
-        if key in options and options[key] != value and key != "gres":
-            raise reading.fail(f"#SBATCH --{key}", value, f"given once; it was {options[key]} before")
-        options[key] = value
+        written = match.group(1).strip()
+        if in_commands:
+            reading.warn("#SBATCH", f"{written[:60]!r} stands after the first command, so Slurm ignores it")
+            continue
+        try:
+            words = shlex.split(written, comments=True)
+        except ValueError:
+            raise reading.fail("#SBATCH", written, "options with their quotes closed") from None
+        if words[:1] in (["hetjob"], ["packjob"]):
+            reading.warn("#SBATCH", "a heterogeneous job: only its first part is read")
+            break
+        for key, value in _pairs(words, reading):
+            if options.get(key, value) != value and key in _COUNTED:
+                raise reading.fail(f"#SBATCH --{key}", value, f"given once; it was {options[key]} before")
+            options[key] = value
     return options
 
 
-def _gpus(options: dict[str, str], reading: Reading) -> int | None:
-    for key in ("gpus-per-node", "gres"):
-        value = options.get(key)
-        if value is None or (key == "gres" and not value.startswith("gpu")):
+def _pairs(words: list[str], reading: Reading) -> list[tuple[str, str]]:
+    """(option, value), with long names: `-N2 --time 1:00 --exclusive` is nodes 2, time 1:00, exclusive ""."""
+    pairs: list[tuple[str, str]] = []
+    i = 0
+    while i < len(words):
+        word = words[i]
+        i += 1
+        if word.startswith("--"):
+            key, has_value, value = word[2:].partition("=")
+        elif re.match(r"-[A-Za-z]", word):
+            key, value = _SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
+            has_value = value
+        else:
+            reading.warn("#SBATCH", f"{word[:60]!r} is not understood")
             continue
-        last = value.rpartition(":")[2]
-        if key == "gres" and last == value:
-            return 1
-        return _whole(last, f"#SBATCH --{key}", reading)
-    return None
+        if not has_value and i < len(words) and not words[i].startswith("-"):
+            value = words[i]
+            i += 1
+        if len(key) > 1:
+            pairs.append((key, value))
+    return pairs
 
 
-def _whole(value: str | None, key: str, reading: Reading) -> int | None:
+def _gpus_per_node(options: dict[str, str], nodes: int | None, reading: Reading) -> tuple[int | None, str]:
+    for key in ("gpus-per-node", "gres"):
+        key_ = f"#SBATCH --{key}"
+        parts = re.sub(r"\([^)]*\)", "", options.get(key, "")).split(",")  # gpu:a100:4(S:0-1)
+        if key == "gres":
+            parts = [part.removeprefix("gres/") for part in parts if re.match(r"(gres/)?gpu(:|=|$)", part)]
+            parts = [re.sub(r"^gpu[:=]?", "", part) for part in parts]
+        if key in options and parts:
+            return sum(_gpu_count(part, key_, reading) for part in parts) or None, key_
+    total = _gpu_count(options["gpus"], "#SBATCH --gpus", reading) if "gpus" in options else None
+    if total and nodes and total % nodes == 0:
+        return total // nodes, "#SBATCH --gpus"
+    if total:
+        reading.note("#SBATCH --gpus", f"{total} over all nodes; how many a node is not stated")
+    if "gpus-per-task" in options:
+        reading.note("#SBATCH --gpus-per-task", f"{options['gpus-per-task']}: GPUs a node follow from the tasks")
+    return None, ""
+
+
+def _gpu_count(written: str, key: str, reading: Reading) -> int:
+    """`a100:4` is a type and a number, `4` a number; in --gres a type alone is one GPU."""
+    number = written.rpartition(":")[2]
+    if key == "#SBATCH --gres" and re.fullmatch(r"([A-Za-z][\w.-]*)?", number):
+        return 1
+    return _whole(number, key, reading, least=0) or 0
+
+
+def _whole(value: str | None, key: str, reading: Reading, least: int = 1) -> int | None:
     if value is None:
         return None
-    if re.fullmatch(r"\d+-\d+", value):
-        low, _, high = value.partition("-")
-        if low != high:
-            reading.note(key, f"{value} is a range: the number is not known here")
-            return None
-        value = low
-    if not re.fullmatch(r"\d{1,9}", value) or int(value) == 0:
-        raise reading.fail(key, value, "a whole number from 1")
-    return int(value)
+    span = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", value)
+    if span and span.group(1) != span.group(2):
+        leaves_open: SettingName | None = "nnodes" if key.endswith("--nodes") else None
+        reading.note(key, f"{value} is a range: the number is not known here", leaves_open=leaves_open)
+        return None
+    number = span.group(1) if span else value
+    if not re.fullmatch(r"[0-9]{1,9}", number) or int(number) < least:
+        raise reading.fail(key, value, f"a whole number from {least}")
+    return int(number)
+
+
+def _resolve(text: str, variables: dict[str, int | None]) -> str:
+    """The commands of the script, with Slurm's variables replaced where the script's own options give them."""
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for name, value in variables.items():
+        if value:
+            body = re.sub(rf"\$\{{{name}\}}|\${name}\b", str(value), body)
+    return body.replace("\\\n", " ")
+
+
+def _read_launcher(body: str, reading: Reading) -> tuple[str | None, str]:
+    """The first launcher in the script, and its line."""
+    found: list[tuple[str, str]] = []
+    for line in filter(has_launcher, body.splitlines()):
+        try:
+            launcher = read_launch(line, Reading(reading.file, "") if found else reading)
+        except UnreadableInput as error:
+            if "split into words" not in str(error) and not found:
+                raise
+            reading.warn("launch line", f"{line.strip()[:60]!r} is not understood")
+        else:
+            found += [(launcher, line)] if launcher else []
+    if len(found) > 1:
+        reading.warn("launch line", f"{len(found)} of them; only the first is read")
+    return found[0] if found else (None, "")
+
+
+def _read_srun(body: str, reading: Reading, per_node: int | None, tasks: int | None, written: bool) -> None:
+    """Bare `srun python ...` starts one process a task; srun's own options come before the script's."""
+    lines = [line for line in body.splitlines() if re.match(r"\s*(exec\s+)?srun(\s|$)", line)]
+    if not lines:
+        return
+    line = next((line for line in lines if re.search(r"python|\.py\b|\.sh\b", line)), lines[-1])
+    options = _srun_options(line, reading)
+    own_per_node, own_tasks = options.get("ntasks-per-node"), options.get("ntasks")
+    if own_per_node is not None:
+        _put_task_count(reading, "nproc_per_node", own_per_node, "srun --ntasks-per-node")
+    elif per_node and own_tasks is None:
+        reading.put("nproc_per_node", per_node, "#SBATCH --ntasks-per-node" if written else "#SBATCH --ntasks")
+    if own_tasks is not None:
+        _put_task_count(reading, "world_size", own_tasks, "srun --ntasks")
+    elif tasks and own_per_node is None:
+        reading.put("world_size", tasks, "#SBATCH --ntasks")
+    if options.get("nodes") is not None:
+        _put_task_count(reading, "nnodes", options["nodes"], "srun --nodes")
+
+
+def _put_task_count(reading: Reading, name: SettingName, value: str, key: str) -> None:
+    if "$" in value:
+        reading.note(key, f"{value} is known only when it runs", leaves_open=name)
+    else:
+        number = _whole(value, key, reading)
+        if number:
+            reading.put(name, number, key)
+
+
+def _srun_options(line: str, reading: Reading) -> dict[str, str]:
+    """The options between `srun` and the program."""
+    try:
+        words = split_words(line, reading.file)
+    except UnreadableInput:
+        reading.warn("srun", f"{line.strip()[:60]!r} is not understood")
+        return {}
+    if "srun" not in words:
+        return {}
+    own: list[str] = []
+    for i, word in enumerate(words[words.index("srun") + 1 :], words.index("srun") + 1):
+        after_option = bool(own) and re.fullmatch(r"--[a-z-]+|-[A-Za-z]", words[i - 1]) is not None
+        if not word.startswith("-") and not (after_option and re.match(r"[0-9$]", word)):
+            break
+        own.append(word)
+    return dict(_pairs(own, Reading("", "")))
+
+
+def _read_limits(options: dict[str, str], reading: Reading) -> None:
+    limit = options.get("time")
+    if limit is not None:
+        seconds = _time_limit_s(limit, reading)
+        if seconds:
+            reading.put("time_limit_s", seconds, "#SBATCH --time")
+        else:
+            reading.note("#SBATCH --time", f"{limit}: no limit")
+    if "array" in options:
+        reading.note("#SBATCH --array", f"{options['array']}: every member of the array trains on its own")
 
 
 def _time_limit_s(value: str, reading: Reading) -> float:
-    """minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds] (sbatch's manual)."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", value)
+    """minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]; 0 is no limit."""
+    if value.casefold() in ("infinite", "unlimited"):
+        return 0.0
+    match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", value)
     if not match:
         raise reading.fail("#SBATCH --time", value, "a time such as 24:00:00 or 2-12")
     days, first, second, third = match.groups()
@@ -118,20 +272,6 @@ def _time_limit_s(value: str, reading: Reading) -> float:
         seconds = parse_duration_s(text)
     except TrainpaceError:
         raise reading.fail("#SBATCH --time", value, "a time such as 24:00:00") from None
-    if not 0 < seconds < 1e10:
-        raise reading.fail("#SBATCH --time", value, "above 0")
+    if seconds >= 1e10:
+        raise reading.fail("#SBATCH --time", value, "less than 300 years")
     return seconds
-
-
-def _launcher(body: str, reading: Reading) -> bool:
-    joined = body.replace("\\\n", " ")
-    for line in joined.splitlines():
-        if re.search(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed)\b", line):
-            try:
-                if read_launch(line, reading) is not None:
-                    return True
-            except TrainpaceError as error:
-                if "split into words" not in str(error):
-                    raise
-                reading.note("launch line", f"{line.strip()[:60]!r} is not understood", "warning")
-    return False
