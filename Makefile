@@ -12,7 +12,7 @@ help:
 	@echo "make test-fast   the tests that take no more than a few seconds each"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
-	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (three minutes)"
+	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make docs-check  run every command of README.md and docs/"
 
@@ -47,16 +47,16 @@ bench: $(VENV)/installed
 
 # The measured runs are traced once into out/traces (about six minutes), then every use of them takes seconds.
 TRACES ?= out/traces
-out/traces/done: $(VENV)/installed .zoo/installed
+$(TRACES)/done: $(VENV)/installed .zoo/installed
 	for file in measured_runs timm_inference; do \
 	  PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate $(DATA)/$$file.parquet --traces $(TRACES) --json > /dev/null; done
 	@touch $@
 
-fit: out/traces/done
-	PYTHONPATH=. $(BIN)/python -m fitting.fit --data $(DATA) --traces $(TRACES)
+fit: $(TRACES)/done
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python -m fitting.fit --data $(DATA) --traces $(TRACES)
 
-bench-accuracy: out/traces/done
-	PYTHONPATH=. $(BIN)/python benchmarks/accuracy.py --data $(DATA) --traces $(TRACES) --again --write-intervals
+bench-accuracy: $(TRACES)/done
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/accuracy.py --data $(DATA) --traces $(TRACES) --again --write-intervals
 
 docs-check: $(VENV)/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=

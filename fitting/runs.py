@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.step import HOST_SHARPNESS
+from trainpace.forecast.step import PhaseTimes, host_us
 from trainpace.records import load
 from trainpace.validation.conditions import Case, case_of
 from trainpace.validation.evaluate import PAGEABLE_COPY_GB_PER_S, trace_file
@@ -104,7 +104,8 @@ class RunTable:
         ])  # fmt: skip
         self.host = np.array([case.host for case, _ in pairs])
         self.is_compiled = np.array([case.execution.compile for case, _ in pairs])
-        self.table = KernelTable(SimpleNamespace(**self.columns))  # type: ignore[arg-type]
+        self.operators = cast(Any, SimpleNamespace(**self.columns))
+        self.table = KernelTable(self.operators)
 
     def subset(self, rows: np.ndarray) -> RunTable:
         """Some rows only, for the times of one class of operators."""
@@ -129,10 +130,7 @@ class RunTable:
 
     def host_ms(self, c: KernelConstants) -> np.ndarray:
         """The host's time, runs x phases."""
-        kind, launches = self.columns["kind"], self.columns["launches"]
-        launch = np.where(self.phase == PHASES.index("optimizer"), c.host_optimizer_us, c.host_launch_us) * launches
-        each = np.where(kind == "module", c.host_module_us, np.where(kind == "view", c.host_view_us, launch))
-        return self.by_phase(each * self.columns["count"] * 1e-3) * self.host_factor(c)[:, None]
+        return self.by_phase(host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
         """How much slower the run's software launches."""
@@ -146,8 +144,7 @@ class RunTable:
 
     def step_ms(self, device_ms: np.ndarray, c: KernelConstants) -> np.ndarray:
         """Steps from device times (runs x phases), as `forecast.step` assembles them, communication left out."""
-        p = HOST_SHARPNESS
-        together = (device_ms**p + self.host_ms(c) ** p) ** (1 / p)
+        together = PhaseTimes(device_ms, self.host_ms(c)).together_ms()
         start = c.host_step_us * 1e-3 * self.host_factor(c)
         total: np.ndarray = (together * self.repeats).sum(axis=1) + start + self.copy_ms * self.repeats[:, 0]
         return total

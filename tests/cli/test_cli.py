@@ -6,6 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+
+from nouns import measurement
+from trainpace.execution import Execution
+from trainpace.forecast import KernelModel
+from trainpace.hardware import Device, Figure
+from trainpace.measure.profile import MachineProfile
+from trainpace.records import save, to_jsonable
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "examples" / "configs"
@@ -46,6 +54,43 @@ def test_schedule():
     assert answer["time"]["steps"] == 450450
     assert answer["total_s"] == pytest.approx(94594.5)
     assert answer["cost_usd"] == pytest.approx(525.5, abs=0.1)
+
+
+def test_forecast_is_scaled_by_a_measurement_on_another_gpu(tmp_path):
+    plain = ask("forecast", "vgg11", "--gpu", "V100", "--gpu", "T4", "--batch", "1:24")
+    rows = {(row["gpu"], row["batch"]): row for row in plain["rows"]}
+    source = next(row for row in plain["rows"] if row["batch"] == 8)
+    run = Execution(micro_batch=8, optimizer="sgd_momentum")
+    times = {"step_times_ms": (1.0,), "warmup_ms": (), "median_ms": 1.5 * source["step_time_ms"]}
+    measured = replace(measurement(), model="vgg11", device="V100", execution=run, **times)
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps([to_jsonable(measured)]))
+    scaled = ask("forecast", "vgg11", "--gpu", "T4", "--batch", "1:24", "--transfer-from", file)
+    for row in scaled["rows"]:
+        assert row["provenance"] == "transferred"
+        assert row["step_time_ms"] == pytest.approx(1.5 * rows[row["gpu"], row["batch"]]["step_time_ms"])
+    (jumps,) = scaled["jumps"].values()
+    assert jumps
+    for jump in jumps:  # the jump is of the steps that are shown
+        shown = next(row for row in scaled["rows"] if row["batch"] == jump["batch"])
+        assert jump["after_ms"] == pytest.approx(shown["step_time_ms"])
+    file.write_text("[]")
+    assert "no measurement" in trainpace("forecast", "vgg11", "--gpu", "T4", "--transfer-from", file).stderr
+
+
+def test_forecast_of_a_calibrated_machine(tmp_path):
+    figure = Figure(value=1.0, source="micro-benchmark", kind="measured")
+    device = Device(name="this CPU", vendor="", architecture="", kind="cpu", fp32_tflops=figure,
+                    memory_bandwidth_gb_per_s=replace(figure, value=20.0))  # fmt: skip
+    shares = dict.fromkeys(("gemm", "conv", "conv_grouped", "attention", "tensor_core_factor", "memory"), 0.5)
+    kernels = KernelModel(**shares, latency_us=0.0, host_us_per_launch=10.0, basis="a test")
+    save(MachineProfile(device=device, kernels=kernels, environment={}, spread=0.1), tmp_path / "profile.json")
+    (row,) = ask("forecast", "resnet18", "--calibrated", tmp_path / "profile.json", "--batch", "8")["rows"]
+    assert row["provenance"] == "calibrated"
+    assert (
+        row["step_time_ms"] > 8 * 1e3 * 3 * 2 * 1.8e9 / 0.5e12
+    )  # ResNet-18's 1.8 GMAC, three passes, at half a TFLOP/s
+    assert "Name a GPU" in trainpace("forecast", "resnet18").stderr
 
 
 def test_schedule_of_the_thesis():

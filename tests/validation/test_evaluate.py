@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from nouns import workload
+from trainpace.records import save
 from trainpace.validation.evaluate import Row
 from trainpace.validation.summary import by, family_of, summarise
 
@@ -54,6 +56,21 @@ def test_rows_and_summary(folder):
     assert (overall["n"], overall["unsupported"]) == (4, 3)
     assert overall["mape"] == pytest.approx(sum(abs(row["error_pct"]) for row in rows[:4]) / 4)
     assert {s["name"] for s in answer["summary"]["by_file"]} == {"a", "b"}
+
+
+def test_saved_workloads_and_own_files_are_specs_and_a_changed_file_is_traced_again(folder):
+    save(workload(), folder / "saved.json")
+    code = "import torch\ndef task():\n    m = torch.nn.Linear(4, {width})\n    return m, torch.nn.CrossEntropyLoss(), torch.optim.SGD(m.parameters(), lr=0.1), [(torch.randn(4), 1)] * 8\n"
+    (folder / "own.csv").write_text(
+        "model_spec,gpu,precision,batch_per_gpu,step_time_ms\nsaved.json,T4,fp32,8,1\nmine.py:task,T4,fp32,64,1\n"
+    )
+    seen = []
+    for width in (2, 4096):
+        (folder / "mine.py").write_text(code.format(width=width))
+        rows = json.loads(run(folder, "own.csv", "--json").stdout)["rows"]
+        assert [row["unsupported"] for row in rows] == ["", ""]
+        seen.append(rows[1]["forecast_memory_gib"])
+    assert seen[1] > 10 * seen[0]
 
 
 def test_traces_are_kept_and_the_terminal_shows_the_worst(folder):

@@ -60,7 +60,7 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     "--calibrated",
     type=click.Path(exists=True, dir_okay=False),
     metavar="PROFILE.json",
-    help="Also forecast the machine of this profile.",
+    help="Also forecast the machine of this profile: profile_this_cpu() of trainpace.measure, saved with records.save.",
 )
 @click.option("--samples", type=COUNT, help="Samples in an epoch: with --epochs, the whole training is forecast too.")
 @click.option("--epochs", type=float, help="Passes over the data.")
@@ -125,11 +125,13 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         ratio = transfer_ratio(workload, measured, there)
     rows, jumps = [], {}
     for cluster, kernels in targets:
-        for batch in batches:
-            row = forecast_one(workload, replace(run, micro_batch=batch), cluster, plan, kernels)
-            rows.append(transferred(row, ratio, source) if source else row)
-        if kernels is None and run.world_size == 1:
-            jumps[cluster.device.name] = jumps_of(workload, run, cluster.device, batches)
+        swept = [forecast_one(workload, replace(run, micro_batch=batch), cluster, plan, kernels) for batch in batches]
+        if source:
+            swept = [transferred(row, ratio, source) for row in swept]
+        rows += swept
+        step_ms = [row.step.total_ms for row in swept if row.step is not None]
+        if kernels is None and len(step_ms) == len(batches):
+            jumps[cluster.device.name] = jumps_of(workload, run, cluster.device, batches, step_ms)
     if o["as_json"]:
         echo_json({
             "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows],

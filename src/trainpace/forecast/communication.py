@@ -62,7 +62,7 @@ def exposed_ms(
 ) -> float | str:
     """Milliseconds of communication in a step that no computation hides. Times are of one micro-step's passes."""
     ranks = execution.data_parallel_size
-    if ranks == 1:
+    if ranks == 1 or (gradient_bytes == 0 and execution.zero_stage < 3):
         return 0.0
     bandwidth = link_bytes_per_s(cluster)
     if isinstance(bandwidth, str):

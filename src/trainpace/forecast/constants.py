@@ -13,7 +13,7 @@ from trainpace.records import Record, from_json
 
 
 class KernelConstants(Record):
-    """Shares are of the device's sustained figures, for large operators.
+    """Shares are of the device's sustained figures, for large operators. The defaults are guesses from which the fit starts.
 
     watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_power how
     the rate falls below that; consumer_boost: how far GeForce
@@ -21,9 +21,8 @@ class KernelConstants(Record):
     tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
     unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
-    NCHW costs on matrix units, which want NHWC. grouped_*: factor on the tile model for groups of several channels;
-    grouped_*channels: how their
-    rate grows with the channels of a group. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
+    NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
+    grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
     depthwise_*window: how it grows with the window, 1 for not at all. misaligned, conv_misaligned: factors where a
     matrix unit meets sizes not a multiple of 8. traffic_*: share of the memory bandwidth by class of operator.
     l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach,

@@ -38,7 +38,8 @@ def forecast(
     device = cluster.device
     form = workload.form(execution.precision)
     operators = form.operators
-    gradient_bytes = workload.trainable_parameters * (2.0 if form_of(execution.precision) == "half" else 4.0)
+    trained = 0 if workload.mode == "inference" else workload.trainable_parameters
+    gradient_bytes = trained * (2.0 if form_of(execution.precision) == "half" else 4.0)
     parameter_bytes = workload.parameters * (4.0 if form_of(execution.precision) == "fp32" else 2.0)
     memory = step_memory(form, execution, device.kind == "gpu")
     capacity = None if device.memory_gib is None else device.memory_gib.value

@@ -74,8 +74,7 @@ def spread_of(
 
 
 def kind_of_run(step: StepTime, operators: Operators, times: KernelTimes, execution: Execution) -> str:
-    """What decides the time of a run: "launches", "communication", "grouped convolutions", "half" or "full" precision
-    products."""
+    """What decides the time of a run; else the width of its numbers."""
     if step.host_overhead_ms > HOST_SHARE * step.total_ms:
         return "launches"
     if execution.world_size > 1 and (

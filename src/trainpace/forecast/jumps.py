@@ -15,7 +15,6 @@ from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.sweep import sweep_ms
 from trainpace.hardware.device import Device
 from trainpace.outcome import Jump
 from trainpace.workload import Workload
@@ -52,17 +51,17 @@ def jumps_of(
     execution: Execution,
     device: Device,
     batches: Sequence[int],
+    step_ms: Sequence[float],
     constants: KernelConstants | None = None,
 ) -> tuple[Jump, ...]:
-    """The jumps of a sweep on one device, largest operators first as causes. Empty where the device cannot be forecast."""
-    c = constants or fitted_constants()
-    step_ms = sweep_ms(workload, execution, [device], batches, c)[0]
-    found = [] if np.isnan(step_ms).any() else find_jumps(batches, step_ms)
+    """The jumps of forecast steps over ascending batch sizes, with the operators that grow most beyond proportion there."""
+    found = find_jumps(batches, np.asarray(step_ms))
     if not found:
         return ()
+    c = constants or fitted_constants()
     operators = workload.form(execution.precision).operators
     rates = sustained_rates(device, execution.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
-    assert not isinstance(rates, str)
+    assert not isinstance(rates, str), "steps were forecast at these rates"
     table = KernelTable(operators)
     jumps = []
     for i, excess in found:

@@ -11,7 +11,8 @@ from trainpace.workload import TracedForm, form_of
 
 RESERVED_FACTOR = 1.18
 """Reserved over allocated while there is room: torch's caching allocator keeps what it once took, cuDNN's trial workspaces
-included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.30 on their monitors, less the context."""
+included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.32 times the forecast's allocated memory on their monitors,
+context included."""
 FRAGMENTATION = 1.06
 """What cannot be given back when memory is short: segments of 2 and 20 MiB that stay partly empty. 770 of 781 timm runs that
 fitted 24 GB fit by this rule; the others have other normalisations today than when they were measured."""

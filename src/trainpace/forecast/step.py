@@ -45,7 +45,7 @@ def phase_sums(operators: Operators, per_row: Floats) -> Floats:
 
 def host_us(operators: Operators, c: KernelConstants) -> Floats:
     """The host's time for every row, all of its operators together, in microseconds."""
-    kind, phase = np.array(operators.kind), np.array(operators.phase)
+    kind, phase = np.asarray(operators.kind), np.asarray(operators.phase)
     launch = np.where(phase == "optimizer", c.host_optimizer_us, c.host_launch_us) * operators.launches
     each = np.where(kind == "module", c.host_module_us, np.where(kind == "view", c.host_view_us, launch))
     result: Floats = each * operators.count

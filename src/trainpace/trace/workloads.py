@@ -21,9 +21,14 @@ def load_workload(
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
     """The workload of a spec. ``WORKLOAD.json`` is read as it is; everything else is traced."""
-    if spec.endswith(".json") and not spec.startswith("transformers:"):
+    if is_saved(spec):
         return records.load(spec, Workload)
     return trace_isolated(spec, forms, variant, timeout_s)
+
+
+def is_saved(spec: str) -> bool:
+    """Does the spec name a file that holds a workload?"""
+    return spec.endswith(".json") and not spec.startswith("transformers:")
 
 
 def trace_isolated(

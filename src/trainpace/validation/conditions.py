@@ -83,7 +83,7 @@ def case_of(run: Run, folder: Path) -> Case:
         engine=_engine(run, spec),
         precision=precision,
         optimizer=optimizer if mode == "train" else "none",
-        zero_stage=3 if shape["fsdp"] else 1 if shape["zero"] == 1 else 2 if shape["zero"] == 2 else 0,
+        zero_stage=shape["zero"],  # type: ignore[arg-type]
         activation_checkpointing=_checkpointing(run.parallelism),
         compile=run.compile in ("compile", "xla"),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
@@ -96,17 +96,15 @@ def case_of(run: Run, folder: Path) -> Case:
         legacy=legacy,
         checkpointing=execution.activation_checkpointing,
     )
-    cluster = Cluster(
-        device=device,
-        devices_per_node=gpus // nodes,
-        nodes=nodes,
-        network_gb_per_s_per_device=_network(run, gpus // nodes),
-    )
+    network, assumed = _network(run, gpus // nodes), ""
+    if network is None and nodes > 1:
+        network, assumed = TYPICAL_NETWORK_GB_PER_S, f"a network of {TYPICAL_NETWORK_GB_PER_S:g} GB/s a GPU"
+    cluster = Cluster(device=device, devices_per_node=gpus // nodes, nodes=nodes, network_gb_per_s_per_device=network)
     copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
     return Case(
         run, spec, form, variant, execution, cluster, _measured_ms(run, execution), _host(run, device), copies,
         memory_of_device="DeepLearningExamples" in run.framework,
-        assumed=_assumed(run),
+        assumed=assumed,
     )  # fmt: skip
 
 
@@ -180,15 +178,15 @@ def _is_legacy(run: Run, spec: str) -> bool:
 
 
 def _parallelism(text: str) -> dict[str, int]:
-    sizes = {"tp": 1, "pp": 1, "cp": 1, "zero": 0, "fsdp": 0}
+    sizes = {"tp": 1, "pp": 1, "cp": 1, "zero": 0}
     for name in ("tp", "pp", "cp", "zero"):
         found = re.search(rf"(?<![a-z_]){name}=(\d+)", text)
         if found:
             sizes[name] = int(found[1])
     if re.search(r"\bfsdp\b", text) and "NO_SHARD" not in text:
-        sizes["fsdp"] = 1
-    if sizes["zero"] == 3:
-        sizes["fsdp"] = 1
+        sizes["zero"] = 3
+    if sizes["zero"] > 3 or 0 in (sizes["tp"], sizes["pp"], sizes["cp"]):
+        raise TrainpaceError(f"parallelism {text!r} is not understood.")
     return sizes
 
 
@@ -205,17 +203,12 @@ def _engine(run: Run, spec: str) -> Engine:
 
 
 def _network(run: Run, gpus_per_node: int) -> float | None:
-    """GB/s a GPU from texts such as "1600 Gbps RoCE" (a node's) or "RDMA 400 Gb/s per GPU"."""
+    """GB/s a GPU from texts such as "1600 Gbps RoCE" (a node's) or "RDMA 400 Gb/s per GPU"; None where none is stated."""
     found = re.search(r"(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", run.interconnect)
     if found is None:
-        return TYPICAL_NETWORK_GB_PER_S if (run.num_nodes or 1) > 1 else None
+        return None
     per_device = float(found[1]) / 8
     return per_device if "per GPU" in run.interconnect else per_device / gpus_per_node
-
-
-def _assumed(run: Run) -> str:
-    unstated = (run.num_nodes or 1) > 1 and not re.search(r"\d\s*(?:Gbps|Gb/s|Gbit/s)", run.interconnect)
-    return f"a network of {TYPICAL_NETWORK_GB_PER_S:g} GB/s a GPU" if unstated else ""
 
 
 def _measured_ms(run: Run, execution: Execution) -> float | None:

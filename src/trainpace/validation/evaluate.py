@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainpace import records
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import KernelConstants, fitted_constants, forecast
 from trainpace.outcome import Forecast
 from trainpace.records import Record
-from trainpace.trace import trace_many
+from trainpace.trace import is_saved, trace_many
 from trainpace.validation.conditions import Case, case_of
 from trainpace.validation.runs import Run
 from trainpace.workload import Workload
@@ -105,21 +109,34 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
 
 
 def trace_file(traces: Path, case: Case) -> Path:
-    """Where the workload of a case is kept: named by all that it depends on."""
+    """Where the workload of a case is kept: named by all that it depends on, files and libraries included."""
     spec, form, variant = case.trace_key
-    name = spec
-    if spec.startswith("transformers:"):
-        path = Path(spec.partition(":")[2])
-        name = f"transformers:{path.name}:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-    key = repr((TRACE_VERSION, name, form, tuple(variant)))
+    kind, _, name = spec.rpartition(":")
+    source = Path(kind) if kind.endswith(".py") else Path(name)
+    if kind == "transformers" or kind.endswith(".py"):
+        digest = hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""
+        spec = f"{kind if kind == 'transformers' else source.name}:{name if kind != 'transformers' else source.name}:{digest}"
+    key = repr((TRACE_VERSION, _versions(), spec, form, tuple(variant)))
     return traces / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    """Of the libraries that define models: another version may build another model by the same name."""
+    found = []
+    for library in ("torch", "torchvision", "timm", "transformers"):
+        try:
+            found.append(version(library))
+        except PackageNotFoundError:
+            found.append("")
+    return tuple(found)
 
 
 def _workloads(
     cases: Sequence[Case], traces: Path, tell: Tell, workers: int
 ) -> dict[tuple[object, ...], Workload | str]:
     """Every case's workload by its key, or the reason why there is none."""
-    files = {case.trace_key: trace_file(traces, case) for case in cases}
+    files = {case.trace_key: Path(case.spec) if is_saved(case.spec) else trace_file(traces, case) for case in cases}
     missing = {str(file): key for key, file in files.items() if not file.is_file()}
     reasons: dict[str, str] = {}
     if missing:
@@ -146,32 +163,35 @@ def _load(file: Path) -> Workload | str:
 
 
 def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = None) -> Row:
-    spec = run.model_spec or run.model
-    named = {
-        "index": run.index, "file": run.file, "model": spec, "gpu": run.gpu_canonical or run.gpu, "precision": run.precision,
-        "num_gpus": int(run.num_gpus or 1), "batch": int(run.batch_per_gpu or 0),
-    }  # fmt: skip
+    row = Row(
+        index=run.index,
+        file=run.file,
+        model=run.model_spec or run.model,
+        gpu=run.gpu_canonical or run.gpu,
+        num_gpus=int(run.num_gpus or 1),
+        precision=run.precision,
+        batch=int(run.batch_per_gpu or 0),
+        measured_ms=case.measured_ms if case else run.step_time_ms,
+        measured_memory_gib=run.peak_mem_gib,
+        unsupported=reason,
+    )
     if case is None or result is None:
-        return Row(**named, measured_ms=case.measured_ms if case else run.step_time_ms, unsupported=reason)  # type: ignore[arg-type]
-    measured = case.measured_ms
+        return row
     memory = None
     if result.memory is not None:
         memory = result.memory.device_gib if case.memory_of_device else result.memory.allocated_gib
-    memories = {"measured_memory_gib": run.peak_mem_gib, "forecast_memory_gib": memory, "fits": result.fits}
-    if run.peak_mem_gib and memory is not None and result.step is not None:
-        memories["memory_error_pct"] = 100 * (memory / run.peak_mem_gib - 1)
+    row = replace(row, forecast_memory_gib=memory, fits=result.fits)
     if result.step is None or result.step_time_interval_ms is None:
-        return Row(**named, **memories, measured_ms=measured, unsupported=reason)  # type: ignore[arg-type]
-    ms, interval = result.step.total_ms, result.step_time_interval_ms
-    return Row(
-        **named,  # type: ignore[arg-type]
-        **memories,  # type: ignore[arg-type]
-        measured_ms=measured,
+        return row
+    ms, interval, measured = result.step.total_ms, result.step_time_interval_ms, row.measured_ms
+    return replace(
+        row,
         forecast_ms=ms,
         low_ms=interval.low,
         high_ms=interval.high,
         error_pct=None if measured is None else 100 * (ms / measured - 1),
         in_interval=None if measured is None else interval.low <= measured <= interval.high,
+        memory_error_pct=100 * (memory / run.peak_mem_gib - 1) if run.peak_mem_gib and memory is not None else None,
         provenance=result.provenance,
         assumed=case.assumed,
     )
