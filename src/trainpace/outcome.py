@@ -151,6 +151,8 @@ class Measurement(Record):
 
     `step_times_ms` are the timed steps in order; `warmup_ms` those before the steady state, kept as data. `step` holds
     the medians of the parts, scaled by nothing: what of the median step no part explains is in `idle_ms`.
+    `peak_memory_gib` is what live tensors held at most, on a CPU what the process held above its size before training;
+    `reserved_memory_gib` what the framework's allocator kept, on a CPU the whole process.
     """
 
     model: str
@@ -164,8 +166,27 @@ class Measurement(Record):
     peak_memory_gib: float | None
     losses: tuple[float, ...]
     environment: dict[str, str]
+    reserved_memory_gib: float | None = None
+    sequence_length: int | None = None
+    image_size: int | None = None
 
     @property
     def samples_per_second(self) -> float:
         """Throughput at the median step."""
         return 1e3 * self.execution.global_batch / self.median_ms
+
+
+ProbeFailure = Literal["out_of_memory", "timeout", "crashed"]
+
+
+class FailedProbe(Record):
+    """A batch size that could not be measured, and why: an answer as good as a time."""
+
+    model: str
+    device: str
+    execution: Execution
+    failure: ProbeFailure
+    reason: str
+    environment: dict[str, str]
+    sequence_length: int | None = None
+    image_size: int | None = None
