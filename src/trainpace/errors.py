@@ -4,7 +4,9 @@
      ├── UnknownName                a name that is not in a catalogue; lists the nearest
      ├── Contradiction              numbers or files that cannot all be right
      ├── UnreadableInput            a file, config or record that cannot be read
-     └── UserCodeError              the user's model or data raised, hung or died
+     └── UserCodeError              the user's model or data raised or died
+          ├── OutOfMemory           ... for want of memory
+          └── TimedOut              ... or took longer than it was given
 
 A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an ``assert``.
 """
@@ -37,6 +39,14 @@ class UnreadableInput(TrainpaceError):
 
 class UserCodeError(TrainpaceError):
     """The user's own code raised, ran out of time or ended its process."""
+
+
+class OutOfMemory(UserCodeError):
+    """The memory of the device, the machine or a limit was not enough."""
+
+
+class TimedOut(UserCodeError):
+    """The user's own code did not end in the time that it was given."""
 
 
 class UnknownName(TrainpaceError):

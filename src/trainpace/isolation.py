@@ -13,14 +13,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
 from trainpace.records import write_whole
 
 Work = Callable[[dict[str, Any]], str]
+
+LIFELINE = "TRAINPACE_LIFELINE"
+"""Names the end of a pipe that the worker reads: it closes when whoever asked is gone, however that came about."""
+
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc")
 
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
@@ -28,40 +34,57 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
     with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:
         asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
         asked.write_text(json.dumps(request))
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, str(asked), str(answered)],
-            stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        read_end, write_end = os.pipe()
         try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise UserCodeError(f"{what} took longer than {timeout_s:g} s.", "Allow more with --timeout.") from None
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(asked), str(answered)],
+                stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL,
+                start_new_session=True, pass_fds=(read_end,), env={**os.environ, LIFELINE: str(read_end)},
+            )  # fmt: skip
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise TimedOut(f"{what} took longer than {timeout_s:g} s.", "Allow more with --timeout.") from None
+            finally:
+                _end(process)
         finally:
-            _end(process)
+            os.close(read_end)
+            os.close(write_end)
         if not answered.exists():
-            raise UserCodeError(f"{what} ended without an answer ({_cause(process.returncode)}).")
+            kind = OutOfMemory if process.returncode == -signal.SIGKILL else UserCodeError
+            raise kind(f"{what} ended without an answer ({_cause(process.returncode)}).")
         answer: dict[str, Any] = json.loads(answered.read_text())
     if "error" in answer:
-        raise UserCodeError(answer["error"], answer["hint"])
+        raise (OutOfMemory if answer.get("out_of_memory") else UserCodeError)(answer["error"], answer["hint"])
     return str(answer["result"])
 
 
 def serve(work: Work) -> None:
     """The worker's side: do `work` on the request, and answer with its result or one sentence of what went wrong."""
+    _end_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text())
+    answer: dict[str, Any]
     try:
         answer = {"result": work(request)}
-    except TrainpaceError as error:
-        answer = {"error": error.message, "hint": error.hint}
-    except MemoryError:
-        answer = {"error": "the machine's memory is not enough.", "hint": "Try a smaller batch."}
     except (Exception, SystemExit) as error:
-        answer = {"error": explain(error), "hint": ""}
+        cause = error.__cause__ or error
+        if is_out_of_memory(cause):
+            answer = {"error": "the memory is not enough.", "hint": "Try a smaller batch.", "out_of_memory": True}
+        elif isinstance(error, TrainpaceError):
+            answer = {"error": error.message, "hint": error.hint}
+        else:
+            answer = {"error": explain(error), "hint": ""}
     write_whole(sys.argv[2], json.dumps(answer))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of the user's code must not keep the process
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short: Python's, torch's on any device, or a C++ allocation's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
 
 
 def explain(error: BaseException) -> str:
@@ -82,6 +105,20 @@ def _has_fileno() -> bool:
     except (OSError, AttributeError, ValueError):
         return False
     return True
+
+
+def _end_with_parent() -> None:
+    """End this process, and what it started, once the parent has gone without ending it: killed, say."""
+    end = os.environ.pop(LIFELINE, None)
+    if end is None:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(int(end), 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,6 @@
 
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.forecast import forecast
-from trainpace.forecast.roofline import KernelModel
+from trainpace.forecast.timings import MachineModel
 
-__all__ = ["KernelConstants", "KernelModel", "fitted_constants", "forecast"]
+__all__ = ["KernelConstants", "MachineModel", "fitted_constants", "forecast"]

@@ -10,8 +10,9 @@ from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.memory import fits, largest_micro_batch, step_memory
 from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
-from trainpace.forecast.roofline import KernelModel, kernel_times
 from trainpace.forecast.step import PhaseTimes, heaviest, host_us, phase_sums, step_time
+from trainpace.forecast.timings import MachineModel, machine_spread, machine_times, step_factor
+from trainpace.forecast.timings import host_us as machine_host_us
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import Forecast, Interval, Provenance, StepTime
 from trainpace.schedule import Schedule, training_time
@@ -24,7 +25,7 @@ def forecast(
     execution: Execution,
     cluster: Cluster,
     schedule: Schedule | None = None,
-    model: KernelModel | KernelConstants | None = None,
+    model: MachineModel | KernelConstants | None = None,
     host_factor: float = 1.0,
     host_to_device_ms: float = 0.0,
 ) -> Forecast:
@@ -32,7 +33,7 @@ def forecast(
 
     What cannot be done (no such rate on the device, not modelled yet) comes back with `reason` and no step time; a
     forecast that does not fit in memory comes back in full with `fits` False. `model` is the machine's own calibration
-    (a CPU's roofline) or other constants; without it the fitted ones hold. `host_factor` is how much slower than a common host
+    (a CPU's) or other constants; without it the fitted ones hold. `host_factor` is how much slower than a common host
     this one launches; `host_to_device_ms` what copying a micro-batch to the device takes where nothing hides it.
     """
     device = cluster.device
@@ -47,7 +48,7 @@ def forecast(
     largest = None
     if capacity is not None and device.kind == "gpu":
         largest = largest_micro_batch(form, execution, capacity)
-    calibrated = isinstance(model, KernelModel)
+    calibrated = isinstance(model, MachineModel)
     provenance: Provenance = "calibrated" if calibrated else "fitted"
     evaluated = _evaluate(operators, execution, cluster, model, host_factor)
     reason = _not_modelled(execution, workload) or (evaluated if isinstance(evaluated, str) else "")
@@ -72,7 +73,10 @@ def forecast(
             model_flops_per_step=None, provenance=provenance, reason=reason,
         )  # fmt: skip
     assert not isinstance(evaluated, str)
-    spread = spread_of(step, operators, evaluated[0], execution, cluster)
+    if isinstance(model, MachineModel):
+        spread = machine_spread(model, evaluated[0], machine_times(operators, execution.micro_batch, model)[1])
+    else:
+        spread = spread_of(step, operators, evaluated[0], execution, cluster)
     interval = Interval(
         low=step.total_ms * spread.low, high=step.total_ms * spread.high, coverage=spread.coverage, basis=spread.basis
     )
@@ -110,18 +114,20 @@ def _evaluate(
     operators: Operators,
     execution: Execution,
     cluster: Cluster,
-    model: KernelModel | KernelConstants | None,
+    model: MachineModel | KernelConstants | None,
     host_factor: float,
 ) -> tuple[KernelTimes, PhaseTimes, float] | str:
     """(kernel times, phases, the host's work outside the phases in ms), or the reason why there are none."""
     device = cluster.device
-    if isinstance(model, KernelModel) or device.kind == "cpu":
-        if not isinstance(model, KernelModel):
+    if isinstance(model, MachineModel) or device.kind == "cpu":
+        if not isinstance(model, MachineModel):
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
-        times = kernel_times(operators, execution.micro_batch, device, execution.precision, model)
-        if isinstance(times, str):
-            return times
-        host_ms = phase_sums(operators, operators.count * operators.launches * model.host_us_per_launch * 1e-3)
+        if bool((operators.half & (operators.launches > 0)).any()) and not bool(model.timings.half.any()):
+            return f"{device.name} has been calibrated in fp32 only."
+        times, _ = machine_times(operators, execution.micro_batch, model)
+        factor = step_factor(model)
+        times = KernelTimes(times.device_s * factor, *times[1:])
+        host_ms = phase_sums(operators, machine_host_us(operators, model) * 1e-3) * factor
         return times, PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms), 0.0
     constants = model or fitted_constants()
     rates = sustained_rates(

@@ -1,6 +1,7 @@
 """Real steps on this machine. This module itself imports no torch: the work runs in child processes."""
 
-from trainpace.measure.probes import measure, profile_this_cpu
+from trainpace.measure.conditions import Conditions
+from trainpace.measure.probes import calibrate, measure, probe
 from trainpace.measure.profile import MachineProfile
 
-__all__ = ["MachineProfile", "measure", "profile_this_cpu"]
+__all__ = ["Conditions", "MachineProfile", "calibrate", "measure", "probe"]

@@ -1,34 +1,60 @@
-"""Measurements from outside: each probe in a fresh process, so that a crash or a hang costs that probe alone."""
+"""One batch size, measured from outside: in a fresh process, so that a crash or a hang costs that probe alone."""
 
 from __future__ import annotations
 
+import msgspec
+
 from trainpace import records
+from trainpace.errors import OutOfMemory, TimedOut, UserCodeError
+from trainpace.execution import Execution
 from trainpace.isolation import run_isolated
+from trainpace.measure.conditions import Conditions
 from trainpace.measure.profile import MachineProfile
-from trainpace.outcome import Measurement
+from trainpace.outcome import FailedProbe, Measurement, ProbeFailure
 
-PROBE_TIMEOUT_S = 600.0
+CALIBRATION_TIMEOUT_S = 900.0
 
 
-def measure(
-    spec: str,
-    batch_size: int,
-    optimizer: str | None = None,
-    device: str = "cpu",
-    seconds: float = 4.0,
-    sequence_length: int | None = None,
-    timeout_s: float = PROBE_TIMEOUT_S,
-) -> Measurement:
-    """Real training steps of `spec` at one batch size on this machine."""
-    request = {
-        "profile": False, "spec": spec, "batch_size": batch_size, "optimizer": optimizer, "device": device,
-        "seconds": seconds, "sequence_length": sequence_length,
-    }  # fmt: skip
-    answer = run_isolated("trainpace.measure.worker", request, timeout_s, f"measuring {spec} at batch {batch_size}")
+def measure(conditions: Conditions, batch_size: int) -> Measurement:
+    """Real training steps at one batch size on this machine. Raises `UserCodeError` and its kin where they fail."""
+    request = {"verb": "measure", "conditions": msgspec.to_builtins(conditions), "batch_size": batch_size}
+    what = f"measuring {conditions.model} at batch {batch_size}"
+    answer = run_isolated("trainpace.measure.worker", request, conditions.timeout_s, what)
     return records.from_json(answer, Measurement, "the measurement")
 
 
-def profile_this_cpu(timeout_s: float = PROBE_TIMEOUT_S) -> MachineProfile:
-    """Micro-benchmarks of this machine's CPU."""
-    answer = run_isolated("trainpace.measure.worker", {"profile": True}, timeout_s, "profiling this machine")
+def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement | FailedProbe:
+    """As `measure`, but what goes wrong in the user's code or for want of memory is an answer, on the named device."""
+    try:
+        return measure(conditions, batch_size)
+    except OutOfMemory as error:
+        failure: ProbeFailure = "out_of_memory"
+        reason = error.message
+    except TimedOut as error:
+        failure, reason = "timeout", error.message
+    except UserCodeError as error:
+        failure, reason = "crashed", str(error)
+    return FailedProbe(
+        model=conditions.model,
+        device=device,
+        execution=Execution(
+            micro_batch=batch_size,
+            accumulation=conditions.accumulation,
+            precision=conditions.precision,
+            optimizer=conditions.optimizer or "sgd_momentum",
+            channels_last=conditions.channels_last,
+            compile=conditions.compile,
+        ),
+        failure=failure,
+        reason=reason,
+        environment={},
+        sequence_length=conditions.sequence_length,
+        image_size=conditions.image_size,
+    )
+
+
+def calibrate(seconds: float, timeout_s: float = CALIBRATION_TIMEOUT_S) -> MachineProfile:
+    """Micro-benchmarks of this machine's CPU for about `seconds`."""
+    request = {"verb": "calibrate", "seconds": seconds}
+    answer = run_isolated("trainpace.measure.worker", request, timeout_s, "calibrating this machine")
     return records.from_json(answer, MachineProfile, "the profile")

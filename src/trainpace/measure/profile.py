@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpace.forecast import KernelModel
+from trainpace.forecast import MachineModel
 from trainpace.hardware import Device
 from trainpace.records import Record
 
@@ -10,10 +10,12 @@ from trainpace.records import Record
 class MachineProfile(Record):
     """A device made of measured figures, the kernel model that goes with it, and what machine it is.
 
-    `spread` is (slowest - fastest) / median over the rounds of the least steady benchmark: how far to trust the rest.
+    `spread` is (slowest - fastest) / fastest over the passes of a block of layers, at the median block; `drift` the same for
+    blocks that ran at the start, in the middle and at the end: how steady the machine was.
     """
 
     device: Device
-    kernels: KernelModel
+    kernels: MachineModel
     environment: dict[str, str]
     spread: float
+    drift: float = 0.0

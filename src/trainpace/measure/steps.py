@@ -1,96 +1,220 @@
-"""Real optimizer steps, timed one by one."""
+"""Real optimizer steps, timed one by one, in the process that this module runs in."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.execution import Execution, Precision
+from trainpace.measure.conditions import Conditions
 from trainpace.measure.machine import cpu_name, environment
+from trainpace.measure.memory import MemoryMeter
 from trainpace.measure.statistics import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
-from trainpace.trace.task import build_task, make_optimizer
+from trainpace.trace.task import Task, build_task, longest_first, make_optimizer
 
-MOST_STEPS = 200
+MOST_STEPS = 1000
 FEWEST_TIMED = 10
+STEPS_BETWEEN_SYNCHRONISATIONS = 10
+"""On a GPU the host must be free to run ahead, as it is in a real loop; waiting for every step would forbid it."""
 DISTINCT_BATCHES = 4
 """Batches are made before the clock starts and used in turn, so that the loss is a real one and data never waits."""
 
+_AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+_WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-def measure_steps(
-    spec: str, batch_size: int, optimizer: str | None, device: str, seconds: float, sequence_length: int | None = None
-) -> Measurement:
-    """Train `spec` for about `seconds` at one batch size, in fp32, and time every step.
 
-    On CUDA each part ends with a synchronisation, so that host time and device time are the same thing.
+def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
+    """Train for about `conditions.seconds` at one batch size and time every step.
+
+    A step is: clear the gradients, then forward and backward for each micro-batch, then the optimizer. Parts are
+    separated by CUDA events on a GPU, where they count the device's time, and by the clock on a CPU.
     """
-    torch.manual_seed(0)
-    task = build_task(spec, sequence_length)
-    model = task.model.to(device).train()
-    stepper = task.optimizer if task.optimizer is not None and optimizer is None else None
-    if stepper is None:
-        stepper = make_optimizer(optimizer or "sgd_momentum", model)
-    name = optimizer or (type(stepper).__name__.lower() if task.optimizer is not None else "sgd_momentum")
-    batches = [_to_device(task.make_batch(batch_size), device) for _ in range(DISTINCT_BATCHES)]
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    parts: list[tuple[float, float, float]] = []
-    losses: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(parts) < MOST_STEPS and (len(parts) < FEWEST_TIMED + 3 or time.perf_counter() < end):
-        batch = batches[len(parts) % len(batches)]
-        start = _now(device)
-        stepper.zero_grad(set_to_none=True)
-        loss = task.loss(model, batch)
-        forward = _now(device)
-        loss.backward()
-        backward = _now(device)
-        stepper.step()
-        parts.append((forward - start, backward - forward, _now(device) - backward))
-        losses.append(float(loss.detach()))
-    if not all(math.isfinite(loss) for loss in losses):
-        raise TrainpaceError(
-            f"the loss of {task.name} became {losses[-1]} during the measurement.", "Lower the learning rate."
-        )
-    totals = [1e3 * sum(step) for step in parts]
+    c = conditions
+    _check(c)
+    torch.manual_seed(c.seed)
+    meter = MemoryMeter(c.device)
+    task = build_task(c.model, c.sequence_length, c.image_size)
+    stepper = _Stepper(task, c, batch_size)
+    clock = _CudaClock() if c.device == "cuda" else _CpuClock()
+    gc.collect()
+    end = time.perf_counter() + c.seconds
+    while clock.steps < MOST_STEPS and (clock.steps < FEWEST_TIMED + 3 or time.perf_counter() < end):
+        stepper.step(clock)
+        if clock.steps % STEPS_BETWEEN_SYNCHRONISATIONS == 0:
+            clock.settle()
+    clock.settle()
+    losses = [float(loss) for loss in stepper.losses]
+    if not all(math.isfinite(loss) for loss in losses) and c.precision not in ("fp16", "amp_fp16"):
+        bad = next(loss for loss in losses if not math.isfinite(loss))
+        raise TrainpaceError(f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate.")
+    parts = clock.parts_ms
+    totals = [sum(step) for step in parts]
     warm = warmup_steps(totals)
-    steady, steady_parts = totals[warm:], parts[warm:]
-    forward_ms, backward_ms, optimizer_ms = (1e3 * median([step[i] for step in steady_parts]) for i in range(3))
+    steady = totals[warm:]
+    forward_ms, backward_ms, optimizer_ms = (median([step[i] for step in parts[warm:]]) for i in range(3))
     middle = median(steady)
     low, high = median_interval(steady)
+    if stepper.longest is not None:  # after the clock: it sizes the memory, and is no typical step
+        stepper.step(clock, stepper.longest)
+        clock.settle()
+    peak_gib, reserved_gib = meter.peak_gib()
     return Measurement(
         model=task.name,
-        device=torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
-        execution=Execution(micro_batch=batch_size, optimizer=name),
+        device=torch.cuda.get_device_name() if c.device == "cuda" else cpu_name(),
+        execution=Execution(
+            micro_batch=batch_size, accumulation=c.accumulation, precision=c.precision, optimizer=stepper.optimizer_name,
+            channels_last=c.channels_last, compile=c.compile,
+        ),
         step_times_ms=tuple(steady),
         warmup_ms=tuple(totals[:warm]),
         step=StepTime(
-            forward_ms=forward_ms,
-            backward_ms=backward_ms,
-            optimizer_ms=optimizer_ms,
+            forward_ms=forward_ms, backward_ms=backward_ms, optimizer_ms=optimizer_ms,
             idle_ms=max(0.0, middle - forward_ms - backward_ms - optimizer_ms),
         ),
         median_ms=middle,
-        interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order statistics of the timed steps"),
-        peak_memory_gib=torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None,
-        losses=tuple(losses),
-        environment=environment(),
-    )
+        interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order statistics of the timed steps of one process"),
+        peak_memory_gib=peak_gib,
+        reserved_memory_gib=reserved_gib,
+        losses=tuple(loss for loss in losses if math.isfinite(loss)),
+        environment=environment(c.device),
+        sequence_length=task.sequence_length,
+        image_size=c.image_size,
+    )  # fmt: skip
 
 
-def _now(device: str) -> float:
-    if device == "cuda":
+def _check(c: Conditions) -> None:
+    if c.device == "cuda" and not torch.cuda.is_available():
+        raise TrainpaceError("this torch sees no CUDA device.", "Use --device cpu, or install a CUDA build of torch.")
+    if c.device == "cpu" and c.precision in ("tf32", "amp_fp16", "fp16", "fp8"):
+        raise TrainpaceError(f"{c.precision} is for GPUs.", "On a CPU measure fp32, amp_bf16 or bf16.")
+    if c.precision == "fp8":
+        raise TrainpaceError("measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16.")
+
+
+class _Stepper:
+    """Model, optimizer and batches under the conditions, and one step of them."""
+
+    def __init__(self, task: Task, c: Conditions, batch_size: int) -> None:
+        self._task, self._accumulation, self._precision = task, c.accumulation, c.precision
+        self._device = c.device
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = c.precision != "fp32"
+        memory_format = torch.channels_last if c.channels_last else torch.preserve_format
+        model = task.model.to(device=c.device, dtype=_WEIGHTS.get(c.precision), memory_format=memory_format)
+        own = task.optimizer if c.optimizer is None else None
+        # a task's own optimizer holds the parameters themselves, and `to` keeps them
+        self._optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
+        self.optimizer_name = c.optimizer or (type(own).__name__.lower() if own is not None else "sgd_momentum")
+        self._model: Any = model.train()
+        if c.compile:
+            self._model = torch.compile(self._model)
+        self._scaler = torch.amp.GradScaler(c.device) if c.precision == "amp_fp16" else None
+        self._batches = [self._place(task.make_batch(batch_size), c) for _ in range(DISTINCT_BATCHES)]
+        longest = longest_first(task, batch_size)
+        self.longest = None if longest is None else self._place(longest, c)
+        self._next = 0
+        self.losses: list[torch.Tensor] = []
+
+    def step(self, clock: _Clock, batch: Any = None) -> None:
+        """One optimizer step between the marks of the clock; `batch` in place of the next one."""
+        clock.start()
+        self._optimizer.zero_grad(set_to_none=True)
+        for _ in range(self._accumulation):
+            micro = self._batches[self._next % len(self._batches)] if batch is None else batch
+            self._next += 1
+            with self._autocast():
+                loss = self._task.loss(self._model, micro) / self._accumulation
+            clock.forward_done()
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            clock.backward_done()
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        clock.optimizer_done()
+        self.losses.append(loss.detach())
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = _AUTOCAST.get(self._precision)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self._device, dtype)
+
+    def _place(self, value: Any, c: Conditions) -> Any:
+        """To the device; floating-point inputs in the weights' own format."""
+        if isinstance(value, torch.Tensor):
+            value = value.to(device=c.device, dtype=_WEIGHTS.get(c.precision) if value.is_floating_point() else None)
+            return value.to(memory_format=torch.channels_last) if c.channels_last and value.dim() == 4 else value
+        if isinstance(value, dict):
+            return {key: self._place(part, c) for key, part in value.items()}
+        return type(value)(self._place(part, c) for part in value) if isinstance(value, list | tuple) else value
+
+
+class _Clock:
+    """Marks within steps, and the milliseconds of (forward, backward, optimizer) of each step that has settled."""
+
+    def __init__(self) -> None:
+        self.parts_ms: list[tuple[float, float, float]] = []
+        self.steps = 0
+        self._marks: list[list[Any]] = []
+
+    def start(self) -> None:
+        self._marks.append([self._now()])
+
+    def forward_done(self) -> None:
+        self._marks[-1].append(self._now())
+
+    backward_done = forward_done
+
+    def optimizer_done(self) -> None:
+        self._marks[-1].append(self._now())
+        self.steps += 1
+
+    def settle(self) -> None:
+        """Wait for the device and turn the marks into times."""
+        self._wait()
+        for marks in self._marks:
+            spans = [self._span_ms(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+            # forward and backward take turns under accumulation; the optimizer comes last
+            self.parts_ms.append((sum(spans[0:-1:2]), sum(spans[1:-1:2]), spans[-1]))
+        self._marks.clear()
+
+    def _now(self) -> Any:
+        raise NotImplementedError
+
+    def _wait(self) -> None:
+        raise NotImplementedError
+
+    def _span_ms(self, first: Any, second: Any) -> float:
+        raise NotImplementedError
+
+
+class _CpuClock(_Clock):
+    def _now(self) -> float:
+        return time.perf_counter()
+
+    def _wait(self) -> None:
+        pass
+
+    def _span_ms(self, first: float, second: float) -> float:
+        return 1e3 * (second - first)
+
+
+class _CudaClock(_Clock):
+    def _now(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _wait(self) -> None:
         torch.cuda.synchronize()
-    return time.perf_counter()
 
-
-def _to_device(value: Any, device: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, list | tuple):
-        return type(value)(_to_device(part, device) for part in value)
-    return {k: _to_device(v, device) for k, v in value.items()} if isinstance(value, dict) else value
+    def _span_ms(self, first: Any, second: Any) -> float:
+        span: float = first.elapsed_time(second)
+        return span

@@ -1,17 +1,43 @@
-"""``python -m trainpace.measure.worker``: time steps, or profile the machine, in a process of its own."""
+"""``python -m trainpace.measure.worker``: time steps, or calibrate the machine, in a process of its own."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import msgspec
+
+from trainpace.errors import TrainpaceError
 from trainpace.isolation import serve
-from trainpace.measure.machine import profile_cpu
-from trainpace.measure.steps import measure_steps
+from trainpace.measure.conditions import Conditions
 from trainpace.records import to_json
 
 
 def _work(request: dict[str, Any]) -> str:
-    return to_json(profile_cpu() if request.pop("profile") else measure_steps(**request))
+    if request["verb"] == "calibrate":
+        from trainpace.measure.calibrate import calibrate
+
+        return to_json(calibrate(request["seconds"]))
+    from trainpace.measure.steps import measure_steps
+
+    conditions = msgspec.convert(request["conditions"], Conditions)
+    if conditions.memory_limit_gib is not None:
+        _limit_memory(conditions.memory_limit_gib)
+    return to_json(measure_steps(conditions, request["batch_size"]))
+
+
+def _limit_memory(gib: float) -> None:
+    """Let this process take only so much more than it has now, after torch was loaded. Data and anonymous memory count."""
+    try:
+        import resource
+        from pathlib import Path
+
+        lines = Path("/proc/self/status").read_text().splitlines()
+        now_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+        limit = now_kib * 1024 + int(gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    except (ImportError, OSError, ValueError, StopIteration):
+        raise TrainpaceError(f"a memory limit cannot be set on {sys.platform}.", "Leave it out.") from None
 
 
 if __name__ == "__main__":

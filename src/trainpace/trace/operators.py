@@ -113,7 +113,7 @@ def _window(name: str, args: Sequence[Any], inputs: list[torch.Tensor]) -> int:
 
 def _bias(y: torch.Tensor) -> Row:
     size = _bytes([y])
-    return Row("elementwise", "add_", _is_half([y]), 1, float(y.numel()), size, size, (y.numel(), y.numel()))
+    return Row("elementwise", "conv_bias", _is_half([y]), 1, float(y.numel()), size, size, (y.numel(), y.numel()))
 
 
 def _gemm(name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
@@ -168,7 +168,7 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
     if mask[2]:
         bias = _bytes([out[2]])
         rows.append(
-            Row("reduction", "sum", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1))
+            Row("reduction", "conv_bias_backward", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1))
         )
     return rows
 

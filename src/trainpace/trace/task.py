@@ -26,6 +26,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+LOOKED_AT = 1000
+
+
 class Task(NamedTuple):
     """What is trained. `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar;
     `forward(model, batch)` is the model alone."""
@@ -39,6 +42,7 @@ class Task(NamedTuple):
     sample: str
     sequence_length: int | None = None
     dataset: Any = None
+    collate: Callable[[Sequence[Any]], Any] | None = None
 
 
 def build_task(
@@ -197,7 +201,10 @@ def _longer_positions(config: Any, sequence_length: int | None) -> None:
 
 
 def _from_file(path: Path, function: str) -> Task:
-    """The function returns (model, loss, optimizer, dataset); `loss` takes (output, target)."""
+    """The function returns (model, loss, optimizer, dataset); `loss` takes (output, target).
+
+    A data set whose samples differ in length brings its own `collate_fn` (a list of samples into a batch), as an attribute.
+    """
     if not path.is_file():
         raise UnreadableInput(f"cannot read {path}: no such file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -234,15 +241,17 @@ def _from_file(path: Path, function: str) -> Task:
             f"a sample of {path}:{function} is a {type(first).__name__}.", "It should be (input, ..., target)."
         )
 
+    own_collate = getattr(dataset, "collate_fn", None) or collate
+
     def make_batch(n: int) -> Any:
-        return collate([dataset[i % len(dataset)] for i in range(n)])
+        return own_collate([dataset[i % len(dataset)] for i in range(n)])
 
     shape = " x ".join(str(s) for s in getattr(first[0], "shape", ())) or type(first[0]).__name__
 
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(*batch[:-1])
 
-    return Task(f"{path.name}:{function}", model, forward, loss, make_batch, optimizer, shape, None, dataset)
+    return Task(f"{path.name}:{function}", model, forward, loss, make_batch, optimizer, shape, None, dataset, own_collate)
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -291,3 +300,27 @@ def _import(module: str, package: str) -> Any:
             f"{package} does not load beside this torch ({str(error).splitlines()[0]}).",
             f"Install the {package} build that belongs to this torch.",
         ) from None
+
+
+def longest_first(task: Task, n: int) -> Any | None:
+    """A batch of the n samples with the most elements, where samples vary in length; None where all are alike.
+
+    Only the first 1,000 samples are looked at: reading a data set whole may take hours.
+    """
+    if task.dataset is None:
+        return None
+    assert task.collate is not None, "a task with a data set knows how to make batches of it"
+    looked = min(len(task.dataset), LOOKED_AT)
+    sizes = [_elements(task.dataset[i]) for i in range(looked)]
+    if len(set(sizes)) == 1:
+        return None
+    longest = sorted(range(looked), key=lambda i: -sizes[i])[:n]
+    return task.collate([task.dataset[longest[i % len(longest)]] for i in range(n)])
+
+
+def _elements(sample: Any) -> int:
+    if isinstance(sample, torch.Tensor):
+        return sample.numel()
+    if isinstance(sample, dict):
+        return sum(_elements(part) for part in sample.values())
+    return sum(map(_elements, sample)) if isinstance(sample, list | tuple) else 0

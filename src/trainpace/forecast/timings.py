@@ -1,0 +1,257 @@
+"""Operator times of one machine, learnt from its own micro-benchmarks.
+
+A bounded physical form says most of it (a roofline on a CPU, the fitted kernel model on a GPU); what is left, the logarithm
+of measured over formula, is interpolated between the micro-benchmarks by Gaussian-process regression (Rasmussen and Williams
+2006, section 2.2) over the logarithms of the operator's sizes, a process for each class. Far from every micro-benchmark it
+returns to the median of its class and says that it is unsure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainpace.errors import TrainpaceError
+from trainpace.forecast.intervals import COVERAGE, Spread, student_t_95
+from trainpace.forecast.kernels import KernelTimes
+from trainpace.records import Record
+from trainpace.workload import MATRIX_KINDS, Operators, at_batch
+
+Floats = NDArray[np.float64]
+
+UNHEARD_SD = 0.7
+"""Standard deviation, in logarithms, of a class of operators without any micro-benchmark: a factor of two."""
+WHOLE_STEP_SD = 0.2
+"""Of a step's forecast in logarithms, where a profile has no whole networks to learn it from."""
+DIMS = 16
+FUSED = ("conv_bias", "conv_bias_backward")
+"""Rows that a CPU's convolution does on the way; on a GPU they are kernels of their own."""
+
+
+class ClassFit(Record):
+    """How smooth a class of operators is: its length scale and noise, both in logarithms."""
+
+    length_scale: float
+    noise: float
+
+
+class OperatorTimings(Record):
+    """n timed operators. flops, bytes, seconds, half: n. dims: n x 16, as `trace` documents them for each kind."""
+
+    kind: tuple[str, ...]
+    function: tuple[str, ...]
+    half: np.ndarray
+    flops: np.ndarray
+    bytes: np.ndarray
+    dims: np.ndarray
+    seconds: np.ndarray
+    fits: dict[str, ClassFit]
+
+    def __post_init__(self) -> None:
+        n = len(self.kind)
+        columns = (self.half, self.flops, self.bytes, self.seconds)
+        if n == 0 or len(self.function) != n or any(c.shape != (n,) for c in columns) or self.dims.shape != (n, DIMS):
+            raise TrainpaceError("the operator timings are empty, or their columns differ in length.")
+        if not ((self.seconds > 0).all() and np.isfinite(self.seconds).all()):
+            raise TrainpaceError("an operator's time in the timings is not above zero.")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def classes(self) -> list[str]:
+        """The class of every timed operator."""
+        return classes_of(self.kind, self.function, self.half)
+
+
+class Roofline(NamedTuple):
+    """The physical form on a CPU: the later of arithmetic and traffic, and what the smallest operator takes."""
+
+    flop_per_s: float
+    bytes_per_s: float
+    start_s: float
+
+    def seconds(self, kind: tuple[str, ...], flops: Floats, traffic: Floats) -> Floats:
+        """One operator's time, for each."""
+        matrix = np.isin(kind, list(MATRIX_KINDS))
+        compute = np.where(matrix, flops, 0.0) / self.flop_per_s
+        result: Floats = np.maximum(compute, traffic / self.bytes_per_s) + self.start_s
+        return result
+
+
+class MachineModel(Record):
+    """What a calibration knows of one machine's CPU: rates of the roofline, timed operators, and the host's own work."""
+
+    timings: OperatorTimings
+    flop_per_s: float
+    bytes_per_s: float
+    start_us: float
+    host_us_per_operator: float
+    host_us_per_view: float
+    host_us_per_module: float
+    basis: str
+    step_factors: tuple[float, ...] = ()
+    """measured / forecast of whole steps of random networks, run beside the micro-benchmarks: what lies between the
+    operators (colder caches, the allocator) and how far a forecast is off."""
+
+    @property
+    def form(self) -> Roofline:
+        """The physical form that the timings correct."""
+        return Roofline(self.flop_per_s, self.bytes_per_s, 1e-6 * self.start_us)
+
+
+class Predicted(NamedTuple):
+    """Seconds of one operator of each row, and the standard deviation of its logarithm."""
+
+    seconds: Floats
+    log_sd: Floats
+
+
+def classes_of(kind: tuple[str, ...], function: tuple[str, ...], half: np.ndarray) -> list[str]:
+    """Matrix operators by kind, whose functions are one algorithm; all others by function."""
+    return [
+        (k if k in MATRIX_KINDS else f) + ("/half" if h else "")
+        for k, f, h in zip(kind, function, half.tolist(), strict=True)
+    ]
+
+
+def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
+    """(rows, features): logarithms of the sizes that decide how well an operator of this kind runs."""
+
+    def log(x: Floats) -> Floats:
+        result: Floats = np.log(np.maximum(x, 1.0))
+        return result
+
+    if kind.startswith("conv"):
+        groups = np.maximum(dims[:, 1], 1.0)
+        sizes = [dims[:, 0], dims[:, 2] / groups, dims[:, 3] / groups, groups, dims[:, 7:10].prod(axis=1)]
+        # kernel and stride choose the algorithm: a step in them is a longer way than one in the number of channels
+        return np.stack([*map(log, sizes), 1.5 * log(dims[:, 10:13].prod(axis=1)), 1.5 * log(dims[:, 13:15].prod(axis=1))], axis=1)
+    if kind == "gemm":
+        return log(dims[:, :4])
+    if kind.startswith("attention"):
+        return np.concatenate([log(dims[:, :5]), 2.0 * dims[:, 5:6]], axis=1)
+    # how much more goes in than comes out: a sum, a table that is looked up, a broadcast
+    general = [log(traffic), 0.5 * (log(dims[:, 0]) - log(dims[:, 1]))]
+    if kind in ("norm", "softmax", "pool"):
+        general.append(log(dims[:, 2]))
+    return np.stack(general, axis=1)
+
+
+def predict(operators: Operators, batch: int, timings: OperatorTimings, form: Roofline) -> Predicted:
+    """Time of one operator of every row at a batch size. Rows of the host alone take none."""
+    flops, dims = at_batch(operators.flops, batch), at_batch(operators.dims, batch)
+    traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
+    base = form.seconds(operators.kind, flops, traffic)
+    known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
+    wanted = np.array(classes_of(operators.kind, operators.function, operators.half))
+    have, have_kind = np.array(timings.classes()), np.array(timings.kind)
+    kinds = np.array(operators.kind)
+    log_ratio, log_sd = np.zeros(len(kinds)), np.full(len(kinds), UNHEARD_SD)
+    for name in sorted(set(wanted.tolist())):
+        rows = np.flatnonzero((wanted == name) & (operators.launches > 0))
+        if not len(rows):
+            continue
+        kind = str(kinds[rows[0]])
+        near = np.flatnonzero(have == name)
+        if not len(near):  # another function of the same kind is the next best guess
+            near = np.flatnonzero((have_kind == kind) & (timings.half == operators.half[rows[0]]))
+        if not len(near):
+            continue
+        fit = timings.fits.get(name) or timings.fits.get(kind) or ClassFit(length_scale=2.0, noise=0.3)
+        process = Process(features(kind, timings.dims[near], timings.bytes[near]), known[near], fit)
+        log_ratio[rows], log_sd[rows] = process.at(features(kind, dims[rows], traffic[rows]))
+    on_device = (operators.launches > 0) & ~np.isin(operators.function, FUSED)
+    seconds = np.where(on_device, base * np.exp(log_ratio), 0.0)
+    return Predicted(seconds, np.where(on_device, log_sd, 0.0))
+
+
+def machine_times(operators: Operators, batch: int, model: MachineModel) -> tuple[KernelTimes, Floats]:
+    """(times of every row, all its operators together; the standard deviation of each one's logarithm)."""
+    predicted = predict(operators, batch, model.timings, model.form)
+    traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
+    matrix = np.isin(operators.kind, list(MATRIX_KINDS))
+    flops = np.where(matrix, at_batch(operators.flops, batch), 0.0)
+    latency = operators.count * operators.launches * model.start_us * 1e-6
+    times = KernelTimes(
+        predicted.seconds * operators.count,
+        operators.count * flops / model.flop_per_s,
+        operators.count * traffic / model.bytes_per_s,
+        latency,
+    )
+    return times, predicted.log_sd
+
+
+def host_us(operators: Operators, model: MachineModel) -> Floats:
+    """The host's own time for every row, all of its operators together, in microseconds."""
+    kind = np.asarray(operators.kind)
+    launch = model.host_us_per_operator * operators.launches
+    each = np.where(kind == "module", model.host_us_per_module, np.where(kind == "view", model.host_us_per_view, launch))
+    result: Floats = each * operators.count
+    return result
+
+
+def step_factor(model: MachineModel) -> float:
+    """The correction of a whole step: the geometric mean over the random networks; 1 without any."""
+    return float(np.exp(np.mean(np.log(model.step_factors)))) if model.step_factors else 1.0
+
+
+def machine_spread(model: MachineModel, times: KernelTimes, log_sd: Floats) -> Spread:
+    """Factors on a corrected step that hold 90 of 100: how the random networks scatter, and how sure each operator's time is.
+
+    Operators err apart from each other, so that their shares' errors add up in squares.
+    """
+    n = len(model.step_factors)
+    shares = times.device_s / max(float(times.device_s.sum()), 1e-12)
+    variance = float(((shares * log_sd) ** 2).sum())
+    degrees = max(1, n - 1)
+    scatter = float(np.var(np.log(model.step_factors), ddof=1)) if n > 1 else WHOLE_STEP_SD**2
+    half = student_t_95(degrees if n > 1 else 30) * np.sqrt(scatter * (1 + 1 / max(n, 1)) + variance)
+    basis = f"{n} random networks timed on this machine" if n else "micro-benchmarks alone"
+    return Spread(float(np.exp(-half)), float(np.exp(half)), COVERAGE, basis)
+
+
+class Process:
+    """Gaussian-process regression with a squared-exponential kernel around the median of what is known."""
+
+    def __init__(self, x: Floats, y: Floats, fit: ClassFit) -> None:
+        self._x, self._fit = x, fit
+        self._centre = float(np.median(y))
+        self._variance = max(float(np.var(y)), 0.05)
+        covariance = self._kernel(x, x) + fit.noise**2 * np.eye(len(y))
+        self._inverse = np.linalg.inv(covariance)
+        self._weights = self._inverse @ (y - self._centre)
+
+    def at(self, x: Floats) -> tuple[Floats, Floats]:
+        """(mean, standard deviation) at each row of x."""
+        cross = self._kernel(x, self._x)
+        mean = self._centre + cross @ self._weights
+        variance = self._variance - np.einsum("ij,jk,ik->i", cross, self._inverse, cross) + self._fit.noise**2
+        return mean, np.sqrt(np.maximum(variance, 1e-6))
+
+    def left_out(self) -> Floats:
+        """The error at each known point of a process that does not know it (Rasmussen and Williams, equation 5.12)."""
+        result: Floats = self._weights / np.diag(self._inverse)
+        return result
+
+    def _kernel(self, a: Floats, b: Floats) -> Floats:
+        squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=-1)
+        result: Floats = self._variance * np.exp(-0.5 * squared / self._fit.length_scale**2)
+        return result
+
+
+def fit_classes(timings: OperatorTimings, form: Roofline) -> dict[str, ClassFit]:
+    """The smoothness of each class, and of each kind of all its functions, by leaving one micro-benchmark out."""
+    known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
+    classes, kinds = np.array(timings.classes()), np.array(timings.kind)
+    fits = {}
+    for names in (classes, kinds):
+        for name in sorted(set(names.tolist())):
+            rows = np.flatnonzero(names == name)
+            if name in fits or len(rows) < 8:
+                continue
+            x = features(str(kinds[rows[0]]), timings.dims[rows], timings.bytes[rows])
+            tried = [ClassFit(length_scale=scale, noise=noise) for scale in (1.0, 2.0, 4.0) for noise in (0.1, 0.25)]
+            fits[name] = min(tried, key=lambda fit: float(np.abs(Process(x, known[rows], fit).left_out()).mean()))
+    return fits

@@ -1,0 +1,184 @@
+"""A minute of micro-benchmarks of this machine's CPU, without any model: what forecasts of it rest on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainpace.forecast import MachineModel
+from trainpace.forecast.timings import DIMS, FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
+from trainpace.hardware import Device, Figure
+from trainpace.measure.kit import block, tiny_step
+from trainpace.measure.machine import cpu_name, environment, memory_gib
+from trainpace.measure.operator_timer import OperatorTimer, TimedRow
+from trainpace.measure.profile import MachineProfile
+
+PASSES = 4
+"""Of every block, after one that warms up; the fastest counts, since what disturbs a machine only ever adds."""
+MOST_OF_A_CLASS = 300
+CANARIES = 6
+"""Blocks that run at the start, in the middle and at the end: how steady was the machine meanwhile?"""
+
+
+def calibrate(seconds: float) -> MachineProfile:
+    """Time blocks of layers for about `seconds` with torch's current number of threads."""
+    torch.manual_seed(0)
+    begin = time.perf_counter()
+    form = _roofline()
+    canaries = [_canary_s()]
+    timed: list[TimedRow] = []
+    spreads: list[float] = []
+    seed, half_way = CANARIES, False
+    while (now := time.perf_counter() - begin) < seconds:
+        if not half_way and now > seconds / 2:
+            half_way = True
+            canaries.append(_canary_s())
+        rows, spread = _time_block(seed)
+        timed += rows
+        spreads.append(spread)
+        seed += 1
+    canaries.append(_canary_s())
+    timings = _timings(timed, form)
+    return MachineProfile(
+        device=_device(form),
+        kernels=MachineModel(
+            timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
+            **_host_us(), basis=f"{len(timings)} operators timed on this machine",
+        ),
+        environment=environment("cpu"),
+        spread=statistics.median(spreads),
+        drift=max(canaries) / min(canaries) - 1,
+    )  # fmt: skip
+
+
+def _time_block(seed: int) -> tuple[list[TimedRow], float]:
+    """Every operator at the fastest of its passes; and the spread of the whole block over them, (max - min) / min."""
+    made = block(seed)
+    model = made.module.train()
+    if seed % 2:
+        stepper: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=True)
+    else:
+        stepper = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    passes, totals = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(PASSES + 1):
+            x = made.make_input()
+            timer = OperatorTimer("cpu")
+            with timer:
+                stepper.zero_grad(set_to_none=True)
+                model(x).backward()
+                stepper.step()
+            passes.append(timer.rows())
+            totals.append(timer.seconds)
+    alike = [rows for rows in passes[1:] if len(rows) == len(passes[-1])]  # the first has made the optimizer's states
+    fastest = [
+        TimedRow(same[0].row, min(timed.seconds for timed in same)) for same in zip(*alike, strict=True)
+    ]  # fmt: skip
+    return fastest, max(totals[1:]) / min(totals[1:]) - 1
+
+
+def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
+    """Device rows only, no more of a class than a process of its own can be solved for in a moment."""
+    kept = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
+    whole = _table(kept, {})
+    order = np.random.default_rng(0).permutation(len(kept))
+    seen: dict[str, int] = {}
+    chosen = []
+    classes = whole.classes()
+    for i in order.tolist():
+        seen[classes[i]] = seen.get(classes[i], 0) + 1
+        if seen[classes[i]] <= MOST_OF_A_CLASS:
+            chosen.append(kept[i])
+    table = _table(chosen, {})
+    return _table(chosen, fit_classes(table, form))
+
+
+def _table(timed: list[TimedRow], fits: dict[str, ClassFit]) -> OperatorTimings:
+    rows = [t.row for t in timed]
+    return OperatorTimings(
+        kind=tuple(r.kind for r in rows),
+        function=tuple(r.function for r in rows),
+        half=np.array([r.half for r in rows]),
+        flops=np.array([r.flops for r in rows]),
+        bytes=np.array([r.read_bytes + r.written_bytes for r in rows]),
+        dims=np.array([[*r.dims, *([0] * (DIMS - len(r.dims)))] for r in rows], dtype=float),
+        seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]),
+        fits=fits,
+    )
+
+
+def _roofline() -> Roofline:
+    """The best rates of large operators, and what the smallest takes."""
+    square = torch.randn(1024, 1024)
+    x = torch.randn(4 * 2**20)
+    one = torch.ones(1)
+    return Roofline(
+        flop_per_s=2 * 1024.0**3 / _fastest_s(lambda: square @ square),
+        # with a new output each time, as training has it: fresh pages cost a CPU more than the traffic itself
+        bytes_per_s=2 * 4.0 * x.numel() / _fastest_s(lambda: torch.relu(x)),
+        start_s=_fastest_s(lambda: torch.relu(one)),
+    )
+
+
+def _fastest_s(work: Callable[[], Any], rounds: int = 7) -> float:
+    work()
+    start = time.perf_counter()
+    work()
+    calls = max(1, int(0.02 / max(time.perf_counter() - start, 1e-7)))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - start) / calls)
+    return min(times)
+
+
+def _canary_s() -> float:
+    return sum(sum(t.seconds for t in _time_block(seed)[0]) for seed in range(CANARIES))
+
+
+def _host_us() -> dict[str, float]:
+    """The host's own work for an operator, a view and a module: between operators, where nothing is computed."""
+    layers = 20
+    parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
+    plain = _fastest_s(step := tiny_step(parts()))
+    timer = OperatorTimer("cpu")
+    with timer:
+        step()
+    device_s = sum(t.seconds for t in timer.rows() if t.row.launches > 0)
+    launches = sum(t.row.launches for t in timer.rows())
+    modules = _fastest_s(tiny_step(parts(nn.Identity(), nn.Identity()))) - plain
+    # an Unflatten and a Flatten are two modules and, with their backward, four views
+    views = _fastest_s(tiny_step(parts(nn.Unflatten(1, (2, 2)), nn.Flatten()))) - plain - modules
+    module_us = max(0.0, 1e6 * modules / (2 * layers))
+    return {
+        "host_us_per_module": module_us,
+        "host_us_per_view": max(0.0, 1e6 * views / (4 * layers)),
+        "host_us_per_operator": max(0.0, 1e6 * (plain - device_s) - module_us * 2 * layers) / launches,
+    }
+
+
+def _device(form: Roofline) -> Device:
+    gib = memory_gib()
+
+    def measured(value: float) -> Figure:
+        return Figure(value=value, source="micro-benchmark on this machine", kind="measured")
+
+    return Device(
+        name=cpu_name(),
+        vendor="",
+        architecture=environment("cpu")["architecture"],
+        kind="cpu",
+        fp32_tflops=measured(form.flop_per_s / 1e12),
+        memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),
+        memory_gib=None if gib is None else measured(gib),
+    )
