@@ -16,6 +16,8 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.trace import zoo
+from trainpace.trace.generated import build_generated, loss_of
+from trainpace.trace.generator import is_random
 from trainpace.trace.transformers_mapping import fuse_mpt_attention
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -48,7 +50,8 @@ class Task(NamedTuple):
 def build_task(
     spec: str, sequence_length: int | None = None, image_size: int | None = None, fused_attention: bool = True
 ) -> Task:
-    """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json` or `FILE.py:FUNCTION`.
+    """A task from `NAME`, `torchvision:NAME`, `timm:NAME`, `transformers:CONFIG.json`, `random:FAMILY:SEED` or
+    `FILE.py:FUNCTION`.
 
     `image_size` is the side in pixels, for image models. Without `fused_attention` transformers and timm compute it from
     plain products, as they did before torch 2.0. Call under ``torch.device("meta")`` to get a model without weights.
@@ -57,6 +60,8 @@ def build_task(
     kind, _, name = spec.rpartition(":")
     if kind.endswith(".py"):
         return _from_file(Path(kind), name)
+    if is_random(spec):
+        return _generated(spec, sequence_length, image_size)
     if kind == "transformers":
         return _transformer(name, sequence_length, image_size, fused_attention)
     if sequence_length is not None:
@@ -80,13 +85,13 @@ def build_task(
                 "model",
                 spec,
                 zoo.MODELS,
-                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, FILE.py:FUNCTION.",
+                "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, random:FAMILY:SEED, FILE.py:FUNCTION.",
             )
         entry = zoo.MODELS[name]
         shape = _square(entry.input_shape, image_size)
         model = entry.build(image_size=shape[-1]) if entry.takes_image_size else entry.build()
         return _image_task(spec, model, shape, entry.classes)
-    raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "FILE.py:"])
+    raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "random:", "FILE.py:"])
 
 
 def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -> Task:
@@ -110,6 +115,19 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
         with contextlib.suppress(TypeError):
             model = create(img_size=image_size)
     return _image_task(spec, model, shape, model.num_classes or 1)  # 0 for models without a head
+
+
+def _generated(spec: str, sequence_length: int | None, image_size: int | None) -> Task:
+    (model, make_batch, sample, length), regression = build_generated(spec, sequence_length, image_size)
+    criterion = loss_of(regression)
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(batch[0])
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return criterion(model(batch[0]), batch[1])
+
+    return Task(spec, model, forward, loss, make_batch, None, sample, length)
 
 
 def _square(shape: tuple[int, ...], image_size: int | None) -> tuple[int, ...]:

@@ -1,0 +1,138 @@
+"""Named lists of measurements for a machine that is left alone: what to measure, not how. No torch here.
+
+A suite of one's own is a TOML file of ``[[task]]`` tables::
+
+    [[task]]
+    model = "resnet50"        # any model spec, the one key that is needed; files are found from the working folder
+    batch = [1, 2, 4]         # or one whole number
+    precision = "fp32"
+    optimizer = "adamw"
+    sequence_length = 128
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
+from trainpace.execution import PRECISIONS, Precision
+from trainpace.records import Record, read_bytes
+from trainpace.trace.generator import FAMILIES, is_random, parse
+
+SUITES = ("classic", "random", "small")
+CLASSIC = (
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vgg11", "vgg13", "vgg16", "vgg19", "mobilenet_v2",
+)  # fmt: skip
+SMALL = (
+    "random:mlp:6", "random:mlp:9", "random:cnn:10", "random:cnn:13", "random:rnn:9", "random:rnn:21",
+    "random:transformer:8", "random:transformer:13",
+)  # fmt: skip
+BATCHES = (1, 2, 4, 8, 16, 32)
+RANDOM_BATCHES = (2, 4, 8, 16, 32)
+"""Not 1, at which a batch norm over single values refuses to train."""
+SMALL_BATCHES = (2, 4, 8)
+OPTIMIZERS = ("sgd", "sgd_momentum", "adam", "adamw")
+MOST_ITEMS = 100_000
+SEEDS_PER_SUITE = 1_000_000
+"""Random suites of different seeds share no architecture."""
+LARGEST_BATCH = 2**20
+_KEYS = ("model", "batch", "precision", "optimizer", "sequence_length")
+
+
+class SuiteItem(Record):
+    """One model to measure at several batch sizes. `optimizer` None: the task's own, or SGD with momentum."""
+
+    spec: str
+    batches: tuple[int, ...]
+    precision: Precision = "fp32"
+    optimizer: str | None = None
+    sequence_length: int | None = None
+
+
+def suite(name: str, n: int | None = None, seed: int | None = None) -> tuple[SuiteItem, ...]:
+    """The items of ``classic`` (the zoo's models), ``small`` (seconds on a CPU), ``random``, or a ``FILE.toml``.
+
+    ``random`` gives `n` random architectures, families in turn, other ones for another `seed` (0 without one).
+    Raises `TrainpaceError` for what cannot be a suite.
+    """
+    if name == "random":
+        return _random(n, 0 if seed is None else seed)
+    if n is not None or seed is not None:
+        raise Contradiction(f"a number of models and a seed belong to the random suite, not to {name}.")
+    if name == "classic":
+        return tuple(SuiteItem(spec=spec, batches=BATCHES) for spec in CLASSIC)
+    if name == "small":
+        return tuple(SuiteItem(spec=spec, batches=SMALL_BATCHES) for spec in SMALL)
+    if name.endswith(".toml"):
+        return read_suite(name)
+    raise UnknownName("suite", name, SUITES, f"Suites: {', '.join(SUITES)}, or a FILE.toml of your own.")
+
+
+def read_suite(path: str) -> tuple[SuiteItem, ...]:
+    """The items of a TOML file, every key checked."""
+    try:
+        tables = tomllib.loads(read_bytes(path).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
+    tasks = tables.pop("task", None)
+    if tables:
+        raise UnknownName(f"key in {path}", min(tables), ["task"], "A suite is a list of [[task]] tables.")
+    if not isinstance(tasks, list) or not tasks or not all(isinstance(task, dict) for task in tasks):
+        raise UnreadableInput(f"{path} has no tasks.", 'Write [[task]] and below it model = "resnet50".')
+    return tuple(_item(task, f"task {i + 1} of {path}") for i, task in enumerate(tasks))
+
+
+def _random(n: int | None, seed: int) -> tuple[SuiteItem, ...]:
+    if n is None or not 1 <= n <= MOST_ITEMS:
+        given = "no number" if n is None else f"{n}"
+        raise TrainpaceError(f"the random suite needs a number of models from 1 to {MOST_ITEMS}, and has {given}.")
+    if not 0 <= seed < SEEDS_PER_SUITE:
+        raise TrainpaceError(f"the seed {seed} of the random suite is not from 0 to {SEEDS_PER_SUITE - 1}.")
+    first = seed * SEEDS_PER_SUITE
+    return tuple(
+        SuiteItem(spec=f"random:{FAMILIES[i % len(FAMILIES)]}:{first + i // len(FAMILIES)}", batches=RANDOM_BATCHES)
+        for i in range(n)
+    )
+
+
+def _item(task: dict[str, Any], where: str) -> SuiteItem:
+    for key in task:
+        if key not in _KEYS:
+            raise UnknownName(f"key in {where}", key, _KEYS, f"Keys: {', '.join(_KEYS)}.")
+    spec = task.get("model")
+    if not isinstance(spec, str) or not spec.strip():
+        raise TrainpaceError(f"{where} names no model.", 'Write model = "resnet50", or another model spec.')
+    if is_random(spec):
+        parse(spec)
+    precision, optimizer = task.get("precision", "fp32"), task.get("optimizer")
+    if precision not in PRECISIONS:
+        raise UnknownName(f"precision in {where}", str(precision), PRECISIONS, f"Precisions: {', '.join(PRECISIONS)}.")
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise UnknownName(f"optimizer in {where}", str(optimizer), OPTIMIZERS, f"Optimizers: {', '.join(OPTIMIZERS)}.")
+    length = task.get("sequence_length")
+    if length is not None and not _is_count(length):
+        raise TrainpaceError(f"sequence_length of {where} is {length!r}; it must be a whole number from 1.")
+    return SuiteItem(
+        spec=spec,
+        batches=_batches(task.get("batch"), spec, where),
+        precision=precision,
+        optimizer=optimizer,
+        sequence_length=length,
+    )
+
+
+def _batches(value: Any, spec: str, where: str) -> tuple[int, ...]:
+    if value is None:
+        return RANDOM_BATCHES if is_random(spec) else BATCHES
+    sizes = value if isinstance(value, list) else [value]
+    if not sizes or not all(_is_count(size) for size in sizes):
+        raise TrainpaceError(
+            f"batch of {where} is {value!r}; it must be a whole number from 1 to {LARGEST_BATCH}, or a list of such.",
+            "Write batch = 8 or batch = [1, 2, 4].",
+        )
+    return tuple(sorted(set(sizes)))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_BATCH

@@ -1,0 +1,90 @@
+import subprocess
+import sys
+
+import pytest
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.measure.suite import CLASSIC, OPTIMIZERS, RANDOM_BATCHES, SuiteItem, suite
+from trainpace.trace import task, zoo
+from trainpace.trace.generator import architecture
+
+
+def test_classic_is_the_zoo():
+    assert set(CLASSIC) == {name for name in zoo.MODELS if not name.endswith("_keras")}
+    assert [item.spec for item in suite("classic")] == list(CLASSIC)
+
+
+def test_the_optimizers_are_those_of_tasks():
+    assert set(OPTIMIZERS) == set(task.OPTIMIZERS)
+
+
+def test_small_is_small():
+    drawn = {item.spec: architecture(item.spec) for item in suite("small")}
+    assert all(a.rough_step_ms() < 60 for a in drawn.values())
+    assert len({type(a) for a in drawn.values()}) == 4
+
+
+def test_random_takes_the_families_in_turn():
+    items = suite("random", 6, 3)
+    assert [item.spec for item in items] == [
+        "random:mlp:3000000", "random:cnn:3000000", "random:rnn:3000000", "random:transformer:3000000",
+        "random:mlp:3000001", "random:cnn:3000001",
+    ]  # fmt: skip
+    assert suite("random", 5, 3) == items[:5]
+    assert not {i.spec for i in suite("random", 400)} & {i.spec for i in suite("random", 400, 1)}
+
+
+def test_a_file_of_ones_own(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text(
+        '[[task]]\nmodel = "resnet18"\nbatch = [8, 2, 8]\nprecision = "amp_bf16"\noptimizer = "adamw"\n'
+        '[[task]]\nmodel = "random:rnn:3"\nsequence_length = 40\n'
+        '[[task]]\nmodel = "mine.py:task"\nbatch = 4\n'
+    )
+    assert suite(str(file)) == (
+        SuiteItem(spec="resnet18", batches=(2, 8), precision="amp_bf16", optimizer="adamw"),
+        SuiteItem(spec="random:rnn:3", batches=RANDOM_BATCHES, sequence_length=40),
+        SuiteItem(spec="mine.py:task", batches=(4,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("", "has no tasks"), ("task = 3", "has no tasks"), ("task = [1]", "has no tasks"), ("[[tasks]]", "unknown key .*task"),
+     ("[[task]\n", "not valid TOML"), ('[[task]]\nbatch = 3', "task 1 of .* names no model"),
+     ('[[task]]\nmodel = "a"\n[[task]]\nmodel = "b"\nbatches = 3', "task 2 .*Nearest: batch"),
+     ('[[task]]\nmodel = "a"\nbatch = "8"', "batch of task 1"), ('[[task]]\nmodel = "a"\nbatch = [0]', "batch of task 1"),
+     ('[[task]]\nmodel = "a"\nbatch = [true]', "batch of task 1"), ('[[task]]\nmodel = "a"\nbatch = []', "batch of task 1"),
+     ('[[task]]\nmodel = "a"\nprecision = "fp23"', "Nearest: fp32"), ('[[task]]\nmodel = "a"\nprecision = 16', "unknown precision"),
+     ('[[task]]\nmodel = "a"\noptimizer = "adamw2"', "Nearest: adamw"), ('[[task]]\nmodel = "a"\noptimizer = []', "unknown optimizer"),
+     ('[[task]]\nmodel = "a"\nsequence_length = 0', "sequence_length of task 1"), ('[[task]]\nmodel = "random:rnn"', "names no random model")],
+)  # fmt: skip
+def test_mistakes_in_a_file(tmp_path, text, word):
+    file = tmp_path / "my.toml"
+    file.write_text(text)
+    with pytest.raises(TrainpaceError, match=word) as caught:
+        suite(str(file))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(("clasic",), "Nearest: classic"), (("random",), "needs a number"), (("random", 0), "has 0"), (("random", 3, -1), "seed -1"),
+     (("classic", 3), "belong to the random suite"), (("small", None, 3), "belong to the random suite")],
+)  # fmt: skip
+def test_mistakes_in_a_name(arguments, word):
+    with pytest.raises(TrainpaceError, match=word):
+        suite(*arguments)
+
+
+def test_a_missing_or_binary_file(tmp_path):
+    with pytest.raises(UnreadableInput, match="no such file"):
+        suite(str(tmp_path / "none.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnreadableInput, match="not valid TOML"):
+        suite(str(tmp_path / "binary.toml"))
+
+
+def test_a_suite_needs_no_torch():
+    code = "import sys; from trainpace.measure.suite import suite; suite('random', 9); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
