@@ -224,7 +224,8 @@ class Process:
         self._weights = self._inverse @ (y - self._centre)
 
     def at(self, x: Floats) -> tuple[Floats, Floats]:
-        """(mean, standard deviation) at each row of x."""
+        """(mean, standard deviation) at each row of x. Beyond the sizes that are known the ratio to the formula stays."""
+        x = np.clip(x, self._x.min(axis=0), self._x.max(axis=0))
         cross = self._kernel(x, self._x)
         mean = self._centre + cross @ self._weights
         variance = self._variance - np.einsum("ij,jk,ik->i", cross, self._inverse, cross) + self._fit.noise**2

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from trainpace.forecast import MachineModel
@@ -19,9 +20,12 @@ from trainpace.measure.kit import block, tiny_step
 from trainpace.measure.machine import cpu_name, environment, memory_gib
 from trainpace.measure.operator_timer import OperatorTimer, TimedRow
 from trainpace.measure.profile import MachineProfile
+from trainpace.measure.whole_networks import step_factors
 
 PASSES = 4
 """Of every block, after one that warms up; the fastest counts, since what disturbs a machine only ever adds."""
+BLOCKS_SHARE = 0.7
+"""Of the time; the rest goes to whole networks."""
 MOST_OF_A_CLASS = 300
 CANARIES = 6
 """Blocks that run at the start, in the middle and at the end: how steady was the machine meanwhile?"""
@@ -36,8 +40,8 @@ def calibrate(seconds: float) -> MachineProfile:
     timed: list[TimedRow] = []
     spreads: list[float] = []
     seed, half_way = CANARIES, False
-    while (now := time.perf_counter() - begin) < seconds:
-        if not half_way and now > seconds / 2:
+    while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
+        if not half_way and now > BLOCKS_SHARE * seconds / 2:
             half_way = True
             canaries.append(_canary_s())
         rows, spread = _time_block(seed)
@@ -45,13 +49,15 @@ def calibrate(seconds: float) -> MachineProfile:
         spreads.append(spread)
         seed += 1
     canaries.append(_canary_s())
-    timings = _timings(timed, form)
+    timings, device = _timings(timed, form), _device(form)
+    operators = MachineModel(
+        timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
+        **_host_us(), basis=f"{len(timings)} operators timed on this machine",
+    )  # fmt: skip
+    factors = step_factors(operators, device, begin + seconds - time.perf_counter())
     return MachineProfile(
-        device=_device(form),
-        kernels=MachineModel(
-            timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
-            **_host_us(), basis=f"{len(timings)} operators timed on this machine",
-        ),
+        device=device,
+        kernels=replace(operators, step_factors=factors),
         environment=environment("cpu"),
         spread=statistics.median(spreads),
         drift=max(canaries) / min(canaries) - 1,
