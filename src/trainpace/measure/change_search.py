@@ -189,8 +189,10 @@ class Search:
         for kind, t in terms:
             if kind in (Kind.LEVEL, Kind.BOTH):
                 gains[[Kind.LEVEL, Kind.BOTH], max(0, t - LEAST_POINTS + 1) : t + LEAST_POINTS] = -np.inf
+                gains[[Kind.BEND, Kind.BOTH], max(0, t - LEAST_POINTS_SLOPE + 1) : t + 1] = -np.inf
             if kind in (Kind.BEND, Kind.BOTH):
                 gains[[Kind.BEND, Kind.BOTH], max(0, t - SLOPE_SPACING + 1) : t + SLOPE_SPACING] = -np.inf
+                gains[Kind.LEVEL, t : t + LEAST_POINTS_SLOPE] = -np.inf
             if kind == Kind.BEND:
                 gains[Kind.BEND, max(0, t - BEND_SPACING + 1) : t + BEND_SPACING] = -np.inf
         return gains

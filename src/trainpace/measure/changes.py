@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 COVERAGE = 0.9
 _Z = 1.645
 LEAST_Z = 3.0
-"""A level change that is not this many deviations from nothing is reported as a bend."""
+"""A level change is at least this many deviations from nothing."""
 FEWEST_POINTS = 6
 """With fewer measured batch sizes a jump cannot be told from a bend."""
 GUESS_WORTH = 4.0
@@ -115,10 +115,7 @@ def find_changes(
         return _few(batches, x, y, 0.0 if given is None else float(np.median(given)))
     search, terms = _search(x, y, given)
     terms = _without_curvature(search, terms)
-    fit = _Fit(search, terms)
-    doubtful = {i for i, (kind, _) in enumerate(terms) if kind == Kind.BOTH and abs(fit.z(fit.column[i])) < LEAST_Z}
-    if doubtful:
-        fit = _Fit(search, [Term(Kind.BEND, t.place) if i in doubtful else t for i, t in enumerate(terms)])
+    fit = _certain(search, terms)
     return _curve(batches, x, y, fit)
 
 
@@ -143,7 +140,8 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
     if given is None or guess > NOISE_AGREES * max(float(np.median(given)), LEAST_NOISE):
         tries.append((guess * level, GUESS_WORTH, 0.0))
     if level.max() > WIDE_RANGE * level.min():
-        tries.append((np.full(len(x), constant_noise(x, y)), GUESS_WORTH, ADDITIVE_EVIDENCE))
+        least = 0.0 if given is None else float(np.median(given)) * float(np.median(y))
+        tries.append((np.full(len(x), max(constant_noise(x, y), least)), GUESS_WORTH, ADDITIVE_EVIDENCE))
     best = math.inf
     for sigma, worth, evidence in tries:
         search = Search(x, y, sigma, worth)
@@ -161,6 +159,20 @@ def _without_curvature(search: Search, terms: list[Term]) -> list[Term]:
         return terms
     found = search.improve(kept, frozenset({Kind.BEND}), frozenset(kept))[1]
     return sorted(found, key=lambda term: (term.place, term.kind))
+
+
+def _certain(search: Search, terms: list[Term]) -> _Fit:
+    """The fit without level changes that bends explain as well: the least certain goes, or stays as a bend, in turn."""
+    while True:
+        fit = _Fit(search, terms)
+        levels_z = {
+            i: abs(fit.z(fit.column[i])) for i, (kind, _) in enumerate(terms) if kind in (Kind.LEVEL, Kind.BOTH)
+        }
+        weakest = min(levels_z, key=lambda i: levels_z[i], default=None)
+        if weakest is None or levels_z[weakest] >= LEAST_Z:
+            return fit
+        kind, place = terms[weakest]
+        terms = terms[:weakest] + [Term(Kind.BEND, place)] * (kind == Kind.BOTH) + terms[weakest + 1 :]
 
 
 class _Fit:
