@@ -1,0 +1,250 @@
+"""Which batch size to probe next, so that a sweep costs a fraction of its batch sizes and still finds its jumps.
+
+A probe is a process of its own and costs seconds, so every one is decided with all that is known: `next_batch` is a
+pure function of what was measured, called until it returns None. In this order it asks for
+
+1. both ends; if the largest does not fit, bisection for the largest that does;
+2. a coarse grid, denser at small batches, of odd and even batches in turn (so that a period of two shows), and both
+   sides of every hint;
+3. repeats of a few, which tell the noise between processes, and of batches whose probes disagree or fit no neighbour;
+4. the middle of every bracket that holds a jump, until its ends are neighbours, and of stretches that look as if
+   they held one;
+5. repeats beside jumps that are uncertain, and the middles of the widest gaps, until it is satisfied.
+
+Within a stage the order is random (seeded), so that a machine that warms up or is disturbed does not bend the curve.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from trainpace.errors import TrainpaceError
+from trainpace.measure.changes import StepCurve, find_changes
+from trainpace.records import Record
+
+
+class AdaptiveSettings(Record):
+    """How much to spend. `most_share`: probes over batches asked for, at most (but 12 are always allowed); `noise` is
+    what is expected between processes, relative, before repeats tell; `seed` is for the order.
+    """
+
+    most_share: float = 0.4
+    noise_repeats: int = 3
+    noise: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.most_share <= 1 and self.noise_repeats >= 0 and self.noise > 0):
+            raise TrainpaceError("adaptive settings: 0 < most_share <= 1, noise_repeats >= 0 and noise > 0.")
+
+
+FEWEST_PROBES = 12
+DISAGREE = 4.0
+"""Two probes of one batch that differ by this many deviations call for a third."""
+SUSPICIOUS = 2.4
+"""Deviations by which a stretch must shift to be looked into."""
+SURE = 6.0
+"""A jump of this many deviations needs no repeats."""
+MOST_REPEATS = 3
+PRIOR_WORTH = 2.0
+"""How many repeats the expected noise is worth."""
+WIDEST_GAP_SHARE = 8
+"""A gap of more than one part in so many of the sweep is tested in its middle."""
+
+
+def next_batch(
+    asked: Sequence[int],
+    measured: Mapping[int, Sequence[float]],
+    hints: Sequence[int] = (),
+    failed: Collection[int] = (),
+    settings: AdaptiveSettings | None = None,
+) -> int | None:
+    """The batch size to probe next, one of `asked`, perhaps again; None when enough is known.
+
+    `measured` holds the median step in ms of each probe that worked, by batch size; `failed` the sizes that ran out of
+    memory: nothing from the smallest of them on is asked for. `hints` are batch sizes at which a jump is expected,
+    each the first that costs more.
+    """
+    settings = settings or AdaptiveSettings()
+    sizes = sorted(set(asked))
+    measured = {batch: measured[batch] for batch in sizes if measured.get(batch)}
+    limit = min(failed, default=math.inf)
+    sizes = [batch for batch in sizes if batch < limit]
+    budget = max(math.ceil(settings.most_share * len(set(asked))), FEWEST_PROBES)
+    spent = sum(len(times) for times in measured.values()) + len(set(failed))
+    if not sizes or spent >= budget:
+        return None
+    for stage in (_ends, _largest, _grid, _noise, _disagreeing):
+        if wanted := stage(sizes, measured, hints, limit, settings):
+            return _any_of(wanted, settings.seed)
+    sizes = [batch for batch in sizes if batch <= max(measured)]
+    curve = fitted_curve(measured, settings)
+    for refine in (_again, _brackets, _suspicious, _unsure, _gaps):
+        if wanted := refine(sizes, measured, curve):
+            return _any_of(wanted, settings.seed)
+    return None
+
+
+def fitted_curve(measured: Mapping[int, Sequence[float]], settings: AdaptiveSettings | None = None) -> StepCurve:
+    """The curve through the medians of each batch's probes; repeats tell the noise and sharpen their batch."""
+    settings = settings or AdaptiveSettings()
+    batches = sorted(batch for batch, times in measured.items() if times)
+    noise = noise_between(measured, settings)
+    return find_changes(
+        batches,
+        [statistics.median(measured[b]) for b in batches],
+        [noise / math.sqrt(len(measured[b])) for b in batches],
+    )
+
+
+def noise_between(measured: Mapping[int, Sequence[float]], settings: AdaptiveSettings | None = None) -> float:
+    """Relative standard deviation between probes of one batch, from their differences and what was expected. Batches
+    with a disturbed probe do not count for more than the others: the median of the squares counts, not the mean.
+    """
+    settings = settings or AdaptiveSettings()
+    squares = [statistics.variance(v) / statistics.fmean(v) ** 2 for v in measured.values() if len(v) > 1]
+    if not squares:
+        return settings.noise
+    # a disturbed probe among few repeats would hide every jump
+    cap = 9 * statistics.median(squares)
+    kept = [min(square, cap) for square in squares]
+    return math.sqrt((sum(kept) + PRIOR_WORTH * settings.noise**2) / (len(kept) + PRIOR_WORTH))
+
+
+def _any_of(wanted: Iterable[int], seed: int) -> int:
+    return min(wanted, key=lambda batch: zlib.crc32(f"{seed} {batch}".encode()))
+
+
+def _ends(
+    sizes: list[int], measured: Mapping[int, object], hints: Sequence[int], limit: float, settings: AdaptiveSettings
+) -> list[int]:
+    if limit < math.inf:
+        return [] if sizes[0] in measured else [sizes[0]]
+    return [batch for batch in {sizes[0], sizes[-1]} if batch not in measured]
+
+
+def _largest(
+    sizes: list[int], measured: Mapping[int, object], hints: Sequence[int], limit: float, settings: AdaptiveSettings
+) -> list[int]:
+    """Bisection between the largest that fits and the smallest that does not."""
+    if limit == math.inf:
+        return []
+    unknown = [batch for batch in sizes if batch > max(measured)]
+    return unknown[len(unknown) // 2 :][:1]
+
+
+def _grid(
+    sizes: list[int], measured: Mapping[int, object], hints: Sequence[int], limit: float, settings: AdaptiveSettings
+) -> list[int]:
+    return [batch for batch in coarse_grid(sizes, hints) if batch not in measured]
+
+
+def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
+    """About 4 + sqrt(n) of n ascending sizes: 1, 2, 4, 8 times the first, then evenly spread; odd and even in turn."""
+    count = len(sizes)
+    points = 4 + round(math.sqrt(count))
+    if count <= points + 2:
+        return list(sizes)
+    places = {0, count - 1}
+    for factor in (2, 4, 8):
+        places.add(min(bisect_left(sizes, factor * sizes[0]), count - 1))
+    # the first few are close together already: the rest is spread over what they leave
+    start = bisect_left(sizes, 8 * sizes[0]) if 8 * sizes[0] < sizes[count // 2] else 0
+    for i, place in enumerate(np.linspace(start, count - 1, points - 3).round().astype(int)[1:-1]):
+        odd_wanted = i % 2
+        places.add(int(place) if sizes[place] % 2 == odd_wanted or place + 2 >= count else int(place) + 1)
+    for hint in hints:
+        after = bisect_left(sizes, hint)
+        places |= {place for place in (after - 1, after) if 0 <= place < count}
+    return [sizes[place] for place in sorted(places)]
+
+
+def _noise(
+    sizes: list[int],
+    measured: Mapping[int, Sequence[float]],
+    hints: Sequence[int],
+    limit: float,
+    settings: AdaptiveSettings,
+) -> list[int]:
+    """Repeats spread over the sweep, the ends first: nothing else supports those."""
+    known = sorted(measured)
+    repeated = sum(len(times) > 1 for times in measured.values())
+    count = min(settings.noise_repeats, len(known))
+    if repeated >= count:
+        return []
+    spread = {known[round(i)] for i in np.linspace(0, len(known) - 1, count)}
+    return [batch for batch in spread if len(measured[batch]) == 1]
+
+
+def _disagreeing(
+    sizes: list[int],
+    measured: Mapping[int, Sequence[float]],
+    hints: Sequence[int],
+    limit: float,
+    settings: AdaptiveSettings,
+) -> list[int]:
+    noise = noise_between(measured, settings)
+    return [
+        batch
+        for batch, times in measured.items()
+        if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * noise * math.sqrt(2) * min(times)
+    ]
+
+
+def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+    """Batches whose measurement fits no neighbour."""
+    return [batch for batch in curve.disturbed if len(measured[batch]) < MOST_REPEATS]
+
+
+def _middle(sizes: list[int], before: int, after: int) -> list[int]:
+    """The size in the middle of a bracket; none if its ends are neighbours."""
+    low, high = bisect_left(sizes, before), bisect_left(sizes, after)
+    return [sizes[(low + high) // 2]] if high - low > 1 else []
+
+
+def _brackets(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+    return [batch for jump in curve.jumps for batch in _middle(sizes, jump.before, jump.after)]
+
+
+def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+    """Where the points after a gap lie above or below those before it, by more than noise."""
+    known = curve.batches
+    weight = np.array([len(measured[batch]) for batch in known], dtype=float)
+    off = (np.array(curve.step_ms) - np.array(curve.fitted_ms)) / np.array(curve.fitted_ms) / max(curve.noise, 1e-9)
+    tight = {jump.after for jump in curve.jumps}
+    worst, wanted = SUSPICIOUS, []
+    for t in range(1, len(known)):
+        if known[t] in tight:
+            continue
+        left, right = slice(max(0, t - 2), t), slice(t, t + 2)
+        shift = np.average(off[right], weights=weight[right]) - np.average(off[left], weights=weight[left])
+        z = abs(float(shift)) / math.sqrt(1 / weight[right].sum() + 1 / weight[left].sum())
+        if z > worst:
+            between = _middle(sizes, known[t - 1], known[t])
+            again = [batch for batch in known[t - 1 : t + 1] if len(measured[batch]) == 1]
+            if between or again:
+                worst, wanted = z, between or again
+    return wanted
+
+
+def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+    return [
+        batch
+        for jump in curve.jumps
+        if abs(jump.z) < SURE
+        for batch in (jump.before, jump.after)
+        if len(measured[batch]) == 1
+    ]
+
+
+def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+    """The middle of the widest gap, while it is wide."""
+    places = [bisect_left(sizes, batch) for batch in curve.batches]
+    width, low = max(((b - a, a) for a, b in zip(places, places[1:], strict=False)), default=(0, 0))
+    return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []

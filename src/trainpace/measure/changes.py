@@ -1,0 +1,295 @@
+"""Where a measured curve of step time over the batch size jumps and bends, told from noise.
+
+A step is flat while it is bound by kernel launches, then grows by about the same time with every sample. Another
+kernel, tile or wave changes its level at once (a jump) or its slope (a bend). Noise is relative to the step.
+`docs/measured_jumps.md` has the method, its figures and its limits; `change_search.py` the search.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainpace.errors import TrainpaceError
+from trainpace.measure.change_search import ODD, Kind, Search, Term
+from trainpace.measure.noise import LEAST_NOISE, constant_noise, levels, relative_noise
+from trainpace.records import Record
+
+Floats = NDArray[np.float64]
+
+COVERAGE = 0.9
+_Z = 1.645
+LEAST_Z = 3.0
+"""A level change is at least this many deviations from nothing."""
+FEWEST_POINTS = 6
+"""With fewer measured batch sizes a jump cannot be told from a bend."""
+GUESS_WORTH = 4.0
+KNOWN_WORTH = 3.0
+"""How many observations a guess of the noise is worth, and how many times the curve itself a known noise is."""
+NOISE_AGREES = 1.6
+"""Where the curve's own noise is more than this many times the given one, both are tried: noise within a process is
+easily given, and that between processes is what counts."""
+WIDE_RANGE = 2.5
+ADDITIVE_EVIDENCE = 6.0
+"""From this ratio of step times on, noise that does not grow with the step is tried too, and must fit this much better
+(twice the log-likelihood)."""
+
+
+class Segment(Record):
+    """A straight stretch. `first_ms` is the fitted step at `first_batch`; the interval of the slope holds 90 %."""
+
+    first_batch: int
+    last_batch: int
+    first_ms: float
+    slope_ms_per_sample: float
+    slope_low: float
+    slope_high: float
+
+
+class MeasuredJump(Record):
+    """The level changes between two measured batches: by `size_ms` beyond the slope before it, `percent` of the fitted
+    step at `before`. The 90 % interval and `z` (size over its deviation) take the place as given; `p_value` is
+    two-sided and counts every place where it could have been. `tight`: no batch size lies between.
+    """
+
+    before: int
+    after: int
+    size_ms: float
+    low_ms: float
+    high_ms: float
+    percent: float
+    z: float
+    p_value: float
+    tight: bool
+
+
+class Bend(Record):
+    """The slope changes at a batch size, the level does not."""
+
+    batch: int
+    slope_before: float
+    slope_after: float
+
+
+class StepCurve(Record):
+    """Step time over the batch size. `noise` is relative (a standard deviation at the median step); `odd_extra_ms` is
+    what an odd batch costs beyond the curve, and in `fitted_ms`; `disturbed` are batches whose measurement fits neither
+    neighbour and was left out.
+    """
+
+    batches: tuple[int, ...]
+    step_ms: tuple[float, ...]
+    fitted_ms: tuple[float, ...]
+    noise: float
+    segments: tuple[Segment, ...]
+    jumps: tuple[MeasuredJump, ...]
+    bends: tuple[Bend, ...]
+    disturbed: tuple[int, ...] = ()
+    odd_extra_ms: float = 0.0
+
+    def at(self, batch: int) -> float:
+        """The fitted step in ms at any batch size; within the bracket of a jump, as before it."""
+        starts = [segment.first_batch for segment in self.segments]
+        segment = self.segments[max(0, bisect_right(starts, batch) - 1)]
+        line = segment.first_ms + segment.slope_ms_per_sample * (batch - segment.first_batch)
+        return line + self.odd_extra_ms * (batch % 2)
+
+
+def find_changes(
+    batches: Sequence[int], step_ms: Sequence[float], noise: float | Sequence[float] | None = None
+) -> StepCurve:
+    """Jumps and bends of step times in ms at ascending batch sizes, not necessarily all of them.
+
+    `noise` is the relative standard deviation of the points, one for all or one each, if known; it should hold what
+    differs between processes, not only within one. Raises `TrainpaceError` for anything but at least one finite,
+    positive time at each of ascending, positive batch sizes.
+    """
+    x, y = np.asarray(batches, dtype=float), np.asarray(step_ms, dtype=float)
+    given = None if noise is None else np.broadcast_to(np.asarray(noise, dtype=float), x.shape)
+    _check(x, y, given)
+    if len(x) < FEWEST_POINTS:
+        return _few(batches, x, y, 0.0 if given is None else float(np.median(given)))
+    search, terms = _search(x, y, given)
+    terms = _without_curvature(search, terms)
+    fit = _certain(search, terms)
+    return _curve(batches, x, y, fit)
+
+
+def _check(x: Floats, y: Floats, noise: Floats | None) -> None:
+    if x.ndim != 1 or x.shape != y.shape or not len(x):
+        raise TrainpaceError(f"{x.size} batch sizes and {y.size} step times; one of each is needed, and at least one.")
+    if x[0] <= 0 or (np.diff(x) <= 0).any() or (x % 1 != 0).any():
+        raise TrainpaceError("batch sizes must be whole, positive and ascending.", "Sort them and merge repeats.")
+    if not (np.isfinite(y).all() and (y > 0).all()):
+        raise TrainpaceError("step times must be finite and above 0 ms.", "Leave out batch sizes that failed.")
+    if noise is not None and not (np.isfinite(noise).all() and (noise >= 0).all()):
+        raise TrainpaceError("the relative noise must be finite and not negative, such as 0.01 for 1 %.")
+
+
+def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Term]]:
+    """The best terms under every description of the noise that may be true; the likeliest of them counts."""
+    level = levels(y)
+    guess = relative_noise(x, y)
+    tries: list[tuple[Floats, float, float]] = []  # deviations, what they are worth, evidence that they must bring
+    if given is not None:
+        tries.append((np.maximum(given, LEAST_NOISE) * level, KNOWN_WORTH * len(x), 0.0))
+    if given is None or guess > NOISE_AGREES * max(float(np.median(given)), LEAST_NOISE):
+        tries.append((guess * level, GUESS_WORTH, 0.0))
+    if level.max() > WIDE_RANGE * level.min():
+        least = 0.0 if given is None else float(np.median(given)) * float(np.median(y))
+        tries.append((np.full(len(x), max(constant_noise(x, y), least)), GUESS_WORTH, ADDITIVE_EVIDENCE))
+    best = math.inf
+    for sigma, worth, evidence in tries:
+        search = Search(x, y, sigma, worth)
+        cost, terms = search.best()
+        total = cost + 2 * float(np.log(sigma).sum()) + evidence
+        if total < best:
+            best, chosen = total, (search, terms)
+    return chosen
+
+
+def _without_curvature(search: Search, terms: list[Term]) -> list[Term]:
+    """Smooth curvature kept jumps honest; what is reported are straight pieces, so bends take its place."""
+    kept = [term for term in terms if term.kind != Kind.GLOBAL or term.place == ODD]
+    if len(kept) == len(terms):
+        return terms
+    found = search.improve(kept, frozenset({Kind.BEND}), frozenset(kept))[1]
+    return sorted(found, key=lambda term: (term.place, term.kind))
+
+
+def _certain(search: Search, terms: list[Term]) -> _Fit:
+    """The fit without level changes that bends explain as well: the least certain goes, or stays as a bend, in turn."""
+    while True:
+        fit = _Fit(search, terms)
+        levels_z = {
+            i: abs(fit.z(fit.column[i])) for i, (kind, _) in enumerate(terms) if kind in (Kind.LEVEL, Kind.BOTH)
+        }
+        weakest = min(levels_z, key=lambda i: levels_z[i], default=None)
+        if weakest is None or levels_z[weakest] >= LEAST_Z:
+            return fit
+        kind, place = terms[weakest]
+        terms = terms[:weakest] + [Term(Kind.BEND, place)] * (kind == Kind.BOTH) + terms[weakest + 1 :]
+
+
+class _Fit:
+    """Least squares of a line and its terms: `values` in ms (per unit of position for slopes) and their covariance."""
+
+    def __init__(self, search: Search, terms: list[Term]) -> None:
+        self.search, self.terms = search, terms
+        columns = search.columns(terms)
+        n, p = columns.shape
+        self.values = np.linalg.lstsq(columns, search.target, rcond=None)[0]
+        residual = search.target - columns @ self.values
+        self.free = max(n - p, 0) + search.worth
+        self.scale = math.sqrt((float(residual @ residual) + search.worth) / self.free)
+        self.covariance = np.linalg.pinv(columns.T @ columns) * self.scale**2
+        self.column = np.cumsum([2, *(2 if kind == Kind.BOTH else 1 for kind, _ in terms)])[:-1]
+        lone = [c for c, (kind, _) in zip(self.column, terms, strict=True) if kind == Kind.POINT]
+        shown = self.values.copy()
+        shown[lone] = 0
+        self.fitted = columns @ shown / search.weight
+
+    def z(self, column: int) -> float:
+        """A coefficient over its deviation, as a normal would have it (Wallace 1959)."""
+        t = float(self.values[column]) / math.sqrt(max(float(self.covariance[column, column]), 1e-300))
+        size = math.sqrt(self.free * math.log1p(t * t / self.free)) * (8 * self.free + 1) / (8 * self.free + 3)
+        return math.copysign(size, t)
+
+    def half_width(self, contrast: Floats) -> float:
+        """Half of the 90 % interval of a combination of coefficients, by Student's t (its first Cornish-Fisher term)."""
+        quantile = _Z + (_Z**3 + _Z) / (4 * self.free)
+        return quantile * math.sqrt(max(float(contrast @ self.covariance @ contrast), 0.0))
+
+
+def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve:
+    search, n = fit.search, len(x)
+    span = float(x[-1] - x[0])
+    contrast = np.zeros(len(fit.values))
+    contrast[1] = 1 / span
+    odd_ms = 0.0
+    slopes = [(0, contrast.copy())]
+    jumps, bends, disturbed = [], [], []
+    for (kind, t), column in zip(fit.terms, fit.column, strict=True):
+        if kind == Kind.POINT:
+            disturbed.append(int(batches[t]))
+        elif kind == Kind.GLOBAL:
+            odd_ms = float(fit.values[column])
+        if kind in (Kind.BEND, Kind.BOTH):
+            before = float(contrast @ fit.values)
+            contrast[column + (kind == Kind.BOTH)] = 1 / span
+        if kind == Kind.BEND:
+            bends.append(Bend(batch=int(batches[t]), slope_before=before, slope_after=float(contrast @ fit.values)))
+        if kind in (Kind.LEVEL, Kind.BOTH):
+            jumps.append(_jump(batches, fit, t, column))
+        if kind in (Kind.LEVEL, Kind.BEND, Kind.BOTH):
+            slopes.append((t, contrast.copy()))
+    line = fit.fitted - odd_ms * (x % 2)
+    segments = []
+    slopes = [(t, c) for i, (t, c) in enumerate(slopes) if i + 1 == len(slopes) or slopes[i + 1][0] > t]
+    for i, (t, c) in enumerate(slopes):
+        slope, half = float(c @ fit.values), fit.half_width(c)
+        last = slopes[i + 1][0] - 1 if i + 1 < len(slopes) else n - 1
+        segments.append(
+            Segment(
+                first_batch=int(batches[t]),
+                last_batch=int(batches[last]),
+                first_ms=float(line[t]),
+                slope_ms_per_sample=slope,
+                slope_low=slope - half,
+                slope_high=slope + half,
+            )
+        )
+    middle = int(np.argsort(fit.fitted)[n // 2])
+    return StepCurve(
+        batches=tuple(int(b) for b in batches),
+        step_ms=tuple(float(t) for t in y),
+        fitted_ms=tuple(float(t) for t in fit.fitted),
+        noise=float(fit.scale / search.weight[middle] / fit.fitted[middle]),
+        segments=tuple(segments),
+        jumps=tuple(jumps),
+        bends=tuple(bends),
+        disturbed=tuple(disturbed),
+        odd_extra_ms=odd_ms,
+    )
+
+
+def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:
+    size, z = float(fit.values[column]), fit.z(column)
+    half = fit.half_width(np.eye(len(fit.values))[column])
+    before, after = int(batches[t - 1]), int(batches[t])
+    return MeasuredJump(
+        before=before,
+        after=after,
+        size_ms=size,
+        low_ms=size - half,
+        high_ms=size + half,
+        percent=100 * size / float(fit.fitted[t - 1]),
+        z=z,
+        p_value=min(1.0, len(batches) * math.erfc(abs(z) / math.sqrt(2))),
+        tight=after == before + 1,
+    )
+
+
+def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:
+    """Too few points to tell anything: a piece from each to the next."""
+    slopes = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
+    segments = tuple(
+        Segment(
+            first_batch=int(batches[i]),
+            last_batch=int(batches[i]) if i + 2 < len(x) else int(batches[-1]),
+            first_ms=float(y[i]),
+            slope_ms_per_sample=float(slope),
+            slope_low=-math.inf,
+            slope_high=math.inf,
+        )
+        for i, slope in enumerate(slopes)
+    )
+    times = tuple(float(t) for t in y)
+    return StepCurve(
+        batches=tuple(int(b) for b in batches), step_ms=times, fitted_ms=times, noise=noise, segments=segments,
+        jumps=(), bends=(),
+    )  # fmt: skip
