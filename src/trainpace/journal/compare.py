@@ -10,7 +10,17 @@ from trainpace.journal.entry import Entry
 from trainpace.outcome import STEP_PARTS
 from trainpace.records import Record
 
-_CONDITIONS = ("model", "device", "num_devices", "sequence_length", "image_size", "mode", "seed", "commit", "workload_key")
+_CONDITIONS = (
+    "model",
+    "device",
+    "num_devices",
+    "sequence_length",
+    "image_size",
+    "mode",
+    "seed",
+    "commit",
+    "workload_key",
+)
 
 
 class Ratio(Record):
@@ -107,7 +117,11 @@ def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
     """What differs: in the run, its execution (the batch aside, for sweeps), its environment."""
     left, right = (
         {name: getattr(e, name) for name in _CONDITIONS}
-        | {name: getattr(e.execution, name) for name in e.execution.__struct_fields__ if single or name != "micro_batch"}
+        | {
+            name: getattr(e.execution, name)
+            for name in e.execution.__struct_fields__
+            if single or name != "micro_batch"
+        }
         | ({"outcome": e.outcome} if single else {})
         | {f"environment: {key}": value for key, value in e.environment.items()}
         for e in (a, b)

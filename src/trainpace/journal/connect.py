@@ -135,7 +135,9 @@ def _prepare_file(path: Path, create: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnreadableInput(f"cannot make the folder {path.parent}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(
+            f"cannot make the folder {path.parent}: {(error.strerror or str(error)).lower()}."
+        ) from None
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
+from msgspec import field
+
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.outcome import FailedProbe, Interval, Measurement, StepTime
@@ -59,7 +61,7 @@ class Entry(Record):
     forecast_low_ms: float | None = None
     forecast_high_ms: float | None = None
     forecast_basis: str = ""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = field(default_factory=dict)
     seed: int | None = None
     commit: str | None = None
     command: str = ""
@@ -154,7 +156,9 @@ def entry_of(probe: Measurement | FailedProbe, *, keep_identity: bool = False, *
 def measurement_of(entry: Entry) -> Measurement:
     """The measurement that an entry was made of. Raises `TrainpaceError` for a run that failed or has no parts."""
     if entry.step_time_ms is None or entry.step is None or entry.interval_ms is None:
-        raise TrainpaceError(f"run {entry.id[:8]} is no whole measurement: it lacks a step time, its parts or interval.")
+        raise TrainpaceError(
+            f"run {entry.id[:8]} is no whole measurement: it lacks a step time, its parts or interval."
+        )
     return Measurement(
         model=entry.model, device=entry.device, execution=entry.execution, step_times_ms=entry.step_times_ms,
         warmup_ms=entry.warmup_ms, step=entry.step, median_ms=entry.step_time_ms, interval_ms=entry.interval_ms,
@@ -166,7 +170,7 @@ def measurement_of(entry: Entry) -> Measurement:
 
 def printable(text: str) -> str:
     """Text without control characters (a crashed process leaves such) and half characters, which no database takes."""
-    kept = "".join(c if c in "\n\t" or ord(c) >= 32 else " " for c in text)
+    kept = "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text)
     return kept.encode("utf-8", "replace").decode()
 
 

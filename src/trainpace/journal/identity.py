@@ -6,6 +6,7 @@ serial numbers of devices are taken out. Public model names (``timm:resnet50``) 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import os
@@ -43,8 +44,12 @@ _PRIVATE_IP = re.compile(
 _DEVICE_UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.IGNORECASE)
 # a person's name may have spaces, where the folder that it names is followed by another separator
-_SPACED_HOME = re.compile(r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+[^\\/\n\"':=,;]{1,60}?(?=[\\/])")
-_HOME_ITSELF = re.compile(r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+[^\\/\s\"':=,;]+[\\/]*(?![\w\\/.\-])")
+_SPACED_HOME = re.compile(
+    r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+[^\\/\n\"':=,;]{1,60}?(?=[\\/])"
+)
+_HOME_ITSELF = re.compile(
+    r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+[^\\/\s\"':=,;]+[\\/]*(?![\w\\/.\-])"
+)
 _STOP = r"\s\"'`<>|;,=()\[\]{}"
 _ABSOLUTE = re.compile(rf"(?<![\w.~])(?:[A-Za-z]:(?=[\\/])|~[\w.\-]*(?=/)|\\(?=\\))?[\\/][^{_STOP}:]+")
 _RELATIVE = re.compile(rf"(?<![\w./\\])(?:[^{_STOP}:/\\]+[\\/])+[^{_STOP}:/\\]*")
@@ -104,14 +109,10 @@ def anonymous_sweep(sweep: Sweep, names: Iterable[str] | None = None) -> Sweep:
 def this_machines_names() -> tuple[str, ...]:
     """User and host names of this machine, the longest first."""
     names = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME")}
-    try:
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a container's user without a name
         names.add(getpass.getuser())
-    except (OSError, KeyError, ImportError):  # a container's user without a name
-        pass
-    try:
+    with contextlib.suppress(RuntimeError):
         names.add(Path.home().name)
-    except RuntimeError:
-        pass
     names.add(socket.gethostname())
     names |= {name.split(".")[0] for name in names}
     return tuple(sorted((n for n in names if len(n) > 1 and n.casefold() not in _NOBODY), key=len, reverse=True))
@@ -143,4 +144,9 @@ def _last(match: re.Match[str]) -> str:
 
 def _is_file_path(text: str) -> bool:
     """A path, rather than a name with a slash such as facebook/opt-125m, 3/4 or tokens/s."""
-    return text.startswith((".", "~")) or "\\" in text or len(re.findall(r"[\\/]", text)) > 1 or bool(_FILE_ENDING.search(text))
+    return (
+        text.startswith((".", "~"))
+        or "\\" in text
+        or len(re.findall(r"[\\/]", text)) > 1
+        or bool(_FILE_ENDING.search(text))
+    )

@@ -16,7 +16,15 @@ from trainpace.journal.connect import default_place, engine_of, plainly, reading
 from trainpace.journal.entry import Entry, Sweep, now_utc
 from trainpace.journal.query import Query, conditions, filtered
 from trainpace.journal.tables import (
-    VERSION, bring_up_to_date, one_writer, refuse_newer, row_of, runs, sweep_row_of, sweeps, version_of,
+    VERSION,
+    bring_up_to_date,
+    one_writer,
+    refuse_newer,
+    row_of,
+    runs,
+    sweep_row_of,
+    sweeps,
+    version_of,
 )  # fmt: skip
 from trainpace.records import from_json
 
@@ -122,7 +130,9 @@ class Journal:
             raise TrainpaceError(f"several runs start with {prefix}.", "Give more digits of the id.")
         return from_json(records[0], Entry, f"a run in {self.place}")
 
-    def find(self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True) -> list[Entry]:
+    def find(
+        self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
+    ) -> list[Entry]:
         """Runs of a query in order of time; `limit` None for all."""
         order = [runs.c.created_at, runs.c.id]
         ordered = filtered(select(runs.c.record), query).order_by(*(c.desc() if newest_first else c for c in order))
@@ -232,5 +242,3 @@ def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table).on_conflict_do_nothing(index_elements=["id"])
     return connection.execute(statement, rows).rowcount
-
-

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, Double, Index, Integer, MetaData, Table, Text, inspect, select, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql
 
 from trainpace.errors import UnreadableInput

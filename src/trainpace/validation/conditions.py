@@ -71,7 +71,10 @@ def case_of(run: Run, folder: Path) -> Case:
     if network is None and execution.nnodes > 1:
         network, assumed = TYPICAL_NETWORK_GB_PER_S, f"a network of {TYPICAL_NETWORK_GB_PER_S:g} GB/s a GPU"
     cluster = Cluster(
-        device=device, devices_per_node=execution.nproc_per_node, nodes=execution.nnodes, network_gb_per_s_per_device=network
+        device=device,
+        devices_per_node=execution.nproc_per_node,
+        nodes=execution.nnodes,
+        network_gb_per_s_per_device=network,
     )
     copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
     return Case(
