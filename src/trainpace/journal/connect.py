@@ -144,7 +144,9 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions are begun below, not by the driver's guess
     cursor = connection.cursor()
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        cursor.execute("PRAGMA journal_mode=WAL")  # kept in the file
+        tables = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
+        if not tables or "journal_meta" in tables:  # the mode is kept in the file, and somebody else's is not touched
+            cursor.execute("PRAGMA journal_mode=WAL")
     for pragma in _PRAGMAS:
         cursor.execute(pragma)
     cursor.close()

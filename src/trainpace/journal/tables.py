@@ -136,15 +136,12 @@ def refuse_newer(version: int) -> None:
 
 def _to_2(connection: Connection) -> None:
     """What tells the same workload, and the allocator's memory."""
-    connection.execute(text("ALTER TABLE runs ADD COLUMN workload_key TEXT" + _collation(connection)))
-    connection.execute(text("ALTER TABLE runs ADD COLUMN reserved_memory_gib DOUBLE PRECISION"))
+    words, number = Words.compile(connection.dialect), Double().compile(connection.dialect)
+    connection.execute(text(f"ALTER TABLE runs ADD COLUMN workload_key {words}"))
+    connection.execute(text(f"ALTER TABLE runs ADD COLUMN reserved_memory_gib {number}"))
     connection.execute(text("CREATE INDEX runs_workload ON runs (workload_key)"))
 
 
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_to_2,)
 """The n-th takes version n to n + 1."""
 assert len(MIGRATIONS) == VERSION - 1
-
-
-def _collation(connection: Connection) -> str:
-    return ' COLLATE "C"' if connection.dialect.name == "postgresql" else ""
