@@ -1,7 +1,7 @@
 """Nothing that names a person or a machine is stored, unless asked for: a journal is made to be shared.
 
 Paths shrink to their last component; home folders, user names, host names, addresses, secrets on a command line and
-serial numbers of devices are taken out. Public model names (``timm:resnet50``) stay as they are.
+serial numbers of devices are taken out. A folder with a space in its name is known as one only inside quotes. Public model names (``timm:resnet50``) stay as they are.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _IDENTIFYING_KEYS = re.compile(
     re.IGNORECASE,
 )
 _SECRET = re.compile(
-    r"(?P<name>[\w-]*(?:token|api[-_]?key|secret|passw(?:or)?d)[\w-]*)(?P<equals>\s*[=:]\s*|\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s-]\S*)",
+    r"(?<![\w-])(?P<name>[\w-]*(?:token|api[-_]?key|secret|passw(?:or)?d)[\w-]*)(?P<equals>\s*[=:]\s*|\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s-]\S*)",
     re.IGNORECASE,
 )
 _HOST_OPTION = re.compile(
-    r"(?P<name>--?[\w-]*(?:addr|address|endpoint|host|hostname|nodelist|server)|\b(?:MASTER_ADDR|HOSTNAME))"
+    r"(?P<name>(?<![\w-])--?[\w-]*(?:addr|address|endpoint|host|hostname|nodelist|server)|\b(?:MASTER_ADDR|HOSTNAME))"
     r"(?P<equals>=|\s+)(?P<value>[^\s-]\S*)",
     re.IGNORECASE,
 )
-_URL = re.compile(r"\b[a-z][a-z0-9+.\-]*://[^\s\"'<>]+", re.IGNORECASE)
-_AT = re.compile(r"[\w.+\-]+@[\w.\-]+")
+_URL = re.compile(r"(?<![a-z0-9+.\-])[a-z][a-z0-9+.\-]*://[^\s\"'<>]+", re.IGNORECASE)
+_AT = re.compile(r"(?<![\w.+\-])[\w.+\-]+@[\w.\-]+")
 _PRIVATE_IP = re.compile(
     r"(?<![\w.])(?:10|127|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2,3}(?![\w.])|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?=:\d)"
 )
@@ -45,14 +45,16 @@ _DEVICE_UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.IGNORECASE)
 # a person's name may have spaces, where the folder that it names is followed by another separator
 _SPACED_HOME = re.compile(
-    r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+[^\\/\n\"':=,;]{1,60}?(?=[\\/])"
+    r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+"
+    r"[^\\/\s\"':=,;]{1,60}(?: [^\\/\s\"':=,;\-][^\\/\s\"':=,;]{0,60}){0,2}(?=[\\/])"
 )
 _HOME_ITSELF = re.compile(
     r"(?i)(?:[a-z]:)?[\\/]+(?:users|home|documents and settings)[\\/]+[^\\/\s\"':=,;]+[\\/]*(?![\w\\/.\-])"
 )
 _STOP = r"\s\"'`<>|;,=()\[\]{}"
+_QUOTED = re.compile(r"(?P<quote>[\"'`])(?P<path>(?:[A-Za-z]:(?=[\\/])|~[\w.\-]*(?=/))?[\\/][^\"'`\n]*)(?P=quote)")
 _ABSOLUTE = re.compile(rf"(?<![\w.~])(?:[A-Za-z]:(?=[\\/])|~[\w.\-]*(?=/)|\\(?=\\))?[\\/][^{_STOP}:]+")
-_RELATIVE = re.compile(rf"(?<![\w./\\])(?:[^{_STOP}:/\\]+[\\/])+[^{_STOP}:/\\]*")
+_RELATIVE = re.compile(rf"(?<![^{_STOP}:])(?:[^{_STOP}:/\\]+[\\/])+[^{_STOP}:/\\]*")
 _FILE_ENDING = re.compile(r"\.[A-Za-z]\w{0,7}$")
 _PUBLIC_SPEC = re.compile(r"(?:timm|torchvision):[\w.\-]+")
 
@@ -68,8 +70,9 @@ def anonymous(text: str, names: Iterable[str] | None = None) -> str:
     text = _URL.sub(_short_url, text)
     text = _AT.sub("user", text)
     text = _MAC.sub("host", _PRIVATE_IP.sub("host", text))
-    text = _HOME_ITSELF.sub("~", text)
     text = _SPACED_HOME.sub("/~", text)
+    text = _HOME_ITSELF.sub("~", text)
+    text = _QUOTED.sub(lambda m: f"{m['quote']}{_last_of(m['path'])}{m['quote']}", text)
     text = _ABSOLUTE.sub(_last, text)
     text = _RELATIVE.sub(lambda m: _last(m) if _is_file_path(m[0]) else m[0], text)
     for pattern in _patterns(tuple(this_machines_names() if names is None else names)):
@@ -136,7 +139,11 @@ def _is_home(folder: str) -> bool:
 
 
 def _last(match: re.Match[str]) -> str:
-    parts = [part for part in re.split(r"[\\/]+", match[0]) if part not in ("", ".", "..")]
+    return _last_of(match[0])
+
+
+def _last_of(path: str) -> str:
+    parts = [part for part in re.split(r"[\\/]+", path) if part not in ("", ".", "..")]
     if not parts or parts[-1].startswith("~"):
         return "~"
     return parts[-1]
