@@ -12,6 +12,7 @@ VERBS = {
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
     "gpus": "List the hardware catalogue, or one device with the source of every figure.",
     "measure": "Train a model for some steps on this machine and time them.",
+    "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",
     "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
     "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",
 }

@@ -54,14 +54,43 @@ def case_of(run: Run, folder: Path) -> Case:
     `folder` is where ``transformers:FILE.json`` is looked for.
     """
     spec = _spec(run, folder)
-    precision = _precision(run, spec)
+    precision = precision_of(run, spec)
     device = find_device(run.gpu_canonical or run.gpu)
+    execution = execution_of(run, precision, spec)
+    mode = mode_of(run)
+    form: Form = form_of(precision)
+    variant = Variant(
+        optimizer=_optimizer(run) if mode == "train" else "sgd",
+        sequence_length=int(run.seq_len) if run.seq_len and spec.startswith("transformers:") else None,
+        image_size=int(run.img_size) if run.img_size and not spec.startswith("transformers:") else None,
+        mode=mode,
+        legacy=_is_legacy(run, spec),
+        checkpointing=execution.activation_checkpointing,
+    )
+    network, assumed = _network(run, execution.nproc_per_node), ""
+    if network is None and execution.nnodes > 1:
+        network, assumed = TYPICAL_NETWORK_GB_PER_S, f"a network of {TYPICAL_NETWORK_GB_PER_S:g} GB/s a GPU"
+    cluster = Cluster(
+        device=device,
+        devices_per_node=execution.nproc_per_node,
+        nodes=execution.nnodes,
+        network_gb_per_s_per_device=network,
+    )
+    copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
+    return Case(
+        run, spec, form, variant, execution, cluster, measured_ms(run, execution), _host(run, device), copies,
+        memory_of_device="DeepLearningExamples" in run.framework,
+        assumed=assumed,
+    )  # fmt: skip
+
+
+def execution_of(run: Run, precision: Precision, spec: str) -> Execution:
+    """How a run was executed. Raises `TrainpaceError` for sizes that do not go together."""
     nodes = max(1, int(run.num_nodes or 1))
     gpus = max(1, int(run.num_gpus or 1))
     if gpus % nodes:
         raise TrainpaceError(f"{gpus} GPUs cannot be divided over {nodes} nodes.")
     shape = _parallelism(run.parallelism)
-    mode = _mode(run.mode)
     shards = shape["tp"] * shape["pp"] * shape["cp"]
     if gpus % shards:
         raise TrainpaceError(f"{gpus} GPUs cannot be divided by tp x pp x cp = {shards}.")
@@ -69,10 +98,7 @@ def case_of(run: Run, folder: Path) -> Case:
     batch = run.batch_per_gpu or (run.global_batch or 0) / (gpus // shards) / accumulation
     if batch < 1:
         raise TrainpaceError("the run states no batch size of at least 1 a GPU.")
-    optimizer = _optimizer(run)
-    form: Form = form_of(precision)
-    legacy = _is_legacy(run, spec)
-    execution = Execution(
+    return Execution(
         micro_batch=int(batch),
         accumulation=accumulation,
         nnodes=nodes,
@@ -82,30 +108,12 @@ def case_of(run: Run, folder: Path) -> Case:
         cp=shape["cp"],
         engine=_engine(run, spec),
         precision=precision,
-        optimizer=optimizer if mode == "train" else "none",
+        optimizer=_optimizer(run) if mode_of(run) == "train" else "none",
         zero_stage=shape["zero"],  # type: ignore[arg-type]
         activation_checkpointing=_checkpointing(run.parallelism),
         compile=run.compile in ("compile", "xla"),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
     )
-    variant = Variant(
-        optimizer=optimizer if mode == "train" else "sgd",
-        sequence_length=int(run.seq_len) if run.seq_len and spec.startswith("transformers:") else None,
-        image_size=int(run.img_size) if run.img_size and not spec.startswith("transformers:") else None,
-        mode=mode,
-        legacy=legacy,
-        checkpointing=execution.activation_checkpointing,
-    )
-    network, assumed = _network(run, gpus // nodes), ""
-    if network is None and nodes > 1:
-        network, assumed = TYPICAL_NETWORK_GB_PER_S, f"a network of {TYPICAL_NETWORK_GB_PER_S:g} GB/s a GPU"
-    cluster = Cluster(device=device, devices_per_node=gpus // nodes, nodes=nodes, network_gb_per_s_per_device=network)
-    copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
-    return Case(
-        run, spec, form, variant, execution, cluster, _measured_ms(run, execution), _host(run, device), copies,
-        memory_of_device="DeepLearningExamples" in run.framework,
-        assumed=assumed,
-    )  # fmt: skip
 
 
 def _spec(run: Run, folder: Path) -> str:
@@ -125,7 +133,7 @@ def _spec(run: Run, folder: Path) -> str:
     return spec
 
 
-def _precision(run: Run, spec: str) -> Precision:
+def precision_of(run: Run, spec: str) -> Precision:
     """As stated; but NVIDIA's BERT examples run "AMP" as apex level O2, which is fp16 throughout with fp32 master weights."""
     if not run.precision:
         raise TrainpaceError("the run states no precision.")
@@ -136,7 +144,9 @@ def _precision(run: Run, spec: str) -> Precision:
     return run.precision
 
 
-def _mode(name: str) -> Mode:
+def mode_of(run: Run) -> Mode:
+    """Training, unless the run says otherwise."""
+    name = run.mode
     if name in ("", "train"):
         return "train"
     if name in ("forward_backward", "inference"):
@@ -211,7 +221,8 @@ def _network(run: Run, gpus_per_node: int) -> float | None:
     return per_device if "per GPU" in run.interconnect else per_device / gpus_per_node
 
 
-def _measured_ms(run: Run, execution: Execution) -> float | None:
+def measured_ms(run: Run, execution: Execution) -> float | None:
+    """The step that a run states, or what its throughput makes it; None where it states neither."""
     if run.step_time_ms:
         return run.step_time_ms
     samples = run.global_batch or execution.global_batch

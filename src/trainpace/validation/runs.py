@@ -68,7 +68,7 @@ def read_runs(path: Path) -> list[Run]:
         raise UnreadableInput(
             f"{path} has neither a column model_spec nor model.", "trainpace validate --help lists the columns."
         )
-    return [_run(path, index, row) for index, row in enumerate(rows)]
+    return [run_of(path, index, row) for index, row in enumerate(rows)]
 
 
 def _csv(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
@@ -95,7 +95,8 @@ def _parquet(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
     return table.column_names, table.select(kept).to_pylist()
 
 
-def _run(path: Path, index: int, row: dict[str, Any]) -> Run:
+def run_of(path: Path, index: int, row: dict[str, Any]) -> Run:
+    """One row. Raises `UnreadableInput` for a number that is none."""
     values: dict[str, Any] = {"index": index}
     row = {"file": path.stem, **{name: value for name, value in row.items() if name != "file" or value}}
     for name in _TEXTS:

@@ -1,0 +1,152 @@
+"""Two runs, or two sweeps, side by side: what differs, and whether the difference in time is more than noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from trainpace.journal.entry import Entry
+from trainpace.outcome import STEP_PARTS
+from trainpace.records import Record
+
+_CONDITIONS = (
+    "model",
+    "device",
+    "num_devices",
+    "sequence_length",
+    "image_size",
+    "mode",
+    "seed",
+    "commit",
+    "workload_key",
+)
+
+
+class Ratio(Record):
+    """Step time of B over A, with the interval that both runs' intervals give, None where one has none.
+
+    `beyond_noise`: does the interval leave out 1? Runs of one process vary less than runs of different days, so a
+    ratio near 1 that is beyond the noise of the steps may still be the machine's mood.
+    """
+
+    batch: int
+    a_ms: float
+    b_ms: float
+    ratio: float
+    low: float | None
+    high: float | None
+    beyond_noise: bool | None
+
+
+class Difference(Record):
+    """One line: a condition, a part of the step in ms, or memory in GiB, as A and B have it. Empty: not stated."""
+
+    name: str
+    a: str | float
+    b: str | float
+
+
+class Comparison(Record):
+    """A against B, each a run (one of them) or a sweep (one a batch size).
+
+    `ratios` is by micro-batch size that both have; `samples_per_second` is of the best batch on each side.
+    """
+
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    conditions: tuple[Difference, ...]
+    parts_ms: tuple[Difference, ...]
+    memory_gib: tuple[Difference, ...]
+    ratios: tuple[Ratio, ...]
+    samples_per_second: Difference | None
+    median_ratio: float | None
+
+
+def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
+    """Compare two runs or the runs of two sweeps (the last one that succeeded of each batch size)."""
+    single = len(a) == 1 and len(b) == 1
+    pairs = [(a[0], b[0])] if single else _same_batch(a, b)
+    ratios = tuple(r for pair in pairs if (r := ratio_of(*pair)) is not None)
+    best = (_best(a), _best(b))
+    return Comparison(
+        a=tuple(entry.id for entry in a),
+        b=tuple(entry.id for entry in b),
+        conditions=_conditions(a[0], b[0], single) if a and b else (),
+        parts_ms=_parts(a[0], b[0]) if single else (),
+        memory_gib=_memory(a[0], b[0]) if single else (),
+        ratios=ratios,
+        samples_per_second=Difference(name="samples per second", a=best[0], b=best[1]) if all(best) else None,
+        median_ratio=statistics.median(r.ratio for r in ratios) if ratios else None,
+    )
+
+
+def ratio_of(a: Entry, b: Entry) -> Ratio | None:
+    """B's step over A's; None where one has no time.
+
+    The two intervals are taken as independent, so that their half-widths, as logarithms, add up as squares.
+    """
+    if not a.step_time_ms or not b.step_time_ms:
+        return None
+    ratio = b.step_time_ms / a.step_time_ms
+    low = high = None
+    if a.interval_ms and b.interval_ms and a.interval_ms.low > 0 and b.interval_ms.low > 0:
+        down = math.hypot(_log(b.step_time_ms, b.interval_ms.low), _log(a.interval_ms.high, a.step_time_ms))
+        up = math.hypot(_log(b.interval_ms.high, b.step_time_ms), _log(a.step_time_ms, a.interval_ms.low))
+        low, high = ratio * math.exp(-down), ratio * math.exp(up)
+    return Ratio(
+        batch=b.execution.micro_batch, a_ms=a.step_time_ms, b_ms=b.step_time_ms, ratio=ratio, low=low, high=high,
+        beyond_noise=None if low is None or high is None else not low <= 1 <= high,
+    )  # fmt: skip
+
+
+def _log(larger: float, smaller: float) -> float:
+    return max(0.0, math.log(larger / smaller))
+
+
+def _same_batch(a: Sequence[Entry], b: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
+    left, right = ({e.execution.micro_batch: e for e in side if e.outcome == "ok"} for side in (a, b))
+    return [(left[batch], right[batch]) for batch in sorted(left.keys() & right.keys())]
+
+
+def _best(entries: Sequence[Entry]) -> float:
+    return max((entry.samples_per_second or 0.0 for entry in entries), default=0.0)
+
+
+def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
+    """What differs: in the run, its execution (the batch aside, for sweeps), its environment."""
+    left, right = (
+        {name: getattr(e, name) for name in _CONDITIONS}
+        | {
+            name: getattr(e.execution, name)
+            for name in e.execution.__struct_fields__
+            if single or name != "micro_batch"
+        }
+        | ({"outcome": e.outcome} if single else {})
+        | {f"environment: {key}": value for key, value in e.environment.items()}
+        for e in (a, b)
+    )
+    return tuple(
+        Difference(name=name, a=_word(left.get(name)), b=_word(right.get(name)))
+        for name in [*left, *(name for name in right if name not in left)]
+        if left.get(name) != right.get(name)
+    )
+
+
+def _word(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _parts(a: Entry, b: Entry) -> tuple[Difference, ...]:
+    if a.step is None or b.step is None:
+        return ()
+    rows = ((name.removesuffix("_ms"), getattr(a.step, name), getattr(b.step, name)) for name in STEP_PARTS)
+    return tuple(Difference(name=name, a=left, b=right) for name, left, right in rows if left or right)
+
+
+def _memory(a: Entry, b: Entry) -> tuple[Difference, ...]:
+    return tuple(
+        Difference(name=name.removesuffix("_memory_gib"), a=left, b=right)
+        for name in ("peak_memory_gib", "reserved_memory_gib")
+        if (left := getattr(a, name)) is not None and (right := getattr(b, name)) is not None
+    )

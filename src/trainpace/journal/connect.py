@@ -1,0 +1,163 @@
+"""From a path or a URL to a database: SQLite by default, PostgreSQL for a team."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+
+BUSY_TIMEOUT_MS = 30_000
+ATTEMPTS = 8
+_PRAGMAS = (
+    # A probe takes seconds and its commit a few milliseconds, so every commit waits for the disk: with WAL, NORMAL would
+    # survive a killed process too, but not a power cut.
+    "PRAGMA synchronous=FULL",
+    "PRAGMA foreign_keys=ON",
+    "PRAGMA cache_size=-64000",
+)
+
+T = TypeVar("T")
+
+
+def default_place() -> str:
+    """$TRAINPACE_JOURNAL, or journal.db in the user's data folder."""
+    named = os.environ.get("TRAINPACE_JOURNAL")
+    if named:
+        return named
+    return str(Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "journal.db")
+
+
+def url_of(where: str) -> URL:
+    """The URL of a path or URL as people write it; plain ``postgresql://`` is psycopg's."""
+    if "://" not in where:
+        if not where or "\x00" in where:
+            raise TrainpaceError(f"{where!r} is no name of a journal.")
+        return URL.create("sqlite", database=str(Path(where).expanduser().absolute()))
+    try:
+        url = make_url(where)
+    except (ArgumentError, ValueError):
+        raise TrainpaceError(
+            "the journal's URL is not understood.", "Write postgresql://user@host/database, or a path."
+        ) from None
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername == "sqlite" and (not url.database or url.database == ":memory:"):
+        raise TrainpaceError("a journal in memory would be lost; name a file.")
+    if url.drivername not in ("postgresql+psycopg", "sqlite"):
+        raise TrainpaceError(
+            f"a journal cannot be kept in {url.drivername}.", "Use a path (SQLite), or postgresql://host/database."
+        )
+    return url
+
+
+def shown(url: URL) -> str:
+    """The place for people: a path, or a URL without its password."""
+    return str(url.database) if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
+
+
+def engine_of(url: URL, create: bool) -> Engine:
+    """An engine whose transactions start with BEGIN, or BEGIN IMMEDIATE where they write (see `writing`).
+
+    With `create`, a missing SQLite file may be made, and the default's folder with it.
+    """
+    if url.drivername == "sqlite":
+        _prepare_file(Path(str(url.database)), create)
+        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1e3})
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    try:
+        return create_engine(url, connect_args={"connect_timeout": 10, "application_name": "trainpace"})
+    except ModuleNotFoundError:
+        raise TrainpaceError(
+            "a journal on PostgreSQL needs psycopg.", "pip install 'trainpace[postgresql]', or give a path."
+        ) from None
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction that only reads."""
+    with engine.connect() as connection, connection.begin():
+        yield connection
+
+
+def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """Run `work` in a transaction that writes, again if another process was in the way; all of it happens or nothing.
+
+    SQLite takes the lock at the start: a transaction that reads first and then writes could not wait for it.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            with engine.connect().execution_options(writes=True) as connection, connection.begin():
+                return work(connection)
+        except OperationalError as error:
+            if attempt == ATTEMPTS - 1 or not _in_the_way(error):
+                raise
+            time.sleep(random.uniform(0, 0.05 * 2**attempt))
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def plainly(url: URL) -> Iterator[None]:
+    """Turn what the database says into one sentence."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        raise UnreadableInput(
+            f"the journal at {shown(url)} cannot be used: {(lines or [type(cause).__name__])[0].rstrip('.')}.",
+            "See trainpace journal path.",
+        ) from None
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{shown(url)}: {error.message}", error.hint) from None
+
+
+def _prepare_file(path: Path, create: bool) -> None:
+    if path.is_dir():
+        raise UnreadableInput(f"{path} is a folder, not a journal.")
+    if not path.exists() and not create:
+        raise UnreadableInput(f"there is no journal at {path}.")
+    if path.exists():
+        with path.open("rb") as file:
+            head = file.read(16)
+        if head and head != b"SQLite format 3\x00":  # SQLite itself would only say so after a wait for locks
+            raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnreadableInput(
+            f"cannot make the folder {path.parent}: {(error.strerror or str(error)).lower()}."
+        ) from None
+
+
+def _set_up_sqlite(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # transactions are begun below, not by the driver's guess
+    cursor = connection.cursor()
+    if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        tables = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
+        if not tables or "journal_meta" in tables:  # the mode is kept in the file, and somebody else's is not touched
+            cursor.execute("PRAGMA journal_mode=WAL")
+    for pragma in _PRAGMAS:
+        cursor.execute(pragma)
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _in_the_way(error: OperationalError) -> bool:
+    """Another process holds the lock, or PostgreSQL chose this transaction to end a deadlock."""
+    state = getattr(error.orig, "sqlstate", None)
+    return state in ("40001", "40P01", "55P03") or any(word in str(error.orig) for word in ("is locked", "busy"))

@@ -1,0 +1,209 @@
+"""What the journal keeps: one measured run, and the sweep that it may belong to."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from msgspec import field
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.outcome import FailedProbe, Interval, Measurement, StepTime
+from trainpace.records import Record
+
+Kind = Literal["measure", "watch", "run", "import"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Outcome = Literal["ok", "out_of_memory", "timeout", "crashed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+_ID = re.compile(r"[0-9a-f]{32}")
+_LARGEST = 2**53
+"""Whole numbers above it are not the same in every reader of JSON."""
+
+
+class Entry(Record):
+    """One run. `created_at` is UTC in the one form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
+
+    `step_time_ms` is the median step; the parts in `step` and the steps one by one are there where they were measured.
+    `forecast_*` is what was forecast for this very run before it was measured. `workload_key` is the same for runs that
+    compute the same. `source` names the file that an import came from.
+    """
+
+    id: str
+    created_at: str
+    kind: Kind
+    outcome: Outcome
+    model: str
+    device: str
+    execution: Execution
+    reason: str = ""
+    num_devices: int = 1
+    sequence_length: int | None = None
+    image_size: int | None = None
+    mode: str = "train"
+    step_time_ms: float | None = None
+    interval_ms: Interval | None = None
+    step: StepTime | None = None
+    step_times_ms: tuple[float, ...] = ()
+    warmup_ms: tuple[float, ...] = ()
+    losses: tuple[float | None, ...] = ()
+    peak_memory_gib: float | None = None
+    reserved_memory_gib: float | None = None
+    sweep: str | None = None
+    forecast_ms: float | None = None
+    forecast_low_ms: float | None = None
+    forecast_high_ms: float | None = None
+    forecast_basis: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    commit: str | None = None
+    command: str = ""
+    notes: str = ""
+    source: str = ""
+    workload_key: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_head(self.id, self.created_at)
+        if self.kind not in KINDS or self.outcome not in OUTCOMES:
+            raise TrainpaceError(f"a run of kind {self.kind!r} with outcome {self.outcome!r} is not known.")
+        if (self.outcome == "ok") != (self.step_time_ms is not None):
+            raise TrainpaceError("a run has a step time if its outcome is ok, and only then.")
+        _check_plain(self)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Throughput at the median step."""
+        return 1e3 * self.execution.global_batch / self.step_time_ms if self.step_time_ms else None
+
+
+class Sweep(Record):
+    """Several batch sizes measured in one go. `key` is the same where an unfinished sweep may be taken up again."""
+
+    id: str
+    created_at: str
+    key: str
+    model: str
+    device: str
+    batches: tuple[int, ...]
+    command: str = ""
+    finished_at: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_head(self.id, self.created_at)
+        if self.finished_at is not None and not _TIME.fullmatch(self.finished_at):
+            raise TrainpaceError(f"{self.finished_at!r} is not a time such as 2026-11-21T07:45:36.000000Z.")
+        _check_plain(self)
+
+
+def new_id() -> str:
+    """An id for a run of one's own: 32 hexadecimal digits, never twice the same."""
+    return uuid.uuid4().hex
+
+
+def content_id(content: str | bytes) -> str:
+    """An id for something imported: the same content has the same id, so importing it twice adds nothing."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:32]
+
+
+def now_utc() -> str:
+    """The present as `created_at` has it."""
+    return utc_text(datetime.datetime.now(datetime.UTC))
+
+
+def utc_text(moment: datetime.datetime) -> str:
+    """A time, taken as UTC where it names no zone, in the one form that sorts as text."""
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    return aware.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z").rjust(27, "0")
+
+
+def entry_of(probe: Measurement | FailedProbe, *, keep_identity: bool = False, **rest: Any) -> Entry:
+    """The entry of a measurement or a failed probe; `rest` gives or overrides any other field of `Entry`.
+
+    Without `keep_identity`, paths, user and host names are taken out (see `identity.anonymous`).
+    """
+    from trainpace.journal.identity import anonymous_entry
+
+    fields: dict[str, Any] = {
+        "model": probe.model, "device": probe.device, "execution": probe.execution,
+        "num_devices": probe.execution.world_size, "environment": probe.environment,
+        "sequence_length": probe.sequence_length, "image_size": probe.image_size, "kind": "measure",
+    }  # fmt: skip
+    if isinstance(probe, Measurement):
+        fields |= {
+            "outcome": "ok", "step_time_ms": probe.median_ms, "interval_ms": probe.interval_ms, "step": probe.step,
+            "step_times_ms": probe.step_times_ms, "warmup_ms": probe.warmup_ms,
+            "losses": tuple(loss if math.isfinite(loss) else None for loss in probe.losses),
+            "peak_memory_gib": probe.peak_memory_gib, "reserved_memory_gib": probe.reserved_memory_gib,
+        }  # fmt: skip
+    else:
+        fields |= {"outcome": probe.failure, "reason": printable(probe.reason)}
+    fields |= rest
+    if "id" not in fields:
+        fields["id"] = new_id()
+    if "created_at" not in fields:
+        fields["created_at"] = now_utc()
+    entry = Entry(**fields)
+    return entry if keep_identity else anonymous_entry(entry)
+
+
+def measurement_of(entry: Entry) -> Measurement:
+    """The measurement that an entry was made of. Raises `TrainpaceError` for a run that failed or has no parts."""
+    if entry.step_time_ms is None or entry.step is None or entry.interval_ms is None:
+        raise TrainpaceError(
+            f"run {entry.id[:8]} is no whole measurement: it lacks a step time, its parts or interval."
+        )
+    return Measurement(
+        model=entry.model, device=entry.device, execution=entry.execution, step_times_ms=entry.step_times_ms,
+        warmup_ms=entry.warmup_ms, step=entry.step, median_ms=entry.step_time_ms, interval_ms=entry.interval_ms,
+        peak_memory_gib=entry.peak_memory_gib, reserved_memory_gib=entry.reserved_memory_gib,
+        losses=tuple(math.nan if loss is None else loss for loss in entry.losses), environment=entry.environment,
+        sequence_length=entry.sequence_length, image_size=entry.image_size,
+    )  # fmt: skip
+
+
+def printable(text: str) -> str:
+    """Text without control characters (a crashed process leaves such) and half characters, which no database takes."""
+    kept = "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text)
+    return kept.encode("utf-8", "replace").decode()
+
+
+def _check_head(id_: str, created_at: str) -> None:
+    if not _ID.fullmatch(id_):
+        raise TrainpaceError(f"{id_[:40]!r} is not an id of 32 hexadecimal digits.")
+    if not _TIME.fullmatch(created_at):
+        raise TrainpaceError(f"{created_at[:40]!r} is not a time such as 2026-11-21T07:45:36.000000Z.")
+
+
+def _check_plain(record: Record) -> None:
+    """Refuse what would not come back from a database or JSON as it went in."""
+    for name in record.__struct_fields__:
+        for value in _leaves([getattr(record, name)]):
+            _check_leaf(name, value)
+
+
+def _check_leaf(name: str, value: object) -> None:
+    if isinstance(value, float) and not (math.isfinite(value) and (value >= 0 or name == "losses")):
+        raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        raise TrainpaceError(f"{name} of a run is beyond 2**53.")
+    if isinstance(value, str) and ("\x00" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+        raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is no text.")
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, Record):
+            yield from _leaves(getattr(value, name) for name in value.__struct_fields__)
+        elif isinstance(value, dict):
+            yield from _leaves([*value, *value.values()])
+        elif isinstance(value, tuple):
+            yield from value
+        else:
+            yield value

@@ -1,0 +1,160 @@
+"""Out to a file and in again. JSON, CSV and Parquet carry every record whole, beside columns for people.
+
+JSON is a list with one record a line, so that a file of any length can be written and read line by line. The columns of
+CSV and Parquet are those that ``trainpace validate`` reads, then `record`, which is what an import goes by.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.journal.entry import Entry, Sweep
+from trainpace.records import to_json
+
+ROWS_AT_ONCE = 10_000
+
+_TEXTS = (
+    "id created_at kind outcome model_spec model gpu precision memory_format compile optimizer parallelism mode notes file"
+).split()
+_COUNTS = "num_gpus num_nodes batch_per_gpu global_batch grad_accum seq_len img_size".split()
+_NUMBERS = (
+    "step_time_ms step_time_ms_low step_time_ms_high samples_per_sec peak_mem_gib reserved_mem_gib forecast_ms forecast_low_ms"
+    " forecast_high_ms"
+).split()
+COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
+
+
+def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
+    """Write records to FILE.json, .csv or .parquet, whole or not at all; how many. Holds a few thousand at a time."""
+    writers: dict[str, Callable[[Path, Iterable[Entry | Sweep]], int]] = {
+        ".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet,
+    }  # fmt: skip
+    write = writers.get(path.suffix.lower())
+    if write is None:
+        raise TrainpaceError(f"{path.name} is no name for an export.", "End it in .parquet, .csv or .json.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        aside = Path(name)
+        try:
+            count = write(aside, records)
+            mask = os.umask(0)
+            os.umask(mask)
+            aside.chmod(0o666 & ~mask)
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UnreadableInput(f"cannot write {path}: {(error.strerror or str(error)).lower()}.") from None
+    return count
+
+
+def columns_of(record: Entry | Sweep) -> dict[str, Any]:
+    """The columns of a record; a sweep has none but its record."""
+    if isinstance(record, Sweep):
+        return {"id": record.id, "created_at": record.created_at, "kind": "sweep", "record": to_json(record)}
+    e, x = record, record.execution
+    return {
+        "id": e.id, "created_at": e.created_at, "kind": e.kind, "outcome": e.outcome, "model_spec": e.model, "model": e.model,
+        "gpu": e.device, "precision": x.precision, "memory_format": "nhwc" if x.channels_last else "nchw",
+        "compile": "compile" if x.compile else "eager", "optimizer": x.optimizer,
+        "parallelism": f"dp={x.data_parallel_size},tp={x.tp},pp={x.pp},cp={x.cp},zero={x.zero_stage}"
+        + (",ac=full" if x.activation_checkpointing else ""),
+        "mode": e.mode, "notes": e.notes, "file": e.source, "num_gpus": e.num_devices, "num_nodes": x.nnodes,
+        "batch_per_gpu": x.micro_batch, "global_batch": x.global_batch, "grad_accum": x.accumulation,
+        "seq_len": e.sequence_length, "img_size": e.image_size, "step_time_ms": e.step_time_ms,
+        "step_time_ms_low": e.interval_ms.low if e.interval_ms else None,
+        "step_time_ms_high": e.interval_ms.high if e.interval_ms else None,
+        "samples_per_sec": e.samples_per_second, "peak_mem_gib": e.peak_memory_gib,
+        "reserved_mem_gib": e.reserved_memory_gib, "forecast_ms": e.forecast_ms, "forecast_low_ms": e.forecast_low_ms,
+        "forecast_high_ms": e.forecast_high_ms, "record": to_json(e),
+    }  # fmt: skip
+
+
+def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON list, or one object. A list with one object a line is read line by line.
+
+    Raises `UnreadableInput` for anything else.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            first = file.readline()
+            if first.strip() == "[" and len(second := file.readline()) > 2 and _is_record_line(second):
+                yield from _lines(path, second, file)
+                return
+            file.seek(0)
+            whole = json.loads(file.read())
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
+    for item in whole if isinstance(whole, list) else [whole]:
+        if not isinstance(item, dict):
+            raise UnreadableInput(f"{path} does not hold JSON objects.")
+        yield item
+
+
+def _is_record_line(line: str) -> bool:
+    return line.startswith('{"record":') and line.rstrip().rstrip(",").endswith("}")
+
+
+def _lines(path: Path, line: str, file: TextIO) -> Iterator[dict[str, Any]]:
+    closed = False
+    while line:
+        if closed and line.strip():
+            raise UnreadableInput(f"{path} goes on after its list.")
+        if line.strip() == "]":
+            closed = True
+        elif line.strip():
+            yield json.loads(line.strip().removesuffix(","))
+        line = file.readline()
+    if not closed:
+        raise UnreadableInput(f"{path} ends in the middle of its list.")
+
+
+def _write_json(path: Path, records: Iterable[Entry | Sweep]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write("[")
+        for record in records:
+            file.write(",\n" if count else "\n")
+            file.write(to_json(record))
+            count += 1
+        file.write("\n]\n")
+    return count
+
+
+def _write_csv(path: Path, records: Iterable[Entry | Sweep]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for record in records:
+            writer.writerow(columns_of(record))
+            count += 1
+    return count
+
+
+def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> int:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise TrainpaceError("writing Parquet needs pyarrow.", "pip install pyarrow, or export JSON or CSV.") from None
+    kinds = [(name, pa.string()) for name in _TEXTS] + [(name, pa.int64()) for name in _COUNTS]
+    schema = pa.schema([*kinds, *((name, pa.float64()) for name in _NUMBERS), ("record", pa.string())])
+    rows, count = iter(records), 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while chunk := [columns_of(record) for record in islice(rows, ROWS_AT_ONCE)]:
+            writer.write_table(pa.Table.from_pylist(chunk, schema))
+            count += len(chunk)
+    return count

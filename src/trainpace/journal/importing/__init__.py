@@ -1,0 +1,94 @@
+"""Runs from elsewhere. A format is added by adding a file to this room and a line to FORMATS."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainpace.errors import UnknownName, UnreadableInput
+from trainpace.journal.entry import Entry, Sweep
+from trainpace.journal.importing.huggingface import is_huggingface, read_huggingface
+from trainpace.journal.importing.mlflow import is_mlflow_db, is_mlruns, read_mlflow
+from trainpace.journal.importing.own import RECORDS, read_own
+from trainpace.journal.importing.reading import Given, Item, Skipped, columns_and_rows, opened
+from trainpace.journal.importing.runs import read_published
+from trainpace.journal.importing.timm import is_timm, read_timm
+from trainpace.journal.store import Journal
+from trainpace.records import Record
+
+FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {
+    "trainpace": read_own, "runs": read_published, "timm": read_timm, "hf": read_huggingface, "mlflow": read_mlflow,
+}  # fmt: skip
+
+
+class Imported(Record):
+    """What became of one file: of the runs in it, how many were new, there already, or skipped (by reason)."""
+
+    file: str
+    format: str
+    new: int
+    already_there: int
+    skipped: dict[str, int]
+
+
+def import_file(journal: Journal, path: Path, format_: str = "auto", given: Given | None = None) -> Imported:
+    """Bring a file (or MLflow's folder) into the journal, all of it or, if it raises `UnreadableInput`, nothing."""
+    name = format_of(path) if format_ == "auto" else format_
+    if name not in FORMATS:
+        raise UnknownName("format", name, FORMATS)
+    skipped: Counter[str] = Counter()
+    read = 0
+
+    def kept() -> Iterator[Entry | Sweep]:
+        nonlocal read
+        for item in FORMATS[name](path, given or Given()):
+            if isinstance(item, Skipped):
+                skipped[item.reason] += 1
+            else:
+                read += 1
+                yield item
+
+    new = journal.add_many(kept())
+    return Imported(file=path.name, format=name, new=new, already_there=read - new, skipped=dict(skipped.most_common()))
+
+
+def format_of(path: Path) -> str:
+    """The name of a file's format. Raises `UnreadableInput` for one that is not known."""
+    if path.is_dir():
+        if is_mlruns(path):
+            return "mlflow"
+        raise _unknown(path)
+    with opened(path) as file:
+        head = file.read(16)
+    if head == b"SQLite format 3\x00":
+        if is_mlflow_db(path):
+            return "mlflow"
+        raise UnreadableInput(f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}.")
+    columns, rows = columns_and_rows(path)
+    if is_timm(columns):
+        return "timm"
+    if "record" in columns:
+        first = next(rows, {})
+        if first.get("record") in RECORDS or _is_own(first.get("record")) or not first:
+            return "trainpace"
+    if is_huggingface(dict.fromkeys(columns)):
+        return "hf"
+    if {"model_spec", "model"} & set(columns):
+        return "runs"
+    if not columns and head.lstrip()[:1] == b"[":
+        return "trainpace"  # an export of nothing
+    raise _unknown(path)
+
+
+def _is_own(text: object) -> bool:
+    try:
+        data = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and data.get("record") in RECORDS
+
+
+def _unknown(path: Path) -> UnreadableInput:
+    return UnreadableInput(f"{path} is in no format that is known.", f"Known: {', '.join(FORMATS)}; see --format.")

@@ -1,0 +1,110 @@
+"""Hugging Face's Trainer: ``all_results.json`` (or ``train_results.json``) and ``trainer_state.json``.
+
+Their step time is the run's wall clock over its steps, so evaluation, checkpoints and the first steps are in it. What they
+do not state (device, precision, optimizer) stands in training_args.bin, which is a pickle and is never opened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.execution import Execution
+from trainpace.journal.entry import Entry, now_utc
+from trainpace.journal.importing.reading import (
+    UNKNOWN,
+    ContentIds,
+    Given,
+    Item,
+    Skipped,
+    device_name,
+    finished,
+    number,
+    opened,
+)  # fmt: skip
+
+_ROUNDED_BELOW = 0.1
+"""Steps per second are rounded to three decimals; below this that is more than half a per cent."""
+
+
+def is_huggingface(data: Any) -> bool:
+    """Is this the content of such a file?"""
+    return isinstance(data, dict) and ("log_history" in data or "train_runtime" in data)
+
+
+def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
+    """The one run of a file. A file that states no training is skipped with its reason."""
+    data = _load(path)
+    if not is_huggingface(data):
+        raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
+    try:
+        yield finished(_entry(path, data, given, ContentIds().of(data)), given)
+    except TrainpaceError as error:
+        yield Skipped(error.message)
+
+
+def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
+    history = data.get("log_history")
+    logs = [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
+    summary = next((log for log in reversed(logs) if "train_runtime" in log), None)
+    if summary is None:
+        raise TrainpaceError("the training did not end, so that its time is not stated.")
+    per_second, samples = number(summary.get("train_steps_per_second")), number(summary.get("train_samples_per_second"))
+    runtime, steps = number(summary.get("train_runtime")), number(data.get("global_step"))
+    if per_second and (per_second >= _ROUNDED_BELOW or not steps):
+        milliseconds = 1e3 / per_second
+    elif runtime and steps:
+        milliseconds = 1e3 * runtime / steps
+    else:
+        raise TrainpaceError("the file states no steps per second.")
+    micro = int(number(data.get("train_batch_size")) or 0)
+    step_samples = round(samples * milliseconds / 1e3) if samples else 0
+    if not micro and not step_samples:
+        raise TrainpaceError("the file states neither a batch size nor samples per second.")
+    if given.precision is None:
+        raise TrainpaceError("Hugging Face's results state no precision: give --precision.")
+    notes = ["wall clock of the whole run over its steps, with evaluation and checkpoints"]
+    if not micro:
+        notes.append("the batch is samples a step, over all devices and accumulation")
+    execution = Execution(
+        micro_batch=micro or step_samples,
+        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1,
+        precision=given.precision,
+        optimizer=UNKNOWN,
+    )
+    if execution.accumulation > 1:
+        notes.append(f"{execution.accumulation} micro-batches a step, accumulated or on several devices")
+    losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
+    return Entry(
+        id=id_,
+        created_at=now_utc(),
+        kind="import",
+        outcome="ok",
+        model=_model(path.parent / "config.json"),
+        device=device_name(given.device) if given.device else UNKNOWN,
+        execution=execution,
+        step_time_ms=milliseconds,
+        losses=tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses),
+        notes="; ".join(notes),
+        source=path.name,
+    )
+
+
+def _model(config: Path) -> str:
+    """The model's name as config.json beside the results has it."""
+    data = _load(config) if config.is_file() else {}
+    if not isinstance(data, dict):
+        return UNKNOWN
+    names = [data.get("_name_or_path"), *(data.get("architectures") or []), data.get("model_type")]
+    return next((name for name in names if isinstance(name, str) and name), UNKNOWN)
+
+
+def _load(path: Path) -> Any:
+    with opened(path) as file:
+        try:
+            return json.loads(file.read())
+        except (ValueError, RecursionError) as error:
+            raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None

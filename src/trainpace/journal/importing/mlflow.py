@@ -1,0 +1,235 @@
+"""MLflow's local stores, read without mlflow: a folder ``mlruns`` (meta.yaml, params/, metrics/) or ``mlflow.db``.
+
+A run is taken if it states a model, a batch size and a precision, and logged a step time or a throughput under one of the
+names below, which are those of Hugging Face's, Lightning's and our own loggers. Names count by their last component.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import sqlite3
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from trainpace.configs.parsing import parse_yaml
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.execution import Execution, Precision
+from trainpace.journal.entry import Entry, content_id, printable, utc_text
+from trainpace.journal.importing.reading import (
+    UNKNOWN,
+    Given,
+    Item,
+    Skipped,
+    as_precision,
+    device_name,
+    finished,
+    number,
+)
+from trainpace.records import read_bytes
+
+LARGEST_VALUE_BYTES = 1 << 20
+
+_MODEL = "model_name_or_path model_name _name_or_path model architecture arch backbone".split()
+_BATCH = "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size".split()
+_ACCUMULATION = "gradient_accumulation_steps accumulate_grad_batches grad_accum".split()
+_DEVICES = "world_size num_devices num_gpus n_gpu".split()
+_OPTIMIZER = "optimizer optimizer_name optim opt".split()
+_DEVICE = "gpu_name device_name gpu".split()
+_SEQUENCE = "max_seq_length sequence_length seq_len block_size".split()
+_IMAGE = "image_size img_size".split()
+_STEP_MS = "step_time_ms train_step_time_ms".split()
+_STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
+_SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
+_PRECISIONS: dict[str, Precision] = {
+    "32": "fp32", "32-true": "fp32", "fp32": "fp32", "float32": "fp32", "no": "fp32", "tf32": "tf32", "16": "amp_fp16",
+    "16-mixed": "amp_fp16", "amp": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16", "bf16-true": "bf16",
+    "float16": "fp16", "bfloat16": "bf16",
+}  # fmt: skip
+_MIXED: dict[str, Precision] = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
+
+
+class Logged(NamedTuple):
+    """One run of MLflow."""
+
+    run_id: str
+    start_ms: float
+    params: dict[str, str]
+    metrics: dict[str, list[float]]
+
+
+def is_mlruns(path: Path) -> bool:
+    """A folder of experiments, one experiment, or one run."""
+    return (path / "meta.yaml").is_file() or any(child.is_file() for child in path.glob("*/meta.yaml"))
+
+
+def is_mlflow_db(path: Path) -> bool:
+    """An SQLite file with MLflow's tables."""
+    try:
+        with _connected(path) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error:
+        return False
+    return {"runs", "params", "metrics", "experiments"} <= tables
+
+
+def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
+    """Every run of a store; deleted ones are left out."""
+    for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
+        try:
+            yield finished(_entry(logged, given), given)
+        except TrainpaceError as error:
+            yield Skipped(error.message)
+
+
+def _entry(logged: Logged, given: Given) -> Entry:
+    params = {_last(key): value for key, value in sorted(logged.params.items())}
+    metrics = {_last(key): values for key, values in sorted(logged.metrics.items())}
+    model = _first(params, _MODEL)
+    if not model:
+        raise TrainpaceError("the run states no model (params such as model_name).")
+    batch = _whole(params, _BATCH)
+    if not batch:
+        raise TrainpaceError("the run states no batch size (params such as batch_size).")
+    execution = Execution(
+        micro_batch=batch,
+        accumulation=_whole(params, _ACCUMULATION) or 1,
+        nproc_per_node=_whole(params, _DEVICES) or 1,
+        precision=given.precision or _precision(params),
+        optimizer=_first(params, _OPTIMIZER).removesuffix("_torch") or UNKNOWN,
+    )
+    try:
+        moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        raise TrainpaceError("the run's start is no time.") from None
+    device = given.device or _first(params, _DEVICE)
+    return Entry(
+        id=content_id(f"mlflow {logged.run_id}"),
+        created_at=utc_text(moment),
+        kind="import",
+        outcome="ok",
+        model=printable(model),
+        device=device_name(printable(device)) if device else UNKNOWN,
+        num_devices=execution.world_size,
+        execution=execution,
+        sequence_length=_whole(params, _SEQUENCE),
+        image_size=_whole(params, _IMAGE),
+        step_time_ms=_step_ms(metrics, execution),
+        seed=_whole(params, ["seed"]),
+        source=f"mlflow {logged.run_id}",
+    )
+
+
+def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:
+    for names, convert in (
+        (_STEP_MS, lambda value: value),
+        (_STEPS_PER_S, lambda value: 1e3 / value),
+        (_SAMPLES_PER_S, lambda value: 1e3 * execution.global_batch / value),
+    ):
+        for name in names:
+            values = [value for value in metrics.get(name, []) if 0 < value < float("inf")]
+            if values:
+                return convert(statistics.median(values))
+    raise TrainpaceError(
+        "the run logged no step time or throughput (metrics such as step_time_ms, train_steps_per_second)."
+    )
+
+
+def _precision(params: dict[str, str]) -> Precision:
+    if word := params.get("mixed_precision", "").lower():
+        if word in _MIXED:
+            return _MIXED[word]
+    elif word := (params.get("precision") or params.get("dtype") or "").lower().removeprefix("torch."):
+        return _PRECISIONS.get(word) or as_precision(word)
+    elif "fp16" in params or "bf16" in params:  # Hugging Face: neither means fp32
+        on = [name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1")]
+        return {"fp16": _MIXED["fp16"], "bf16": _MIXED["bf16"]}[on[0]] if on else "fp32"
+    raise TrainpaceError("the run states no precision that is known: give --precision.")
+
+
+def _first(params: dict[str, str], names: list[str]) -> str:
+    return next((params[name].strip() for name in names if params.get(name, "").strip() not in ("", "None")), "")
+
+
+def _whole(params: dict[str, str], names: list[str]) -> int | None:
+    text = _first(params, names)
+    return int(number(text) or 0) if text else None
+
+
+def _last(key: str) -> str:
+    return re.split(r"[/.]", key)[-1].lower()
+
+
+def _folder_runs(path: Path) -> Iterator[Logged]:
+    if not is_mlruns(path):
+        raise UnreadableInput(f"{path} is no folder of MLflow runs.")
+    for meta in sorted(path.rglob("meta.yaml")):
+        run = meta.parent
+        if ".trash" in meta.parts or (not (run / "params").is_dir() and not (run / "metrics").is_dir()):
+            continue  # an experiment's, a model's, or a deleted run
+        data = parse_yaml(_text(meta), str(meta))
+        if not isinstance(data, dict) or data.get("lifecycle_stage") == "deleted":
+            continue
+        start = data.get("start_time")
+        params = {key: _text(file).strip() for key, file in _files(run / "params")}
+        metrics = {key: _metric(file) for key, file in _files(run / "metrics")}
+        run_id = str(data.get("run_id") or data.get("run_uuid") or run.name)
+        yield Logged(run_id, float(start) if isinstance(start, int | float) else 0.0, params, metrics)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Keys and their files; a key with slashes is a file in folders. Links are not followed out of the store."""
+    for root, _, names in os.walk(folder, followlinks=False):
+        for name in sorted(names):
+            file = Path(root, name)
+            if not file.is_symlink():
+                yield file.relative_to(folder).as_posix(), file
+
+
+def _text(file: Path) -> str:
+    return read_bytes(file)[:LARGEST_VALUE_BYTES].decode("utf-8", "replace")
+
+
+def _metric(file: Path) -> list[float]:
+    """Lines of ``timestamp value step``."""
+    values = []
+    for line in read_bytes(file).decode("utf-8", "replace").splitlines():
+        words = line.split()
+        try:
+            values.append(float(words[1]))
+        except (IndexError, ValueError):
+            continue
+    return values
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
+
+
+def _database_runs(path: Path) -> Iterator[Logged]:
+    if not is_mlflow_db(path):
+        raise UnreadableInput(f"{path} is no database of MLflow.")
+    connection = _connected(path)
+    try:
+        chosen = (
+            "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY start_time, run_uuid"
+        )
+        for run_id, start in connection.execute(chosen).fetchall():
+            params = {key: str(value) for key, value in _of_run(connection, "params", run_id)}
+            metrics: dict[str, list[float]] = {}
+            for key, value in _of_run(connection, "metrics", run_id):
+                if isinstance(value, int | float):
+                    metrics.setdefault(key, []).append(float(value))
+            yield Logged(str(run_id), float(start or 0), params, metrics)
+    except sqlite3.Error as error:
+        raise UnreadableInput(f"{path} cannot be read: {error}.") from None
+    finally:
+        connection.close()
+
+
+def _of_run(connection: sqlite3.Connection, table: str, run_id: Any) -> list[tuple[str, Any]]:
+    return connection.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", (run_id,)).fetchall()

@@ -1,0 +1,79 @@
+"""Published runs: the columns that ``trainpace validate`` reads, in CSV, Parquet or JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.journal.entry import Entry, now_utc, printable
+from trainpace.journal.importing.reading import (
+    UNKNOWN,
+    ContentIds,
+    Given,
+    Item,
+    Skipped,
+    columns_and_rows,
+    device_name,
+    finished,
+)  # fmt: skip
+from trainpace.records import to_jsonable
+from trainpace.validation.conditions import execution_of, measured_ms, mode_of, precision_of
+from trainpace.validation.runs import Run, run_of
+
+_OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
+
+
+def read_published(path: Path, given: Given) -> Iterator[Item]:
+    """One run a row. A number that is none refuses the file; a row that does not say enough is skipped."""
+    columns, rows = columns_and_rows(path)
+    if not {"model_spec", "model"} & set(columns):
+        raise UnreadableInput(f"{path} has neither a column model_spec nor model.")
+    ids, now = ContentIds(), now_utc()
+    for index, row in enumerate(rows):
+        run = run_of(path, index, row)
+        try:
+            yield finished(_entry(run, given, ids.of({**to_jsonable(run), "index": 0, "file": ""}), now), given)
+        except TrainpaceError as error:
+            yield Skipped(error.message)
+
+
+def _entry(run: Run, given: Given, id_: str, now: str) -> Entry:
+    model = run.model_spec or run.model
+    if not model:
+        raise TrainpaceError("the run states no model.")
+    precision = given.precision if given.precision and not run.precision else precision_of(run, model)
+    execution = execution_of(run, precision, model)
+    if mode_of(run) == "train" and not run.optimizer:
+        execution = replace(execution, optimizer=UNKNOWN)
+    milliseconds = measured_ms(run, execution)
+    failed = not milliseconds and bool(_OUT_OF_MEMORY.search(run.notes))
+    if not milliseconds and not failed:
+        raise TrainpaceError("the run states no step time or throughput.")
+    software = {
+        "framework": run.framework,
+        "framework_version": run.framework_version,
+        "interconnect": run.interconnect,
+    }
+    return Entry(
+        id=id_,
+        created_at=now,
+        kind="import",
+        outcome="out_of_memory" if failed else "ok",
+        reason="out of memory, as its source says" if failed else "",
+        model=printable(model),
+        device=device_name(run.gpu_canonical or run.gpu or given.device) or UNKNOWN,
+        num_devices=execution.world_size,
+        execution=execution,
+        sequence_length=int(run.seq_len) if run.seq_len else None,
+        image_size=int(run.img_size) if run.img_size else None,
+        mode=mode_of(run),
+        step_time_ms=None if failed else milliseconds,
+        peak_memory_gib=run.peak_mem_gib,
+        environment={name: printable(value) for name, value in software.items() if value},
+        notes=printable(run.notes),
+        source=printable(run.file),
+    )

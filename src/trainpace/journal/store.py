@@ -1,0 +1,260 @@
+"""The journal itself: adding, finding and changing runs, on SQLite and PostgreSQL alike."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Self
+
+from msgspec.structs import replace
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.journal.connect import default_place, engine_of, plainly, reading, shown, url_of, writing
+from trainpace.journal.entry import Entry, Sweep, now_utc
+from trainpace.journal.query import Query, conditions, filtered
+from trainpace.journal.tables import (
+    VERSION,
+    bring_up_to_date,
+    one_writer,
+    refuse_newer,
+    row_of,
+    runs,
+    sweep_row_of,
+    sweeps,
+    version_of,
+)  # fmt: skip
+from trainpace.records import from_json
+
+CHUNK = 1000
+MOST_LOOK_UPS = 1000
+"""Groups that are looked up one by one; beyond, one pass over all rows is faster."""
+GROUPS = ("model", "device", "precision", "optimizer", "micro_batch", "workload_key")
+ALL = Query()
+
+
+class Median(NamedTuple):
+    """The median of the step times of `n` runs."""
+
+    group: str | int | None
+    n: int
+    step_time_ms: float
+
+
+class Journal:
+    """An open journal. Use it in one process and in a ``with`` block; another process opens its own.
+
+    What the database refuses (a full disk, a server that is down, a file of something else) raises `UnreadableInput`.
+    """
+
+    def __init__(self, engine: Engine, url: URL) -> None:
+        self._engine = engine
+        self._url = url
+
+    @classmethod
+    def open(cls, where: str | None = None, create: bool = True) -> Self:
+        """Open the journal at a path or URL, by default the user's own, and bring it up to date.
+
+        Without `create`, a journal that does not exist is an error.
+        """
+        url = url_of(where or default_place())
+        with plainly(url):
+            engine = engine_of(url, create)
+            try:
+                with reading(engine) as connection:
+                    version = version_of(connection)
+                if version is not None:
+                    refuse_newer(version)
+                if version != VERSION:
+                    writing(engine, bring_up_to_date)
+            except BaseException:
+                engine.dispose()
+                raise
+        return cls(engine, url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    @property
+    def place(self) -> str:
+        """Where the journal is, for people: a path, or a URL without its password."""
+        return shown(self._url)
+
+    @property
+    def database(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._engine.dialect.name
+
+    def add(self, entry: Entry) -> bool:
+        """Keep a run; False if one with its id is there already. When this returns, the run is on disk."""
+        return self.add_many((entry,)) == 1
+
+    def add_many(self, entries: Iterable[Entry | Sweep]) -> int:
+        """Keep many runs and sweeps in one transaction, all or none; how many were new. Raising from `entries` keeps none."""
+        kept = iter(entries)
+        first = list(itertools.islice(kept, CHUNK))
+        begun = False
+
+        def work(connection: Connection) -> int:
+            nonlocal begun
+            if begun:  # `kept` cannot be read twice
+                raise UnreadableInput("another process was in the way; nothing was kept.", "Try again.")
+            if len(first) > 1:
+                one_writer(connection)
+            new = _insert(connection, first)
+            while chunk := list(itertools.islice(kept, CHUNK)):
+                begun = True
+                new += _insert(connection, chunk)
+            return new
+
+        with plainly(self._url):
+            return writing(self._engine, work)
+
+    def get(self, id_or_prefix: str) -> Entry:
+        """The run with this id, or the only one whose id starts so. Raises `UnknownName` or, for several, `TrainpaceError`."""
+        prefix = id_or_prefix.strip().lower()
+        records = []
+        if re.fullmatch(r"[0-9a-f]{1,32}", prefix):
+            chosen = select(runs.c.record).where(runs.c.id >= prefix, runs.c.id < prefix + "g").limit(2)
+            records = self._records(chosen)
+        if not records:
+            raise UnknownName("run", id_or_prefix, (), f"trainpace journal list shows the ids in {self.place}.")
+        if len(records) > 1:
+            raise TrainpaceError(f"several runs start with {prefix}.", "Give more digits of the id.")
+        return from_json(records[0], Entry, f"a run in {self.place}")
+
+    def find(
+        self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
+    ) -> list[Entry]:
+        """Runs of a query in order of time; `limit` None for all."""
+        order = [runs.c.created_at, runs.c.id]
+        ordered = filtered(select(runs.c.record), query).order_by(*(c.desc() if newest_first else c for c in order))
+        records = self._records(ordered.limit(limit).offset(offset) if limit is not None else ordered.offset(offset))
+        return [from_json(record, Entry, f"a run in {self.place}") for record in records]
+
+    def every(self, query: Query = ALL) -> Iterator[Entry]:
+        """All runs of a query, the oldest first, without holding them all in memory."""
+        ordered = filtered(select(runs.c.record), query).order_by(runs.c.created_at, runs.c.id)
+        with plainly(self._url), reading(self._engine) as connection:
+            for (record,) in connection.execution_options(yield_per=CHUNK).execute(ordered):
+                yield from_json(record, Entry, f"a run in {self.place}")
+
+    def count(self, query: Query = ALL) -> int:
+        """How many runs."""
+        with plainly(self._url), reading(self._engine) as connection:
+            return connection.execute(filtered(select(func.count()).select_from(runs), query)).scalar_one()
+
+    def median_step_ms(self, by: str = "model", query: Query = ALL) -> list[Median]:
+        """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), in order of name."""
+        if by not in GROUPS:
+            raise UnknownName("column", by, GROUPS, f"One of {', '.join(GROUPS)}.")
+        group, time = runs.c[by], runs.c.step_time_ms
+        chosen = [time.is_not(None), *conditions(query)]
+        with plainly(self._url), reading(self._engine) as connection:
+            counts = select(group, func.count()).where(*chosen).group_by(group).order_by(group)
+            sizes = [(name, n) for name, n in connection.execute(counts)]
+            if by == "model" and len(sizes) <= MOST_LOOK_UPS:
+                return [_median(connection, name, n, [group == name, *chosen]) for name, n in sizes]
+            place = func.row_number().over(partition_by=group, order_by=time).label("place")
+            size = func.count().over(partition_by=group).label("size")
+            timed = select(group, time, place, size).where(*chosen).subquery()
+            middle = (2 * timed.c.place).between(
+                timed.c.size, timed.c.size + 2
+            )  # one of an odd number, two of an even one
+            medians = select(timed.c[by], func.max(timed.c.size), func.avg(timed.c.step_time_ms)).where(middle)
+            return [Median(*row) for row in connection.execute(medians.group_by(timed.c[by]).order_by(timed.c[by]))]
+
+    def annotate(self, id_or_prefix: str, notes: str) -> Entry:
+        """Replace the notes of a run; the run as it is now."""
+        id_ = self.get(id_or_prefix).id
+
+        def work(connection: Connection) -> Entry:
+            record = connection.execute(select(runs.c.record).where(runs.c.id == id_).with_for_update()).scalar_one()
+            entry = replace(from_json(record, Entry), notes=notes)
+            connection.execute(runs.update().where(runs.c.id == id_).values(row_of(entry)))
+            return entry
+
+        with plainly(self._url):
+            return writing(self._engine, work)
+
+    def delete(self, id_or_prefix: str) -> Entry:
+        """Remove a run for good; what it was."""
+        entry = self.get(id_or_prefix)
+        with plainly(self._url):
+            writing(self._engine, lambda connection: connection.execute(runs.delete().where(runs.c.id == entry.id)))
+        return entry
+
+    def start_sweep(self, sweep: Sweep) -> bool:
+        """Keep a sweep that begins; False if one with its id is there already."""
+        return self.add_many((sweep,)) == 1
+
+    def open_sweep(self, key: str) -> Sweep | None:
+        """The newest sweep of these conditions that was not finished."""
+        unfinished = select(sweeps.c.record).where(sweeps.c.key == key, sweeps.c.finished_at.is_(None))
+        records = self._records(unfinished.order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc()).limit(1))
+        return from_json(records[0], Sweep, f"a sweep in {self.place}") if records else None
+
+    def finish_sweep(self, id_: str, finished_at: str | None = None) -> Sweep:
+        """Say that a sweep is complete; the sweep as it is now. Raises `UnknownName` for an id that is not there."""
+
+        def work(connection: Connection) -> Sweep:
+            chosen = select(sweeps.c.record).where(sweeps.c.id == id_).with_for_update()
+            record = connection.execute(chosen).scalar_one_or_none()
+            if record is None:
+                raise UnknownName("sweep", id_, ())
+            sweep = replace(from_json(record, Sweep), finished_at=finished_at or now_utc())
+            connection.execute(sweeps.update().where(sweeps.c.id == id_).values(sweep_row_of(sweep)))
+            return sweep
+
+        with plainly(self._url):
+            return writing(self._engine, work)
+
+    def sweeps(self, prefix: str = "") -> list[Sweep]:
+        """Sweeps whose id starts with `prefix`, the oldest first."""
+        chosen = select(sweeps.c.record).order_by(sweeps.c.created_at, sweeps.c.id)
+        if prefix:
+            chosen = chosen.where(sweeps.c.id.startswith(prefix.lower(), autoescape=True))
+        return [from_json(record, Sweep, f"a sweep in {self.place}") for record in self._records(chosen)]
+
+    def sweep_entries(self, id_: str) -> list[Entry]:
+        """The runs of a sweep in the order in which they were made."""
+        return self.find(Query(sweep=id_), limit=None, newest_first=False)
+
+    def _records(self, chosen: Any) -> list[str]:
+        with plainly(self._url), reading(self._engine) as connection:
+            return list(connection.execute(chosen).scalars())
+
+
+def _median(connection: Connection, name: str, n: int, chosen: list[ColumnElement[bool]]) -> Median:
+    """The middle of one group, by walking half of an index that is in order already."""
+    time = runs.c.step_time_ms
+    middle = select(time).where(*chosen).order_by(time).limit(2 - n % 2).offset((n - 1) // 2)
+    return Median(name, n, statistics.fmean(connection.execute(middle).scalars()))
+
+
+def _insert(connection: Connection, kept: list[Entry | Sweep]) -> int:
+    return sum(
+        _insert_rows(connection, table, rows)
+        for table, rows in (
+            (runs, [row_of(entry) for entry in kept if isinstance(entry, Entry)]),
+            (sweeps, [sweep_row_of(sweep) for sweep in kept if isinstance(sweep, Sweep)]),
+        )
+    )
+
+
+def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
+    if not rows:
+        return 0
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    kept = dialect.insert(table).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
+    return len(connection.execute(kept, rows).all())  # drivers do not agree on what rowcount says of many rows
