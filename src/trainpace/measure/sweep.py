@@ -1,0 +1,98 @@
+"""Many batch sizes, one probe after the other: which comes next, and what to keep when something ends it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.measure.adaptive import next_batch
+from trainpace.measure.conditions import Conditions
+from trainpace.measure.probes import probe
+from trainpace.measure.search import next_for_largest
+from trainpace.outcome import FailedProbe, Measurement
+from trainpace.records import Record
+
+Outcome = Measurement | FailedProbe
+ADAPTIVE_FROM = 13
+"""Batch sizes from which on some are left out: below it, measuring all is as cheap as choosing."""
+
+
+class SweepPlan(Record):
+    """What was asked for. `every` measures all of `batches`, `repeats` times; `until_oom` looks for the largest that fits, up
+    to the last of `batches`, and measures the others only with `also_batches`."""
+
+    batches: tuple[int, ...]
+    repeats: int = 2
+    every: bool = False
+    until_oom: bool = False
+    also_batches: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.batches or min(self.batches) < 1 or self.repeats < 1:
+            raise TrainpaceError("a sweep needs batch sizes of 1 or more, each measured at least once.")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether batch sizes are chosen by what was measured."""
+        return not self.every and len(self.batches) >= ADAPTIVE_FROM
+
+
+def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
+    """Batch size -> the median step of each of its probes, in milliseconds."""
+    medians: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Measurement):
+            medians.setdefault(outcome.execution.micro_batch, []).append(outcome.median_ms)
+    return dict(sorted(medians.items()))
+
+
+def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()) -> int | None:
+    """The batch size to measure next, None when all is done. Raises where the user's code fails at every size."""
+    medians = medians_of(outcomes)
+    failures = [o for o in outcomes if isinstance(o, FailedProbe)]
+    failed = {o.execution.micro_batch for o in failures}
+    crashed = [o for o in failures if o.failure == "crashed"]
+    if len(crashed) >= 2 and not medians:
+        raise UserCodeError(crashed[-1].reason)
+    too_large = {o.execution.micro_batch for o in failures if o.failure == "out_of_memory"}
+    limit = min(too_large, default=None)
+    if plan.until_oom:
+        found = next_for_largest(medians, failed, plan.batches[-1])
+        if found is not None:
+            return found
+        if not plan.also_batches:
+            return None
+    asked = [b for b in plan.batches if b not in failed and (limit is None or b < limit)]
+    if plan.adaptive:
+        return next_batch(plan.batches, medians, hints, failed) if asked else None
+    rounds = {b: len(medians.get(b, ())) for b in asked}
+    open_ = [b for b in asked if rounds[b] < plan.repeats]
+    if not open_:
+        return None
+    now = min(rounds[b] for b in open_)
+    # in each round another order, so that a machine that slows down does not bend the curve
+    order = sorted(asked)
+    random.Random(f"{plan.seed}:{now}").shuffle(order)
+    return next(b for b in order if rounds[b] == now)
+
+
+def run_sweep(
+    conditions: Conditions,
+    plan: SweepPlan,
+    device: str,
+    keep: Callable[[Outcome], None],
+    done: Sequence[Outcome] = (),
+    hints: Sequence[int] = (),
+    tell: Callable[[int, int], None] = lambda batch, finished: None,
+) -> list[Outcome]:
+    """Probe until the plan is fulfilled. `keep` gets each outcome as soon as it is there; `done` are those of an earlier,
+    interrupted run; `tell(batch, finished)` says what begins. `device` names the machine where a probe fails."""
+    outcomes = list(done)
+    while (batch := next_probe(plan, outcomes, hints)) is not None:
+        tell(batch, len(outcomes))
+        outcome = probe(conditions, batch, device)
+        keep(outcome)
+        outcomes.append(outcome)
+    return outcomes
