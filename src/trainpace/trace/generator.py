@@ -29,7 +29,7 @@ from trainpace.trace.architectures import (
 Family = Literal["mlp", "cnn", "rnn", "transformer"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 STEP_MS = (24.0, 2000.0)
-"""Bounds of the rough estimate, which is one core's and 0.7 to 2.7 times the truth (48 architectures, one Xeon core)."""
+"""Bounds of the rough estimate, which is of one core and 0.4 to 2.7 times the truth (88 architectures on one Xeon core)."""
 
 T = TypeVar("T")
 
