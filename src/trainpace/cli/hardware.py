@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainpace.cli.options import default_hardware_file, read_text
+from trainpace.cli.options import read_text
+from trainpace.cli.places import default_hardware_file
 from trainpace.hardware import Device, parse_catalogue
 
 

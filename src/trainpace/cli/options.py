@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -67,10 +66,3 @@ def read_text(path: str) -> str:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
         raise TrainpaceError(f"{path} is not a text file in UTF-8.") from None
-
-
-def default_hardware_file() -> Path:
-    """Where a user's own devices are looked for without --hardware."""
-    import os
-
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"

@@ -32,7 +32,8 @@ class Entry(Record):
     """One run. `created_at` is UTC in the one form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
 
     `step_time_ms` is the median step; the parts in `step` and the steps one by one are there where they were measured.
-    `forecast_*` is what was forecast for this very run before it was measured. `workload_key` is the same for runs that
+    `forecast_*` is what was forecast for this very run before it was measured; `forecast_factor` what earlier runs in the
+    journal had multiplied it by. `workload_key` is the same for runs that
     compute the same. `source` names the file that an import came from.
     """
 
@@ -60,6 +61,7 @@ class Entry(Record):
     forecast_ms: float | None = None
     forecast_low_ms: float | None = None
     forecast_high_ms: float | None = None
+    forecast_factor: float = 1.0
     forecast_basis: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     seed: int | None = None

@@ -17,7 +17,8 @@ _SIZES = ("micro_batch", "accumulation")
 
 
 class Ratio(Record):
-    """Other runs on the same device: their measured step over what was forecast for it, the median by model."""
+    """Other runs on the same device: their measured step over what was forecast for it without the journal, the median by
+    model."""
 
     model: str
     n: int
@@ -77,7 +78,9 @@ def _ratios(entries: list[Entry]) -> tuple[Ratio, ...]:
     ratios: dict[str, list[float]] = {}
     for entry in entries:
         if entry.forecast_ms and entry.step_time_ms:
-            ratios.setdefault(entry.model, []).append(entry.step_time_ms / entry.forecast_ms)
+            ratios.setdefault(entry.model, []).append(
+                entry.step_time_ms * entry.forecast_factor / entry.forecast_ms
+            )
     return tuple(
         Ratio(model=model, n=len(ratios[model]), measured_over_forecast=statistics.median(ratios[model]))
         for model in sorted(ratios)

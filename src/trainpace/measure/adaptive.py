@@ -248,3 +248,8 @@ def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: Step
     places = [bisect_left(sizes, batch) for batch in curve.batches]
     width, low = max(((b - a, a) for a, b in zip(places, places[1:], strict=False)), default=(0, 0))
     return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
+
+
+def most_probes(asked: int, settings: AdaptiveSettings | None = None) -> int:
+    """How many probes a sweep over so many batch sizes may take."""
+    return max(math.ceil((settings or AdaptiveSettings()).most_share * asked), FEWEST_PROBES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from trainpace.measure.adaptive import fitted_curve
 from trainpace.measure.best_batches import BestBatches, best_batches
 from trainpace.measure.changes import StepCurve, find_changes
 from trainpace.measure.repeats import Noise, noise_of, repeat_interval
@@ -34,10 +35,7 @@ class Failure(Record):
 
 
 class SweepAnalysis(Record):
-    """A sweep, read. `largest_that_fits` is known only where a larger one ran out of memory.
-
-    `reserved_slowdown` names the batch from which the throughput falls while the allocator nears the memory's limit.
-    """
+    """A sweep, read. `largest_that_fits` is known only where a larger one ran out of memory."""
 
     points: tuple[SweepPoint, ...]
     failures: tuple[Failure, ...]
@@ -59,7 +57,8 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
         else:
             failures[outcome.execution.micro_batch] = outcome
     points = tuple(_point(measured[batch], medians[batch], noise) for batch in medians)
-    curve = find_changes([p.batch for p in points], [p.step_ms for p in points], noise_per_point(medians, noise))
+    # without repeats the curve itself has to tell its noise
+    curve = find_changes([p.batch for p in points], [p.step_ms for p in points]) if noise is None else fitted_curve(medians)
     too_large = [batch for batch, failed in failures.items() if failed.failure == "out_of_memory"]
     fitting = [p.batch for p in points if p.batch < min(too_large, default=0)]
     return SweepAnalysis(
@@ -73,13 +72,6 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
         best=best_batches(curve),
         largest_that_fits=max(fitting, default=None) if too_large else None,
     )
-
-
-def noise_per_point(medians: dict[int, list[float]], noise: Noise | None) -> list[float] | None:
-    """Relative deviation of each point, smaller where it was probed more often; None where repeats are too few to tell."""
-    if noise is None or noise.degrees < 3 or noise.relative <= 0:
-        return None
-    return [noise.relative / len(values) ** 0.5 for values in medians.values()]
 
 
 def _point(measured: list[Measurement], medians: list[float], noise: Noise | None) -> SweepPoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import statistics
 import time
 import warnings
@@ -17,7 +18,8 @@ from trainpace.forecast import MachineModel
 from trainpace.forecast.timings import DIMS, FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Device, Figure
 from trainpace.measure.kit import block, tiny_step
-from trainpace.measure.machine import cpu_name, environment, memory_gib
+from trainpace.measure.detect import Machine
+from trainpace.measure.environment import environment
 from trainpace.measure.operator_timer import OperatorTimer, TimedRow
 from trainpace.measure.profile import MachineProfile
 from trainpace.measure.whole_networks import step_factors
@@ -31,8 +33,8 @@ CANARIES = 6
 """Blocks that run at the start, in the middle and at the end: how steady was the machine meanwhile?"""
 
 
-def calibrate(seconds: float) -> MachineProfile:
-    """Time blocks of layers for about `seconds` with torch's current number of threads."""
+def calibrate(seconds: float, machine: Machine) -> MachineProfile:
+    """Time blocks of layers for about `seconds` with torch's current number of threads; `machine` is this one."""
     torch.manual_seed(0)
     begin = time.perf_counter()
     form = _roofline()
@@ -49,7 +51,7 @@ def calibrate(seconds: float) -> MachineProfile:
         spreads.append(spread)
         seed += 1
     canaries.append(_canary_s())
-    timings, device = _timings(timed, form), _device(form)
+    timings, device = _timings(timed, form), _device(form, machine)
     operators = MachineModel(
         timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
         **_host_us(), basis=f"{len(timings)} operators timed on this machine",
@@ -59,6 +61,7 @@ def calibrate(seconds: float) -> MachineProfile:
         device=device,
         kernels=replace(operators, step_factors=factors),
         environment=environment("cpu"),
+        machine=machine,
         spread=statistics.median(spreads),
         drift=max(canaries) / min(canaries) - 1,
     )  # fmt: skip
@@ -173,16 +176,16 @@ def _host_us() -> dict[str, float]:
     }
 
 
-def _device(form: Roofline) -> Device:
-    gib = memory_gib()
+def _device(form: Roofline, machine: Machine) -> Device:
+    gib = machine.memory_limit_gib or machine.memory_gib
 
     def measured(value: float) -> Figure:
         return Figure(value=value, source="micro-benchmark on this machine", kind="measured")
 
     return Device(
-        name=cpu_name(),
+        name=machine.cpu.name or platform.machine(),
         vendor="",
-        architecture=environment("cpu")["architecture"],
+        architecture=platform.machine(),
         kind="cpu",
         fp32_tflops=measured(form.flop_per_s / 1e12),
         memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),

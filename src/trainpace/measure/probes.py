@@ -9,10 +9,11 @@ from trainpace.errors import OutOfMemory, TimedOut, UserCodeError
 from trainpace.execution import Execution
 from trainpace.isolation import run_isolated
 from trainpace.measure.conditions import Conditions
+from trainpace.measure.detect import Machine, detect
 from trainpace.measure.profile import MachineProfile
 from trainpace.outcome import FailedProbe, Measurement, ProbeFailure
 
-CALIBRATION_TIMEOUT_S = 900.0
+CALIBRATION_TIMEOUT_S = 300.0
 
 
 def measure(conditions: Conditions, batch_size: int) -> Measurement:
@@ -53,8 +54,9 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
     )
 
 
-def calibrate(seconds: float, timeout_s: float = CALIBRATION_TIMEOUT_S) -> MachineProfile:
-    """Micro-benchmarks of this machine's CPU for about `seconds`."""
-    request = {"verb": "calibrate", "seconds": seconds}
+def calibrate(seconds: float, machine: Machine | None = None) -> MachineProfile:
+    """Micro-benchmarks of this machine's CPU for about `seconds`; `machine` is what `detect` found, if it was asked before."""
+    request = {"verb": "calibrate", "seconds": seconds, "machine": msgspec.to_builtins(machine or detect())}
+    timeout_s = CALIBRATION_TIMEOUT_S + 2 * seconds
     answer = run_isolated("trainpace.measure.worker", request, timeout_s, "calibrating this machine")
     return records.from_json(answer, MachineProfile, "the profile")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from trainpace.forecast import MachineModel
 from trainpace.hardware import Device
+from trainpace.measure.allreduce import AllReduce
+from trainpace.measure.detect import Machine
 from trainpace.records import Record
 
 
@@ -17,5 +19,7 @@ class MachineProfile(Record):
     device: Device
     kernels: MachineModel
     environment: dict[str, str]
+    machine: Machine
     spread: float
-    drift: float = 0.0
+    drift: float
+    allreduce: AllReduce | None = None

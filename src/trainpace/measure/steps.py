@@ -14,7 +14,7 @@ import torch
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
 from trainpace.measure.conditions import Conditions
-from trainpace.measure.machine import cpu_name, environment
+from trainpace.measure.environment import cpu_name, environment
 from trainpace.measure.memory import MemoryMeter
 from trainpace.measure.statistics import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime

@@ -16,8 +16,9 @@ from trainpace.records import to_json
 def _work(request: dict[str, Any]) -> str:
     if request["verb"] == "calibrate":
         from trainpace.measure.calibrate import calibrate
+        from trainpace.measure.detect import Machine
 
-        return to_json(calibrate(request["seconds"]))
+        return to_json(calibrate(request["seconds"], msgspec.convert(request["machine"], Machine)))
     from trainpace.measure.steps import measure_steps
 
     conditions = msgspec.convert(request["conditions"], Conditions)

@@ -7,17 +7,24 @@ from collections.abc import Collection, Sequence
 from trainpace.units import format_number
 
 WIDTH, HEIGHT = 72, 14
+Points = Sequence[tuple[float, float]]
 
 
-def chart(points: Sequence[tuple[float, float]], marked: Collection[float], title: str) -> list[str]:
-    """Lines of a plot from zero: dots, and an arrow where x is marked."""
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
-    top = max(y for _, y in points) or 1.0
+def chart(points: Points, marked: Collection[float], title: str, behind: Points = ()) -> list[str]:
+    """Lines of a plot from zero: dots, an arrow where x is marked, and rings for a second series behind them."""
+    every = [*points, *behind]
+    left, right = min(x for x, _ in every), max(x for x, _ in every)
+    top = max(y for _, y in every) or 1.0
     cells = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for x, y in sorted(points, key=lambda point: point[0] in marked):
+
+    def put(x: float, y: float, sign: str) -> None:
         column = round((x - left) / max(right - left, 1e-9) * (WIDTH - 1))
-        row = HEIGHT - 1 - round(y / top * (HEIGHT - 1))
-        cells[row][column] = "▲" if x in marked else "·"
+        cells[HEIGHT - 1 - round(y / top * (HEIGHT - 1))][column] = sign
+
+    for x, y in behind:
+        put(x, y, "○")
+    for x, y in sorted(points, key=lambda point: point[0] in marked):
+        put(x, y, "▲" if x in marked else "·" if not behind else "●")
     scale = [format_number(top * (HEIGHT - 1 - i) / (HEIGHT - 1)) for i in range(HEIGHT)]
     width = max(map(len, scale))
     lines = [title]

@@ -1,30 +1,133 @@
-"""Measurements for the terminal."""
+"""A measured sweep for the terminal and as JSON: the table, the verdict, the jumps, and the forecast beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from trainpace.outcome import Measurement
+import msgspec
+
+from trainpace.measure.analysis import SweepAnalysis, SweepPoint
+from trainpace.measure.changes import MeasuredJump
+from trainpace.outcome import Forecast, Jump, Measurement
+from trainpace.report.chart import chart
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_number
 
+FEWEST_FOR_A_PICTURE = 8
+WORTH_SAYING = 0.03
+"""A batch whose throughput is this much better than the largest's is worth a sentence."""
 
-def print_measurements(measurements: Sequence[Measurement]) -> None:
-    """One line a batch size, then which one is best."""
-    rows = [
-        (str(m.execution.micro_batch), f"{format_number(m.median_ms)}",
-         f"{format_number(m.interval_ms.low)} to {format_number(m.interval_ms.high)}",
-         format_number(m.step.forward_ms), format_number(m.step.backward_ms), format_number(m.step.optimizer_ms),
-         format_number(m.samples_per_second), str(len(m.step_times_ms)))
-        for m in measurements
-    ]  # fmt: skip
-    first = measurements[0]
-    columns = ("batch", "step ms", "90 % interval", "forward", "backward", "optimizer", "samples/s", "steps timed")
-    print_table(
-        columns, rows, title=f"{first.model} on {first.device}, {first.environment['threads']} threads, measured"
-    )
-    best = max(measurements, key=lambda m: m.samples_per_second)
-    if len(measurements) > 1:
-        print_lines(
-            f"Best throughput: batch {best.execution.micro_batch}, {format_number(best.samples_per_second)} samples/s."
+
+def print_sweep(
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
+) -> None:
+    """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators."""
+    first = measured[0]
+    e = first.execution
+    accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
+    where = f"{first.device}, {first.environment['threads']} threads" if "gpu" not in first.environment else first.device
+    title = f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured"
+    columns = ["batch", "step ms", "90 % of repeats", "samples/s", "memory GiB", "probes"]
+    columns += ["forecast ms", "error"] if foreseen else []
+    marks = {p.batch: "" for p in a.points} | {jump.after: " ▲" for jump in a.curve.jumps}
+    marks[a.best.best.batch] += " best"
+    print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points], title=title)
+    for failure in a.failures:
+        what = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}[failure.failure]
+        print_lines(f"Batch {failure.batch} {what}: {failure.reason}")
+    if len(a.points) >= FEWEST_FOR_A_PICTURE:
+        behind = [(float(b), f.step.total_ms) for b, f in sorted(foreseen.items()) if f.step is not None]
+        title = "Step time in ms over the batch size: ● measured, ▲ after a jump" + (", ○ forecast" if behind else "")
+        dots = [(float(p.batch), p.step_ms) for p in a.points]
+        print_lines(*chart(dots, {float(j.after) for j in a.curve.jumps}, title, behind))
+    print_lines(*verdict(a, causes))
+
+
+def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
+    """What the sweep says, in sentences, the most important first."""
+    lines = []
+    best, last = a.best.best, a.points[-1]
+    if len(a.points) > 1:
+        gain = best.measured_samples_per_second / last.samples_per_second - 1
+        over = ""
+        if best.batch != last.batch and gain > WORTH_SAYING:
+            over = f", {gain:.0%} more than at {last.batch}"
+        lines.append(
+            f"Best throughput: batch {best.batch}, {format_number(best.measured_samples_per_second)} samples/s{over}."
         )
+    if a.largest_that_fits is not None:
+        lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
+    lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]
+    if not a.curve.jumps and len(a.points) >= FEWEST_FOR_A_PICTURE:
+        lines.append("No jumps: every sample costs about the same as the one before.")
+    slopes = [s for s in a.curve.segments if s.last_batch > s.first_batch]
+    if slopes and len(a.points) >= FEWEST_FOR_A_PICTURE:
+        widest = max(slopes, key=lambda s: s.last_batch - s.first_batch)
+        lines.append(
+            f"From batch {widest.first_batch} to {widest.last_batch} one more sample costs"
+            f" {format_number(widest.slope_ms_per_sample)} ms ({format_number(widest.slope_low)} to"
+            f" {format_number(widest.slope_high)})."
+        )
+    if a.best.launch_bound_until is not None:
+        lines.append(
+            f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the host, not the device, is"
+            " the limit."
+        )
+    lines.append(_noise_in_words(a))
+    return lines
+
+
+def sweep_json(
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], sweep: str | None
+) -> dict[str, Any]:
+    """The twin of the printed sweep."""
+    from trainpace.report.forecast import row_json
+
+    return {
+        "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
+        "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
+        "analysis": msgspec.to_builtins(a), "verdict": verdict(a),
+        "forecasts": [row_json(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
+    }  # fmt: skip
+
+
+def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[str]:
+    memory = "" if p.peak_memory_gib is None else format_number(p.peak_memory_gib)
+    cells = [
+        f"{p.batch}{mark}", format_number(p.step_ms),
+        f"{format_number(p.interval_ms.low)} to {format_number(p.interval_ms.high)}", format_number(p.samples_per_second),
+        memory, str(p.probes),
+    ]  # fmt: skip
+    if foreseen:
+        there = foreseen.get(p.batch)
+        if there is None or there.step is None:
+            return [*cells, "", ""]
+        cells += [format_number(there.step.total_ms), f"{100 * (there.step.total_ms / p.step_ms - 1):+.0f} %"]
+    return cells
+
+
+def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump]) -> str:
+    where = f"After batch {jump.before}" if jump.tight else f"Between batch {jump.before} and {jump.after}"
+    way = "more" if jump.size_ms > 0 else "less"
+    low, high = sorted((abs(jump.low_ms), abs(jump.high_ms)))
+    sentence = (
+        f"{where} the step takes {format_number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %) {way}, beyond the usual"
+        f" slope ({format_number(low)} to {format_number(high)} ms)."
+    )
+    known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
+    if known is not None and known.causes:
+        sentence += f" The forecast has it from {', '.join(known.causes)}."
+    choice = next((c for c in a.best.before_jumps if c.batch == jump.before), None)
+    if choice is not None and jump.size_ms > 0:
+        sentence += f" Batch {jump.before} gives {format_number(choice.measured_samples_per_second)} samples/s."
+    return sentence
+
+
+def _noise_in_words(a: SweepAnalysis) -> str:
+    if a.noise is None:
+        return "Each batch size was measured once, so the machine's noise is not known: --repeats 2 tells it."
+    return (
+        f"Repeats in processes of their own differ by {100 * a.noise.relative:.1f} % (standard deviation,"
+        f" {a.noise.degrees + 1} of them)."
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
-import torch
+from trainpace.measure.detect import detect_cpu
 
 
 def environment(device: str) -> dict[str, str]:
-    """Hardware and versions."""
+    """Hardware and versions. Imports torch."""
+    import torch
+
     found = {
         "cpu": cpu_name(),
         "architecture": platform.machine(),
@@ -25,19 +26,4 @@ def environment(device: str) -> dict[str, str]:
 
 def cpu_name() -> str:
     """The processor's name, as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def memory_gib() -> float | None:
-    """Of the whole machine; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    total = [int(line.split()[1]) for line in lines if line.startswith("MemTotal:")]
-    return total[0] / 2**20 if total else None
+    return detect_cpu().name or platform.machine()

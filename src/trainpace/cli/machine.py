@@ -1,0 +1,41 @@
+"""This machine, for the verbs that measure on it or forecast it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import click
+
+from trainpace.cli.places import default_profile_file
+from trainpace.errors import TrainpaceError
+from trainpace.measure.detect import Machine, detect_cpu
+from trainpace.measure.profile import MachineProfile
+from trainpace.records import load
+
+
+def device_of(kind: str, machine: Machine) -> str:
+    """The name of the device that is measured on."""
+    if kind == "cpu":
+        return machine.cpu.name or "CPU"
+    if not machine.gpus:
+        raise TrainpaceError("this machine shows no NVIDIA GPU.", "Use --device cpu.")
+    return machine.gpus[0].name
+
+
+def profile_here() -> MachineProfile | None:
+    """The profile that `trainpace calibrate` left, if it is of this processor and this torch; else None, with a word on why."""
+    file = default_profile_file()
+    if not file.exists():
+        return None
+    try:
+        profile = load(file, MachineProfile)
+    except TrainpaceError as error:
+        click.echo(f"note: the machine's profile cannot be used: {error}", err=True)
+        return None
+    here = {"cpu": detect_cpu().name, "torch": version("torch")}
+    for what, value in here.items():
+        if profile.environment.get(what) != value:
+            was = profile.environment.get(what)
+            click.echo(f"note: the machine's profile is of {what} {was}, not {value}: trainpace calibrate again.", err=True)
+            return None
+    return profile

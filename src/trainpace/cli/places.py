@@ -1,0 +1,18 @@
+"""Where a user's own things are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+JOURNAL = "The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder."
+
+
+def default_hardware_file() -> Path:
+    """Where a user's own devices are looked for without --hardware."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"
+
+
+def default_profile_file() -> Path:
+    """Where `trainpace calibrate` leaves this machine's profile, and `--gpu cpu` looks for it."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "machine.json"

@@ -1,0 +1,97 @@
+"""What is forecast for a model on one machine, with what the journal knows of it: the same before a measurement and without."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainpace.execution import Execution
+from trainpace.forecast import KernelConstants, MachineModel, forecast
+from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, sharpened, shifted
+from trainpace.hardware import Cluster
+from trainpace.journal.entry import Entry
+from trainpace.journal.identity import anonymous
+from trainpace.journal.neighbours import Neighbours, neighbours
+from trainpace.journal.store import Journal
+from trainpace.outcome import Forecast
+from trainpace.schedule import Schedule
+from trainpace.workload import Workload
+
+NOTHING = Neighbours(same_workload=(), same_device=())
+
+
+class Foresight(NamedTuple):
+    """A workload on a cluster, the machine's own model if it was calibrated, and the journal's runs near it."""
+
+    workload: Workload
+    cluster: Cluster
+    model: MachineModel | KernelConstants | None
+    near: Neighbours
+
+    def at(self, execution: Execution, schedule: Schedule | None = None) -> Forecast:
+        """The forecast, sharpened by measurements of the same workload here, else by those of others here."""
+        plain = forecast(self.workload, execution, self.cluster, schedule, self.model)
+        if plain.step is None:
+            return plain
+        known = self.known()
+        if known:
+            return sharpened(plain, known, "journal")
+        ratios = [r.measured_over_forecast for r in self.near.same_device]
+        source = f"{len(ratios)} other model{'s' if len(ratios) > 1 else ''} on this device (journal)"
+        return shifted(plain, [r for r in ratios if 1 / LARGEST_RATIO <= r <= LARGEST_RATIO], source)
+
+    def factor(self, execution: Execution) -> float:
+        """What the journal multiplies the plain forecast by."""
+        plain = forecast(self.workload, execution, self.cluster, None, self.model)
+        there = self.at(execution)
+        return 1.0 if plain.step is None or there.step is None else there.step.total_ms / plain.step.total_ms
+
+    def known(self) -> list[MeasuredRatio]:
+        """measured / forecast at every batch size that the journal has of this workload."""
+        ratios = []
+        for entry in self.near.same_workload:
+            there = forecast(self.workload, entry.execution, self.cluster, None, self.model)
+            if there.step is not None and entry.step_time_ms is not None:
+                ratios.append(MeasuredRatio(entry.execution.global_batch, entry.step_time_ms / there.step.total_ms))
+        return [known for known in ratios if 1 / LARGEST_RATIO <= known.ratio <= LARGEST_RATIO]
+
+
+def foresee(
+    workload: Workload,
+    execution: Execution,
+    cluster: Cluster,
+    model: MachineModel | KernelConstants | None,
+    journal: Journal | None,
+    sequence_length: int | None = None,
+    image_size: int | None = None,
+) -> Foresight:
+    """Look up what the journal knows of this workload on this device; without a journal, nothing."""
+    near = NOTHING
+    if journal is not None:
+        near = neighbours(
+            journal, anonymous(workload.model), cluster.device.name, execution, workload_key(workload, execution),
+            sequence_length or workload.sequence_length, image_size,
+        )  # fmt: skip
+    return Foresight(workload, cluster, model, near)
+
+
+def workload_key(workload: Workload, execution: Execution) -> str:
+    """The same for two workloads that compute the same, whatever they are called."""
+    operators = workload.form(execution.precision).operators
+    text = repr((operators.kind, operators.function, operators.phase)).encode()
+    arrays = (operators.count, operators.flops, operators.read_bytes, operators.written_bytes, operators.dims)
+    digest = hashlib.sha256(text)
+    for array in arrays:
+        digest.update(array.astype("float64").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def in_words(near: Neighbours, used: Sequence[Entry]) -> str:
+    """One sentence on what of the journal went into a forecast."""
+    if used:
+        sizes = ", ".join(str(entry.execution.micro_batch) for entry in used[:8])
+        return f"Sharpened by the journal: this workload was measured on this device at batch {sizes}."
+    if near.same_device:
+        return f"Shifted by the journal: {len(near.same_device)} other models were measured on this device."
+    return ""

@@ -1,0 +1,119 @@
+"""A sweep that goes into the journal probe by probe, so that whatever ends it, what was measured is kept and taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from trainpace.execution import Execution
+from trainpace.journal.entry import Entry, Sweep, entry_of, measurement_of, new_id, now_utc
+from trainpace.journal.foresight import Foresight, workload_key
+from trainpace.journal.identity import anonymous
+from trainpace.journal.store import Journal
+from trainpace.measure.conditions import Conditions
+from trainpace.measure.sweep import Outcome, SweepPlan, run_sweep
+from trainpace.outcome import FailedProbe
+
+
+class Circumstances(NamedTuple):
+    """What goes with every run of a sweep: how it was asked for, and whether names and paths may be kept."""
+
+    device: str
+    command: str = ""
+    commit: str | None = None
+    notes: str = ""
+    versions: str = ""
+    keep_identity: bool = False
+
+
+class RecordedSweep(NamedTuple):
+    """A sweep's id in the journal, all its outcomes, and how many of them an earlier, interrupted run had made."""
+
+    id: str
+    outcomes: list[Outcome]
+    resumed: int
+
+
+def record_sweep(
+    journal: Journal,
+    conditions: Conditions,
+    plan: SweepPlan,
+    circumstances: Circumstances,
+    foresight: Foresight | None = None,
+    hints: Sequence[int] = (),
+    tell: Callable[[int, int], None] = lambda batch, finished: None,
+    fresh: bool = False,
+) -> RecordedSweep:
+    """Measure into the journal. A sweep of the same conditions that was not finished is taken up again, unless `fresh`."""
+    c = circumstances
+    key = sweep_key(conditions, plan, c, foresight)
+    sweep = None if fresh else journal.open_sweep(key)
+    if sweep is None:
+        sweep = Sweep(
+            id=new_id(), created_at=now_utc(), key=key, model=_name(conditions.model, c), device=c.device,
+            batches=plan.batches, command=c.command if c.keep_identity else anonymous(c.command),
+        )  # fmt: skip
+        journal.start_sweep(sweep)
+    done = [outcome_of(entry) for entry in journal.sweep_entries(sweep.id)]
+
+    def keep(outcome: Outcome) -> None:
+        journal.add(_entry(outcome, sweep.id, conditions, c, foresight))
+
+    outcomes = run_sweep(conditions, plan, c.device, keep, done, hints, tell)
+    journal.finish_sweep(sweep.id)
+    return RecordedSweep(sweep.id, outcomes, len(done))
+
+
+def sweep_key(
+    conditions: Conditions, plan: SweepPlan, circumstances: Circumstances, foresight: Foresight | None
+) -> str:
+    """The same for sweeps whose probes may stand in one curve: same question, machine, software and model code."""
+    asked = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
+    workload = "" if foresight is None else workload_key(foresight.workload, execution_of(conditions, 1))
+    return hashlib.sha256(asked + workload.encode()).hexdigest()[:32]
+
+
+def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -> Execution:
+    """The execution that a probe of these conditions is."""
+    return Execution(
+        micro_batch=batch_size, accumulation=conditions.accumulation, precision=conditions.precision,
+        optimizer=conditions.optimizer or optimizer or "sgd_momentum", channels_last=conditions.channels_last, compile=conditions.compile,
+    )  # fmt: skip
+
+
+def outcome_of(entry: Entry) -> Outcome:
+    """The probe that an entry was made of."""
+    if entry.outcome == "ok":
+        return measurement_of(entry)
+    return FailedProbe(
+        model=entry.model, device=entry.device, execution=entry.execution, failure=entry.outcome, reason=entry.reason,
+        environment=entry.environment, sequence_length=entry.sequence_length, image_size=entry.image_size,
+    )  # fmt: skip
+
+
+def _entry(
+    outcome: Outcome, sweep: str, conditions: Conditions, c: Circumstances, foresight: Foresight | None
+) -> Entry:
+    entry = entry_of(
+        outcome, keep_identity=c.keep_identity, sweep=sweep, command=c.command, commit=c.commit, notes=c.notes,
+        seed=conditions.seed,
+    )  # fmt: skip
+    if foresight is None:
+        return entry
+    entry = replace(entry, workload_key=workload_key(foresight.workload, outcome.execution))
+    foreseen = foresight.at(outcome.execution)
+    if foreseen.step is None or foreseen.step_time_interval_ms is None:
+        return entry
+    interval = foreseen.step_time_interval_ms
+    return replace(
+        entry, forecast_ms=foreseen.step.total_ms, forecast_low_ms=interval.low, forecast_high_ms=interval.high,
+        forecast_factor=foresight.factor(outcome.execution), forecast_basis=interval.basis,
+    )  # fmt: skip
+
+
+def _name(spec: str, c: Circumstances) -> str:
+    return spec if c.keep_identity else anonymous(spec)
