@@ -21,10 +21,12 @@ import statistics
 import zlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from trainpace.errors import TrainpaceError
+from trainpace.measure.change_search import Floats
 from trainpace.measure.changes import StepCurve, find_changes
 from trainpace.records import Record
 
@@ -47,11 +49,11 @@ class AdaptiveSettings(Record):
 FEWEST_PROBES = 12
 DISAGREE = 4.0
 """Two probes of one batch that differ by this many deviations call for a third."""
-SUSPICIOUS = 2.4
-"""Deviations by which a stretch must shift to be looked into."""
+SUSPICIOUS = 2.2
+"""Deviations by which a gap must rise beyond the usual slope to be looked into."""
+SLOPE_WINDOW = 6
 SURE = 6.0
 """A jump of this many deviations needs no repeats."""
-MOST_REPEATS = 3
 PRIOR_WORTH = 2.0
 """How many repeats the expected noise is worth."""
 WIDEST_GAP_SHARE = 8
@@ -85,7 +87,7 @@ def next_batch(
             return _any_of(wanted, settings.seed)
     sizes = [batch for batch in sizes if batch <= max(measured)]
     curve = fitted_curve(measured, settings)
-    for refine in (_again, _brackets, _suspicious, _unsure, _gaps):
+    for refine in (_suspicious, _brackets, _again, _unsure, _gaps):
         if wanted := refine(sizes, measured, curve):
             return _any_of(wanted, settings.seed)
     return None
@@ -198,8 +200,18 @@ def _disagreeing(
 
 
 def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    """Batches whose measurement fits no neighbour."""
-    return [batch for batch in curve.disturbed if len(measured[batch]) < MOST_REPEATS]
+    """Batches whose measurement fits no neighbour, again; if it stays so, what lies between."""
+    wanted = []
+    for batch in curve.disturbed:
+        if len(measured[batch]) == 1:
+            wanted.append(batch)
+            continue
+        place = curve.batches.index(batch)
+        for before, after in zip(
+            curve.batches[max(0, place - 1) :], curve.batches[max(0, place - 1) + 1 : place + 2], strict=False
+        ):
+            wanted += _middle(sizes, before, after)
+    return wanted
 
 
 def _middle(sizes: list[int], before: int, after: int) -> list[int]:
@@ -213,24 +225,53 @@ def _brackets(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: 
 
 
 def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    """Where the points after a gap lie above or below those before it, by more than noise."""
-    known = curve.batches
-    weight = np.array([len(measured[batch]) for batch in known], dtype=float)
-    off = (np.array(curve.step_ms) - np.array(curve.fitted_ms)) / np.array(curve.fitted_ms) / max(curve.noise, 1e-9)
-    tight = {jump.after for jump in curve.jumps}
-    worst, wanted = SUSPICIOUS, []
-    for t in range(1, len(known)):
-        if known[t] in tight:
-            continue
-        left, right = slice(max(0, t - 2), t), slice(t, t + 2)
-        shift = np.average(off[right], weights=weight[right]) - np.average(off[left], weights=weight[left])
-        z = abs(float(shift)) / math.sqrt(1 / weight[right].sum() + 1 / weight[left].sum())
-        if z > worst:
-            between = _middle(sizes, known[t - 1], known[t])
-            again = [batch for batch in known[t - 1 : t + 1] if len(measured[batch]) == 1]
-            if between or again:
-                worst, wanted = z, between or again
-    return wanted
+    """The middle of the gap whose step time grows most unlike what a sample costs around it, or its ends again where
+    nothing lies between. Few points hold too little for a model of the whole curve; this asks for one slope only.
+    """
+    known = np.array(curve.batches)
+    repeats = np.array([len(measured[batch]) for batch in curve.batches], dtype=float)
+    steps = np.array(curve.step_ms) - curve.odd_extra_ms * (known % 2)
+    gap, rise = np.diff(known), np.diff(steps)
+    # the noise of the repeats, not the curve's: that holds the misfit of all jumps that were not found yet
+    deviation = (
+        noise_between(measured) * np.maximum(steps[1:], steps[:-1]) * np.sqrt(1 / repeats[1:] + 1 / repeats[:-1])
+    )
+    z = np.array([_surprise(rise / gap, deviation / gap, gap, t) for t in range(len(gap))])
+    for t in np.argsort(-np.abs(z)):
+        if abs(z[t]) < SUSPICIOUS:
+            break
+        before, after = curve.batches[t], curve.batches[t + 1]
+        # up and down again by as much: that is the point between, not two jumps
+        lone = [
+            curve.batches[p]
+            for p in (t, t + 1)
+            if 0 < p < len(gap) and repeats[p] == 1 and abs(z[p - 1] + z[p]) < 0.3 * abs(z[t])
+        ]
+        again = [batch for batch in (before, after) if len(measured[batch]) == 1] if abs(z[t]) < SURE else []
+        if wanted := lone or _middle(sizes, before, after) or again:
+            return wanted
+    return []
+
+
+def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float:
+    """By how many deviations the slope of gap `t` differs from all that may be usual there: the slope that most of the
+    width around it agrees with (a mode, since jumps may be in half of the gaps), and those of the next gaps.
+    """
+    around = [i for i in range(max(0, t - SLOPE_WINDOW), min(len(slopes), t + SLOPE_WINDOW + 1)) if i != t]
+    if not around:
+        return 0.0
+    agree = np.exp(
+        -0.5 * ((slopes[around, None] - slopes[around]) / np.hypot(deviations[around, None], deviations[around])) ** 2
+    )
+    usual = around[int((gaps[around] @ agree).argmax())]
+    near = []
+    for side in (range(t - 1, -1, -1), range(t + 1, len(slopes))):
+        near += [i for i in side if 2 * gaps[i] >= gaps[t]][:1]
+    surprises = [(slopes[t] - slopes[i]) / math.hypot(deviations[t], deviations[i]) for i in near]
+    surprises.append((slopes[t] - slopes[usual]) / math.hypot(deviations[t], deviations[usual]))
+    if min(surprises) < 0 < max(surprises):
+        return 0.0
+    return float(min(surprises, key=abs))
 
 
 def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
@@ -246,5 +287,5 @@ def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: St
 def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
     """The middle of the widest gap, while it is wide."""
     places = [bisect_left(sizes, batch) for batch in curve.batches]
-    width, low = max(((b - a, a) for a, b in zip(places, places[1:], strict=False)), default=(0, 0))
+    width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
     return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
