@@ -7,9 +7,8 @@ pure function of what was measured, called until it returns None. In this order 
 2. a coarse grid, denser at small batches, of odd and even batches in turn (so that a period of two shows), and both
    sides of every hint;
 3. repeats of a few, which tell the noise between processes, and of batches whose probes disagree or fit no neighbour;
-4. the middle of every bracket that holds a jump, until its ends are neighbours, and of stretches that look as if
-   they held one;
-5. repeats beside jumps that are uncertain, and the middles of the widest gaps, until it is satisfied.
+4. the middle of every gap that rises as if it held a jump, until its ends are neighbours;
+5. repeats beside jumps that are uncertain, and the middles of gaps where the curve bends or that are wide.
 
 Within a stage the order is random (seeded), so that a machine that warms up or is disturbed does not bend the curve.
 """
@@ -37,7 +36,7 @@ class AdaptiveSettings(Record):
     """
 
     most_share: float = 0.4
-    noise_repeats: int = 3
+    noise_repeats: int = 2
     noise: float = 0.01
     seed: int = 0
 
@@ -52,6 +51,8 @@ DISAGREE = 4.0
 SUSPICIOUS = 2.2
 """Deviations by which a gap must rise beyond the usual slope to be looked into."""
 SLOPE_WINDOW = 6
+SAG = 0.5
+"""Deviations by which the middle of a gap may lie off the line between its ends."""
 SURE = 6.0
 """A jump of this many deviations needs no repeats."""
 PRIOR_WORTH = 2.0
@@ -87,7 +88,7 @@ def next_batch(
             return _any_of(wanted, settings.seed)
     sizes = [batch for batch in sizes if batch <= max(measured)]
     curve = fitted_curve(measured, settings)
-    for refine in (_suspicious, _brackets, _again, _unsure, _gaps):
+    for refine in (_suspicious, _brackets, _again, _unsure, _curved, _gaps):
         if wanted := refine(sizes, measured, curve):
             return _any_of(wanted, settings.seed)
     return None
@@ -237,6 +238,7 @@ def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve
         noise_between(measured) * np.maximum(steps[1:], steps[:-1]) * np.sqrt(1 / repeats[1:] + 1 / repeats[:-1])
     )
     z = np.array([_surprise(rise / gap, deviation / gap, gap, t) for t in range(len(gap))])
+    again: list[int] = []
     for t in np.argsort(-np.abs(z)):
         if abs(z[t]) < SUSPICIOUS:
             break
@@ -247,10 +249,11 @@ def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve
             for p in (t, t + 1)
             if 0 < p < len(gap) and repeats[p] == 1 and abs(z[p - 1] + z[p]) < 0.3 * abs(z[t])
         ]
-        again = [batch for batch in (before, after) if len(measured[batch]) == 1] if abs(z[t]) < SURE else []
-        if wanted := lone or _middle(sizes, before, after) or again:
+        if wanted := lone or _middle(sizes, before, after):
             return wanted
-    return []
+        if abs(z[t]) < SURE and not again:
+            again = [batch for batch in (before, after) if len(measured[batch]) == 1]
+    return again
 
 
 def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float:
@@ -272,6 +275,24 @@ def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float
     if min(surprises) < 0 < max(surprises):
         return 0.0
     return float(min(surprises, key=abs))
+
+
+def _curved(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+    """The middle of the gap that a straight line crosses worst, judged by the slopes on either side of it."""
+    known, steps = curve.batches, np.array(curve.step_ms)
+    gap = np.diff(known)
+    slope = np.diff(steps - curve.odd_extra_ms * (np.array(known) % 2)) / gap
+    noise = noise_between(measured)
+    holds_jump = {jump.after for jump in curve.jumps}
+    worst, wanted = SAG, []
+    for t in range(1, len(gap) - 1):
+        if not holds_jump.isdisjoint(known[t : t + 3]) or gap[t] < 2:
+            continue
+        unsure = noise * math.sqrt(2) * math.hypot(steps[t] / gap[t - 1], steps[t + 2] / gap[t + 1])
+        sag = (abs(slope[t + 1] - slope[t - 1]) - 2 * unsure) * gap[t] / 8 / (noise * steps[t])
+        if sag > worst and (between := _middle(sizes, known[t], known[t + 1])):
+            worst, wanted = sag, between
+    return wanted
 
 
 def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:

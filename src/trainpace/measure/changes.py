@@ -52,6 +52,10 @@ class Segment(Record):
     slope_low: float
     slope_high: float
 
+    def line(self, batch: int) -> float:
+        """The straight line through this stretch, in ms, at any batch size."""
+        return self.first_ms + self.slope_ms_per_sample * (batch - self.first_batch)
+
 
 class MeasuredJump(Record):
     """The level changes between two measured batches: by `size_ms` beyond the slope before it, `percent` of the fitted
@@ -95,11 +99,19 @@ class StepCurve(Record):
     odd_extra_ms: float = 0.0
 
     def at(self, batch: int) -> float:
-        """The fitted step in ms at any batch size; within the bracket of a jump, as before it."""
-        starts = [segment.first_batch for segment in self.segments]
-        segment = self.segments[max(0, bisect_right(starts, batch) - 1)]
-        line = segment.first_ms + segment.slope_ms_per_sample * (batch - segment.first_batch)
-        return line + self.odd_extra_ms * (batch % 2)
+        """The fitted step in ms at any batch size: within the bracket of a jump as before it, of a bend as the two lines
+        that meet there.
+        """
+        i = max(0, bisect_right([segment.first_batch for segment in self.segments], batch) - 1)
+        here = self.segments[i]
+        step = here.line(batch)
+        if here.last_batch < batch and i + 1 < len(self.segments):
+            after = self.segments[i + 1]
+            jump = any(jump.after == after.first_batch for jump in self.jumps)
+            steeper = after.slope_ms_per_sample > here.slope_ms_per_sample
+            if not jump:
+                step = max(step, after.line(batch)) if steeper else min(step, after.line(batch))
+        return step + self.odd_extra_ms * (batch % 2)
 
 
 def find_changes(
