@@ -7,9 +7,8 @@ pure function of what was measured, called until it returns None. In this order 
 2. a coarse grid, denser at small batches, of odd and even batches in turn (so that a period of two shows), and both
    sides of every hint;
 3. repeats of a few, which tell the noise between processes, and of batches whose probes disagree or fit no neighbour;
-4. the middle of every bracket that holds a jump, until its ends are neighbours, and of stretches that look as if
-   they held one;
-5. repeats beside jumps that are uncertain, and the middles of the widest gaps, until it is satisfied.
+4. the middle of every gap that rises as if it held a jump, until its ends are neighbours;
+5. repeats beside jumps that are uncertain, and the middles of gaps where the curve bends or that are wide.
 
 Within a stage the order is random (seeded), so that a machine that warms up or is disturbed does not bend the curve.
 """
@@ -21,10 +20,12 @@ import statistics
 import zlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from trainpace.errors import TrainpaceError
+from trainpace.measure.change_search import Floats
 from trainpace.measure.changes import StepCurve, find_changes
 from trainpace.records import Record
 
@@ -35,7 +36,7 @@ class AdaptiveSettings(Record):
     """
 
     most_share: float = 0.4
-    noise_repeats: int = 3
+    noise_repeats: int = 2
     noise: float = 0.01
     seed: int = 0
 
@@ -47,11 +48,13 @@ class AdaptiveSettings(Record):
 FEWEST_PROBES = 12
 DISAGREE = 4.0
 """Two probes of one batch that differ by this many deviations call for a third."""
-SUSPICIOUS = 2.4
-"""Deviations by which a stretch must shift to be looked into."""
+SUSPICIOUS = 2.2
+"""Deviations by which a gap must rise beyond the usual slope to be looked into."""
+SLOPE_WINDOW = 6
+SAG = 0.5
+"""Deviations by which the middle of a gap may lie off the line between its ends."""
 SURE = 6.0
 """A jump of this many deviations needs no repeats."""
-MOST_REPEATS = 3
 PRIOR_WORTH = 2.0
 """How many repeats the expected noise is worth."""
 WIDEST_GAP_SHARE = 8
@@ -85,7 +88,7 @@ def next_batch(
             return _any_of(wanted, settings.seed)
     sizes = [batch for batch in sizes if batch <= max(measured)]
     curve = fitted_curve(measured, settings)
-    for refine in (_again, _brackets, _suspicious, _unsure, _gaps):
+    for refine in (_suspicious, _brackets, _again, _unsure, _curved, _gaps):
         if wanted := refine(sizes, measured, curve):
             return _any_of(wanted, settings.seed)
     return None
@@ -198,8 +201,18 @@ def _disagreeing(
 
 
 def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    """Batches whose measurement fits no neighbour."""
-    return [batch for batch in curve.disturbed if len(measured[batch]) < MOST_REPEATS]
+    """Batches whose measurement fits no neighbour, again; if it stays so, what lies between."""
+    wanted = []
+    for batch in curve.disturbed:
+        if len(measured[batch]) == 1:
+            wanted.append(batch)
+            continue
+        place = curve.batches.index(batch)
+        for before, after in zip(
+            curve.batches[max(0, place - 1) :], curve.batches[max(0, place - 1) + 1 : place + 2], strict=False
+        ):
+            wanted += _middle(sizes, before, after)
+    return wanted
 
 
 def _middle(sizes: list[int], before: int, after: int) -> list[int]:
@@ -213,23 +226,72 @@ def _brackets(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: 
 
 
 def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    """Where the points after a gap lie above or below those before it, by more than noise."""
-    known = curve.batches
-    weight = np.array([len(measured[batch]) for batch in known], dtype=float)
-    off = (np.array(curve.step_ms) - np.array(curve.fitted_ms)) / np.array(curve.fitted_ms) / max(curve.noise, 1e-9)
-    tight = {jump.after for jump in curve.jumps}
-    worst, wanted = SUSPICIOUS, []
-    for t in range(1, len(known)):
-        if known[t] in tight:
+    """The middle of the gap whose step time grows most unlike what a sample costs around it, or its ends again where
+    nothing lies between. Few points hold too little for a model of the whole curve; this asks for one slope only.
+    """
+    known = np.array(curve.batches)
+    repeats = np.array([len(measured[batch]) for batch in curve.batches], dtype=float)
+    steps = np.array(curve.step_ms) - curve.odd_extra_ms * (known % 2)
+    gap, rise = np.diff(known), np.diff(steps)
+    # the noise of the repeats, not the curve's: that holds the misfit of all jumps that were not found yet
+    deviation = (
+        noise_between(measured) * np.maximum(steps[1:], steps[:-1]) * np.sqrt(1 / repeats[1:] + 1 / repeats[:-1])
+    )
+    z = np.array([_surprise(rise / gap, deviation / gap, gap, t) for t in range(len(gap))])
+    again: list[int] = []
+    for t in np.argsort(-np.abs(z)):
+        if abs(z[t]) < SUSPICIOUS:
+            break
+        before, after = curve.batches[t], curve.batches[t + 1]
+        # up and down again by as much: that is the point between, not two jumps
+        lone = [
+            curve.batches[p]
+            for p in (t, t + 1)
+            if 0 < p < len(gap) and repeats[p] == 1 and abs(z[p - 1] + z[p]) < 0.3 * abs(z[t])
+        ]
+        if wanted := lone or _middle(sizes, before, after):
+            return wanted
+        if abs(z[t]) < SURE and not again:
+            again = [batch for batch in (before, after) if len(measured[batch]) == 1]
+    return again
+
+
+def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float:
+    """By how many deviations the slope of gap `t` differs from all that may be usual there: the slope that most of the
+    width around it agrees with (a mode, since jumps may be in half of the gaps), and those of the next gaps.
+    """
+    around = [i for i in range(max(0, t - SLOPE_WINDOW), min(len(slopes), t + SLOPE_WINDOW + 1)) if i != t]
+    if not around:
+        return 0.0
+    agree = np.exp(
+        -0.5 * ((slopes[around, None] - slopes[around]) / np.hypot(deviations[around, None], deviations[around])) ** 2
+    )
+    usual = around[int((gaps[around] @ agree).argmax())]
+    near = []
+    for side in (range(t - 1, -1, -1), range(t + 1, len(slopes))):
+        near += [i for i in side if 2 * gaps[i] >= gaps[t]][:1]
+    surprises = [(slopes[t] - slopes[i]) / math.hypot(deviations[t], deviations[i]) for i in near]
+    surprises.append((slopes[t] - slopes[usual]) / math.hypot(deviations[t], deviations[usual]))
+    if min(surprises) < 0 < max(surprises):
+        return 0.0
+    return float(min(surprises, key=abs))
+
+
+def _curved(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
+    """The middle of the gap that a straight line crosses worst, judged by the slopes on either side of it."""
+    known, steps = curve.batches, np.array(curve.step_ms)
+    gap = np.diff(known)
+    slope = np.diff(steps - curve.odd_extra_ms * (np.array(known) % 2)) / gap
+    noise = noise_between(measured)
+    holds_jump = {jump.after for jump in curve.jumps}
+    worst, wanted = SAG, []
+    for t in range(1, len(gap) - 1):
+        if not holds_jump.isdisjoint(known[t : t + 3]) or gap[t] < 2:
             continue
-        left, right = slice(max(0, t - 2), t), slice(t, t + 2)
-        shift = np.average(off[right], weights=weight[right]) - np.average(off[left], weights=weight[left])
-        z = abs(float(shift)) / math.sqrt(1 / weight[right].sum() + 1 / weight[left].sum())
-        if z > worst:
-            between = _middle(sizes, known[t - 1], known[t])
-            again = [batch for batch in known[t - 1 : t + 1] if len(measured[batch]) == 1]
-            if between or again:
-                worst, wanted = z, between or again
+        unsure = noise * math.sqrt(2) * math.hypot(steps[t] / gap[t - 1], steps[t + 2] / gap[t + 1])
+        sag = (abs(slope[t + 1] - slope[t - 1]) - 2 * unsure) * gap[t] / 8 / (noise * steps[t])
+        if sag > worst and (between := _middle(sizes, known[t], known[t + 1])):
+            worst, wanted = sag, between
     return wanted
 
 
@@ -246,7 +308,7 @@ def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: St
 def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
     """The middle of the widest gap, while it is wide."""
     places = [bisect_left(sizes, batch) for batch in curve.batches]
-    width, low = max(((b - a, a) for a, b in zip(places, places[1:], strict=False)), default=(0, 0))
+    width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
     return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
 
 

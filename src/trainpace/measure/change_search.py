@@ -6,11 +6,12 @@ The curve is a line plus terms:
     bend t:    (x - x_t)+             the slope changes, the level does not
     both t:    level and bend at once
     point t:   1[i == t]              a disturbed measurement
-    global k:  x^2, x^3, log x, or 1[batch is odd]: curvature that must not pass for jumps, and padding to even batches
+    smooth k:  x^2, x^3 or log x      curvature, which must not pass for jumps
+    odd:       1[batch is odd]        padding to even batches
 
 The best set of terms minimises (n + v) log((R + v) / (n + v)) + the price of its terms. R is the sum of squared
 residuals over their standard deviations, and v says how many observations the given deviations are worth: few where
-they are a guess, many where they are known. The search starts from nothing, from global terms, and from the optimal
+they are a guess, many where they are known. The search starts from nothing, from smooth terms, and from the optimal
 partition into lines with slopes of their own (dynamic programming; Jackson et al. 2005), then adds, swaps and removes
 one term at a time, each time the best of all kinds and places, and adds two levels at once, until nothing helps.
 """
@@ -34,11 +35,12 @@ class Kind(IntEnum):
     BEND = 1
     BOTH = 2
     POINT = 3
-    GLOBAL = 4
+    SMOOTH = 4
+    ODD = 5
 
 
 class Term(NamedTuple):
-    """A change of `kind` from the point `place` on; for GLOBAL, the number of the global term."""
+    """A change of `kind` from the point `place` on; for SMOOTH, the number of the function; for ODD, 0."""
 
     kind: Kind
     place: int
@@ -49,11 +51,10 @@ PRICES = {
     Kind.BEND: (4.0, 1.5),
     Kind.BOTH: (8.0, 2.5),
     Kind.POINT: (6.0, 2.0),
-    Kind.GLOBAL: (1.0, 1.0),
+    Kind.SMOOTH: (1.0, 1.0),
+    Kind.ODD: (6.0, 2.0),
 }
 """Price of a term: constant + factor x log n. Calibrated by simulation, docs/measured_jumps.md."""
-ODD = 3
-"""The global term 1[batch is odd]."""
 LEAST_POINTS = 2
 """Points on either side of a level change; a lone point could as well be disturbed."""
 LEAST_POINTS_SLOPE = 3
@@ -62,6 +63,7 @@ SLOPE_SPACING = 5
 """... and between a slope change and a jump with one: else a steep slope between two points would pass for a jump."""
 BEND_SPACING = 8
 """Points between bends: two that are closer make a ramp, which would pass for a level change."""
+_SMOOTH = 3
 _MOST_ROUNDS = 30
 _DEPENDENT = 1e-7
 _BETTER = 1e-9
@@ -85,14 +87,15 @@ class Search:
         self._level_bend = np.einsum("it,it->t", self._level, self._bend)
         self._level_level = self._level.T @ self._level
         odd = x % 2
-        columns = [u**2, u**3, np.log(x)] + ([odd] if 0.25 <= odd.mean() <= 0.75 else [])
-        self._global, self._global_size = _unit(np.stack(columns, axis=1) * w)
+        self._whole, self._whole_size = _unit(np.stack([u**2, u**3, np.log(x), odd], axis=1) * w)
+        self.bend_spacing = BEND_SPACING
         place = np.arange(n)
         self._allowed = np.ones((len(Kind), n), dtype=bool)
         self._allowed[Kind.LEVEL] = (place >= LEAST_POINTS) & (place <= n - LEAST_POINTS)
         slope = (place >= LEAST_POINTS_SLOPE) & (place <= n - LEAST_POINTS_SLOPE)
         self._allowed[Kind.BEND] = self._allowed[Kind.BOTH] = slope
-        self._allowed[Kind.GLOBAL] = place < len(columns)
+        self._allowed[Kind.SMOOTH] = place < _SMOOTH
+        self._allowed[Kind.ODD] = (place == 0) & (0.25 <= odd.mean() <= 0.75)
 
     def columns(self, terms: list[Term]) -> Floats:
         """Weighted columns of the line and then of the terms, (n, 2 + terms + one more for each BOTH): for a line and
@@ -106,8 +109,9 @@ class Search:
                 columns.append(self._bend[:, t] * self._bend_size[t])
             if kind == Kind.POINT:
                 columns.append(np.where(np.arange(self.n) == t, self.weight, 0.0))
-            if kind == Kind.GLOBAL:
-                columns.append(self._global[:, t] * self._global_size[t])
+            if kind in (Kind.SMOOTH, Kind.ODD):
+                k = t if kind == Kind.SMOOTH else _SMOOTH
+                columns.append(self._whole[:, k] * self._whole_size[k])
         return np.column_stack([self._base, *columns]) if columns else self._base
 
     def cost(self, terms: list[Term]) -> float:
@@ -117,7 +121,7 @@ class Search:
     def best(self) -> tuple[float, list[Term]]:
         """The best criterion found and its terms, in order of place."""
         pieces = self._partition()
-        starts: list[list[Term]] = [[], [Term(Kind.GLOBAL, 0), Term(Kind.GLOBAL, 1)]]
+        starts: list[list[Term]] = [[], [Term(Kind.SMOOTH, 0), Term(Kind.SMOOTH, 1)]]
         if pieces:
             starts += [[Term(kind, t) for t in pieces] for kind in (Kind.BOTH, Kind.LEVEL)]
         cost, terms = min((self.improve(start) for start in starts), key=lambda found: found[0])
@@ -181,10 +185,10 @@ class Search:
             gains[Kind.BOTH] = np.where((det > _DEPENDENT * bend) & (bend > _DEPENDENT), both, -np.inf)
             left = 1 - np.einsum("ip,ip->i", q, q)
             gains[Kind.POINT] = np.where(left > 1e-3, residual**2 / left, -np.inf)
-            shadow = q.T @ self._global
+            shadow = q.T @ self._whole
             left = 1 - np.einsum("pk,pk->k", shadow, shadow)
-            whole = np.where(left > _DEPENDENT, (residual @ self._global) ** 2 / left, -np.inf)
-            gains[Kind.GLOBAL, : len(whole)] = whole
+            whole = np.where(left > _DEPENDENT, (residual @ self._whole) ** 2 / left, -np.inf)
+            gains[Kind.SMOOTH, :_SMOOTH], gains[Kind.ODD, 0] = whole[:_SMOOTH], whole[_SMOOTH]
         gains[~self._allowed] = -np.inf
         for kind, t in terms:
             if kind in (Kind.LEVEL, Kind.BOTH):
@@ -194,7 +198,7 @@ class Search:
                 gains[[Kind.BEND, Kind.BOTH], max(0, t - SLOPE_SPACING + 1) : t + SLOPE_SPACING] = -np.inf
                 gains[Kind.LEVEL, t : t + LEAST_POINTS_SLOPE] = -np.inf
             if kind == Kind.BEND:
-                gains[Kind.BEND, max(0, t - BEND_SPACING + 1) : t + BEND_SPACING] = -np.inf
+                gains[Kind.BEND, max(0, t - self.bend_spacing + 1) : t + self.bend_spacing] = -np.inf
         return gains
 
     def _best_term(self, rest: list[Term], kinds: frozenset[Kind], gains: Floats, squares: float) -> tuple[float, Term]:

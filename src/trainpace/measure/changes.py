@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.measure.change_search import ODD, Kind, Search, Term
+from trainpace.measure.change_search import Kind, Search, Term
 from trainpace.measure.noise import LEAST_NOISE, constant_noise, levels, relative_noise
 from trainpace.records import Record
 
@@ -28,6 +28,9 @@ LEAST_Z = 3.0
 FEWEST_POINTS = 6
 """With fewer measured batch sizes a jump cannot be told from a bend."""
 GUESS_WORTH = 4.0
+CURVED_SPACING = 3
+CURVED_PRICE = 2.0
+"""Of the bends that stand for a smooth curve: points between them, and their price over log n."""
 KNOWN_WORTH = 3.0
 """How many observations a guess of the noise is worth, and how many times the curve itself a known noise is."""
 NOISE_AGREES = 1.6
@@ -48,6 +51,10 @@ class Segment(Record):
     slope_ms_per_sample: float
     slope_low: float
     slope_high: float
+
+    def line(self, batch: int) -> float:
+        """The straight line through this stretch, in ms, at any batch size."""
+        return self.first_ms + self.slope_ms_per_sample * (batch - self.first_batch)
 
 
 class MeasuredJump(Record):
@@ -92,11 +99,19 @@ class StepCurve(Record):
     odd_extra_ms: float = 0.0
 
     def at(self, batch: int) -> float:
-        """The fitted step in ms at any batch size; within the bracket of a jump, as before it."""
-        starts = [segment.first_batch for segment in self.segments]
-        segment = self.segments[max(0, bisect_right(starts, batch) - 1)]
-        line = segment.first_ms + segment.slope_ms_per_sample * (batch - segment.first_batch)
-        return line + self.odd_extra_ms * (batch % 2)
+        """The fitted step in ms at any batch size: within the bracket of a jump as before it, of a bend as the two lines
+        that meet there.
+        """
+        i = max(0, bisect_right([segment.first_batch for segment in self.segments], batch) - 1)
+        here = self.segments[i]
+        step = here.line(batch)
+        if here.last_batch < batch and i + 1 < len(self.segments):
+            after = self.segments[i + 1]
+            jump = any(jump.after == after.first_batch for jump in self.jumps)
+            steeper = after.slope_ms_per_sample > here.slope_ms_per_sample
+            if not jump:
+                step = max(step, after.line(batch)) if steeper else min(step, after.line(batch))
+        return step + self.odd_extra_ms * (batch % 2)
 
 
 def find_changes(
@@ -154,25 +169,36 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
 
 def _without_curvature(search: Search, terms: list[Term]) -> list[Term]:
     """Smooth curvature kept jumps honest; what is reported are straight pieces, so bends take its place."""
-    kept = [term for term in terms if term.kind != Kind.GLOBAL or term.place == ODD]
+    kept = [term for term in terms if term.kind != Kind.SMOOTH]
     if len(kept) == len(terms):
         return terms
+    # the jumps are settled, so bends may be close and cheap
+    search.bend_spacing, search.price[Kind.BEND] = CURVED_SPACING, CURVED_PRICE * math.log(search.n)
     found = search.improve(kept, frozenset({Kind.BEND}), frozenset(kept))[1]
     return sorted(found, key=lambda term: (term.place, term.kind))
 
 
 def _certain(search: Search, terms: list[Term]) -> _Fit:
-    """The fit without level changes that bends explain as well: the least certain goes, or stays as a bend, in turn."""
+    """The fit, and which of its level changes are certain. A level that is not goes, the least certain first. With a
+    change of slope it stays, as a bend: where two lines meet between two points, the next point is off both ways.
+    """
     while True:
         fit = _Fit(search, terms)
-        levels_z = {
-            i: abs(fit.z(fit.column[i])) for i, (kind, _) in enumerate(terms) if kind in (Kind.LEVEL, Kind.BOTH)
-        }
-        weakest = min(levels_z, key=lambda i: levels_z[i], default=None)
-        if weakest is None or levels_z[weakest] >= LEAST_Z:
+        uncertain = {}
+        for i, (kind, place) in enumerate(terms):
+            if kind in (Kind.LEVEL, Kind.BOTH):
+                size, slope = fit.values[fit.column[i]], 0.0
+                if kind == Kind.BOTH:
+                    slope = fit.values[fit.column[i] + 1] * (search.position[place] - search.position[place - 1])
+                z = abs(fit.z(fit.column[i], float(np.clip(size, min(0.0, slope), max(0.0, slope)))))
+                if z < LEAST_Z:
+                    uncertain[i] = z
+        lone = {i: z for i, z in uncertain.items() if terms[i].kind == Kind.LEVEL}
+        if not lone:
+            fit.jumps = {i for i, (kind, _) in enumerate(terms) if kind in (Kind.LEVEL, Kind.BOTH)} - set(uncertain)
             return fit
-        kind, place = terms[weakest]
-        terms = terms[:weakest] + [Term(Kind.BEND, place)] * (kind == Kind.BOTH) + terms[weakest + 1 :]
+        weakest = min(lone, key=lambda i: lone[i])
+        terms = terms[:weakest] + terms[weakest + 1 :]
 
 
 class _Fit:
@@ -180,6 +206,7 @@ class _Fit:
 
     def __init__(self, search: Search, terms: list[Term]) -> None:
         self.search, self.terms = search, terms
+        self.jumps: set[int] = set()
         columns = search.columns(terms)
         n, p = columns.shape
         self.values = np.linalg.lstsq(columns, search.target, rcond=None)[0]
@@ -193,9 +220,9 @@ class _Fit:
         shown[lone] = 0
         self.fitted = columns @ shown / search.weight
 
-    def z(self, column: int) -> float:
-        """A coefficient over its deviation, as a normal would have it (Wallace 1959)."""
-        t = float(self.values[column]) / math.sqrt(max(float(self.covariance[column, column]), 1e-300))
+    def z(self, column: int, beyond: float = 0.0) -> float:
+        """A coefficient beyond a value, over its deviation, as a normal would have it (Wallace 1959)."""
+        t = float(self.values[column] - beyond) / math.sqrt(max(float(self.covariance[column, column]), 1e-300))
         size = math.sqrt(self.free * math.log1p(t * t / self.free)) * (8 * self.free + 1) / (8 * self.free + 3)
         return math.copysign(size, t)
 
@@ -213,17 +240,17 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
     odd_ms = 0.0
     slopes = [(0, contrast.copy())]
     jumps, bends, disturbed = [], [], []
-    for (kind, t), column in zip(fit.terms, fit.column, strict=True):
+    for i, ((kind, t), column) in enumerate(zip(fit.terms, fit.column, strict=True)):
         if kind == Kind.POINT:
             disturbed.append(int(batches[t]))
-        elif kind == Kind.GLOBAL:
+        elif kind == Kind.ODD:
             odd_ms = float(fit.values[column])
         if kind in (Kind.BEND, Kind.BOTH):
             before = float(contrast @ fit.values)
             contrast[column + (kind == Kind.BOTH)] = 1 / span
-        if kind == Kind.BEND:
+        if kind in (Kind.BEND, Kind.BOTH) and i not in fit.jumps:
             bends.append(Bend(batch=int(batches[t]), slope_before=before, slope_after=float(contrast @ fit.values)))
-        if kind in (Kind.LEVEL, Kind.BOTH):
+        if i in fit.jumps:
             jumps.append(_jump(batches, fit, t, column))
         if kind in (Kind.LEVEL, Kind.BEND, Kind.BOTH):
             slopes.append((t, contrast.copy()))
