@@ -177,8 +177,7 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
         start = data.get("start_time")
         params = {key: _text(file).strip() for key, file in _files(run / "params")}
         metrics = {key: _metric(file) for key, file in _files(run / "metrics")}
-        run_id = str(data.get("run_id") or data.get("run_uuid") or run.name)
-        yield Logged(run_id, float(start) if isinstance(start, int | float) else 0.0, params, metrics)
+        yield Logged(run.name, float(start) if isinstance(start, int | float) else 0.0, params, metrics)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
