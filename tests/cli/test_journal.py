@@ -117,7 +117,7 @@ def test_imports_that_fail_say_so_and_keep_the_others(run, tmp_path):
         ("list", "--journal", "none.db"), ("list", "--journal", "mysql://x/y"), ("list", "--journal", "postgresql://u:hunter2@/x?host=/none"),
         ("list", "--journal", "."), ("export", "x.pickle"), ("export", "none/x.json"), ("merge", "none.db"), ("import",),
         ("import", "x", "--format", "pickle"), ("import", "x", "--precision", "fp7"), ("compare", "a", "b"), ("annotate", "a", "b"),
-        ("delete", "a"),
+        ("delete", "a"), ("list", "--model", "\udcff"), ("compare", "\udcff", "a"), ("annotate", "a", "\udcff"), ("list", "--batch", "99999999T"),
     ],
 )  # fmt: skip
 def test_misuse_is_one_sentence(run, arguments):
@@ -157,3 +157,7 @@ def test_list_is_light(run, tmp_path):
     loaded = set(done.stdout.split("\n")[-2].split())
     assert "sqlalchemy" in loaded
     assert not loaded & {"torch", "pyarrow", "pandas", "psycopg", "scipy"}
+
+
+def test_numbers_beyond_any_journal(run):
+    assert run("list", "--limit", "99999999T", "--offset", "99999999T", "--json") == []
