@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench fit bench-accuracy docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-journal fit bench-accuracy docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-fast   the tests that take no more than a few seconds each"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
+	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make docs-check  run every command of README.md and docs/"
@@ -44,6 +45,9 @@ lint: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/startup.py
+
+bench-journal: $(VENV)/installed
+	$(BIN)/python benchmarks/journal.py
 
 # The measured runs are traced once into out/traces (about six minutes), then every use of them takes seconds.
 TRACES ?= out/traces

@@ -13,7 +13,19 @@ from trainpace.journal import entry_of
 from trainpace.journal.identity import anonymous, anonymous_entry, anonymous_sweep, this_machines_names
 
 NAMES = ("gpu07.corp.example", "gpu07", "alice.smith", "alice")
-SECRETS = ["alice", "smith", "gpu07", "corp", "hunter2", "Alice", "projects", "srv", "secret_lab", "10.1.2.3", "hf_abcDEF"]
+SECRETS = [
+    "alice",
+    "smith",
+    "gpu07",
+    "corp",
+    "hunter2",
+    "Alice",
+    "projects",
+    "srv",
+    "secret_lab",
+    "10.1.2.3",
+    "hf_abcDEF",
+]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +45,7 @@ SECRETS = ["alice", "smith", "gpu07", "corp", "hunter2", "Alice", "projects", "s
         (r"\\gpu07\srv\model.py", "model.py"),
         ("transformers:/srv/secret_lab/config.json", "transformers:config.json"),
         ("python /srv/projects/x.py --data=/srv/alice/imagenet --lr 3e-4", "python x.py --data=imagenet --lr 3e-4"),
-        ('--data "/srv/alice/imagenet" --out \'/srv/alice/out\'', "--data \"imagenet\" --out 'out'"),
+        ("--data \"/srv/alice/imagenet\" --out '/srv/alice/out'", "--data \"imagenet\" --out 'out'"),
         ("PYTHONPATH=/srv/alice:/srv/projects/lib", "PYTHONPATH=user:lib"),
         ("postgresql://alice:hunter2@gpu07.corp.example:5432/journal", "postgresql:journal"),
         ("file:///home/alice", "file"),
@@ -75,13 +87,24 @@ def test_what_names_nobody_stays(text):
     assert anonymous(text, NAMES) == text
 
 
-@given(st.text() | st.lists(st.sampled_from([*"/\\~:.@ ='\"", "home", "Users", "alice", "x.py", "C:", "https://", "token", "a b", "10.0.0.1"]), max_size=12).map("".join))
+@given(
+    st.text()
+    | st.lists(
+        st.sampled_from(
+            [*"/\\~:.@ ='\"", "home", "Users", "alice", "x.py", "C:", "https://", "token", "a b", "10.0.0.1"]
+        ),
+        max_size=12,
+    ).map("".join)
+)
 def test_twice_is_once(text):
     once = anonymous(text, NAMES)
     assert anonymous(once, NAMES) == once
 
 
-@given(st.lists(st.sampled_from(["alice", "projects", "gpu07", "x_y", "b-c", "été"]), min_size=2, max_size=6), st.sampled_from(["/", "\\"]))
+@given(
+    st.lists(st.sampled_from(["alice", "projects", "gpu07", "x_y", "b-c", "été"]), min_size=2, max_size=6),
+    st.sampled_from(["/", "\\"]),
+)
 def test_no_path_keeps_its_folders(parts, separator):
     found = anonymous(separator.join(["", "home", *parts, "last.py"]), NAMES)
     assert "alice" not in found
@@ -91,8 +114,21 @@ def test_no_path_keeps_its_folders(parts, separator):
 
 def test_long_text_takes_no_longer_than_its_length_asks():
     start = time.process_time()
-    for text in ("-" * 40_000, "x" * 40_000, "x." * 20_000, "é%" * 20_000, "'/a " * 10_000, "/home/a b " * 4_000,
-                 "/a" * 20_000, "a/" * 20_000, "~" * 40_000, "a@" * 20_000, "token " * 10_000, "\\Users\\" * 8_000, "1." * 20_000):
+    for text in (
+        "-" * 40_000,
+        "x" * 40_000,
+        "x." * 20_000,
+        "é%" * 20_000,
+        "'/a " * 10_000,
+        "/home/a b " * 4_000,
+        "/a" * 20_000,
+        "a/" * 20_000,
+        "~" * 40_000,
+        "a@" * 20_000,
+        "token " * 10_000,
+        "\\Users\\" * 8_000,
+        "1." * 20_000,
+    ):
         anonymous(text, NAMES)
     assert time.process_time() - start < 20  # a pattern that backtracks takes minutes
 

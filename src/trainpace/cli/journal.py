@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
 
+MOST = 2**31
 FORMATS = ["auto", "trainpace", "runs", "timm", "hf", "mlflow"]
 
 
@@ -82,6 +83,7 @@ def list_(place: str | None, as_json: bool, limit: int, offset: int, list_sweeps
     from trainpace.records import to_jsonable
     from trainpace.report import journal as report
 
+    limit, offset = min(limit, MOST), min(offset, MOST)
     with _opened(place) as opened:
         if list_sweeps:
             sweeps = opened.sweeps()[::-1][offset : offset + limit]
@@ -292,7 +294,7 @@ def _run_or_sweep(opened: Journal, id_: str) -> list[Entry]:
     try:
         return [opened.get(id_)]
     except UnknownName:
-        sweeps = opened.sweeps(id_.strip())
+        sweeps = opened.sweeps(id_.strip()) if id_.strip().isalnum() else []
         if not sweeps:
             raise UnknownName(
                 "run or sweep", id_, (), f"trainpace journal list shows the ids in {opened.place}."

@@ -106,6 +106,13 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
+def tidy(engine: Engine) -> None:
+    """After many new rows: PostgreSQL would come round to this by itself within minutes, and answers slowly until then."""
+    if engine.dialect.name == "postgresql":
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("VACUUM (ANALYZE) runs")
+
+
 @contextmanager
 def plainly(url: URL) -> Iterator[None]:
     """Turn what the database says into one sentence."""
@@ -116,10 +123,8 @@ def plainly(url: URL) -> Iterator[None]:
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         raise UnreadableInput(
             f"the journal at {shown(url)} cannot be used: {(lines or [type(cause).__name__])[0].rstrip('.')}.",
-            "See trainpace journal path.",
+            "Look at --journal and $TRAINPACE_JOURNAL.",
         ) from None
-    except UnreadableInput as error:
-        raise UnreadableInput(f"{shown(url)}: {error.message}", error.hint) from None
 
 
 def _prepare_file(path: Path, create: bool) -> None:

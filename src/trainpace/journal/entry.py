@@ -176,6 +176,11 @@ def printable(text: str) -> str:
     return kept.encode("utf-8", "replace").decode()
 
 
+def is_text(text: str) -> bool:
+    """Can a database keep it: no NUL, no half characters (which an argument that is no UTF-8 becomes)?"""
+    return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
 def _check_head(id_: str, created_at: str) -> None:
     if not _ID.fullmatch(id_):
         raise TrainpaceError(f"{id_[:40]!r} is not an id of 32 hexadecimal digits.")
@@ -195,7 +200,7 @@ def _check_leaf(name: str, value: object) -> None:
         raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
         raise TrainpaceError(f"{name} of a run is beyond 2**53.")
-    if isinstance(value, str) and ("\x00" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+    if isinstance(value, str) and not is_text(value):
         raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is no text.")
 
 

@@ -136,7 +136,7 @@ def _write_json(path: Path, records: Iterable[Entry | Sweep]) -> int:
 def _write_csv(path: Path, records: Iterable[Entry | Sweep]) -> int:
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS)  # its \r\n is what makes it quote a lone \r
         writer.writeheader()
         for record in records:
             writer.writerow(columns_of(record))

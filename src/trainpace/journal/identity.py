@@ -1,7 +1,8 @@
 """Nothing that names a person or a machine is stored, unless asked for: a journal is made to be shared.
 
 Paths shrink to their last component; home folders, user names, host names, addresses, secrets on a command line and
-serial numbers of devices are taken out. A folder with a space in its name is known as one only inside quotes. Public model names (``timm:resnet50``) stay as they are.
+serial numbers of devices are taken out. A folder with a space in its name is known as one only inside quotes. Public
+model names (``timm:resnet50``) stay as they are.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select
 
 from trainpace.errors import TrainpaceError
-from trainpace.journal.entry import KINDS, OUTCOMES, utc_text
+from trainpace.journal.entry import KINDS, OUTCOMES, is_text, utc_text
 from trainpace.journal.tables import runs
 from trainpace.records import Record
 
@@ -36,8 +36,9 @@ class Query(Record):
             raise TrainpaceError(f"kind {self.kind!r} is not one of {', '.join(KINDS)}.")
         if self.outcome and self.outcome not in OUTCOMES:
             raise TrainpaceError(f"outcome {self.outcome!r} is not one of {', '.join(OUTCOMES)}.")
-        if any(isinstance(v, str) and "\x00" in v for v in (getattr(self, name) for name in self.__struct_fields__)):
-            raise TrainpaceError("a filter holds a NUL byte.")
+        for name in self.__struct_fields__:
+            if isinstance(getattr(self, name), str) and not is_text(getattr(self, name)):
+                raise TrainpaceError(f"the filter {name} is no text.")
         if self.micro_batch is not None and not 0 <= self.micro_batch < 2**63:
             raise TrainpaceError(f"micro-batch {self.micro_batch} is no size.")
 

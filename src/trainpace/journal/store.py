@@ -13,7 +13,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, Table, func, sele
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.journal.connect import default_place, engine_of, plainly, reading, shown, url_of, writing
+from trainpace.journal.connect import default_place, engine_of, plainly, reading, shown, tidy, url_of, writing
 from trainpace.journal.entry import Entry, Sweep, now_utc
 from trainpace.journal.query import Query, conditions, filtered
 from trainpace.journal.tables import (
@@ -30,6 +30,9 @@ from trainpace.journal.tables import (
 from trainpace.records import from_json
 
 CHUNK = 1000
+MANY = 10_000
+"""New runs after which the database looks at its tables again, so as to choose its indexes well."""
+
 MOST_LOOK_UPS = 1000
 """Groups that are looked up one by one; beyond, one pass over all rows is faster."""
 GROUPS = ("model", "device", "precision", "optimizer", "micro_batch", "workload_key")
@@ -70,6 +73,9 @@ class Journal:
                     refuse_newer(version)
                 if version != VERSION:
                     writing(engine, bring_up_to_date)
+            except UnreadableInput as error:
+                engine.dispose()
+                raise UnreadableInput(f"{shown(url)}: {error.message}", error.hint) from None
             except BaseException:
                 engine.dispose()
                 raise
@@ -118,7 +124,10 @@ class Journal:
             return new
 
         with plainly(self._url):
-            return writing(self._engine, work)
+            new = writing(self._engine, work)
+            if new >= MANY:
+                tidy(self._engine)
+        return new
 
     def get(self, id_or_prefix: str) -> Entry:
         """The run with this id, or the only one whose id starts so. Raises `UnknownName` or, for several, `TrainpaceError`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,10 +68,8 @@ def format_of(path: Path) -> str:
     columns, rows = columns_and_rows(path)
     if is_timm(columns):
         return "timm"
-    if "record" in columns:
-        first = next(rows, {})
-        if first.get("record") in RECORDS or _is_own(first.get("record")) or not first:
-            return "trainpace"
+    if {"record", "id", "created_at"} <= set(columns) or next(rows, {}).get("record") in RECORDS:
+        return "trainpace"
     if is_huggingface(dict.fromkeys(columns)):
         return "hf"
     if {"model_spec", "model"} & set(columns):
@@ -80,14 +77,6 @@ def format_of(path: Path) -> str:
     if not columns and head.lstrip()[:1] == b"[":
         return "trainpace"  # an export of nothing
     raise _unknown(path)
-
-
-def _is_own(text: object) -> bool:
-    try:
-        data = json.loads(str(text))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and data.get("record") in RECORDS
 
 
 def _unknown(path: Path) -> UnreadableInput:

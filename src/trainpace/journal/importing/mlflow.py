@@ -12,6 +12,7 @@ import re
 import sqlite3
 import statistics
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -70,7 +71,7 @@ def is_mlruns(path: Path) -> bool:
 def is_mlflow_db(path: Path) -> bool:
     """An SQLite file with MLflow's tables."""
     try:
-        with _connected(path) as connection:
+        with closing(_connected(path)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error:
         return False
@@ -177,8 +178,7 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
         start = data.get("start_time")
         params = {key: _text(file).strip() for key, file in _files(run / "params")}
         metrics = {key: _metric(file) for key, file in _files(run / "metrics")}
-        run_id = str(data.get("run_id") or data.get("run_uuid") or run.name)
-        yield Logged(run_id, float(start) if isinstance(start, int | float) else 0.0, params, metrics)
+        yield Logged(run.name, float(start) if isinstance(start, int | float) else 0.0, params, metrics)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -213,22 +213,20 @@ def _connected(path: Path) -> sqlite3.Connection:
 def _database_runs(path: Path) -> Iterator[Logged]:
     if not is_mlflow_db(path):
         raise UnreadableInput(f"{path} is no database of MLflow.")
-    connection = _connected(path)
+    chosen = (
+        "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY start_time, run_uuid"
+    )
     try:
-        chosen = (
-            "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY start_time, run_uuid"
-        )
-        for run_id, start in connection.execute(chosen).fetchall():
-            params = {key: str(value) for key, value in _of_run(connection, "params", run_id)}
-            metrics: dict[str, list[float]] = {}
-            for key, value in _of_run(connection, "metrics", run_id):
-                if isinstance(value, int | float):
-                    metrics.setdefault(key, []).append(float(value))
-            yield Logged(str(run_id), float(start or 0), params, metrics)
+        with closing(_connected(path)) as connection:
+            for run_id, start in connection.execute(chosen).fetchall():
+                params = {key: str(value) for key, value in _of_run(connection, "params", run_id)}
+                metrics: dict[str, list[float]] = {}
+                for key, value in _of_run(connection, "metrics", run_id):
+                    if isinstance(value, int | float):
+                        metrics.setdefault(key, []).append(float(value))
+                yield Logged(str(run_id), float(start or 0), params, metrics)
     except sqlite3.Error as error:
         raise UnreadableInput(f"{path} cannot be read: {error}.") from None
-    finally:
-        connection.close()
 
 
 def _of_run(connection: sqlite3.Connection, table: str, run_id: Any) -> list[tuple[str, Any]]:

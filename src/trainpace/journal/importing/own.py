@@ -30,7 +30,8 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
     ids = ContentIds()
     for index, row in enumerate(rows):
         where = f"{path} record {index + 1}"
-        data = row if "record" not in row or row.get("record") in RECORDS else _record_column(row["record"], where)
+        column = str(row.get("record")).lstrip()
+        data = _record_column(column, where) if column[:1] in ("{", "") or path.suffix in (".csv", ".parquet") else row
         kind = RECORDS.get(str(data.get("record")))
         if kind is None:
             yield Skipped(f"a record of the kind {str(data.get('record'))[:40]!r} is no run")
@@ -54,9 +55,9 @@ def content_id_of(data: dict[str, Any], ids: ContentIds) -> str:
     return ids.of({key: value for key, value in data.items() if key != "schema_version"})
 
 
-def _record_column(text: Any, where: str) -> dict[str, Any]:
+def _record_column(text: str, where: str) -> dict[str, Any]:
     try:
-        data = json.loads(str(text))
+        data = json.loads(text)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):

@@ -55,8 +55,8 @@ def read_name(name: str) -> FileName:
             channels_last = True
         elif part in ("dynamo", "compile", "inductor"):
             compiled = True
-        elif found := re.fullmatch(r"pt(\d)(\d+)(\d)", part):
-            environment["torch"] = ".".join(found.groups())
+        elif found := re.fullmatch(r"pt(1)(\d\d)|pt([2-9])(\d)(\d)", part):
+            environment["torch"] = ".".join(digits for digits in found.groups() if digits)
         elif found := re.fullmatch(r"cu(\d\d)(\d)", part):
             environment["cuda"] = ".".join(found.groups())
         else:

@@ -1,0 +1,163 @@
+"""`trainpace journal`, the real command in a real process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from entries import entry, sweep, whole_entry
+from nouns import measurement
+from trainpace.journal.entry import Entry
+from trainpace.journal.store import Journal
+from trainpace.outcome import Interval
+from trainpace.records import from_json, to_jsonable
+
+
+@pytest.fixture
+def run(tmp_path):
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "COLUMNS": "200"}
+    environment.pop("TRAINPACE_JOURNAL", None)
+
+    def command(*arguments, code=0, **more):
+        whole = [sys.executable, "-m", "trainpace", "journal", *map(str, arguments)]
+        done = subprocess.run(
+            whole, capture_output=True, text=True, env={**environment, **more}, cwd=tmp_path, timeout=120
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr if code == 2 else json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+    command.place = tmp_path / "data" / "trainpace" / "journal.db"
+    return command
+
+
+@pytest.mark.slow
+def test_the_life_of_a_journal(run, tmp_path):
+    (tmp_path / "cnn.json").write_text(json.dumps([to_jsonable(measurement())]))
+    assert run("path", "--json") == {"journal": str(run.place), "database": "sqlite", "schema_version": 2, "runs": 0}
+    assert "1 new" in run("import", "cnn.json")
+    assert "0 new, 1 there already" in run("import", "cnn.json")
+    (listed,) = run("list", "--json")
+    id_ = listed["id"]
+    assert re.search(rf"{id_[:8]}.*one layer.*cpu.*8.*fp32.*3.1.*3 to 3.2.*ok", run("list", "--model", "LAYER"))
+    assert "No such runs" in run("list", "--model", "vgg")
+    shown = run("show", id_[:6])
+    for word in (id_, "one layer", "forward 1, backward 2", "torch", "3 after 1 of warm-up", "cnn.json"):
+        assert word in shown
+    assert from_json(json.dumps(run("show", id_, "--json")), Entry).model == "one layer"
+    assert "warm room [x] [/x]" in run("annotate", id_[:6], "warm room [x] [/x]")
+    assert "warm room [x] [/x]" in run("show", id_)
+    for ending in ("json", "csv", "parquet"):
+        assert "1 records" in run("export", f"x.{ending}")
+        other = str(tmp_path / f"other-{ending}.db")
+        assert "1 new" in run("import", f"x.{ending}", "--journal", other)
+        assert run("list", "--json", "--journal", other) == run("list", "--json")
+    assert run("merge", other, "--json")["already_there"] == 1
+    assert "1 new" in run("merge", run.place, "--journal", tmp_path / "third.db")
+    assert run("delete", id_[:5], "--json") == {"deleted": [id_]}
+    assert run("list", "--json", TRAINPACE_JOURNAL=other) != run("list", "--json") == []
+
+
+def test_compare(run):
+    run.place.parent.mkdir(parents=True)
+
+    def timed(ms, **fields):
+        return whole_entry(
+            step_time_ms=ms, interval_ms=Interval(low=ms * 0.99, high=ms * 1.01, coverage=0.9, basis=""), **fields
+        )
+
+    first, second = sweep(), sweep()
+    slow, quick = timed(10.0, sweep=first.id), timed(5.0, sweep=second.id, notes="x", device="A100")
+    more = [timed(20.0, batch=16, sweep=first.id), timed(8.0, batch=16, sweep=second.id)]
+    failed = entry(step_time_ms=None)
+    with Journal.open(str(run.place)) as journal:
+        journal.add_many([first, second, slow, quick, *more, failed])
+    said = run("compare", slow.id, quick.id)
+    assert "50.0 % less time a step, beyond the noise" in said
+    assert re.search(r"device\s+Tesla T4\s+A100", said)
+    assert [r["batch"] for r in run("compare", first.id[:9], second.id[:9], "--json")["ratios"]] == [8, 16]
+    assert "at 2 of 2 batch sizes" in run("compare", first.id, second.id)
+    assert "within the noise" in run("compare", slow.id, slow.id)
+    assert "cannot be compared" in run("compare", slow.id, failed.id, code=1)
+    assert first.id[:8] in run("list", "--sweeps")
+
+
+def test_score(run):
+    assert "No run in the journal has a forecast" in run("score", code=1)
+    with Journal.open(str(run.place)) as journal:
+        journal.add_many(
+            entry(step_time_ms=100.0, forecast_ms=110.0, forecast_low_ms=90.0, forecast_high_ms=120.0) for _ in range(3)
+        )
+        journal.add(
+            entry("vgg16", step_time_ms=100.0, forecast_ms=150.0, forecast_low_ms=140.0, forecast_high_ms=160.0)
+        )
+    said = run("score")
+    assert "4 forecasts were off by 20.0 % on average (median 10.0 %), typically 10.0 % too long." in said
+    assert "Of 4 with an interval, 75 %" in said
+    assert run("score", "--model", "vgg", "--json")["overall"]["mean_pct"] == 50.0
+
+
+def test_imports_that_fail_say_so_and_keep_the_others(run, tmp_path):
+    (tmp_path / "good.json").write_text(json.dumps([to_jsonable(measurement())]))
+    (tmp_path / "bad.json").write_text("{")
+    said = run("import", "bad.json", "good.json", "none.csv", code=2)
+    assert said.count("nothing imported") == 2
+    assert len(run("list", "--json")) == 1
+    (tmp_path / "runs.csv").write_text("model,batch_per_gpu\nx,1\n")
+    assert "1 skipped: the run states no precision" in run("import", "runs.csv", code=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "abc"), ("show",), ("frobnicate",), ("list", "--since", "yesterday"), ("list", "--kind", "x"), ("list", "--limit", "-1"),
+        ("list", "--journal", "none.db"), ("list", "--journal", "mysql://x/y"), ("list", "--journal", "postgresql://u:hunter2@/x?host=/none"),
+        ("list", "--journal", "."), ("export", "x.pickle"), ("export", "none/x.json"), ("merge", "none.db"), ("import",),
+        ("import", "x", "--format", "pickle"), ("import", "x", "--precision", "fp7"), ("compare", "a", "b"), ("annotate", "a", "b"),
+        ("delete", "a"), ("list", "--model", "\udcff"), ("compare", "\udcff", "a"), ("annotate", "a", "\udcff"), ("list", "--batch", "99999999T"),
+    ],
+)  # fmt: skip
+def test_misuse_is_one_sentence(run, arguments):
+    said = run(*arguments, code=2)
+    assert said.startswith("trainpace: ")
+    assert len(said.strip().splitlines()) == 1
+    assert "hunter2" not in said
+
+
+def test_merging_with_itself_is_refused(run):
+    run("path")
+    assert "itself" in run("merge", run.place, code=2)
+
+
+def test_text_from_a_file_cannot_drive_the_terminal(run):
+    with Journal.open(str(run.place)) as journal:
+        one = whole_entry(
+            model="x\x1b[31mred [bold]loud[/bold] [/]", notes="\x1b]0;title\x07 \x9b31m", environment={"[b]": "[/]"}
+        )
+        journal.add(one)
+    for said in (run("list"), run("show", one.id), run("compare", one.id, one.id)):
+        assert not set(said) & {"\x1b", "\x07", "\x9b"}
+    assert "[bold]loud[/bold] [/]" in run("show", one.id)
+
+
+def test_list_is_light(run, tmp_path):
+    with Journal.open(str(run.place)) as journal:
+        journal.add(entry())
+    code = "import sys\nfrom trainpace.cli import main\ntry: main(['journal', 'list'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRAINPACE_JOURNAL": str(run.place)},
+        check=True,
+    )
+    loaded = set(done.stdout.split("\n")[-2].split())
+    assert "sqlalchemy" in loaded
+    assert not loaded & {"torch", "pyarrow", "pandas", "psycopg", "scipy"}
+
+
+def test_numbers_beyond_any_journal(run):
+    assert run("list", "--limit", "99999999T", "--offset", "99999999T", "--json") == []

@@ -1,0 +1,138 @@
+"""Scores, neighbours and comparisons are arithmetic over entries."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entries import entry, whole_entry
+from trainpace.execution import Execution
+from trainpace.journal.compare import compare, ratio_of
+from trainpace.journal.neighbours import neighbours
+from trainpace.journal.score import LATELY, scores
+from trainpace.outcome import Interval, StepTime
+
+
+def at(second):
+    return f"2026-01-01T00:00:{second:02}.000000Z"
+
+
+def test_scores():
+    made = [
+        entry(
+            "a", 100.0, forecast_ms=110.0, forecast_low_ms=90.0, forecast_high_ms=130.0, device="x", created_at=at(1)
+        ),
+        entry("a", 100.0, forecast_ms=70.0, forecast_low_ms=60.0, forecast_high_ms=80.0, device="y", created_at=at(2)),
+        entry("b", 200.0, forecast_ms=210.0, device="x", created_at=at(3)),
+        entry("b", 200.0, device="x"),
+        entry("b", None, forecast_ms=1.0),
+    ]
+    s = scores(reversed(made))
+    o = s.overall
+    assert (o.n, o.mean_pct, o.median_pct, o.bias_pct) == (3, pytest.approx(15), pytest.approx(10), pytest.approx(5))
+    assert (o.n_with_interval, o.coverage_pct) == (2, 50)
+    assert [(d.name, d.n, d.mean_pct) for d in s.by_device] == [
+        ("x", 2, pytest.approx(7.5)),
+        ("y", 1, pytest.approx(30)),
+    ]
+    assert [(d.name, d.n) for d in s.by_model] == [("a", 2), ("b", 1)]
+    assert [p.all_pct for p in s.over_time] == [pytest.approx(v) for v in (10, 20, 15)]
+    nothing = scores([])
+    assert (nothing.overall.n, nothing.overall.mean_pct, nothing.over_time) == (0, None, ())
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(0, 1e4)), min_size=1, max_size=60))
+def test_running_errors_are_those_of_the_last_runs(pairs):
+    made = [entry(step_time_ms=m, forecast_ms=f, id=f"{i:032x}", created_at=at(0)) for i, (m, f) in enumerate(pairs)]
+    errors = [100 * abs(f - m) / m for m, f in pairs]
+    s = scores(made)
+    assert s.over_time[-1].all_pct == pytest.approx(statistics.fmean(errors))
+    assert (
+        s.over_time[-1].lately_pct
+        == pytest.approx(s.lately.mean_pct)
+        == pytest.approx(statistics.fmean(errors[-LATELY:]))
+    )
+
+
+def test_neighbours(journal):
+    run = Execution(micro_batch=8, optimizer="adamw", precision="amp_bf16")
+
+    def near(second, batch=8, model="net", **fields):
+        execution = Execution(
+            **{"micro_batch": batch, "optimizer": "adamw", "precision": "amp_bf16"} | fields.pop("execution", {})
+        )
+        return entry(
+            model,
+            fields.pop("step_time_ms", 10.0),
+            execution=execution,
+            created_at=at(second),
+            device=fields.pop("device", "cpu"),
+            **fields,
+        )
+
+    older, newer, larger = near(1), near(2), near(1, batch=16)
+    keyed = near(3, batch=32, model="the same by another name", workload_key="w")
+    away = [
+        near(4, execution={"precision": "fp32"}), near(4, execution={"optimizer": "sgd"}), near(4, device="cpu 2"),
+        near(4, model="net2"), near(4, batch=64, workload_key="other"), near(4, step_time_ms=None), near(4, mode="inference"),
+        near(4, batch=128, sequence_length=128), near(4, execution={"compile": True}),
+    ]  # fmt: skip
+    others = [near(5 + i, model="vgg", step_time_ms=ms, forecast_ms=10.0) for i, ms in enumerate((11.0, 12.0, 30.0))]
+    journal.add_many([older, newer, larger, keyed, *away, *others, near(9, forecast_ms=5.0)])
+    found = neighbours(journal, "net", "cpu", run, workload_key="w", sequence_length=512)
+    assert [e.execution.micro_batch for e in found.same_workload] == [8, 16, 32]
+    assert found.same_workload[0].forecast_ms == 5.0  # the newest of its batch
+    assert found.same_workload[2] == keyed
+    assert [(r.model, r.n, r.measured_over_forecast) for r in found.same_device] == [("vgg", 3, 1.2)]
+    nothing = neighbours(journal, "net", "gpu", run)
+    assert (nothing.same_workload, nothing.same_device) == ((), ())
+
+
+def with_interval(ms, low, high, **fields):
+    return whole_entry(step_time_ms=ms, interval_ms=Interval(low=low, high=high, coverage=0.9, basis=""), **fields)
+
+
+def test_a_ratio_has_the_noise_of_both():
+    a, b = with_interval(100.0, 98.0, 102.0), with_interval(110.0, 108.0, 112.0)
+    r = ratio_of(a, b)
+    assert r.ratio == pytest.approx(1.1)
+    assert 1.06 < r.low < 110 / 102 < 112 / 100 < r.high < 1.14
+    assert r.beyond_noise
+    back = ratio_of(b, a)
+    assert (back.low, back.high) == (pytest.approx(1 / r.high), pytest.approx(1 / r.low))
+    assert ratio_of(a, a).beyond_noise is False
+    assert ratio_of(a, entry()).beyond_noise is None
+    assert ratio_of(a, entry(step_time_ms=None)) is None
+
+
+def test_comparing_runs():
+    a = with_interval(
+        100.0,
+        98.0,
+        102.0,
+        step=StepTime(forward_ms=40.0, backward_ms=60.0),
+        peak_memory_gib=2.0,
+        environment={"torch": "1"},
+    )
+    b = with_interval(
+        50.0, 49.0, 51.0, execution=Execution(micro_batch=8, optimizer="sgd_momentum", precision="bf16"), peak_memory_gib=1.0,
+        step=StepTime(forward_ms=20.0, backward_ms=30.0), environment={"torch": "2", "new": "x"},
+    )  # fmt: skip
+    c = compare([a], [b])
+    assert {(d.name, d.a, d.b) for d in c.conditions} == {
+        ("precision", "fp32", "bf16"), ("environment: torch", "1", "2"), ("environment: new", "", "x"),
+    }  # fmt: skip
+    assert [(d.name, d.a, d.b) for d in c.parts_ms] == [("forward", 40.0, 20.0), ("backward", 60.0, 30.0)]
+    assert [(d.name, d.a, d.b) for d in c.memory_gib] == [("peak", 2.0, 1.0)]
+    assert c.median_ratio == 0.5
+
+
+def test_comparing_sweeps():
+    a = [with_interval(10.0 * n, 9.9 * n, 10.1 * n, batch=n) for n in (1, 2, 4)] + [entry(step_time_ms=None, batch=8)]
+    b = [with_interval(5.0 * n, 4.9 * n, 5.1 * n, batch=n) for n in (2, 4, 8)]
+    c = compare(a, b)
+    assert [(r.batch, r.ratio) for r in c.ratios] == [(2, 0.5), (4, 0.5)]
+    assert (c.samples_per_second.a, c.samples_per_second.b) == (pytest.approx(100), pytest.approx(200))
+    assert "micro_batch" not in {d.name for d in c.conditions}
+    assert compare(a, []).ratios == ()
