@@ -10,7 +10,7 @@ from pathlib import Path
 from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
-from trainpace.measure import measure, profile_this_cpu
+from trainpace.measure import Conditions, calibrate, measure
 from trainpace.records import save, write_whole
 from trainpace.report.html import ReportRow, render
 from trainpace.report.terminal import print_lines, print_table
@@ -25,14 +25,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--seconds", type=float, default=6.0, help="training time per batch size")
+    parser.add_argument("--calibrate", type=float, default=40.0, help="seconds of micro-benchmarks")
     parser.add_argument("--output", type=Path, default=Path("out"))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
 
     print_lines(
-        "1. Measuring what this machine's CPU can do (matrix products, convolutions, memory), without any model"
+        f"1. Measuring for {options.calibrate:.0f} s what this machine's CPU can do, without any of the models below"
     )
-    machine = profile_this_cpu()
+    machine = calibrate(options.calibrate)
     rows = []
     for name in ("cnn", "transformer"):
         spec = f"{TASKS}:{name}"
@@ -40,7 +41,7 @@ def main() -> None:
         workload = load_workload(spec, ("fp32",))
         for batch in options.batches:
             print_lines(f"3. Training the {name} for {options.seconds:g} s on real photographs, batch {batch}")
-            measured = measure(spec, batch, seconds=options.seconds)
+            measured = measure(Conditions(model=spec, seconds=options.seconds), batch)
             save(measured, options.output / f"{name}_batch_{batch}.json")
             here = forecast(
                 workload, Execution(micro_batch=batch), Cluster(device=machine.device), model=machine.kernels

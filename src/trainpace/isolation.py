@@ -26,7 +26,13 @@ Work = Callable[[dict[str, Any]], str]
 LIFELINE = "TRAINPACE_LIFELINE"
 """Names the end of a pipe that the worker reads: it closes when whoever asked is gone, however that came about."""
 
-_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc")
+_MEMORY_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+)
 
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:

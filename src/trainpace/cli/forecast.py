@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from trainpace.cli.options import BATCHES, COUNT, DURATION, USD, echo_json
+from trainpace.cli.places import JOURNAL
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 
@@ -17,7 +20,7 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     "--gpu",
     "gpus",
     multiple=True,
-    help="A GPU by name, several times if you like; 'cpu' is this machine's.",
+    help="A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate).",
 )
 @click.option("--num-gpus", type=COUNT, default=1, show_default=True, help="GPUs of one node, data parallel.")
 @click.option("--nodes", type=COUNT, default=1, show_default=True, help="Nodes of that many GPUs each.")
@@ -60,8 +63,10 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     "--calibrated",
     type=click.Path(exists=True, dir_okay=False),
     metavar="PROFILE.json",
-    help="Also forecast the machine of this profile: profile_this_cpu() of trainpace.measure, saved with records.save.",
+    help="Also forecast the machine of this profile (trainpace calibrate --output).",
 )
+@click.option("--journal", "place", metavar="PATH|URL", help=JOURNAL)
+@click.option("--no-journal", is_flag=True, help="Leave measurements in the journal out of account.")
 @click.option("--samples", type=COUNT, help="Samples in an epoch: with --epochs, the whole training is forecast too.")
 @click.option("--epochs", type=float, help="Passes over the data.")
 @click.option("--price", type=USD, help="Dollars per GPU and hour.")
@@ -91,8 +96,10 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.forecast import forecast as forecast_one
     from trainpace.forecast.jumps import jumps_of
     from trainpace.forecast.transfer import transfer_ratio, transferred
+    from trainpace.journal.foresight import foresee
     from trainpace.records import save, to_jsonable
     from trainpace.report.forecast import print_forecasts, print_jumps, row_json
+    from trainpace.report.terminal import print_lines
     from trainpace.schedule import Schedule
     from trainpace.trace import load_workload
     from trainpace.workload import Form, Variant, form_of
@@ -124,22 +131,31 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         there = Cluster(device=find_device(source, devices_of(o["hardware"])))
         ratio = transfer_ratio(workload, measured, there)
     rows, jumps = [], {}
-    for cluster, kernels in targets:
-        swept = [forecast_one(workload, replace(run, micro_batch=batch), cluster, plan, kernels) for batch in batches]
-        if source:
-            swept = [transferred(row, ratio, source) for row in swept]
-        rows += swept
-        step_ms = [row.step.total_ms for row in swept if row.step is not None]
-        if kernels is None and len(step_ms) == len(batches):
-            jumps[cluster.device.name] = jumps_of(workload, run, cluster.device, batches, step_ms)
+    said: list[str] = []
+    with _journal_if_there(o) as journal:
+        for cluster, kernels in targets:
+            runs = [replace(run, micro_batch=batch) for batch in batches]
+            if source:
+                swept = [transferred(forecast_one(workload, e, cluster, plan, kernels), ratio, source) for e in runs]
+            else:
+                known = foresee(
+                    workload, run, cluster, kernels, journal, o["sequence_length"], o["image_size"]
+                )  # fmt: skip
+                swept = [known.at(e, plan) for e in runs]
+                said += [f"{cluster.device.name}: {known.in_words()}"] if known.in_words() else []
+            rows += swept
+            step_ms = [row.step.total_ms for row in swept if row.step is not None]
+            if kernels is None and len(step_ms) == len(batches):
+                jumps[cluster.device.name] = jumps_of(workload, run, cluster.device, batches, step_ms)
     if o["as_json"]:
         echo_json({
             "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows],
-            "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
+            "journal": said, "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
         })  # fmt: skip
     else:
         print_forecasts(workload, rows)
         print_jumps(rows, jumps)
+        print_lines(*said)
     return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
 
 
@@ -150,10 +166,9 @@ def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[A
     machines: list[tuple[Any, Any]] = []
     for gpu in gpus:
         if gpu.casefold() == "cpu":
-            from trainpace.measure import profile_this_cpu
+            from trainpace.cli.machine import profile_or_brief
 
-            click.echo("measuring this machine's CPU", err=True)
-            profile = profile_this_cpu()
+            profile = profile_or_brief()
             machines.append((profile.device, profile.kernels))
         else:
             machines.append((find_device(gpu, own), None))
@@ -169,6 +184,20 @@ def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[A
                  network_gb_per_s_per_device=network), kernels)
         for device, kernels in machines
     ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def _journal_if_there(o: dict[str, Any]) -> Iterator[Any]:
+    """The journal, if there is one: a forecast makes none."""
+    from trainpace.journal.place import is_there
+
+    if o["no_journal"] or (o["place"] is None and not is_there()):
+        yield None
+        return
+    from trainpace.journal.store import Journal
+
+    with Journal.open(o["place"], create=False) as journal:
+        yield journal
 
 
 def _nearest_measurement(path: str, batch: int) -> Any:

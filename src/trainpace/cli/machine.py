@@ -12,6 +12,8 @@ from trainpace.measure.detect import Machine, detect_cpu
 from trainpace.measure.profile import MachineProfile
 from trainpace.records import load
 
+BRIEF_S = 20.0
+
 
 def device_of(kind: str, machine: Machine) -> str:
     """The name of the device that is measured on."""
@@ -19,7 +21,20 @@ def device_of(kind: str, machine: Machine) -> str:
         return machine.cpu.name or "CPU"
     if not machine.gpus:
         raise TrainpaceError("this machine shows no NVIDIA GPU.", "Use --device cpu.")
-    return machine.gpus[0].name
+    return machine.gpus[0].name or "NVIDIA GPU"
+
+
+def profile_or_brief() -> MachineProfile:
+    """The profile that was left here, else a brief calibration, which is not kept."""
+    profile = profile_here()
+    if profile is not None:
+        return profile
+    from trainpace.measure import calibrate
+
+    click.echo(
+        f"measuring this machine's CPU for {BRIEF_S:.0f} s (trainpace calibrate does it thoroughly, and once)", err=True
+    )
+    return calibrate(BRIEF_S)
 
 
 def profile_here() -> MachineProfile | None:
@@ -36,6 +51,8 @@ def profile_here() -> MachineProfile | None:
     for what, value in here.items():
         if profile.environment.get(what) != value:
             was = profile.environment.get(what)
-            click.echo(f"note: the machine's profile is of {what} {was}, not {value}: trainpace calibrate again.", err=True)
+            click.echo(
+                f"note: the machine's profile is of {what} {was}, not {value}: trainpace calibrate again.", err=True
+            )
             return None
     return profile

@@ -11,7 +11,8 @@ import click
 VERBS = {
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
     "gpus": "List the hardware catalogue, or one device with the source of every figure.",
-    "measure": "Train a model for some steps on this machine and time them.",
+    "measure": "Train a model for some steps on this machine over batch sizes; find the jumps and the best batch.",
+    "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",
     "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
     "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",

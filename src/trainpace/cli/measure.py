@@ -17,7 +17,9 @@ LARGEST_SEARCHED = 65536
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--batch", "batches", type=BATCHES, help="Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]")
+@click.option(
+    "--batch", "batches", type=BATCHES, help="Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]"
+)
 @click.option("--every", is_flag=True, help="Measure every size of a long range; without it those that tell most.")
 @click.option("--repeats", type=COUNT, default=2, show_default=True, help="Probes of each size where all are measured.")
 @click.option("--until-oom", is_flag=True, help="Find the largest batch that fits (up to the largest of --batch).")
@@ -32,7 +34,9 @@ LARGEST_SEARCHED = 65536
 @click.option("--seconds", type=DURATION, default="2s", show_default=True, help="Training time of a probe.")
 @click.option("--timeout", type=DURATION, default="10min", show_default=True, help="Give up on a probe after this.")
 @click.option("--memory-limit", type=float, metavar="GIB", help="A probe on the CPU may take no more than this.")
-@click.option("--suite", metavar="NAME", help="Measure a list in place of MODEL: classic, random, small, or a FILE.toml.")
+@click.option(
+    "--suite", metavar="NAME", help="Measure a list in place of MODEL: classic, random, small, or a FILE.toml."
+)
 @click.option("--suite-size", type=COUNT, help="How many models --suite random draws.")
 @click.option("--suite-seed", type=int, help="Other models for another seed.")
 @click.option("--no-forecast", is_flag=True, help="Do not lay a forecast beside the measurements.")

@@ -52,7 +52,9 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
     if o["output"]:
         write_whole(o["output"], json.dumps([to_jsonable(m) for m in measured], indent=1) + "\n")
     if not measured:
-        reasons = [f"batch {f.execution.micro_batch}: {f.reason}" for f in recorded.outcomes if not isinstance(f, Measurement)]
+        reasons = [
+            f"batch {f.execution.micro_batch}: {f.reason}" for f in recorded.outcomes if not isinstance(f, Measurement)
+        ]
         raise UserCodeError(f"nothing could be measured ({'; '.join(reasons[:3])}).")
     analysis = analyse(recorded.outcomes)
     foreseen: dict[int, Forecast] = {}
@@ -184,7 +186,9 @@ def _run(
             recorded = record_sweep(journal, conditions, plan, circumstances, foresight, hints, tell, o["fresh"])
         except KeyboardInterrupt:
             if journal is not None:
-                click.echo("\nStopped. What was measured is in the journal; the same command takes it up again.", err=True)
+                click.echo(
+                    "\nStopped. What was measured is in the journal; the same command takes it up again.", err=True
+                )
             raise
     if recorded.resumed:
         click.echo(f"{recorded.resumed} probes were there from an interrupted run of the same sweep.", err=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-JOURNAL = "The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder."
+JOURNAL = (
+    "The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder."
+)
 
 
 def default_hardware_file() -> Path:

@@ -8,6 +8,7 @@ its card been fitted on, and does the host, do grouped and depthwise convolution
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -95,4 +96,4 @@ def student_t_95(degrees: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return z + sum(term / v ** (i + 1) for i, term in enumerate(terms))
+    return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))

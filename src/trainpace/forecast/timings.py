@@ -127,7 +127,9 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
         groups = np.maximum(dims[:, 1], 1.0)
         sizes = [dims[:, 0], dims[:, 2] / groups, dims[:, 3] / groups, groups, dims[:, 7:10].prod(axis=1)]
         # kernel and stride choose the algorithm: a step in them is a longer way than one in the number of channels
-        return np.stack([*map(log, sizes), 1.5 * log(dims[:, 10:13].prod(axis=1)), 1.5 * log(dims[:, 13:15].prod(axis=1))], axis=1)
+        return np.stack(
+            [*map(log, sizes), 1.5 * log(dims[:, 10:13].prod(axis=1)), 1.5 * log(dims[:, 13:15].prod(axis=1))], axis=1
+        )
     if kind == "gemm":
         return log(dims[:, :4])
     if kind.startswith("attention"):
@@ -187,7 +189,9 @@ def host_us(operators: Operators, model: MachineModel) -> Floats:
     """The host's own time for every row, all of its operators together, in microseconds."""
     kind = np.asarray(operators.kind)
     launch = model.host_us_per_operator * operators.launches
-    each = np.where(kind == "module", model.host_us_per_module, np.where(kind == "view", model.host_us_per_view, launch))
+    each = np.where(
+        kind == "module", model.host_us_per_module, np.where(kind == "view", model.host_us_per_view, launch)
+    )
     result: Floats = each * operators.count
     return result
 

@@ -28,14 +28,6 @@ _PRAGMAS = (
 T = TypeVar("T")
 
 
-def default_place() -> str:
-    """$TRAINPACE_JOURNAL, or journal.db in the user's data folder."""
-    named = os.environ.get("TRAINPACE_JOURNAL")
-    if named:
-        return named
-    return str(Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "journal.db")
-
-
 def url_of(where: str) -> URL:
     """The URL of a path or URL as people write it; plain ``postgresql://`` is psycopg's."""
     if "://" not in where:

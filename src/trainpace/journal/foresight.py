@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainpace.execution import Execution
 from trainpace.forecast import KernelConstants, MachineModel, forecast
 from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, sharpened, shifted
 from trainpace.hardware import Cluster
-from trainpace.journal.entry import Entry
-from trainpace.journal.identity import anonymous
-from trainpace.journal.neighbours import Neighbours, neighbours
-from trainpace.journal.store import Journal
 from trainpace.outcome import Forecast
 from trainpace.schedule import Schedule
 from trainpace.workload import Workload
 
-NOTHING = Neighbours(same_workload=(), same_device=())
+if TYPE_CHECKING:  # a forecast without a journal loads no database
+    from trainpace.journal.neighbours import Neighbours
+    from trainpace.journal.store import Journal
 
 
 class Foresight(NamedTuple):
@@ -27,7 +24,7 @@ class Foresight(NamedTuple):
     workload: Workload
     cluster: Cluster
     model: MachineModel | KernelConstants | None
-    near: Neighbours
+    near: Neighbours | None
 
     def at(self, execution: Execution, schedule: Schedule | None = None) -> Forecast:
         """The forecast, sharpened by measurements of the same workload here, else by those of others here."""
@@ -37,9 +34,17 @@ class Foresight(NamedTuple):
         known = self.known()
         if known:
             return sharpened(plain, known, "journal")
-        ratios = [r.measured_over_forecast for r in self.near.same_device]
+        ratios = [r.measured_over_forecast for r in self.near.same_device] if self.near is not None else []
         source = f"{len(ratios)} other model{'s' if len(ratios) > 1 else ''} on this device (journal)"
         return shifted(plain, [r for r in ratios if 1 / LARGEST_RATIO <= r <= LARGEST_RATIO], source)
+
+    def in_words(self) -> str:
+        """One sentence on what of the journal goes into a forecast; empty for nothing."""
+        if known := self.known():
+            sizes = ", ".join(str(k.batch) for k in known[:8])
+            return f"sharpened by the journal, where this workload was measured on this device at batch {sizes}."
+        n = 0 if self.near is None else len(self.near.same_device)
+        return f"shifted by the journal: {n} other model{'s' if n > 1 else ''} measured on this device." if n else ""
 
     def factor(self, execution: Execution) -> float:
         """What the journal multiplies the plain forecast by."""
@@ -50,7 +55,7 @@ class Foresight(NamedTuple):
     def known(self) -> list[MeasuredRatio]:
         """measured / forecast at every batch size that the journal has of this workload."""
         ratios = []
-        for entry in self.near.same_workload:
+        for entry in () if self.near is None else self.near.same_workload:
             there = forecast(self.workload, entry.execution, self.cluster, None, self.model)
             if there.step is not None and entry.step_time_ms is not None:
                 ratios.append(MeasuredRatio(entry.execution.global_batch, entry.step_time_ms / there.step.total_ms))
@@ -67,8 +72,11 @@ def foresee(
     image_size: int | None = None,
 ) -> Foresight:
     """Look up what the journal knows of this workload on this device; without a journal, nothing."""
-    near = NOTHING
+    near = None
     if journal is not None:
+        from trainpace.journal.identity import anonymous
+        from trainpace.journal.neighbours import neighbours
+
         near = neighbours(
             journal, anonymous(workload.model), cluster.device.name, execution, workload_key(workload, execution),
             sequence_length or workload.sequence_length, image_size,
@@ -85,13 +93,3 @@ def workload_key(workload: Workload, execution: Execution) -> str:
     for array in arrays:
         digest.update(array.astype("float64").tobytes())
     return digest.hexdigest()[:32]
-
-
-def in_words(near: Neighbours, used: Sequence[Entry]) -> str:
-    """One sentence on what of the journal went into a forecast."""
-    if used:
-        sizes = ", ".join(str(entry.execution.micro_batch) for entry in used[:8])
-        return f"Sharpened by the journal: this workload was measured on this device at batch {sizes}."
-    if near.same_device:
-        return f"Shifted by the journal: {len(near.same_device)} other models were measured on this device."
-    return ""

@@ -78,9 +78,7 @@ def _ratios(entries: list[Entry]) -> tuple[Ratio, ...]:
     ratios: dict[str, list[float]] = {}
     for entry in entries:
         if entry.forecast_ms and entry.step_time_ms:
-            ratios.setdefault(entry.model, []).append(
-                entry.step_time_ms * entry.forecast_factor / entry.forecast_ms
-            )
+            ratios.setdefault(entry.model, []).append(entry.step_time_ms * entry.forecast_factor / entry.forecast_ms)
     return tuple(
         Ratio(model=model, n=len(ratios[model]), measured_over_forecast=statistics.median(ratios[model]))
         for model in sorted(ratios)

@@ -79,7 +79,7 @@ def next_batch(
     measured = {batch: measured[batch] for batch in sizes if measured.get(batch)}
     limit = min(failed, default=math.inf)
     sizes = [batch for batch in sizes if batch < limit]
-    budget = max(math.ceil(settings.most_share * len(set(asked))), FEWEST_PROBES)
+    budget = most_probes(len(set(asked)), settings)
     spent = sum(len(times) for times in measured.values()) + len(set(failed))
     if not sizes or spent >= budget:
         return None

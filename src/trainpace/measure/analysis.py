@@ -58,7 +58,9 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
             failures[outcome.execution.micro_batch] = outcome
     points = tuple(_point(measured[batch], medians[batch], noise) for batch in medians)
     # without repeats the curve itself has to tell its noise
-    curve = find_changes([p.batch for p in points], [p.step_ms for p in points]) if noise is None else fitted_curve(medians)
+    curve = (
+        find_changes([p.batch for p in points], [p.step_ms for p in points]) if noise is None else fitted_curve(medians)
+    )
     too_large = [batch for batch, failed in failures.items() if failed.failure == "out_of_memory"]
     fitting = [p.batch for p in points if p.batch < min(too_large, default=0)]
     return SweepAnalysis(

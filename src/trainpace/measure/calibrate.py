@@ -17,9 +17,9 @@ from torch import nn
 from trainpace.forecast import MachineModel
 from trainpace.forecast.timings import DIMS, FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Device, Figure
-from trainpace.measure.kit import block, tiny_step
 from trainpace.measure.detect import Machine
 from trainpace.measure.environment import environment
+from trainpace.measure.kit import block, tiny_step
 from trainpace.measure.operator_timer import OperatorTimer, TimedRow
 from trainpace.measure.profile import MachineProfile
 from trainpace.measure.whole_networks import step_factors
@@ -52,9 +52,10 @@ def calibrate(seconds: float, machine: Machine) -> MachineProfile:
         seed += 1
     canaries.append(_canary_s())
     timings, device = _timings(timed, form), _device(form, machine)
+    per_operator, per_view, per_module = _host_us()
     operators = MachineModel(
         timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
-        **_host_us(), basis=f"{len(timings)} operators timed on this machine",
+        host_us_per_operator=per_operator, host_us_per_view=per_view, host_us_per_module=per_module, basis=f"{len(timings)} operators timed on this machine",
     )  # fmt: skip
     factors = step_factors(operators, device, begin + seconds - time.perf_counter())
     return MachineProfile(
@@ -155,8 +156,8 @@ def _canary_s() -> float:
     return sum(sum(t.seconds for t in _time_block(seed)[0]) for seed in range(CANARIES))
 
 
-def _host_us() -> dict[str, float]:
-    """The host's own work for an operator, a view and a module: between operators, where nothing is computed."""
+def _host_us() -> tuple[float, float, float]:
+    """The host's own work for an operator, a view and a module: what lies between operators that compute nothing."""
     layers = 20
     parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
     plain = _fastest_s(step := tiny_step(parts()))
@@ -169,11 +170,8 @@ def _host_us() -> dict[str, float]:
     # an Unflatten and a Flatten are two modules and, with their backward, four views
     views = _fastest_s(tiny_step(parts(nn.Unflatten(1, (2, 2)), nn.Flatten()))) - plain - modules
     module_us = max(0.0, 1e6 * modules / (2 * layers))
-    return {
-        "host_us_per_module": module_us,
-        "host_us_per_view": max(0.0, 1e6 * views / (4 * layers)),
-        "host_us_per_operator": max(0.0, 1e6 * (plain - device_s) - module_us * 2 * layers) / launches,
-    }
+    operator_us = max(0.0, 1e6 * (plain - device_s) - module_us * 2 * layers) / launches
+    return operator_us, max(0.0, 1e6 * views / (4 * layers)), module_us
 
 
 def _device(form: Roofline, machine: Machine) -> Device:

@@ -20,7 +20,11 @@ def environment(device: str) -> dict[str, str]:
         "system": platform.system(),
     }
     if device == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+        }
     return found
 
 

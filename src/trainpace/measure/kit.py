@@ -36,7 +36,7 @@ def block(seed: int) -> Block:
     """The block of a seed: of 100, 57 convolutional, 22 linear, 10 attention, 8 embedding with a vocabulary's loss, 3 of large
     parameters that little is computed with."""
     draw = random.Random(f"kit:{seed}")
-    kinds = (_convolutional, _linear, _attention, _language_head, _large_parameters)
+    kinds: tuple[Callable[[random.Random], Block], ...] = (_convolutional, _linear, _attention, _language_head, _large_parameters)
     kind = draw.choices(kinds, weights=(57, 22, 10, 8, 3))[0]
     return kind(draw)
 
@@ -158,7 +158,7 @@ class _LargeParameters(nn.Module):
         self.parts = nn.ParameterList(torch.zeros(elements) for _ in range(tensors))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return sum((part * x).sum() for part in self.parts)  # type: ignore[return-value]
+        return sum((part * x).sum() for part in self.parts)
 
 
 def _large_parameters(draw: random.Random) -> Block:

@@ -34,7 +34,7 @@ class OperatorTimer(TorchDispatchMode):
         self.seconds = 0.0
         """Of all operators together, without what lies between them (on a CPU)."""
         if self._cuda:
-            torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(_HEAD_START_CYCLES)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -77,7 +77,7 @@ class OperatorTimer(TorchDispatchMode):
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         return event
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution, Precision
+from trainpace.execution import Execution
 from trainpace.measure.conditions import Conditions
 from trainpace.measure.environment import cpu_name, environment
 from trainpace.measure.memory import MemoryMeter
@@ -54,7 +54,9 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     losses = [float(loss) for loss in stepper.losses]
     if not all(math.isfinite(loss) for loss in losses) and c.precision not in ("fp16", "amp_fp16"):
         bad = next(loss for loss in losses if not math.isfinite(loss))
-        raise TrainpaceError(f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate.")
+        raise TrainpaceError(
+            f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate."
+        )
     parts = clock.parts_ms
     totals = [sum(step) for step in parts]
     warm = warmup_steps(totals)
@@ -107,7 +109,8 @@ class _Stepper:
         self._device = c.device
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = c.precision != "fp32"
         memory_format = torch.channels_last if c.channels_last else torch.preserve_format
-        model = task.model.to(device=c.device, dtype=_WEIGHTS.get(c.precision), memory_format=memory_format)
+        model: Any = task.model
+        model = model.to(device=c.device, dtype=_WEIGHTS.get(c.precision), memory_format=memory_format)
         own = task.optimizer if c.optimizer is None else None
         # a task's own optimizer holds the parameters themselves, and `to` keeps them
         self._optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
@@ -180,7 +183,7 @@ class _Clock:
         """Wait for the device and turn the marks into times."""
         self._wait()
         for marks in self._marks:
-            spans = [self._span_ms(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+            spans = [self._span_ms(a, b) for a, b in itertools.pairwise(marks)]
             # forward and backward take turns under accumulation; the optimizer comes last
             self.parts_ms.append((sum(spans[0:-1:2]), sum(spans[1:-1:2]), spans[-1]))
         self._marks.clear()

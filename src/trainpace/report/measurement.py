@@ -26,7 +26,9 @@ def print_sweep(
     first = measured[0]
     e = first.execution
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
-    where = f"{first.device}, {first.environment['threads']} threads" if "gpu" not in first.environment else first.device
+    where = (
+        f"{first.device}, {first.environment['threads']} threads" if "gpu" not in first.environment else first.device
+    )
     title = f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured"
     columns = ["batch", "step ms", "90 % of repeats", "samples/s", "memory GiB", "probes"]
     columns += ["forecast ms", "error"] if foreseen else []

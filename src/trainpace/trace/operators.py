@@ -168,7 +168,16 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
     if mask[2]:
         bias = _bytes([out[2]])
         rows.append(
-            Row("reduction", "conv_bias_backward", _is_half([grad]), 1, float(grad.numel()), _bytes([grad]), bias, (grad.numel(), 1))
+            Row(
+                "reduction",
+                "conv_bias_backward",
+                _is_half([grad]),
+                1,
+                float(grad.numel()),
+                _bytes([grad]),
+                bias,
+                (grad.numel(), 1),
+            )
         )
     return rows
 

@@ -269,7 +269,9 @@ def _from_file(path: Path, function: str) -> Task:
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(*batch[:-1])
 
-    return Task(f"{path.name}:{function}", model, forward, loss, make_batch, optimizer, shape, None, dataset, own_collate)
+    return Task(
+        f"{path.name}:{function}", model, forward, loss, make_batch, optimizer, shape, None, dataset, own_collate
+    )
 
 
 def recompute_activations(model: nn.Module) -> None:

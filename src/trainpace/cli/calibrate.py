@@ -1,0 +1,70 @@
+"""`trainpace calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainpace.cli.options import COUNT, DURATION, echo_json
+
+
+@click.command()
+@click.option("--seconds", type=DURATION, default="1min", show_default=True, help="Time for the micro-benchmarks.")
+@click.option("--ranks", type=COUNT, help="Also time all-reduce between so many processes on this machine.")
+@click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="For --ranks.")
+@click.option("--storage", metavar="FOLDER", help="Also write and read a quarter of a gigabyte in this folder.")
+@click.option("--output", metavar="FILE.json", help="Where to leave the profile, in place of the user's data folder.")
+@click.option("--detect-only", is_flag=True, help="Say what machine this is, and measure nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | None, **o: Any) -> int:
+    """Measure what this machine's CPU can do, for a minute, and keep it for forecasts.
+
+    Small blocks of layers are trained, every operator timed on its own; then whole random networks, for what lies between
+    operators. `trainpace forecast MODEL --gpu cpu` and `trainpace measure` use the profile from then on. Nothing else should
+    run meanwhile: it says how steady the machine was.
+
+    \b
+    trainpace calibrate
+    trainpace calibrate --ranks 2 --storage /data
+    """
+    from msgspec.structs import replace
+
+    from trainpace.cli.places import default_profile_file
+    from trainpace.measure import calibrate as measure_machine
+    from trainpace.measure.detect import detect
+    from trainpace.measure.disturbances import warnings_of
+    from trainpace.records import save, to_jsonable
+    from trainpace.report.machine import print_machine, print_profile
+
+    target = Path(o["output"]) if o["output"] else default_profile_file()
+    if o["output"] and not target.resolve().parent.is_dir():
+        raise click.UsageError(f"the folder of {target} does not exist.")
+    machine = detect()
+    if storage is not None:
+        from trainpace.measure.storage import measure_storage
+
+        machine = replace(machine, storage=measure_storage(storage))
+    if not o["as_json"]:
+        print_machine(machine)
+    for warning in warnings_of(machine):
+        click.echo(f"note: {warning}", err=True)
+    if o["detect_only"]:
+        if o["as_json"]:
+            echo_json(to_jsonable(machine))
+        return 0
+    click.echo(f"measuring for about {seconds:.0f} s; let nothing else run", err=True)
+    profile = measure_machine(seconds, machine)
+    if ranks is not None:
+        from trainpace.measure.allreduce import measure_allreduce
+
+        click.echo(f"timing all-reduce between {ranks} processes", err=True)
+        profile = replace(profile, allreduce=measure_allreduce(ranks, backend))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save(profile, target)
+    if o["as_json"]:
+        echo_json(to_jsonable(profile))
+    else:
+        print_profile(profile, str(target))
+    return 0

@@ -1,0 +1,84 @@
+"""A machine, and what a calibration found on it, for the terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainpace.forecast.timings import step_factor
+from trainpace.measure.detect import Machine
+from trainpace.measure.profile import MachineProfile
+from trainpace.report.terminal import print_lines, print_table
+from trainpace.units import format_number
+
+STEADY, SHAKY = 0.1, 0.3
+"""Drift and spread up to the first are good; beyond the second the figures say little."""
+
+
+def print_machine(machine: Machine) -> None:
+    """What was detected, one line a thing; what is not known is left out."""
+    cpu = machine.cpu
+    cores = [
+        f"{cpu.physical_cores} cores" if cpu.physical_cores else "",
+        f"{cpu.usable_cores:g} usable" if cpu.usable_cores else "",
+    ]
+    caches = [f"{name} {size / 2**20:g} MiB" for name, size in (("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes)) if size]
+    memory = [f"{machine.memory_gib:.1f} GiB" if machine.memory_gib else ""]
+    memory += [f"limited to {machine.memory_limit_gib:.1f} GiB" if machine.memory_limit_gib else ""]
+    lines = [("processor", [cpu.name or "", *cores, *caches]), ("memory", memory)]
+    for gpu in machine.gpus:
+        link = f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}" if gpu.pcie_generation and gpu.pcie_width else ""
+        limit = f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else ""
+        size = f"{gpu.memory_gib:.0f} GiB" if gpu.memory_gib else ""
+        lines.append(("GPU", [gpu.name or "", size, link, limit, f"driver {gpu.driver}" if gpu.driver else ""]))
+    if machine.storage is not None:
+        s = machine.storage
+        cached = " (from the page cache)" if s.read_from_cache else ""
+        lines.append(
+            (
+                "storage",
+                [
+                    s.filesystem or "",
+                    f"writes {s.write_gb_per_s:.2f} GB/s",
+                    f"reads {s.read_gb_per_s:.2f} GB/s{cached}",
+                ],
+            )
+        )
+    lines.append(("system", [machine.operating_system or "", machine.kernel or "", f"Python {machine.python}"]))
+    for name, parts in lines:
+        print_lines(f"{name:10} {', '.join(part for part in parts if part)}")
+
+
+def print_profile(profile: MachineProfile, file: str) -> None:
+    """The rates, how steady the machine was, and what comes next."""
+    m = profile.kernels
+    rows = [
+        ("matrix products, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
+        ("memory traffic of an operator", f"{m.bytes_per_s / 1e9:.1f} GB/s"),
+        ("smallest operator", f"{m.start_us:.1f} µs"),
+        ("the host's work for an operator", f"{m.host_us_per_operator:.1f} µs"),
+        ("operators timed", str(len(m.timings))),
+    ]
+    if profile.allreduce is not None:
+        a = profile.allreduce
+        bandwidth = "" if a.bandwidth_gb_per_s is None else f", {format_number(a.bandwidth_gb_per_s)} GB/s"
+        rows.append((f"all-reduce, {a.ranks} ranks, {a.backend}", f"{format_number(a.latency_us)} µs{bandwidth}"))
+    print_table(("measured", ""), rows)
+    if m.step_factors:
+        scatter = float(np.std(np.log(m.step_factors), ddof=1)) if len(m.step_factors) > 1 else 0.0
+        print_lines(
+            f"{len(m.step_factors)} whole random networks took {step_factor(m):.2f} times the sum of their operators, with a"
+            f" scatter of {100 * scatter:.0f} %: forecasts are multiplied by it, and their intervals rest on it."
+        )
+    worst = max(profile.spread, profile.drift)
+    said = (
+        f"Passes of one block differ by {profile.spread:.0%} at the median; the machine drifted by {profile.drift:.0%}."
+    )
+    if worst <= STEADY:
+        print_lines(f"The machine was steady. {said}")
+    elif worst <= SHAKY:
+        print_lines(f"The machine was fairly steady. {said}")
+    else:
+        print_lines(
+            f"The machine was not steady. {said} Something else ran meanwhile: calibrate again when it is quiet."
+        )
+    print_lines(f"Profile: {file}. Next: trainpace forecast MODEL --gpu cpu, or trainpace measure MODEL")
