@@ -23,13 +23,14 @@ from trainpace.journal.entry import Entry, Sweep
 _NOBODY = {"root", "user", "users", "home", "host", "localhost", "admin", "ubuntu", "debian", "runner", "nobody", "me"}
 """Names that everybody has; taking them out would hide nothing and spoil sentences."""
 
+ROUNDS = 10
 _IDENTIFYING_KEYS = re.compile(
     r"(^|[_.\-])(host|hostname|nodename|node|nodelist|user|username|logname|login|home|cwd|pwd|path|dir|email|mail|ip|addr|address|mac"
     r"|serial|uuid|token|secret|password|passwd|key)s?$",
     re.IGNORECASE,
 )
 _SECRET = re.compile(
-    r"(?<![\w-])(?P<name>[\w-]*(?:token|api[-_]?key|secret|passw(?:or)?d)[\w-]*)(?P<equals>\s*[=:]\s*|\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s-]\S*)",
+    r"(?<![\w-])(?P<name>[\w-]*(?:token|api[-_]?key|secret|passw(?:or)?d)[\w-]*)(?P<equals>\s*[=:]\s*|\s+)(?P<value>(?:\"[^\"]*\"|'[^']*')\S*|[^\s-]\S*)",
     re.IGNORECASE,
 )
 _HOST_OPTION = re.compile(
@@ -65,6 +66,15 @@ def anonymous(text: str, names: Iterable[str] | None = None) -> str:
 
     `names` are the user and host names to take out; without them, this machine's.
     """
+    patterns = _patterns(tuple(this_machines_names() if names is None else names))
+    for _ in range(ROUNDS):  # what one pass shortens may stand before something that it hid
+        before, text = text, _pass(text, patterns)
+        if text == before:
+            break
+    return text
+
+
+def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
     text = _DEVICE_UUID.sub("GPU", text)
     text = _SECRET.sub(lambda m: f"{m['name']}{m['equals']}***", text)
     text = _HOST_OPTION.sub(lambda m: f"{m['name']}{m['equals']}host", text)
@@ -76,7 +86,7 @@ def anonymous(text: str, names: Iterable[str] | None = None) -> str:
     text = _QUOTED.sub(lambda m: f"{m['quote']}{_last_of(m['path'])}{m['quote']}", text)
     text = _ABSOLUTE.sub(_last, text)
     text = _RELATIVE.sub(lambda m: _last(m) if _is_file_path(m[0]) else m[0], text)
-    for pattern in _patterns(tuple(this_machines_names() if names is None else names)):
+    for pattern in names:
         text = pattern.sub("user", text)
     return text
 
