@@ -81,7 +81,8 @@ def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -
     """The execution that a probe of these conditions is."""
     return Execution(
         micro_batch=batch_size, accumulation=conditions.accumulation, precision=conditions.precision,
-        optimizer=conditions.optimizer or optimizer or "sgd_momentum", channels_last=conditions.channels_last, compile=conditions.compile,
+        optimizer=conditions.optimizer or optimizer or "sgd_momentum", channels_last=conditions.channels_last,
+        compile=conditions.compile,
     )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, Table, func, sele
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.journal.connect import default_place, engine_of, plainly, reading, shown, tidy, url_of, writing
+from trainpace.journal.connect import engine_of, plainly, reading, shown, tidy, url_of, writing
 from trainpace.journal.entry import Entry, Sweep, now_utc
+from trainpace.journal.place import default_place
 from trainpace.journal.query import Query, conditions, filtered
 from trainpace.journal.tables import (
     VERSION,

@@ -55,7 +55,8 @@ def calibrate(seconds: float, machine: Machine) -> MachineProfile:
     per_operator, per_view, per_module = _host_us()
     operators = MachineModel(
         timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
-        host_us_per_operator=per_operator, host_us_per_view=per_view, host_us_per_module=per_module, basis=f"{len(timings)} operators timed on this machine",
+        host_us_per_operator=per_operator, host_us_per_view=per_view, host_us_per_module=per_module,
+        basis=f"{len(timings)} operators timed on this machine",
     )  # fmt: skip
     factors = step_factors(operators, device, begin + seconds - time.perf_counter())
     return MachineProfile(

@@ -36,7 +36,13 @@ def block(seed: int) -> Block:
     """The block of a seed: of 100, 57 convolutional, 22 linear, 10 attention, 8 embedding with a vocabulary's loss, 3 of large
     parameters that little is computed with."""
     draw = random.Random(f"kit:{seed}")
-    kinds: tuple[Callable[[random.Random], Block], ...] = (_convolutional, _linear, _attention, _language_head, _large_parameters)
+    kinds: tuple[Callable[[random.Random], Block], ...] = (
+        _convolutional,
+        _linear,
+        _attention,
+        _language_head,
+        _large_parameters,
+    )
     kind = draw.choices(kinds, weights=(57, 22, 10, 8, 3))[0]
     return kind(draw)
 
@@ -103,7 +109,8 @@ def _linear(draw: random.Random) -> Block:
     shape = (samples, rows // samples, width) if rows % samples == 0 and rows > samples else (rows, width)
     layers: list[nn.Module] = [nn.LayerNorm(width)] if draw.random() < 0.5 else []
     layers.append(nn.Linear(width, out, bias=draw.random() < 0.7))
-    layers.append(draw.choice([nn.GELU, nn.ReLU, nn.SiLU, lambda: nn.Dropout(0.1), nn.Identity])())
+    after: list[Callable[[], nn.Module]] = [nn.GELU, nn.ReLU, nn.SiLU, lambda: nn.Dropout(0.1), nn.Identity]
+    layers.append(draw.choice(after)())
     return Block(_Loss(layers, len(layers) - 1), lambda: torch.randn(shape, requires_grad=True))
 
 

@@ -33,8 +33,8 @@ def noise_of(medians: Mapping[int, Sequence[float]]) -> Noise | None:
 def repeat_interval(medians: Sequence[float], noise: Noise) -> Interval:
     """Where the median of one more process would fall in 90 of 100 cases: Student's t on the pooled noise.
 
-    A prediction interval (Hahn and Meeker 1991, chapter 4): it holds the spread of the repeat and of what was measured. The centre
-    is the median, whose variance is pi/2 of the mean's from three processes on.
+    A prediction interval (Hahn and Meeker 1991, chapter 4): it holds the spread of the repeat and of what was measured.
+    The centre is the median, whose variance is pi/2 of the mean's from three processes on.
     """
     n = len(medians)
     centre = float(np.median(medians))

@@ -51,16 +51,27 @@ class ReportRow(Record):
 
 def render(title: str, meaning: Sequence[str], rows: Sequence[ReportRow]) -> str:
     """The page as text. `meaning` is said first, in plain words."""
+    body = f"<h2>Forecast and measurement</h2>{_table(rows)}<h2>Where a step's time goes</h2>{_key(rows)}{_bars(rows)}"
+    return document(title, meaning, body, [_plain(row) for row in rows])
+
+
+def document(title: str, meaning: Sequence[str], body: str, data: object) -> str:
+    """The whole file: title, what it means, the body, and the data for a program to read."""
     said = "".join(f"<p>{html.escape(line)}</p>" for line in meaning)
-    data = json.dumps([_plain(row) for row in rows]).replace("<", "\\u003c")
+    inside = json.dumps(data).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>{html.escape(title)}</h1><h2>What this means</h2>{said}"
-        f"<h2>Forecast and measurement</h2>{_table(rows)}"
-        f"<h2>Where a step's time goes</h2>{_key(rows)}{_bars(rows)}"
-        f'<script type="application/json" id="rows">{data}</script></body></html>\n'
+        f"<h1>{html.escape(title)}</h1><h2>What this means</h2>{said}{body}"
+        f'<script type="application/json" id="rows">{inside}</script></body></html>\n'
     )
+
+
+def table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table with a header row."""
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in cells)
+    heads = "".join(f'<th scope="col">{h}</th>' for h in head)
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _table(rows: Sequence[ReportRow]) -> str:
@@ -72,12 +83,7 @@ def _table(rows: Sequence[ReportRow]) -> str:
          "" if r.error_percent is None else f"{r.error_percent:+.0f} %")
         for r in rows
     ]  # fmt: skip
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in cells)
-    return (
-        "<table><thead><tr>"
-        + "".join(f'<th scope="col">{h}</th>' for h in head)
-        + f"</tr></thead><tbody>{body}</tbody></table>"
-    )
+    return table(head, cells)
 
 
 def _key(rows: Sequence[ReportRow]) -> str:
