@@ -25,6 +25,7 @@ UNHEARD_SD = 0.7
 """Standard deviation, in logarithms, of a class of operators without any micro-benchmark: a factor of two."""
 WHOLE_STEP_SD = 0.2
 """Of a step's forecast in logarithms, where a profile has no whole networks to learn it from."""
+MOST_OF_A_KIND = 300
 DIMS = 16
 FUSED = ("conv_bias", "conv_bias_backward")
 """Rows that a CPU's convolution does on the way; on a GPU they are kernels of their own."""
@@ -141,37 +142,63 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
     return np.stack(general, axis=1)
 
 
-def predict(operators: Operators, batch: int, timings: OperatorTimings, form: Roofline) -> Predicted:
-    """Time of one operator of every row at a batch size. Rows of the host alone take none."""
-    flops, dims = at_batch(operators.flops, batch), at_batch(operators.dims, batch)
-    traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
-    base = form.seconds(operators.kind, flops, traffic)
-    known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
-    wanted = np.array(classes_of(operators.kind, operators.function, operators.half))
-    have, have_kind = np.array(timings.classes()), np.array(timings.kind)
-    kinds = np.array(operators.kind)
-    log_ratio, log_sd = np.zeros(len(kinds)), np.full(len(kinds), UNHEARD_SD)
-    for name in sorted(set(wanted.tolist())):
-        rows = np.flatnonzero((wanted == name) & (operators.launches > 0))
-        if not len(rows):
-            continue
-        kind = str(kinds[rows[0]])
-        near = np.flatnonzero(have == name)
-        if not len(near):  # another function of the same kind is the next best guess
-            near = np.flatnonzero((have_kind == kind) & (timings.half == operators.half[rows[0]]))
-        if not len(near):
-            continue
-        fit = timings.fits.get(name) or timings.fits.get(kind) or ClassFit(length_scale=2.0, noise=0.3)
-        process = Process(features(kind, timings.dims[near], timings.bytes[near]), known[near], fit)
-        log_ratio[rows], log_sd[rows] = process.at(features(kind, dims[rows], traffic[rows]))
-    on_device = (operators.launches > 0) & ~np.isin(operators.function, FUSED)
-    seconds = np.where(on_device, base * np.exp(log_ratio), 0.0)
-    return Predicted(seconds, np.where(on_device, log_sd, 0.0))
+class Interpolator:
+    """The processes of one machine's timings, each solved for once, when an operator of its class is asked for."""
+
+    def __init__(self, timings: OperatorTimings, form: Roofline) -> None:
+        self._timings, self._form = timings, form
+        self._known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
+        self._class, self._kind = np.array(timings.classes()), np.array(timings.kind)
+        self._processes: dict[tuple[str, str], Process | None] = {}
+
+    def predict(self, operators: Operators, batch: int) -> Predicted:
+        """Time of one operator of every row at a batch size. Rows of the host alone take none."""
+        flops, dims = at_batch(operators.flops, batch), at_batch(operators.dims, batch)
+        traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
+        wanted = np.array(classes_of(operators.kind, operators.function, operators.half))
+        on_device = (operators.launches > 0) & ~np.isin(operators.function, FUSED)
+        log_ratio, log_sd = np.zeros(len(wanted)), np.full(len(wanted), UNHEARD_SD)
+        for name in sorted(set(wanted[on_device].tolist())):
+            rows = np.flatnonzero((wanted == name) & on_device)
+            kind = operators.kind[rows[0]]
+            process = self._process(name, kind, bool(operators.half[rows[0]]))
+            if process is not None:
+                log_ratio[rows], log_sd[rows] = process.at(features(kind, dims[rows], traffic[rows]))
+        base = self._form.seconds(operators.kind, flops, traffic)
+        seconds = np.where(on_device, base * np.exp(log_ratio), 0.0)
+        return Predicted(seconds, np.where(on_device, log_sd, 0.0))
+
+    def _process(self, name: str, kind: str, half: bool) -> Process | None:
+        if (name, kind) not in self._processes:
+            near = np.flatnonzero(self._class == name)
+            if not len(near):  # another function of the same kind is the next best guess
+                near = np.flatnonzero((self._kind == kind) & (self._timings.half == half))[:MOST_OF_A_KIND]
+            process = None
+            if len(near):
+                fits = self._timings.fits
+                fit = fits.get(name) or fits.get(kind) or ClassFit(length_scale=2.0, noise=0.3)
+                known = features(kind, self._timings.dims[near], self._timings.bytes[near])
+                process = Process(known, self._known[near], fit)
+            self._processes[name, kind] = process
+        return self._processes[name, kind]
+
+
+_LAST: list[tuple[OperatorTimings, Interpolator]] = []
+
+
+def interpolator_of(model: MachineModel) -> Interpolator:
+    """The interpolator of a machine, kept for the next question, which is nearly always about the same machine."""
+    for timings, interpolator in _LAST:
+        if timings is model.timings:
+            return interpolator
+    made = Interpolator(model.timings, model.form)
+    _LAST[:] = [(model.timings, made)]
+    return made
 
 
 def machine_times(operators: Operators, batch: int, model: MachineModel) -> tuple[KernelTimes, Floats]:
     """(times of every row, all its operators together; the standard deviation of each one's logarithm)."""
-    predicted = predict(operators, batch, model.timings, model.form)
+    predicted = interpolator_of(model).predict(operators, batch)
     traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
     matrix = np.isin(operators.kind, list(MATRIX_KINDS))
     flops = np.where(matrix, at_batch(operators.flops, batch), 0.0)
@@ -232,7 +259,7 @@ class Process:
         x = np.clip(x, self._x.min(axis=0), self._x.max(axis=0))
         cross = self._kernel(x, self._x)
         mean = self._centre + cross @ self._weights
-        variance = self._variance - np.einsum("ij,jk,ik->i", cross, self._inverse, cross) + self._fit.noise**2
+        variance = self._variance - ((cross @ self._inverse) * cross).sum(axis=1) + self._fit.noise**2
         return mean, np.sqrt(np.maximum(variance, 1e-6))
 
     def left_out(self) -> Floats:
@@ -253,7 +280,7 @@ def fit_classes(timings: OperatorTimings, form: Roofline) -> dict[str, ClassFit]
     fits = {}
     for names in (classes, kinds):
         for name in sorted(set(names.tolist())):
-            rows = np.flatnonzero(names == name)
+            rows = np.flatnonzero(names == name)[:MOST_OF_A_KIND]
             if name in fits or len(rows) < 8:
                 continue
             x = features(str(kinds[rows[0]]), timings.dims[rows], timings.bytes[rows])

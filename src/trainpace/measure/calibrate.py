@@ -28,7 +28,7 @@ PASSES = 4
 """Of every block, after one that warms up; the fastest counts, since what disturbs a machine only ever adds."""
 BLOCKS_SHARE = 0.7
 """Of the time; the rest goes to whole networks."""
-MOST_OF_A_CLASS = 300
+MOST_OF_A_CLASS = 200
 CANARIES = 6
 """Blocks that run at the start, in the middle and at the end: how steady was the machine meanwhile?"""
 
