@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainpace.execution import Execution
 from trainpace.forecast import forecast
-from trainpace.forecast.transfer import MeasuredRatio, sharpened
+from trainpace.forecast.transfer import measured_ratio, sharpened
 from trainpace.hardware import Cluster
 from trainpace.measure import Conditions, calibrate, measure
 from trainpace.outcome import Forecast
@@ -17,8 +17,8 @@ from trainpace.trace import load_workload
 from trainpace.workload import Variant
 
 CALIBRATION_S = 60.0
-PROBE_S = 4.0
-PROBES = 2
+PROBE_S = 2.0
+PROBES = 3
 PHOTOS = Path(__file__).parents[1] / "examples" / "photo_tasks.py"
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 6}
 _BERT = {
@@ -38,7 +38,7 @@ def ten_models() -> list[str]:
     errors, inside, others, others_inside = [], 0, [], 0
     with tempfile.TemporaryDirectory() as folder:
         for spec, batch, more, length in _models(Path(folder)):
-            variant = Variant("sgd_momentum", length)
+            variant = Variant("sgd_momentum", length, cpu=True)
             workload = load_workload(spec, ("fp32",), variant)
             conditions = Conditions(model=spec, optimizer="sgd_momentum", sequence_length=length, seconds=PROBE_S)
 
@@ -46,19 +46,22 @@ def ten_models() -> list[str]:
                 return forecast(workload, Execution(micro_batch=n), cluster, model=profile.kernels)
 
             foreseen = foresee(batch)
-            measured = statistics.median(measure(conditions, batch).median_ms for _ in range(PROBES))
+            probes = sorted((measure(conditions, batch) for _ in range(PROBES)), key=lambda m: m.median_ms)
+            middle = probes[PROBES // 2]
+            measured = middle.median_ms
             ratio, within = _compare(foreseen, measured)
+            assert foreseen.step is not None
+            known = measured_ratio(batch, foreseen.step, measured, middle.step)
             errors.append(abs(1 / ratio - 1))
             inside += within
             there = []
             for n in more:
-                sharp = sharpened(foresee(n), [MeasuredRatio(batch, ratio)], "this run")
+                sharp = sharpened(foresee(n), [known], "this run")
                 again = statistics.median(measure(conditions, n).median_ms for _ in range(PROBES))
                 off, held = _compare(sharp, again)
                 others.append(abs(1 / off - 1))
                 others_inside += held
                 there.append(f"{n}: {100 * (1 / off - 1):+.0f} %")
-            assert foreseen.step is not None
             name = workload.model.rpartition("/")[2]
             lines.append(
                 f"| {name}, batch {batch}: forecast, measured ms | {foreseen.step.total_ms:.4g}, {measured:.4g}"

@@ -16,6 +16,7 @@ from trainpace.report.html import ReportRow, render
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.trace import load_workload
 from trainpace.units import format_number
+from trainpace.workload import Variant
 
 TASKS = Path(__file__).with_name("photo_tasks.py")
 GPUS = ("T4", "RTX 3090", "A100", "H100")
@@ -39,13 +40,12 @@ def main() -> None:
         spec = f"{TASKS}:{name}"
         print_lines(f"2. Tracing the {name}: its operators, without weights and without a GPU")
         workload = load_workload(spec, ("fp32",))
+        on_cpu = load_workload(spec, ("fp32",), Variant(cpu=True))
         for batch in options.batches:
             print_lines(f"3. Training the {name} for {options.seconds:g} s on real photographs, batch {batch}")
             measured = measure(Conditions(model=spec, seconds=options.seconds), batch)
             save(measured, options.output / f"{name}_batch_{batch}.json")
-            here = forecast(
-                workload, Execution(micro_batch=batch), Cluster(device=machine.device), model=machine.kernels
-            )
+            here = forecast(on_cpu, Execution(micro_batch=batch), Cluster(device=machine.device), model=machine.kernels)
             rows.append(report_row(name, batch, "this CPU", here, measured))
             for gpu in GPUS:
                 there = forecast(workload, Execution(micro_batch=batch), Cluster(device=find_device(gpu)))
@@ -65,7 +65,7 @@ def main() -> None:
         left=3,
         title="Time of one training step (fp32): forecast from the code alone, and measured here",
     )  # fmt: skip
-    meaning = explain(rows, machine.spread)
+    meaning = explain(rows, max(machine.spread, machine.drift))
     print_lines(*meaning)
     page = options.output / "first_look.html"
     write_whole(page, render("Trainpace: a first look", meaning, rows))
@@ -99,7 +99,7 @@ def explain(rows, spread) -> list[str]:
         f" {format_number(fastest.high_ms)} ms), as far as its datasheet tells. Nothing was measured on a GPU.",
         "Models this small keep a large GPU waiting for launches: the fastest card is not always worth its price.",
         f"This machine was {'steady' if spread < 0.2 else 'noisy'} during the micro-benchmarks"
-        f" (rounds differed by up to {100 * spread:.0f} %), which limits every comparison above.",
+        f" (repeated passes differed by up to {100 * spread:.0f} %), which limits every comparison above.",
     ]
 
 

@@ -1,9 +1,15 @@
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# tests keep nothing in the user's own journal, and find no profile there
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="trainpace-tests-")
+os.environ.pop("TRAINPACE_JOURNAL", None)
 
 # a busy machine is no reason to fail: nothing here is a timed test
 settings.register_profile("trainpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,14 +1,21 @@
 """Small examples of every noun, for the tests."""
 
 import numpy as np
+from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.forecast import fitted_constants, forecast
-from trainpace.hardware import Cluster, find_device
+from trainpace.forecast import MachineModel, fitted_constants, forecast
+from trainpace.forecast.timings import OperatorTimings, Roofline, fit_classes
+from trainpace.hardware import Cluster, Device, Figure, find_device
+from trainpace.measure import MachineProfile
+from trainpace.measure.detect import detect
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.plan import Change, Plan
 from trainpace.schedule import Question, Schedule, answer
 from trainpace.workload import MemoryProfile, Operators, TracedForm, Workload
+
+FORM = Roofline(flop_per_s=1e11, bytes_per_s=1e10, start_s=1e-6)
+"""Of an invented CPU."""
 
 
 def operators(m=4096, n=4096, k=4096, half=False) -> Operators:
@@ -57,12 +64,50 @@ def measurement() -> Measurement:
     )  # fmt: skip
 
 
+def timed_products(n=60, slowdown=1.5, noise=0.02, seed=0) -> OperatorTimings:
+    """Matrix products that take `slowdown` times the roofline."""
+    draw = np.random.default_rng(seed)
+    sizes = np.exp(draw.uniform(np.log(32), np.log(4096), (n, 3)))
+    dims = np.zeros((n, 16))
+    dims[:, 0], dims[:, 1:4] = 1, sizes
+    flops = 2 * sizes.prod(axis=1)
+    traffic = 4 * (sizes[:, 0] * sizes[:, 1] + sizes[:, 1] * sizes[:, 2] + sizes[:, 0] * sizes[:, 2])
+    kind = ("gemm",) * n
+    seconds = FORM.seconds(kind, flops, traffic) * slowdown * np.exp(draw.normal(0, noise, n))
+    table = OperatorTimings(
+        kind=kind, function=("mm",) * n, half=np.zeros(n, bool), flops=flops, bytes=traffic, dims=dims, seconds=seconds, fits={}
+    )  # fmt: skip
+    return replace(table, fits=fit_classes(table, FORM))
+
+
+def machine_model(**changes) -> MachineModel:
+    model = MachineModel(
+        timings=timed_products(), flop_per_s=FORM.flop_per_s, bytes_per_s=FORM.bytes_per_s, start_us=1.0, host_us_per_operator=2.0,
+        host_us_per_view=1.0, host_us_per_module=3.0, basis="a test",
+    )  # fmt: skip
+    return replace(model, **changes)
+
+
+def cpu() -> Device:
+    figure = Figure(value=0.1, source="micro-benchmark", kind="measured")
+    return Device(
+        name="this CPU", vendor="", architecture="", kind="cpu", fp32_tflops=figure,
+        memory_bandwidth_gb_per_s=replace(figure, value=10.0),
+    )  # fmt: skip
+
+
+def machine_profile() -> MachineProfile:
+    return MachineProfile(
+        device=cpu(), kernels=machine_model(), environment={}, machine=detect(), spread=0.1, drift=0.05
+    )
+
+
 def every_noun():
     schedule = Schedule(samples=1000, epochs=3.0, evaluate_every_steps=10, evaluation_s=2.0)
     a100 = Cluster(device=find_device("A100"), price_usd_per_device_hour=1.5)
     start = Execution(micro_batch=8)
     return [
-        schedule, start, a100, a100.device, workload(), StepTime(forward_ms=1.5), measurement(), fitted_constants(),
+        machine_model(), machine_profile(), schedule, start, a100, a100.device, workload(), StepTime(forward_ms=1.5), measurement(), fitted_constants(),
         forecast(workload(), start, a100, schedule),
         Plan(start=start, changes=(Change(title="bf16", execution=Execution(precision="bf16"), forecast_saved_s=3.0),)),
         answer(Question(schedule=schedule, micro_batch=8, step_time_s=0.1)),

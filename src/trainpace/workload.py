@@ -30,7 +30,8 @@ class Variant(NamedTuple):
     """Which of a spec's workloads: its input's size, how much of a step, and under which generation of torch.
 
     `legacy` is torch before 2.0: no fused attention, and optimizers that launch kernels tensor by tensor. `checkpointing`
-    recomputes activations in the backward pass, block by block.
+    recomputes activations in the backward pass, block by block. `cpu`: what torch runs on a CPU, where dropout is three
+    operators, attention with dropout is not fused, and optimizers go from tensor to tensor.
     """
 
     optimizer: str | None = None
@@ -39,6 +40,7 @@ class Variant(NamedTuple):
     mode: Mode = "train"
     legacy: bool = False
     checkpointing: bool = False
+    cpu: bool = False
 
 
 PLAIN = Variant()

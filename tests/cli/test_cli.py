@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nouns import measurement
+from nouns import machine_profile, measurement
 from trainpace.execution import Execution
-from trainpace.forecast import KernelModel
-from trainpace.hardware import Device, Figure
-from trainpace.measure.profile import MachineProfile
 from trainpace.records import save, to_jsonable
 
 ROOT = Path(__file__).parents[2]
@@ -79,17 +76,11 @@ def test_forecast_is_scaled_by_a_measurement_on_another_gpu(tmp_path):
 
 
 def test_forecast_of_a_calibrated_machine(tmp_path):
-    figure = Figure(value=1.0, source="micro-benchmark", kind="measured")
-    device = Device(name="this CPU", vendor="", architecture="", kind="cpu", fp32_tflops=figure,
-                    memory_bandwidth_gb_per_s=replace(figure, value=20.0))  # fmt: skip
-    shares = dict.fromkeys(("gemm", "conv", "conv_grouped", "attention", "tensor_core_factor", "memory"), 0.5)
-    kernels = KernelModel(**shares, latency_us=0.0, host_us_per_launch=10.0, basis="a test")
-    save(MachineProfile(device=device, kernels=kernels, environment={}, spread=0.1), tmp_path / "profile.json")
+    save(machine_profile(), tmp_path / "profile.json")
     (row,) = ask("forecast", "resnet18", "--calibrated", tmp_path / "profile.json", "--batch", "8")["rows"]
     assert row["provenance"] == "calibrated"
-    assert (
-        row["step_time_ms"] > 8 * 1e3 * 3 * 2 * 1.8e9 / 0.5e12
-    )  # ResNet-18's 1.8 GMAC, three passes, at half a TFLOP/s
+    # ResNet-18's 1.8 GMAC, three passes, at a tenth of a TFLOP/s
+    assert row["step_time_ms"] > 8 * 1e3 * 3 * 2 * 1.8e9 / 0.1e12
     assert "Name a GPU" in trainpace("forecast", "resnet18").stderr
 
 

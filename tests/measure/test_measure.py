@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainpace.errors import TrainpaceError
-from trainpace.measure import measure, profile_this_cpu
+from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError
+from trainpace.measure import Conditions, calibrate, measure, probe
 
 TASK = """
 import time, torch
@@ -20,6 +20,28 @@ def task():
     data = [(torch.randn(8), i % 2) for i in range(64)]
     return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), data
 """
+RAGGED = """
+import torch
+from torch import nn
+SEEN = []
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+    def forward(self, x):
+        print("length", x.shape[1], flush=True)
+        return self.layer(x.mean(dim=1))
+class Data:
+    def __len__(self): return 20
+    def __getitem__(self, i): return torch.randn(3 + (40 if i == 17 else i % 3), 4), i % 2
+    @staticmethod
+    def collate_fn(samples):
+        x = nn.utils.rnn.pad_sequence([s[0] for s in samples], batch_first=True)
+        return x, torch.tensor([s[1] for s in samples])
+def task():
+    model = Mean()
+    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), Data()
+"""
 
 
 @pytest.fixture
@@ -30,19 +52,50 @@ def task(tmp_path):
 
 
 def test_a_planted_delay_is_measured_where_it_is(task):
-    m = measure(f"{task}:task", 4, seconds=1.5)
+    m = measure(Conditions(model=f"{task}:task", seconds=1.5), 4)
     assert m.step.forward_ms >= 20  # no upper bound: the machine may be busy
     assert m.step.forward_ms > max(m.step.backward_ms, m.step.optimizer_ms)
     assert m.interval_ms.low <= m.median_ms <= m.interval_ms.high
     assert len(m.warmup_ms) >= 2
-    assert len(m.step_times_ms) >= 10
+    assert len(m.step_times_ms) >= 5
     assert m.samples_per_second == pytest.approx(4e3 / m.median_ms)
     assert not any("/" in value for value in m.environment.values())
 
 
+def test_accumulation_multiplies_the_micro_steps(task):
+    m = measure(Conditions(model=f"{task}:task", seconds=0.5, accumulation=3), 4)
+    assert m.step.forward_ms >= 60
+    assert m.execution.global_batch == 12
+    assert m.samples_per_second == pytest.approx(12e3 / m.median_ms)
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "bf16"])
+def test_number_formats_on_a_cpu(task, precision):
+    m = measure(Conditions(model=f"{task}:task", seconds=0.2, precision=precision), 4)
+    assert m.execution.precision == precision
+    assert m.median_ms >= 20
+
+
 def test_the_model_really_trains(task):
-    m = measure(f"{task}:task", 64, seconds=1.5)
+    m = measure(Conditions(model=f"{task}:task", seconds=1.5), 64)
     assert m.losses[-1] < m.losses[0]
+
+
+def test_memory_grows_with_what_is_kept():
+    small, large = (measure(Conditions(model="random:cnn:10", seconds=0.0), n) for n in (2, 64))
+    if small.peak_memory_gib is None:
+        pytest.skip("this system does not tell a process' memory")
+    assert 0 < small.peak_memory_gib < large.peak_memory_gib < large.reserved_memory_gib
+
+
+def test_the_longest_samples_size_the_memory(tmp_path, capfd):
+    file = tmp_path / "ragged.py"
+    file.write_text(RAGGED)
+    m = measure(Conditions(model=f"{file}:task", seconds=0.0), 2)
+    lengths = [int(line.split()[1]) for line in capfd.readouterr().err.splitlines() if line.startswith("length")]
+    assert lengths[-1] == 43  # after the clock, once
+    assert lengths.count(43) == 1
+    assert len(m.step_times_ms) + len(m.warmup_ms) == len(lengths) - 1
 
 
 @pytest.mark.parametrize(
@@ -53,8 +106,37 @@ def test_the_model_really_trains(task):
 def test_what_goes_wrong_is_one_sentence(task, change, word):
     task.write_text(TASK.replace(*change))
     with pytest.raises(TrainpaceError, match=word) as caught:
-        measure(f"{task}:task", 4, seconds=0.2, timeout_s=12)
+        measure(Conditions(model=f"{task}:task", seconds=0.2, timeout_s=12), 4)
     assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, TimedOut) == (word == "longer than")
+
+
+def test_a_memory_limit_is_an_answer():
+    conditions = Conditions(model="vgg11", seconds=0.0, memory_limit_gib=0.4)
+    with pytest.raises(OutOfMemory):
+        measure(conditions, 2)
+    failed = probe(conditions, 2, "a cpu")
+    assert (failed.failure, failed.device, failed.execution.micro_batch) == ("out_of_memory", "a cpu", 2)
+
+
+def test_a_hang_is_an_answer(task):
+    task.write_text(TASK.replace("time.sleep(0.02)", "time.sleep(99)"))
+    failed = probe(Conditions(model=f"{task}:task", timeout_s=8), 4, "a cpu")
+    assert failed.failure == "timeout"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": -1.0}, {"accumulation": 0}, {"memory_limit_gib": 0.0}, {"timeout_s": 0.0}]
+)
+def test_conditions_that_make_no_sense(wrong):
+    with pytest.raises(TrainpaceError):
+        Conditions(model="resnet18", **wrong)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp8", "amp_fp16"])
+def test_a_format_that_a_cpu_has_not_is_said(task, precision):
+    with pytest.raises(TrainpaceError, match="GPU|engine"):
+        measure(Conditions(model=f"{task}:task", precision=precision), 4)
 
 
 def test_no_cuda_here_is_said(task):
@@ -63,12 +145,18 @@ def test_no_cuda_here_is_said(task):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     with pytest.raises(TrainpaceError, match=r"CUDA"):
-        measure(f"{task}:task", 4, device="cuda")
+        measure(Conditions(model=f"{task}:task", device="cuda"), 4)
 
 
+@pytest.mark.slow
 def test_this_cpu_has_plausible_figures():
-    profile = profile_this_cpu()
+    profile = calibrate(6.0)
     assert 1e-3 < profile.device.fp32_tflops.value < 50
     assert 1 < profile.device.memory_bandwidth_gb_per_s.value < 2000
     assert profile.device.fp32_tflops.kind == "measured"
-    assert 0.1 < profile.kernels.host_us_per_launch < 500
+    assert 0 <= profile.kernels.host_us_per_operator < 500
+    assert len(profile.kernels.step_factors) >= 3
+    assert all(factor > 0.3 for factor in profile.kernels.step_factors)
+    assert {"gemm", "conv", "conv_wgrad", "native_batch_norm"} <= set(profile.kernels.timings.classes())
+    assert profile.drift >= 0
+    assert profile.machine.cpu.name == profile.device.name

@@ -125,3 +125,41 @@ def test_a_bias_is_a_kernel_of_its_own_and_the_host_sees_modules_and_views():
     assert host["module"] == 2
     assert host["view"] >= 1
     assert (without.launches[np.isin(without.kind, ("view", "module"))] == 0).all()
+
+
+class _Attention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.dropout = dropout
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        q = self.layer(x).view(x.shape[0], 8, 2, 8).transpose(1, 2)
+        return nn.functional.dropout(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=self.dropout), 0.1)
+
+
+def _functions(dropout, **variant):
+    task = Task(
+        "attention",
+        _Attention(dropout),
+        lambda m, b: m(b),
+        lambda m, b: m(b).mean(),
+        lambda n: torch.randn(n, 8, 16),
+        None,
+        "",
+    )
+    operators = trace_task(task, ("fp32",), Variant(optimizer="adamw", **variant)).form("fp32").operators
+    return set(operators.function), set(operators.kind)
+
+
+def test_a_cpu_runs_other_operators_than_a_gpu():
+    functions, kinds = _functions(0.0)
+    assert {"native_dropout", "_foreach_addcdiv_"} <= functions
+    assert "attention" in kinds
+    functions, kinds = _functions(0.0, cpu=True)
+    assert {"bernoulli_", "addcdiv_"} <= functions
+    assert not {name for name in functions if name.startswith("_foreach") or name == "native_dropout"}
+    assert "attention" in kinds
+    functions, kinds = _functions(0.2, cpu=True)
+    assert "attention" not in kinds
+    assert "bmm" in functions

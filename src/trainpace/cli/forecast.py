@@ -114,7 +114,11 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     variant = Variant(
         o["optimizer"], o["sequence_length"], o["image_size"], mode=o["mode"], checkpointing=o["checkpointing"]
     )
-    workload = load_workload(model, forms, variant, o["timeout"])
+    on_cpu = all(kernels is not None for _, kernels in targets)
+    workload = load_workload(model, forms, variant._replace(cpu=on_cpu), o["timeout"])
+    # a CPU runs other operators than a GPU does, so beside GPUs it needs a trace of its own
+    mixed = not on_cpu and any(kernels is not None for _, kernels in targets)
+    of_cpu = load_workload(model, forms, variant._replace(cpu=True), o["timeout"]) if mixed else workload
     if o["save_workload"]:
         save(workload, o["save_workload"])
     run = Execution(
@@ -134,12 +138,13 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     said: list[str] = []
     with _journal_if_there(o) as journal:
         for cluster, kernels in targets:
+            traced = workload if kernels is None else of_cpu
             runs = [replace(run, micro_batch=batch) for batch in batches]
             if source:
-                swept = [transferred(forecast_one(workload, e, cluster, plan, kernels), ratio, source) for e in runs]
+                swept = [transferred(forecast_one(traced, e, cluster, plan, kernels), ratio, source) for e in runs]
             else:
                 known = foresee(
-                    workload, run, cluster, kernels, journal, o["sequence_length"], o["image_size"]
+                    traced, run, cluster, kernels, journal, o["sequence_length"], o["image_size"]
                 )  # fmt: skip
                 swept = [known.at(e, plan) for e in runs]
                 said += [f"{cluster.device.name}: {known.in_words()}"] if known.in_words() else []

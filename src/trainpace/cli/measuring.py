@@ -147,7 +147,10 @@ def _foresight(conditions: Conditions, device: str, journal: Journal | None) -> 
             cluster, model = Cluster(device=find_device(device, devices_of(None))), None
         click.echo(f"tracing {c.model}", err=True)
         workload = load_workload(
-            c.model, (form_of(c.precision),), Variant(c.optimizer, c.sequence_length, c.image_size), c.timeout_s
+            c.model,
+            (form_of(c.precision),),
+            Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu"),
+            c.timeout_s,
         )
         execution = execution_of(c, 1, workload.optimizer)
         return foresee(workload, execution, cluster, model, journal, c.sequence_length, c.image_size)

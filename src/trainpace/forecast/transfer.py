@@ -67,36 +67,57 @@ def transferred(f: Forecast, ratio: float, source: str) -> Forecast:
 
 AT_A_MEASURED_BATCH_SD = 0.03
 """Of the logarithm of a step that was measured before and is measured again ..."""
-PER_LOG_BATCH_SD = 0.03
-"""... and what every factor of e between batch sizes adds: a forecast's shape over the batch is better than its level."""
+PER_LOG_BATCH_SD = 0.08
+"""... and what every factor of e between batch sizes adds (the root mean square over ten models on one CPU)."""
+_PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 class MeasuredRatio(NamedTuple):
-    """At one batch size, measured / forecast."""
+    """At one batch size, measured / forecast of the whole step, and of its phases where both have them."""
 
     batch: int
     ratio: float
+    phases: tuple[float, float, float]
+
+
+def measured_ratio(batch: int, there: StepTime, measured_ms: float, measured: StepTime | None = None) -> MeasuredRatio:
+    """Compare a forecast step with a measured one. What a forecast has beside the phases counts to each by its share."""
+    ratio = measured_ms / there.total_ms
+    expected = [getattr(there, name) for name in _PHASES]
+    found = [0.0] * 3 if measured is None else [getattr(measured, name) for name in _PHASES]
+    if min(expected) <= 0 or min(found) <= 0:
+        return MeasuredRatio(batch, ratio, (ratio, ratio, ratio))
+    # so that the phases add up to the median step, which is no sum of medians
+    scale = (measured_ms / sum(found)) * (sum(expected) / there.total_ms)
+    forward, backward, optimizer = (scale * f / e for f, e in zip(found, expected, strict=True))
+    return MeasuredRatio(batch, ratio, (forward, backward, optimizer))
 
 
 def sharpened(f: Forecast, known: Sequence[MeasuredRatio], source: str) -> Forecast:
-    """The forecast scaled by measurements of the same workload on the same device at one batch size or more.
+    """The forecast scaled, phase by phase, by measurements of the same workload on the same device at one batch size or more.
 
-    Between two of them the ratio is interpolated over the logarithm of the batch; beyond the last it stays.
+    By phases, since an optimizer's time does not grow with the batch and the others do. Between two batch sizes ratios
+    are interpolated over the logarithm of the batch; beyond the last they stay.
     """
     if f.step is None or f.step_time_interval_ms is None or not known:
         return f
     known = sorted(known)
     at = math.log(f.execution.global_batch)
     places = [math.log(k.batch) for k in known]
-    ratio = math.exp(float(np.interp(at, places, [math.log(k.ratio) for k in known])))
+    phases = [float(np.exp(np.interp(at, places, [math.log(k.phases[i]) for k in known]))) for i in range(3)]
+    old = [getattr(f.step, name) for name in _PHASES]
+    new = [ratio * ms for ratio, ms in zip(phases, old, strict=True)]
+    rest = sum(new) / sum(old) if sum(old) > 0 else known[0].ratio
+    step = StepTime(
+        **{name: rest * getattr(f.step, name) for name in STEP_PARTS if name not in _PHASES},
+        **dict(zip(_PHASES, new, strict=True)),
+    )
     distance = min(abs(at - place) for place in places)
     half = 1.645 * math.hypot(AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * distance)
     basis = f"measured here at batch {', '.join(str(k.batch) for k in known[:6])} ({source})"
-    scaled = transferred(f, ratio, source)
-    assert scaled.step is not None
-    middle = scaled.step.total_ms
+    middle = step.total_ms
     interval = Interval(low=middle * math.exp(-half), high=middle * math.exp(half), coverage=0.9, basis=basis)
-    return replace(scaled, step_time_interval_ms=interval)
+    return replace(transferred(f, middle / f.step.total_ms, source), step=step, step_time_interval_ms=interval)
 
 
 def shifted(f: Forecast, ratios: Sequence[float], source: str) -> Forecast:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainpace.execution import Execution
 from trainpace.forecast import KernelConstants, MachineModel, forecast
-from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, sharpened, shifted
+from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, measured_ratio, sharpened, shifted
 from trainpace.hardware import Cluster
 from trainpace.outcome import Forecast
 from trainpace.schedule import Schedule
@@ -58,7 +58,7 @@ class Foresight(NamedTuple):
         for entry in () if self.near is None else self.near.same_workload:
             there = forecast(self.workload, entry.execution, self.cluster, None, self.model)
             if there.step is not None and entry.step_time_ms is not None:
-                ratios.append(MeasuredRatio(entry.execution.global_batch, entry.step_time_ms / there.step.total_ms))
+                ratios.append(measured_ratio(entry.execution.global_batch, there.step, entry.step_time_ms, entry.step))
         return [known for known in ratios if 1 / LARGEST_RATIO <= known.ratio <= LARGEST_RATIO]
 
 

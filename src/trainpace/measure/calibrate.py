@@ -24,13 +24,12 @@ from trainpace.measure.operator_timer import OperatorTimer, TimedRow
 from trainpace.measure.profile import MachineProfile
 from trainpace.measure.whole_networks import step_factors
 
+BLOCKS_OF_A_GROUP = 10
 PASSES = 4
-"""Of every block, after one that warms up; the fastest counts, since what disturbs a machine only ever adds."""
+"""Of every group, after one that warms up. The second fastest counts: what disturbs a machine only ever adds."""
 BLOCKS_SHARE = 0.7
 """Of the time; the rest goes to whole networks."""
 MOST_OF_A_CLASS = 200
-CANARIES = 6
-"""Blocks that run at the start, in the middle and at the end: how steady was the machine meanwhile?"""
 
 
 def calibrate(seconds: float, machine: Machine) -> MachineProfile:
@@ -38,18 +37,18 @@ def calibrate(seconds: float, machine: Machine) -> MachineProfile:
     torch.manual_seed(0)
     begin = time.perf_counter()
     form = _roofline()
-    canaries = [_canary_s()]
+    canaries = [_canary_s()]  # the same group at the start, in the middle and at the end: how steady was the machine?
     timed: list[TimedRow] = []
     spreads: list[float] = []
-    seed, half_way = CANARIES, False
+    seed, half_way = BLOCKS_OF_A_GROUP, False
     while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
         if not half_way and now > BLOCKS_SHARE * seconds / 2:
             half_way = True
             canaries.append(_canary_s())
-        rows, spread = _time_block(seed)
+        rows, spread = _time_group(range(seed, seed + BLOCKS_OF_A_GROUP))
         timed += rows
         spreads.append(spread)
-        seed += 1
+        seed += BLOCKS_OF_A_GROUP
     canaries.append(_canary_s())
     timings, device = _timings(timed, form), _device(form, machine)
     per_operator, per_view, per_module = _host_us()
@@ -69,31 +68,48 @@ def calibrate(seconds: float, machine: Machine) -> MachineProfile:
     )  # fmt: skip
 
 
-def _time_block(seed: int) -> tuple[list[TimedRow], float]:
-    """Every operator at the fastest of its passes; and the spread of the whole block over them, (max - min) / min."""
-    made = block(seed)
-    model = made.module.train()
-    if seed % 2:
-        stepper: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=True)
-    else:
-        stepper = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
-    passes, totals = [], []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(PASSES + 1):
-            x = made.make_input()
-            timer = OperatorTimer("cpu")
-            with timer:
+class _Group:
+    """Blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
+
+    So what a forward pass keeps is alive meanwhile, and caches and the allocator are in the state that training has them in.
+    """
+
+    def __init__(self, seeds: range) -> None:
+        self._blocks = [block(seed) for seed in seeds]
+        self._optimizers: list[torch.optim.Optimizer] = []
+        for seed, made in zip(seeds, self._blocks, strict=True):
+            parameters = made.module.train().parameters()
+            if seed % 2:
+                self._optimizers.append(torch.optim.SGD(parameters, lr=1e-3, momentum=0.9))
+            else:
+                self._optimizers.append(torch.optim.AdamW(parameters, lr=1e-3))
+
+    def run(self) -> list[TimedRow]:
+        """One step of all blocks, timed."""
+        inputs = [made.make_input() for made in self._blocks]
+        timer = OperatorTimer("cpu")
+        with timer, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for stepper in self._optimizers:
                 stepper.zero_grad(set_to_none=True)
-                model(x).backward()
+            losses = [made.module(x) for made, x in zip(self._blocks, inputs, strict=True)]
+            for loss in reversed(losses):
+                loss.backward()
+            for stepper in self._optimizers:
                 stepper.step()
-            passes.append(timer.rows())
-            totals.append(timer.seconds)
-    alike = [rows for rows in passes[1:] if len(rows) == len(passes[-1])]  # the first has made the optimizer's states
-    fastest = [
-        TimedRow(same[0].row, min(timed.seconds for timed in same)) for same in zip(*alike, strict=True)
-    ]  # fmt: skip
-    return fastest, max(totals[1:]) / min(totals[1:]) - 1
+        return timer.rows()
+
+
+def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
+    """Every operator at the second fastest of its passes; and the spread of the whole over them, (median - fastest) / fastest."""
+    group = _Group(seeds)
+    group.run()  # warms up, and makes the optimizers' states
+    passes = [group.run() for _ in range(PASSES)]
+    rows = []
+    for same in zip(*passes, strict=True):
+        rows.append(TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1]))
+    totals = [sum(timed.seconds for timed in rows) for rows in passes]
+    return rows, statistics.median(totals) / min(totals) - 1
 
 
 def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
@@ -154,7 +170,7 @@ def _fastest_s(work: Callable[[], Any], rounds: int = 7) -> float:
 
 
 def _canary_s() -> float:
-    return sum(sum(t.seconds for t in _time_block(seed)[0]) for seed in range(CANARIES))
+    return sum(timed.seconds for timed in _time_group(range(BLOCKS_OF_A_GROUP))[0])
 
 
 def _host_us() -> tuple[float, float, float]:

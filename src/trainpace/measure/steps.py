@@ -21,7 +21,7 @@ from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.trace.task import Task, build_task, longest_first, make_optimizer
 
 MOST_STEPS = 1000
-FEWEST_TIMED = 10
+FEWEST_STEPS = 8
 STEPS_BETWEEN_SYNCHRONISATIONS = 10
 """On a GPU the host must be free to run ahead, as it is in a real loop; waiting for every step would forbid it."""
 DISTINCT_BATCHES = 4
@@ -46,7 +46,7 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     clock = _CudaClock() if c.device == "cuda" else _CpuClock()
     gc.collect()
     end = time.perf_counter() + c.seconds
-    while clock.steps < MOST_STEPS and (clock.steps < FEWEST_TIMED + 3 or time.perf_counter() < end):
+    while clock.steps < MOST_STEPS and (clock.steps < FEWEST_STEPS or time.perf_counter() < end):
         stepper.step(clock)
         if clock.steps % STEPS_BETWEEN_SYNCHRONISATIONS == 0:
             clock.settle()

@@ -16,9 +16,11 @@ from trainpace.forecast import MachineModel, forecast
 from trainpace.hardware import Cluster, Device
 from trainpace.trace.task import build_task, make_optimizer
 from trainpace.trace.trace import trace_task
+from trainpace.workload import Variant
 
 NETWORKS = tuple((f"random:{family}:{seed}", batch) for seed in range(101, 105)
                  for family, batch in (("cnn", 8), ("transformer", 4), ("cnn", 24)))  # fmt: skip
+ON_CPU = Variant(cpu=True)
 SECONDS_EACH = 0.8
 FEWEST_STEPS = 5
 WARMUP_STEPS = 2
@@ -34,7 +36,9 @@ def _factors(model: MachineModel, device: Device, end: float) -> Iterator[float]
         if i >= 3 and time.perf_counter() > end:
             return
         task = build_task(spec)
-        foreseen = forecast(trace_task(task), Execution(micro_batch=batch), Cluster(device=device), model=model)
+        foreseen = forecast(
+            trace_task(task, ("fp32",), ON_CPU), Execution(micro_batch=batch), Cluster(device=device), model=model
+        )
         if foreseen.step is None:
             raise TrainpaceError(f"{spec} cannot be forecast: {foreseen.reason}")
         yield _step_ms(spec, batch) / foreseen.step.total_ms

@@ -34,11 +34,13 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class CudaMapping(TorchFunctionMode):
-    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast."""
+    """Active around model, loss and backward of a meta-device model. `form` "amp" adds autocast. For a `cpu` what meta
+    tensors choose is right, but for attention without dropout, which is fused there too."""
 
-    def __init__(self, form: Form, fused_attention: bool = True) -> None:
+    def __init__(self, form: Form, fused_attention: bool = True, cpu: bool = False) -> None:
         super().__init__()
         self._fused_attention = fused_attention
+        self._cpu = cpu
         self._amp = form == "amp"
         self._to_half = _functions(_TO_HALF)
         self._to_fp32 = _functions(_TO_FP32)
@@ -56,10 +58,11 @@ class CudaMapping(TorchFunctionMode):
                 args, kwargs = _map_tensors((args, kwargs), self._half)
             elif func in self._to_fp32:
                 args, kwargs = _map_tensors((args, kwargs), _fp32)
-        if func in self._dropout:
+        if func in self._dropout and not self._cpu:
             return _dropout(*args, **kwargs)
         if func in self._attention:
-            return _attention(self._fused_attention, *args, **kwargs)
+            dropout_p = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+            return _attention(self._fused_attention and not (self._cpu and dropout_p), *args, **kwargs)
         return func(*args, **kwargs)
 
     def forget_casts(self) -> None:

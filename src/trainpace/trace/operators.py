@@ -203,6 +203,8 @@ def _is_causal(name: str, args: Sequence[Any]) -> bool:
         "_scaled_dot_product_flash_attention_backward": 11,
         "_scaled_dot_product_efficient_attention": 6,
         "_scaled_dot_product_efficient_attention_backward": 11,
+        "_scaled_dot_product_flash_attention_for_cpu": 4,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
     }.get(name)
     return position is not None and len(args) > position and args[position] is True
 

@@ -93,7 +93,7 @@ def _one_step(
     stepper.state.clear()
     for group in stepper.param_groups:
         if "foreach" in group and not group.get("fused"):
-            group["foreach"] = not variant.legacy  # CUDA's default since torch 2.0
+            group["foreach"] = not (variant.legacy or variant.cpu)  # CUDA's default since torch 2.0
     model.zero_grad(set_to_none=True)
     batch = _meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
@@ -103,7 +103,7 @@ def _one_step(
     hooks = [p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad)) for p in named.values()
              if p.requires_grad]  # fmt: skip
     hooks += _module_hooks(model, recorder)
-    mapping = CudaMapping(form, fused_attention=not variant.legacy)
+    mapping = CudaMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
     try:
         with warnings.catch_warnings(), python_functions_see_through(), unpacked_sequences(), recorder:
             warnings.simplefilter("ignore")

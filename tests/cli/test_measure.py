@@ -1,0 +1,195 @@
+"""`trainpace measure` and `trainpace calibrate`, the real commands in real processes, with a journal of their own."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+TASK = """
+import time, torch
+from torch import nn
+class Tiled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+    def forward(self, x):
+        time.sleep(0.004 + 0.0002 * x.shape[0] + 0.02 * (x.shape[0] > 9))
+        return self.layer(x)
+def task():
+    model = Tiled()
+    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), [(torch.randn(8), i % 2) for i in range(64)]
+def hungry():
+    class Hungry(Tiled):
+        def forward(self, x):
+            if x.shape[0] > 5:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().forward(x)
+    model = Hungry()
+    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), [(torch.randn(8), i % 2) for i in range(64)]
+"""
+QUICK = ("--seconds", "0s")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    return tmp_path
+
+
+def command(folder, *arguments):
+    environment = {**os.environ, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "160"}
+    environment.pop("TRAINPACE_JOURNAL", None)
+    return {
+        "args": [sys.executable, "-m", "trainpace", *map(str, arguments)],
+        "env": environment,
+        "cwd": folder,
+        "text": True,
+    }
+
+
+def trainpace(folder, *arguments, code=0):
+    done = subprocess.run(**command(folder, *arguments), capture_output=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def ask(folder, *arguments):
+    return json.loads(trainpace(folder, *arguments, "--json").stdout)
+
+
+@pytest.mark.slow
+def test_a_measured_sweep_from_command_to_journal(folder):
+    done = trainpace(
+        folder, "measure", "mine.py:task", "--batch", "8,16", *QUICK, "--output", "out.json", "--html", "page.html"
+    )
+    assert "Best throughput: batch 16" in done.stdout
+    assert "calibrate first" in done.stderr
+    assert "differ by" in done.stdout
+    assert "mine.py:task" in (folder / "page.html").read_text()
+    assert len(json.loads((folder / "out.json").read_text())) == 4
+    listed = json.loads(trainpace(folder, "journal", "list", "--json").stdout)
+    assert sorted(e["execution"]["micro_batch"] for e in listed) == [8, 8, 16, 16]
+    assert str(folder) not in json.dumps(listed)
+    assert all(e["commit"] is None and e["command"].startswith("trainpace measure mine.py:task") for e in listed)
+    answer = ask(folder, "measure", "mine.py:task", "--batch", "8", "--repeats", "1", *QUICK, "--no-journal")
+    assert answer["analysis"]["points"][0]["batch"] == 8
+    assert answer["sweep"] is None
+    assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 4
+
+
+@pytest.mark.slow
+def test_the_largest_batch_that_fits(folder):
+    answer = ask(folder, "measure", "mine.py:hungry", "--until-oom", *QUICK)
+    assert answer["analysis"]["largest_that_fits"] == 5
+    assert {f["batch"] for f in answer["analysis"]["failures"]} == {6, 8}
+    assert any("Largest batch that fits: 5" in line for line in answer["verdict"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_what_was_measured_before_the_end_is_kept_and_taken_up_again(folder, how):
+    arguments = ("measure", "mine.py:task", "--batch", "1,2,3,4", *QUICK, "--repeats", "1", "--no-forecast")
+    process = subprocess.Popen(
+        **command(folder, *arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    begun = 0
+    for line in process.stderr:
+        begun += line.startswith("measuring batch")
+        if begun == 3:
+            break
+    process.send_signal(how)
+    said = process.stderr.read()
+    process.wait(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "takes it up again" in said
+    journal = folder / "data" / "trainpace" / "journal.db"
+    with sqlite3.connect(journal) as database:
+        assert database.execute("pragma integrity_check").fetchone() == ("ok",)
+    assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 2
+    # the probe in flight ends with its parent
+    deadline = time.monotonic() + 20
+    while workers(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not workers(folder)
+    done = trainpace(folder, *arguments)
+    assert "2 probes were there" in done.stderr
+    assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 4
+
+
+def workers(folder):
+    """Processes of probes that were started in this folder."""
+    found = []
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = open(f"/proc/{number}/cmdline").read()
+            if "trainpace.measure.worker" in words and os.readlink(f"/proc/{number}/cwd") == str(folder):
+                found.append(number)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_a_suite_goes_into_the_journal(folder):
+    (folder / "mine.toml").write_text(
+        '[[task]]\nmodel = "mine.py:task"\nbatch = [2, 4]\n[[task]]\nmodel = "mine.py:nothing"\n'
+    )
+    done = trainpace(folder, "measure", "--suite", "mine.toml", *QUICK, "--repeats", "1", "--no-forecast")
+    assert "1 of 2 models measured" in done.stdout
+    assert "nothing" in done.stderr
+    assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 2
+
+
+@pytest.mark.slow
+def test_a_calibration_is_used_from_then_on(folder):
+    said = trainpace(folder, "calibrate", "--seconds", "6s").stdout
+    assert "steady" in said
+    assert "random networks" in said
+    assert (folder / "data" / "trainpace" / "machine.json").exists()
+    (row,) = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")["rows"]
+    assert row["provenance"] == "calibrated"
+    answer = ask(folder, "measure", "random:cnn:10", "--batch", "8", *QUICK)
+    (foreseen,) = answer["forecasts"]
+    assert foreseen["step_time_ms"] == pytest.approx(row["step_time_ms"])
+    score = json.loads(trainpace(folder, "journal", "score", "--json").stdout)
+    assert score["overall"]["n"] == 2
+    again = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")
+    assert "measured on this device at batch 8" in again["journal"][0]
+    assert again["rows"][0]["provenance"] == "transferred"
+    assert again["rows"][0]["step_time_ms"] == pytest.approx(answer["analysis"]["points"][0]["step_ms"], rel=0.5)
+    (plain,) = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8", "--no-journal")["rows"]
+    assert plain["step_time_ms"] == pytest.approx(row["step_time_ms"])
+    # a profile of another processor is no profile of this one
+    profile = folder / "data" / "trainpace" / "machine.json"
+    profile.write_text(profile.read_text().replace('"torch":"2', '"torch":"1'))
+    assert (
+        "calibrate again"
+        in trainpace(folder, "measure", "mine.py:task", "--batch", "2", *QUICK, "--repeats", "1").stderr
+    )
+
+
+def test_what_machine_this_is(folder):
+    done = trainpace(folder, "calibrate", "--detect-only")
+    assert "processor" in done.stdout
+    assert json.loads(trainpace(folder, "calibrate", "--detect-only", "--json").stdout)["record"] == "Machine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(("measure",), "MODEL"), (("measure", "resnet18", "--suite", "small"), "MODEL"), (("measure", "--suite", "nothing"), "suite"),
+     (("measure", "--suite", "small", "--json"), "one model"), (("measure", "resnet18", "--batch", "0"), "batch"),
+     (("measure", "resnet18", "--output", "no/such/folder.json"), "folder"), (("measure", "nothing", "--batch", "2", "--no-journal"), "nothing"),
+     (("measure", "resnet18", "--device", "cuda", "--no-journal"), "GPU"), (("calibrate", "--output", "no/such/folder.json"), "folder"),
+     (("measure", "resnet18", "--journal", "redis://nowhere"), "journal"), (("calibrate", "--storage", "/no/such/folder", "--seconds", "1s"), "folder")],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_exit_code_2(folder, arguments, word):
+    done = trainpace(folder, *arguments, code=2)
+    assert word in done.stderr
+    assert not list(folder.glob("data/trainpace/machine.json"))

@@ -1,0 +1,148 @@
+"""A sweep into the journal: kept probe by probe, taken up again, and forecast before it is measured."""
+
+import pytest
+from msgspec.structs import replace
+
+from nouns import measurement, workload
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.forecast import forecast
+from trainpace.hardware import Cluster, find_device
+from trainpace.journal.foresight import foresee, workload_key
+from trainpace.journal.recorder import Circumstances, record_sweep
+from trainpace.measure import Conditions
+from trainpace.measure.sweep import SweepPlan
+from trainpace.outcome import FailedProbe
+
+DEVICE = "Tesla T4"
+HERE = Circumstances(device=DEVICE, command="trainpace measure /home/anna/net.py:task", notes="a note")
+CONDITIONS = Conditions(model="/home/anna/net.py:task")
+
+
+def step_ms(batch):
+    return 3.0 + 0.5 * batch
+
+
+@pytest.fixture
+def probes(monkeypatch):
+    """Invented steps; `probes.stop_at` of them end as a kill would."""
+
+    class Probes:
+        asked = []
+        stop_at = None
+
+    def probe(conditions, batch, device):
+        if len(Probes.asked) == Probes.stop_at:
+            raise KeyboardInterrupt
+        Probes.asked.append(batch)
+        run = Execution(micro_batch=batch, optimizer="sgd_momentum")
+        if batch == 32:
+            return FailedProbe(
+                model="net.py:task", device=device, execution=run, failure="timeout", reason="too long", environment={}
+            )
+        return replace(measurement(), model="one layer", device=device, execution=run, median_ms=step_ms(batch))
+
+    Probes.asked, Probes.stop_at = [], None
+    monkeypatch.setattr("trainpace.measure.sweep.probe", probe)
+    return Probes
+
+
+def test_everything_is_kept_with_its_circumstances_and_no_names(journal, probes):
+    done = record_sweep(journal, CONDITIONS, SweepPlan(batches=(8, 16, 32)), HERE)
+    entries = journal.sweep_entries(done.id)
+    assert [e.outcome for e in entries].count("timeout") == 1
+    assert len(entries) == len(done.outcomes) == 5
+    assert {e.notes for e in entries} == {"a note"}
+    (sweep,) = journal.sweeps()
+    assert sweep.finished_at is not None
+    assert "anna" not in repr((sweep, entries))
+
+
+def test_an_interrupted_sweep_is_taken_up_again(journal, probes):
+    plan = SweepPlan(batches=(1, 2, 4, 8))
+    probes.stop_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        record_sweep(journal, CONDITIONS, plan, HERE)
+    probes.stop_at = None
+    done = record_sweep(journal, CONDITIONS, plan, HERE)
+    assert done.resumed == 5
+    assert len(probes.asked) == 8
+    assert sorted(probes.asked) == [1, 1, 2, 2, 4, 4, 8, 8]
+    # finished: the same command measures anew
+    assert record_sweep(journal, CONDITIONS, plan, HERE).resumed == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda c, p, h: (replace(c, precision="amp_bf16"), p, h), lambda c, p, h: (c, replace(p, repeats=3), h),
+     lambda c, p, h: (c, p, h._replace(device="another")), lambda c, p, h: (c, p, h._replace(versions="torch 3"))],
+)  # fmt: skip
+def test_under_other_conditions_it_begins_anew(journal, probes, change):
+    plan = SweepPlan(batches=(1, 2, 4, 8))
+    probes.stop_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        record_sweep(journal, CONDITIONS, plan, HERE)
+    probes.stop_at = None
+    assert record_sweep(journal, *change(CONDITIONS, plan, HERE)).resumed == 0
+
+
+def test_fresh_begins_anew(journal, probes):
+    plan = SweepPlan(batches=(1, 2, 4, 8))
+    probes.stop_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        record_sweep(journal, CONDITIONS, plan, HERE)
+    probes.stop_at = None
+    assert record_sweep(journal, CONDITIONS, plan, HERE, fresh=True).resumed == 0
+
+
+def foresight_of(journal, name="one layer", **sizes):
+    w = replace(workload(**sizes), model=name)
+    return foresee(w, Execution(optimizer="sgd_momentum"), Cluster(device=find_device(DEVICE)), None, journal)
+
+
+def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, probes):
+    before = foresight_of(journal)
+    assert before.in_words() == ""
+    record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, before)
+    run = Execution(micro_batch=16, optimizer="sgd_momentum")
+    plain = forecast(workload(), run, Cluster(device=find_device(DEVICE)))
+    entry = next(e for e in journal.every() if e.execution.micro_batch == 8)
+    assert entry.forecast_ms == pytest.approx(before.at(replace(run, micro_batch=8)).step.total_ms)
+    assert entry.forecast_factor == 1.0
+    assert entry.workload_key == workload_key(workload(), run)
+    after = foresight_of(journal)
+    assert "batch 8, 64" in after.in_words()
+    sharp = after.at(run)
+    assert sharp.provenance == "transferred"
+    assert sharp.step.total_ms != pytest.approx(plain.step.total_ms)
+    for batch in (8, 64):
+        again = after.at(replace(run, micro_batch=batch))
+        assert again.step.total_ms == pytest.approx(step_ms(batch))
+        assert again.step_time_interval_ms.low < step_ms(batch) < again.step_time_interval_ms.high
+
+
+def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
+    record_sweep(
+        journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, foresight_of(journal)
+    )
+    other = foresight_of(journal, "another layer", n=512)
+    assert "1 other model" in other.in_words()
+    run = Execution(micro_batch=16, optimizer="sgd_momentum")
+    plain = forecast(other.workload, run, other.cluster)
+    ratio = other.near.same_device[0].measured_over_forecast
+    shifted = other.at(run)
+    assert min(1, ratio) < shifted.step.total_ms / plain.step.total_ms < max(1, ratio)
+    old, new = plain.step_time_interval_ms, shifted.step_time_interval_ms
+    assert new.high / new.low == pytest.approx(old.high / old.low)
+    # a forecast that was shifted does not count as a plain one later on
+    assert other.factor(run) == pytest.approx(shifted.step.total_ms / plain.step.total_ms)
+
+
+def test_code_that_fails_everywhere_is_said(journal, monkeypatch):
+    def probe(conditions, batch, device):
+        run = Execution(micro_batch=batch)
+        return FailedProbe(model="m", device=device, execution=run, failure="crashed", reason="1 / 0", environment={})
+
+    monkeypatch.setattr("trainpace.measure.sweep.probe", probe)
+    with pytest.raises(TrainpaceError, match="1 / 0"):
+        record_sweep(journal, CONDITIONS, SweepPlan(batches=(1, 2, 4)), HERE)

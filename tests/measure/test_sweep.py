@@ -1,0 +1,131 @@
+"""Which probe comes next, and what a sweep keeps: decided by pure functions, tried here on invented outcomes."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nouns import measurement
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.measure.analysis import analyse
+from trainpace.measure.search import next_for_largest
+from trainpace.measure.sweep import SweepPlan, next_probe, run_sweep
+from trainpace.outcome import FailedProbe
+
+
+def measured(batch, ms=None, memory=None):
+    ms = 2.0 + batch if ms is None else ms
+    return replace(measurement(), execution=Execution(micro_batch=batch), median_ms=ms, peak_memory_gib=memory)
+
+
+def failed(batch, failure="out_of_memory", reason="the memory is not enough."):
+    run = Execution(micro_batch=batch)
+    return FailedProbe(model="m", device="cpu", execution=run, failure=failure, reason=reason, environment={})
+
+
+def carried_out(plan, probe, most=500):
+    outcomes = []
+    while (batch := next_probe(plan, outcomes)) is not None:
+        outcomes.append(probe(batch))
+        assert len(outcomes) < most
+    return outcomes
+
+
+def test_a_list_is_measured_in_rounds_each_in_an_order_of_its_own():
+    plan = SweepPlan(batches=(1, 2, 4, 8, 16, 32), repeats=3)
+    order = [o.execution.micro_batch for o in carried_out(plan, measured)]
+    rounds = [order[:6], order[6:12], order[12:]]
+    assert [sorted(part) for part in rounds] == [[1, 2, 4, 8, 16, 32]] * 3
+    assert len({tuple(part) for part in rounds}) == 3
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_the_largest_that_fits_is_found_in_a_few_probes(limit, most):
+    worked, out = set(), set()
+    probes = 0
+    while (batch := next_for_largest(worked, out, most)) is not None:
+        assert 1 <= batch <= most
+        assert batch not in worked | out
+        (worked if batch <= limit else out).add(batch)
+        probes += 1
+    found, truth = max(worked, default=0), min(limit, most)
+    assert found <= truth
+    assert truth - found <= max(1, truth // 64)
+    assert probes <= 30
+    assert next_for_largest((), {1}, 100) is None
+
+
+def test_until_oom_and_the_sizes_below():
+    plan = SweepPlan(batches=(1, 2, 3, 100), until_oom=True, repeats=1)
+    outcomes = carried_out(plan, lambda b: measured(b) if b <= 23 else failed(b))
+    sizes = {o.execution.micro_batch for o in outcomes}
+    assert {23, 24, 3} <= sizes
+    assert 100 not in sizes
+    assert analyse(outcomes).largest_that_fits == 23
+    alone = carried_out(replace(plan, also_batches=False), lambda b: measured(b) if b <= 23 else failed(b))
+    assert 3 not in {o.execution.micro_batch for o in alone}
+
+
+def test_nothing_above_an_out_of_memory_is_tried_and_nothing_that_failed_again():
+    plan = SweepPlan(batches=(8, 16, 32, 64), repeats=2)
+    outcomes = carried_out(plan, lambda b: failed(b) if b >= 32 else failed(b, "timeout") if b == 16 else measured(b))
+    sizes = [o.execution.micro_batch for o in outcomes]
+    assert sizes.count(8) == 2
+    assert sizes.count(16) == 1
+    assert sizes.count(32) + sizes.count(64) <= 2
+
+
+def test_code_that_fails_at_every_size_stops_the_sweep():
+    plan = SweepPlan(batches=(1, 2, 4, 8))
+    with pytest.raises(TrainpaceError, match="ZeroDivisionError"):
+        carried_out(plan, lambda b: failed(b, "crashed", "the model's code raised ZeroDivisionError"))
+    # a batch norm refuses one sample, and no more
+    assert len(carried_out(plan, lambda b: failed(b, "crashed", "one sample") if b == 1 else measured(b))) == 7
+
+
+def test_a_long_range_is_chosen_from_a_short_one_is_not():
+    assert not SweepPlan(batches=tuple(range(1, 13))).adaptive
+    plan = SweepPlan(batches=tuple(range(1, 71)))
+    assert plan.adaptive
+    noise = random.Random(1)
+    outcomes = carried_out(plan, lambda b: measured(b, (5 + b + 8 * (b > 32)) * noise.gauss(1, 0.005)))
+    assert len(outcomes) <= 28
+    (jump,) = analyse(outcomes).curve.jumps
+    assert (jump.before, jump.after) == (32, 33)
+    assert len(carried_out(replace(plan, every=True, repeats=1), measured)) == 70
+
+
+def test_what_was_done_before_is_not_done_again(monkeypatch):
+    plan = SweepPlan(batches=(1, 2, 4), repeats=1)
+    asked, kept = [], []
+    monkeypatch.setattr(
+        "trainpace.measure.sweep.probe", lambda conditions, batch, device: asked.append(batch) or measured(batch)
+    )
+    outcomes = run_sweep(None, plan, "cpu", kept.append, done=[measured(2)])
+    assert sorted(asked) == [1, 4]
+    assert len(kept) == 2
+    assert len(outcomes) == 3
+
+
+@pytest.mark.parametrize("wrong", [{"batches": ()}, {"batches": (0, 1)}, {"batches": (1,), "repeats": 0}])
+def test_a_plan_that_makes_no_sense(wrong):
+    with pytest.raises(TrainpaceError):
+        SweepPlan(**wrong)
+
+
+def test_an_analysis_says_what_was_measured():
+    outcomes = [measured(8, 10.0, 1.5), measured(8, 11.0, 1.75), measured(16, 15.0), failed(64)]
+    a = analyse(outcomes)
+    assert [p.batch for p in a.points] == [8, 16]
+    first = a.points[0]
+    assert (first.probes, first.step_ms, first.peak_memory_gib) == (2, 10.5, 1.75)
+    assert first.interval_ms.low < 10.0
+    assert first.interval_ms.high > 11.0
+    assert first.samples_per_second == pytest.approx(8e3 / 10.5)
+    assert a.noise.degrees == 1
+    assert a.best.best.batch == 16
+    assert a.failures[0].batch == 64
+    assert analyse([measured(8)]).noise is None
