@@ -97,8 +97,8 @@ def repeats() -> list[str]:
         inside += interval.low <= found <= interval.high
     assert noise is not None
     return [
-        f"| 90 % interval holds the median of a repeat, {REPEATS} repeats | {inside} of {REPEATS} (noise {100 * noise.relative:.1f} %)"
-        " | 90 % |"
+        f"| 90 % interval holds the median of a repeat, {REPEATS} repeats | {inside} of {REPEATS}"
+        f" (noise {100 * noise.relative:.1f} %) | 90 % |"
     ]
 
 
@@ -133,8 +133,10 @@ def adaptive() -> list[str]:
         worst = max(map(abs, deviations))
         jumps = [[f"{j.before}-{j.after}" for j in curve.jumps] for curve in (a.curve, b.curve)]
         lines += [
-            f"| 1:70 {name}: time of the adaptive sweep's {len(chosen)} probes | {100 * chosen_s / full_s:.0f} % of {len(full)} | 40 % |",
-            f"| 1:70 {name}: jumps, all probes / adaptive | {', '.join(jumps[0]) or 'none'} / {', '.join(jumps[1]) or 'none'} | the same |",
+            f"| 1:70 {name}: time of the adaptive sweep's {len(chosen)} probes | {100 * chosen_s / full_s:.0f} % of"
+            f" {len(full)} | 40 % |",
+            f"| 1:70 {name}: jumps, all probes / adaptive | {', '.join(jumps[0]) or 'none'} /"
+            f" {', '.join(jumps[1]) or 'none'} | the same |",
             f"| 1:70 {name}: largest / median deviation of the curves | {100 * worst:.1f} % /"
             f" {100 * statistics.median(map(abs, deviations)):.1f} %, noise {100 * noise:.1f} % | 2 x noise |",
         ]  # fmt: skip
@@ -179,10 +181,11 @@ def killed() -> list[str]:
     assert isinstance(small, FailedProbe)
     assert isinstance(hang, FailedProbe)
     return [
-        f"| kill -9 at {KILLS} random moments: finished probes lost / doubled / corrupt journals | {lost} / {doubled} / {corrupt} | 0 |",
+        f"| kill -9 at {KILLS} random moments: finished probes lost / doubled / corrupt journals | {lost} / {doubled} /"
+        f" {corrupt} | 0 |",
         f"| the sweep taken up again to its end: runs kept, sizes in the answer, workers left over | {total}, {points},"
         f" {len(alive.stdout.split())} | 70, 70, 0 |",
-        f"| a memory limit of 0.5 GiB on VGG-16; a model that hangs | {small.failure}; {hang.failure} | said, nothing else lost |",
+        f"| a memory limit of 0.5 GiB on VGG-16; a model that hangs | {small.failure}; {hang.failure} | said, no more lost |",
     ]
 
 

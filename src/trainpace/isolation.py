@@ -61,7 +61,10 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
             raise kind(f"{what} ended without an answer ({_cause(process.returncode)}).")
         answer: dict[str, Any] = json.loads(answered.read_text())
     if "error" in answer:
-        raise (OutOfMemory if answer.get("out_of_memory") else UserCodeError)(answer["error"], answer["hint"])
+        error = (
+            OutOfMemory if answer.get("out_of_memory") else TrainpaceError if answer.get("misuse") else UserCodeError
+        )
+        raise error(answer["error"], answer["hint"])
     return str(answer["result"])
 
 
@@ -77,7 +80,8 @@ def serve(work: Work) -> None:
         if is_out_of_memory(cause):
             answer = {"error": "the memory is not enough.", "hint": "Try a smaller batch.", "out_of_memory": True}
         elif isinstance(error, TrainpaceError):
-            answer = {"error": error.message, "hint": error.hint}
+            misuse = not isinstance(error, UserCodeError)
+            answer = {"error": error.message, "hint": error.hint, "misuse": misuse}
         else:
             answer = {"error": explain(error), "hint": ""}
     write_whole(sys.argv[2], json.dumps(answer))

@@ -183,7 +183,9 @@ def test_a_card_without_bf16_is_exit_1_with_the_reason():
 
 def test_measure_saves_what_it_measured(task, tmp_path):
     saved = tmp_path / "m.json"
-    done = trainpace("measure", f"{task}:task", "--batch", "4,8", "--seconds", "0.2s", "--output", saved)
+    done = trainpace(
+        "measure", f"{task}:task", "--batch", "4,8", "--repeats", "1", "--seconds", "0.2s", "--output", saved
+    )
     assert done.returncode == 0, done.stderr
     measured = json.loads(saved.read_text())
     assert [m["execution"]["micro_batch"] for m in measured] == [4, 8]

@@ -20,7 +20,9 @@ CONDITIONS = Conditions(model="/home/anna/net.py:task")
 
 
 def step_ms(batch):
-    return 3.0 + 0.5 * batch
+    """Further off the larger the batch."""
+    run = Execution(micro_batch=batch, optimizer="sgd_momentum")
+    return (1.2 + 0.005 * batch) * forecast(workload(), run, Cluster(device=find_device(DEVICE))).step.total_ms
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
     record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, before)
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
     plain = forecast(workload(), run, Cluster(device=find_device(DEVICE)))
-    entry = next(e for e in journal.every() if e.execution.micro_batch == 8)
+    entry = next(e for e in journal.find() if e.execution.micro_batch == 8)
     assert entry.forecast_ms == pytest.approx(before.at(replace(run, micro_batch=8)).step.total_ms)
     assert entry.forecast_factor == 1.0
     assert entry.workload_key == workload_key(workload(), run)

@@ -135,7 +135,7 @@ def test_conditions_that_make_no_sense(wrong):
 
 @pytest.mark.parametrize("precision", ["tf32", "fp8", "amp_fp16"])
 def test_a_format_that_a_cpu_has_not_is_said(task, precision):
-    with pytest.raises(TrainpaceError, match="GPU|engine"):
+    with pytest.raises(TrainpaceError, match=r"GPU|engine"):
         measure(Conditions(model=f"{task}:task", precision=precision), 4)
 
 

@@ -49,6 +49,7 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
             causes = _forecast_jumps(foresight, plan, conditions)
         recorded = _run(conditions, plan, device, journal, foresight, [jump.batch for jump in causes], o)
     measured = [outcome for outcome in recorded.outcomes if isinstance(outcome, Measurement)]
+    measured.sort(key=lambda m: m.execution.micro_batch)
     if o["output"]:
         write_whole(o["output"], json.dumps([to_jsonable(m) for m in measured], indent=1) + "\n")
     if not measured:

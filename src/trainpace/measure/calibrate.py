@@ -37,9 +37,9 @@ def calibrate(seconds: float, machine: Machine) -> MachineProfile:
     torch.manual_seed(0)
     begin = time.perf_counter()
     form = _roofline()
+    timed, first_spread = _time_group(range(BLOCKS_OF_A_GROUP))
+    spreads = [first_spread]
     canaries = [_canary_s()]  # the same group at the start, in the middle and at the end: how steady was the machine?
-    timed: list[TimedRow] = []
-    spreads: list[float] = []
     seed, half_way = BLOCKS_OF_A_GROUP, False
     while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
         if not half_way and now > BLOCKS_SHARE * seconds / 2:

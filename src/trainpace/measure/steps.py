@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.execution import Execution
 from trainpace.measure.conditions import Conditions
 from trainpace.measure.environment import cpu_name, environment
@@ -54,9 +54,7 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     losses = [float(loss) for loss in stepper.losses]
     if not all(math.isfinite(loss) for loss in losses) and c.precision not in ("fp16", "amp_fp16"):
         bad = next(loss for loss in losses if not math.isfinite(loss))
-        raise TrainpaceError(
-            f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate."
-        )
+        raise UserCodeError(f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate.")
     parts = clock.parts_ms
     totals = [sum(step) for step in parts]
     warm = warmup_steps(totals)

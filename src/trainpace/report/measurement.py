@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,9 +90,18 @@ def sweep_json(
     return {
         "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
-        "analysis": msgspec.to_builtins(a), "verdict": verdict(a),
+        "analysis": _finite(msgspec.to_builtins(a)), "verdict": verdict(a),
         "forecasts": [row_json(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
     }  # fmt: skip
+
+
+def _finite(tree: Any) -> Any:
+    """JSON has no infinity: a bound that is not known is null."""
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[str]:

@@ -71,9 +71,8 @@ def sweep_chart(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> str:
     for segment in a.curve.segments:
         ends = [(b, a.curve.at(b)) for b in (segment.first_batch, segment.last_batch)]
         (x1, y1), (x2, y2) = [(x(b), y(ms)) for b, ms in ends]
-        parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{MEASURED}" stroke-width="1.5" opacity="0.6"/>'
-        )
+        where = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+        parts.append(f'<line {where} stroke="{MEASURED}" stroke-width="1.5" opacity="0.6"/>')
     for p in a.points:
         tip = f"batch {p.batch}: {format_number(p.step_ms)} ms, {format_number(p.samples_per_second)} samples/s"
         parts.append(
