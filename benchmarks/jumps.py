@@ -14,6 +14,7 @@ import re
 import statistics
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,11 +78,11 @@ def sweep(
         y = y * (1 + rng.uniform(-0.3, 0.8) * x / n)
     elif shape == "odd-even":
         y = start + slope * np.ceil(x / 2) * 2
-    count = int(rng.integers(0, 5)) if count is None else count
+    count = min(int(rng.integers(0, 5)) if count is None else count, (n - 2 * margin) // gap)
     places: list[int] = []
     while len(places) < count:
         places = sorted(int(p) for p in rng.choice(np.arange(margin, n - margin + 1), count, replace=False))
-        if any(b - a < gap for a, b in zip(places, places[1:], strict=False)):
+        if any(b - a < gap for a, b in pairwise(places)):
             places = []
     mean, sizes = float(y.mean()), []
     for t in places:
@@ -98,7 +99,7 @@ def sweep(
     step = y * np.exp(noise * z) if tails == "log-normal" else y + sigma * z
     step = np.where(rng.random(n) < disturbed, step * (1 + rng.uniform(0.05, 0.5, n)), step)
     jumps = [(t, abs(size) / float(sigma[t - 1])) for t, size in zip(places, sizes, strict=True)]
-    return Sweep(x, np.maximum(step, 1e-3 * y), sigma, noise, jumps)
+    return Sweep(x, np.asarray(np.maximum(step, 1e-3 * y), dtype=float), np.asarray(sigma, dtype=float), noise, jumps)
 
 
 def bin_of(ratio: float) -> str:
@@ -194,7 +195,7 @@ def accuracy(count: int, seed: int) -> list[str]:
 def no_jumps(count: int, seed: int) -> list[str]:
     lines = ["| no jumps planted | sweeps without one, noise not known | known |", "|---|---|---|"]
     for i, name in enumerate(NO_JUMPS):
-        options = {"longest": 30} if "20" in name else {}
+        options: dict[str, Any] = {"longest": 30} if "20" in name else {}
         cells = []
         for known in (False, True):
             rng = np.random.default_rng([seed, 100 + i])
@@ -222,12 +223,12 @@ def curve_of(kind: str, rng: np.random.Generator) -> tuple[Floats, list[int]]:
     """Step times in ms of batches 1 to 70, and the batches right after its jumps."""
     x, slope = np.arange(1, 71), rng.uniform(0.5, 2)
     start = slope * float(rng.choice([1, 10, 40]))
-    line = start + slope * x
+    line = np.asarray(start + slope * x, dtype=float)
     jumps: list[int] = []
     if kind.startswith("VGG, padded"):
         return start + slope * (0.4 * x + 0.6 * np.ceil(x / 16) * 16), [17, 33, 49, 65]
     if kind == "launch-bound":
-        return np.maximum(slope * rng.uniform(15, 40), slope * x), jumps
+        return np.asarray(np.maximum(slope * rng.uniform(15, 40), slope * x), dtype=float), jumps
     if kind == "odd-even":
         return start + slope * np.ceil(x / 2) * 2, jumps
     if kind == "smooth":
@@ -304,9 +305,8 @@ def public_sweep(data: Path) -> list[str]:
             curve = find_changes(sizes, [pick(times[b]) for b in sizes], 0.003)
             for jump in curve.jumps:
                 interval = f"{jump.size_ms:.1f} ({jump.low_ms:.1f} to {jump.high_ms:.1f})"
-                lines.append(
-                    f"| {label} | {sizes[0]} to {sizes[-1]} | {jump.before} and {jump.after} | {interval} | {jump.percent:.1f} |"
-                )
+                place = f"{sizes[0]} to {sizes[-1]} | {jump.before} and {jump.after}"
+                lines.append(f"| {label} | {place} | {interval} | {jump.percent:.1f} |")
             best = best_batches(curve).best
             lines.append(f"| | | best throughput: batch {best.batch}, {best.samples_per_second:.0f} samples/s | | |")
     return lines
@@ -326,7 +326,7 @@ def main() -> None:
     lines += accuracy(options.sweeps, options.seed)
     lines += ["", *no_jumps(options.sweeps, options.seed), "", *timing(options.seed), ""]
     lines += ["Adaptive sweeps (at most 28 probes, repeats included; a jump within one batch counts as the same):", ""]
-    lines += adaptive(max(options.sweeps // 5, 2), options.seed)
+    lines += adaptive(max(options.sweeps // 10, 2), options.seed)
     if (options.data / "measured_runs.parquet").exists():
         lines += ["", "The public sweep: VGG16 on a K80, digitised (batch +-3, time +-0.3 %):", ""]
         lines += public_sweep(options.data)

@@ -119,7 +119,7 @@ def test_nothing_fits():
 def test_it_ends_and_stays_within_what_was_asked(asked, seed, noise, fits, hints):
     rng = np.random.default_rng(seed)
     times = {batch: float(rng.uniform(1, 100)) for batch in asked}
-    measured, failed, order = run(times.__getitem__, asked, noise, seed, hints, fits)
+    measured, _, order = run(times.__getitem__, asked, noise, seed, hints, fits)
     assert set(measured) <= set(asked)
     assert len(order) <= max(-(-2 * len(asked) // 5), 12)
     if len(asked) <= 6 and fits >= max(asked):
