@@ -55,7 +55,7 @@ SAG = 0.5
 """Deviations by which the middle of a gap may lie off the line between its ends."""
 SURE = 6.0
 """A jump of this many deviations needs no repeats."""
-PRIOR_WORTH = 2.0
+PRIOR_WORTH = 1.0
 """How many repeats the expected noise is worth."""
 WIDEST_GAP_SHARE = 8
 """A gap of more than one part in so many of the sweep is tested in its middle."""

@@ -47,14 +47,16 @@ class Term(NamedTuple):
 
 
 PRICES = {
-    Kind.LEVEL: (4.0, 2.0),
+    Kind.LEVEL: (3.0, 2.0),
     Kind.BEND: (4.0, 1.5),
-    Kind.BOTH: (8.0, 2.5),
+    Kind.BOTH: (5.0, 2.5),
     Kind.POINT: (6.0, 2.0),
     Kind.SMOOTH: (1.0, 1.0),
     Kind.ODD: (6.0, 2.0),
 }
 """Price of a term: constant + factor x log n. Calibrated by simulation, docs/measured_jumps.md."""
+FEW = 7.0
+"""Price of a term rises by this over the observations that the noise rests on."""
 LEAST_POINTS = 2
 """Points on either side of a level change; a lone point could as well be disturbed."""
 LEAST_POINTS_SLOPE = 3
@@ -79,6 +81,8 @@ class Search:
         self.weight = 1 / sigma
         self.target = y * self.weight
         self.price = np.array([constant + factor * math.log(n) for constant, factor in PRICES.values()])
+        # the fewer observations the deviations rest on, the longer the tail of what chance can do
+        self.price *= 1 + FEW / (n + worth)
         u, w = self.position, self.weight[:, None]
         self._base = np.stack([np.ones(n), u], axis=1) * w
         self._level, self._level_size = _unit(np.tri(n) * w)
@@ -116,7 +120,11 @@ class Search:
 
     def cost(self, terms: list[Term]) -> float:
         """The criterion."""
-        return self._misfit(self._residual(terms)[2]) + self._price_of(terms)
+        return self._misfit(self.squares(terms)) + self._price_of(terms)
+
+    def squares(self, terms: list[Term]) -> float:
+        """Sum of squared residuals over their deviations."""
+        return self._residual(terms)[2]
 
     def best(self) -> tuple[float, list[Term]]:
         """The best criterion found and its terms, in order of place."""

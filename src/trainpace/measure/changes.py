@@ -28,10 +28,11 @@ LEAST_Z = 3.0
 FEWEST_POINTS = 6
 """With fewer measured batch sizes a jump cannot be told from a bend."""
 GUESS_WORTH = 4.0
+SPARSE = 30
 CURVED_SPACING = 3
-CURVED_PRICE = 2.0
+CURVED_PRICE = 1.0
 """Of the bends that stand for a smooth curve: points between them, and their price over log n."""
-KNOWN_WORTH = 3.0
+KNOWN_WORTH = 1.0
 """How many observations a guess of the noise is worth, and how many times the curve itself a known noise is."""
 NOISE_AGREES = 1.6
 """Where the curve's own noise is more than this many times the given one, both are tried: noise within a process is
@@ -43,14 +44,16 @@ ADDITIVE_EVIDENCE = 6.0
 
 
 class Segment(Record):
-    """A straight stretch. `first_ms` is the fitted step at `first_batch`; the interval of the slope holds 90 %."""
+    """A straight stretch. `first_ms` is the fitted step at `first_batch`; the interval of the slope holds 90 %, and is
+    None where too few points were measured to tell.
+    """
 
     first_batch: int
     last_batch: int
     first_ms: float
     slope_ms_per_sample: float
-    slope_low: float
-    slope_high: float
+    slope_low: float | None
+    slope_high: float | None
 
     def line(self, batch: int) -> float:
         """The straight line through this stretch, in ms, at any batch size."""
@@ -124,12 +127,14 @@ def find_changes(
     positive time at each of ascending, positive batch sizes.
     """
     x, y = np.asarray(batches, dtype=float), np.asarray(step_ms, dtype=float)
-    given = None if noise is None else np.broadcast_to(np.asarray(noise, dtype=float), x.shape)
+    given = None if noise is None else np.asarray(noise, dtype=float)
     _check(x, y, given)
+    if given is not None:
+        given = np.broadcast_to(given, x.shape)
     if len(x) < FEWEST_POINTS:
         return _few(batches, x, y, 0.0 if given is None else float(np.median(given)))
     search, terms = _search(x, y, given)
-    terms = _without_curvature(search, terms)
+    terms = _straightened(search, terms)
     fit = _certain(search, terms)
     return _curve(batches, x, y, fit)
 
@@ -141,8 +146,10 @@ def _check(x: Floats, y: Floats, noise: Floats | None) -> None:
         raise TrainpaceError("batch sizes must be whole, positive and ascending.", "Sort them and merge repeats.")
     if not (np.isfinite(y).all() and (y > 0).all()):
         raise TrainpaceError("step times must be finite and above 0 ms.", "Leave out batch sizes that failed.")
-    if noise is not None and not (np.isfinite(noise).all() and (noise >= 0).all()):
-        raise TrainpaceError("the relative noise must be finite and not negative, such as 0.01 for 1 %.")
+    if noise is not None and not (noise.shape in ((), x.shape) and np.isfinite(noise).all() and (noise >= 0).all()):
+        raise TrainpaceError(
+            "the relative noise is one finite number from 0 (0.01 is 1 %), or one for each batch size."
+        )
 
 
 def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Term]]:
@@ -167,14 +174,18 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
     return chosen
 
 
-def _without_curvature(search: Search, terms: list[Term]) -> list[Term]:
-    """Smooth curvature kept jumps honest; what is reported are straight pieces, so bends take its place."""
+def _straightened(search: Search, terms: list[Term]) -> list[Term]:
+    """Smooth curvature kept jumps honest; what is reported are straight pieces, so bends take its place. The jumps are
+    settled now, so bends may be close; also where few points left no room for them before.
+    """
     kept = [term for term in terms if term.kind != Kind.SMOOTH]
-    if len(kept) == len(terms):
+    if len(kept) == len(terms) and search.n >= SPARSE:
         return terms
-    # the jumps are settled, so bends may be close and cheap
-    search.bend_spacing, search.price[Kind.BEND] = CURVED_SPACING, CURVED_PRICE * math.log(search.n)
-    found = search.improve(kept, frozenset({Kind.BEND}), frozenset(kept))[1]
+    if len(kept) < len(terms):
+        search.price[Kind.BEND] = CURVED_PRICE * math.log(search.n)
+    search.bend_spacing = CURVED_SPACING
+    fixed = frozenset(term for term in kept if term.kind != Kind.BEND)
+    found = search.improve(kept, frozenset({Kind.BEND}), fixed)[1]
     return sorted(found, key=lambda term: (term.place, term.kind))
 
 
@@ -251,7 +262,7 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
         if kind in (Kind.BEND, Kind.BOTH) and i not in fit.jumps:
             bends.append(Bend(batch=int(batches[t]), slope_before=before, slope_after=float(contrast @ fit.values)))
         if i in fit.jumps:
-            jumps.append(_jump(batches, fit, t, column))
+            jumps.append(_jump(batches, fit, t, int(column)))
         if kind in (Kind.LEVEL, Kind.BEND, Kind.BOTH):
             slopes.append((t, contrast.copy()))
     line = fit.fitted - odd_ms * (x % 2)
@@ -287,14 +298,18 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
 def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:
     size, z = float(fit.values[column]), fit.z(column)
     half = fit.half_width(np.eye(len(fit.values))[column])
-    before, after = int(batches[t - 1]), int(batches[t])
+    # a disturbed point beside the jump does not say on which side of it it lies
+    lone = {place for kind, place in fit.terms if kind == Kind.POINT}
+    last = next((i for i in range(t - 1, 0, -1) if i not in lone), 0)
+    first = next((i for i in range(t, len(batches) - 1) if i not in lone), len(batches) - 1)
+    before, after = int(batches[last]), int(batches[first])
     return MeasuredJump(
         before=before,
         after=after,
         size_ms=size,
         low_ms=size - half,
         high_ms=size + half,
-        percent=100 * size / float(fit.fitted[t - 1]),
+        percent=100 * size / float(fit.fitted[last]),
         z=z,
         p_value=min(1.0, len(batches) * math.erfc(abs(z) / math.sqrt(2))),
         tight=after == before + 1,
@@ -310,8 +325,8 @@ def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurv
             last_batch=int(batches[i]) if i + 2 < len(x) else int(batches[-1]),
             first_ms=float(y[i]),
             slope_ms_per_sample=float(slope),
-            slope_low=-math.inf,
-            slope_high=math.inf,
+            slope_low=None,
+            slope_high=None,
         )
         for i, slope in enumerate(slopes)
     )

@@ -1,0 +1,188 @@
+"""Jumps that were planted are found, with their size; lines, kinks, curves and lone points have none."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainpace.errors import TrainpaceError
+from trainpace.measure.best_batches import best_batches
+from trainpace.measure.changes import StepCurve, find_changes
+from trainpace.records import from_json, to_json
+
+BATCHES = np.arange(1, 71)
+
+
+def noisy(step_ms, noise, seed):
+    return np.asarray(step_ms) * (1 + noise * np.random.default_rng(seed).standard_normal(len(step_ms)))
+
+
+def vgg(noise=0.01, seed=0):
+    """Images are computed in sixteens, as cuDNN's non-fused Winograd convolution does."""
+    return noisy(40 + 0.4 * BATCHES + 0.6 * np.ceil(BATCHES / 16) * 16, noise, seed)
+
+
+def places(curve):
+    return [(jump.before, jump.after) for jump in curve.jumps]
+
+
+@pytest.mark.parametrize("noise", [None, 0.01])
+def test_the_jumps_of_vgg(noise):
+    curve = find_changes(BATCHES, vgg(), noise)
+    assert places(curve) == [(16, 17), (32, 33), (48, 49), (64, 65)]
+    for jump in curve.jumps:
+        assert jump.tight
+        assert jump.low_ms < jump.size_ms < jump.high_ms
+        assert jump.size_ms == pytest.approx(9.6, abs=1.5)
+        assert jump.p_value < 1e-3
+        assert jump.percent == pytest.approx(100 * jump.size_ms / curve.fitted_ms[jump.before - 1])
+    assert 0.008 < curve.noise < 0.012
+    assert [segment.first_batch for segment in curve.segments] == [1, 17, 33, 49, 65]
+    assert [segment.last_batch for segment in curve.segments] == [16, 32, 48, 64, 70]
+    assert all(segment.slope_ms_per_sample == pytest.approx(0.4, abs=0.06) for segment in curve.segments)
+    assert from_json(to_json(curve), StepCurve) == curve
+
+
+@given(st.floats(0.1, 10), st.floats(0, 1000), st.integers(1, 60))
+@settings(max_examples=30)
+def test_a_noiseless_line_has_no_change(slope, start, first):
+    curve = find_changes(BATCHES + first - 1, start + slope * (BATCHES + first))
+    assert curve.jumps == curve.bends == curve.disturbed == ()
+    (segment,) = curve.segments
+    assert segment.slope_ms_per_sample == pytest.approx(slope, rel=1e-6)
+
+
+@given(st.integers(4, 66), st.floats(0.15, 1.0), st.integers(0, 10**6), st.sampled_from([-1, 1]))
+@settings(max_examples=40)
+def test_a_big_jump_is_always_found(at, share, seed, sign):
+    line = 50 + 1.0 * BATCHES
+    line[at:] *= (1 + share) ** sign
+    found = places(find_changes(BATCHES, noisy(line, 0.01, seed)))
+    assert (at, at + 1) in found
+
+
+@given(st.integers(0, 10**6), st.floats(1e-3, 1e3))
+@settings(max_examples=10)
+def test_scaled_times_have_scaled_jumps(seed, factor):
+    step_ms = vgg(0.01, seed)
+    one, other = find_changes(BATCHES, step_ms), find_changes(BATCHES, factor * step_ms)
+    assert places(one) == places(other)
+    assert [jump.size_ms * factor for jump in one.jumps] == pytest.approx(
+        [jump.size_ms for jump in other.jumps], rel=1e-6
+    )
+    assert one.noise == pytest.approx(other.noise, rel=1e-6)
+
+
+def test_shifted_batch_sizes_have_shifted_jumps():
+    here, there = find_changes(BATCHES, vgg()), find_changes(BATCHES + 100, vgg())
+    assert [(before + 100, after + 100) for before, after in places(here)] == places(there)
+
+
+def share_without_jumps(curve_of, count=60):
+    return sum(not find_changes(BATCHES, curve_of(seed)).jumps for seed in range(count)) / count
+
+
+@pytest.mark.parametrize(
+    "step_ms",
+    [
+        20 + 1.0 * BATCHES,
+        np.maximum(30.3, 1.0 * BATCHES),
+        np.hypot(30.0, 1.0 * BATCHES),
+        (20 + BATCHES) * (1 + BATCHES / 140),
+        20 + np.ceil(BATCHES / 2) * 2,
+    ],
+    ids=["line", "launch-bound", "soft", "quadratic", "odd-even"],
+)
+def test_what_does_not_jump_has_no_jumps(step_ms):
+    assert share_without_jumps(lambda seed: noisy(step_ms, 0.01, seed)) >= 0.9
+
+
+def test_a_launch_bound_start_is_a_bend():
+    curve = find_changes(BATCHES, noisy(np.maximum(30, 1.0 * BATCHES), 0.01, 4))
+    (bend,) = curve.bends
+    assert 27 <= bend.batch <= 33
+    assert abs(bend.slope_before) < 0.1
+    assert bend.slope_after == pytest.approx(1, abs=0.05)
+    assert 27 <= best_batches(curve).launch_bound_until <= 36
+
+
+def test_a_disturbed_point_is_no_jump_and_hides_none():
+    step_ms = vgg()
+    step_ms[24] *= 1.4
+    step_ms[31] *= 1.3
+    curve = find_changes(BATCHES, step_ms)
+    assert curve.disturbed == (25, 32)
+    # which side of the jump the disturbed 32 lies on, nobody can say
+    assert places(curve) == [(16, 17), (31, 33), (48, 49), (64, 65)]
+    assert [jump.tight for jump in curve.jumps] == [True, False, True, True]
+
+
+def test_odd_batches_that_cost_as_much_as_the_next_even_one():
+    curve = find_changes(BATCHES, noisy(20 + 2.0 * np.ceil(BATCHES / 2), 0.005, 1))
+    assert curve.odd_extra_ms == pytest.approx(1, abs=0.15)
+    assert curve.noise < 0.008
+    assert curve.at(9) == pytest.approx(30, rel=0.01)
+    assert curve.at(10) == pytest.approx(30, rel=0.01)
+
+
+def test_a_sparse_sweep_says_which_bracket_holds_the_jump():
+    sizes = np.array([1, 4, 8, 12, 20, 24, 30, 40, 44, 52, 60, 70])
+    step_ms = 50 + sizes + 30.0 * (sizes > 26)
+    curve = find_changes(sizes, noisy(step_ms, 0.005, 0), 0.005)
+    (jump,) = curve.jumps
+    assert (jump.before, jump.after, jump.tight) == (24, 30, False)
+    assert curve.at(26) < 85 < curve.at(30)
+
+
+def test_between_bends_the_lines_meet():
+    sizes = [1, 4, 8, 12, 16, 20, 36, 40, 48, 56, 60, 70]
+    curve = find_changes(sizes, np.maximum(28.0, sizes))
+    assert curve.jumps == ()
+    assert [curve.at(b) for b in (1, 20, 24, 28, 32, 70)] == pytest.approx([28, 28, 28, 28, 32, 70], rel=0.02)
+
+
+def test_noise_that_does_not_grow_with_the_step():
+    rng = np.random.default_rng(0)
+    found = [find_changes(BATCHES, BATCHES + 5 + 0.5 * rng.standard_normal(70)).jumps for _ in range(30)]
+    assert sum(map(bool, found)) <= 3
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_points_are_shown_as_they_are(count):
+    curve = find_changes(range(1, count + 1), [5.0, 9.0, 7.0, 1.0, 4.0][:count])
+    assert curve.fitted_ms == curve.step_ms
+    assert curve.jumps == ()
+    assert [curve.at(b) for b in range(1, count + 1)] == pytest.approx(list(curve.step_ms))
+    assert from_json(to_json(curve), StepCurve) == curve
+
+
+@pytest.mark.parametrize(
+    ("sizes", "step_ms", "noise"),
+    [
+        ([], [], None),
+        ([1, 2], [1.0], None),
+        ([2, 1], [1.0, 1.0], None),
+        ([0, 1], [1.0, 1.0], None),
+        ([1, 2], [1.0, 0.0], None),
+        ([1, 2], [1.0, float("nan")], None),
+        ([1, 2], [1.0, 2.0], -0.1),
+        ([1, 2, 3], [1.0, 2.0, 3.0], [0.1, 0.1]),
+    ],
+)
+def test_what_cannot_be_used_is_said(sizes, step_ms, noise):
+    with pytest.raises(TrainpaceError):
+        find_changes(sizes, step_ms, noise)
+
+
+def test_the_best_batch_is_right_before_the_last_jump():
+    """60 images in sixteens cost as much as 64, so the largest batch is not the best."""
+    best = best_batches(find_changes(BATCHES, vgg(0.005)))
+    assert [choice.batch for choice in best.before_jumps] == [16, 32, 48, 64]
+    assert best.best.batch in (63, 64)
+    assert best.best.samples_per_second == pytest.approx(1e3 * best.best.batch / best.best.step_ms)
+    assert 12 <= best.launch_bound_until <= 15  # 1.1 x 50 ms at 13
+
+
+def test_throughput_that_ties_goes_to_the_smaller_batch():
+    flat_out = find_changes(BATCHES, noisy(np.maximum(20, 1.0 * BATCHES), 0.01, 0))
+    assert best_batches(flat_out).best.batch <= 24
