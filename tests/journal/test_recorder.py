@@ -14,7 +14,7 @@ from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
 from trainpace.outcome import FailedProbe
 
-DEVICE = "Tesla T4"
+DEVICE = "T4"
 HERE = Circumstances(device=DEVICE, command="trainpace measure /home/anna/net.py:task", notes="a note")
 CONDITIONS = Conditions(model="/home/anna/net.py:task")
 

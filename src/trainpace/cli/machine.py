@@ -7,7 +7,8 @@ from importlib.metadata import version
 import click
 
 from trainpace.cli.places import default_profile_file
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.hardware import find_device
 from trainpace.measure.detect import Machine, detect_cpu
 from trainpace.measure.profile import MachineProfile
 from trainpace.records import load
@@ -16,12 +17,16 @@ BRIEF_S = 20.0
 
 
 def device_of(kind: str, machine: Machine) -> str:
-    """The name of the device that is measured on."""
+    """The name of the device that is measured on; a GPU's is the catalogue's where that knows it, as forecasts have it."""
     if kind == "cpu":
         return machine.cpu.name or "CPU"
     if not machine.gpus:
         raise TrainpaceError("this machine shows no NVIDIA GPU.", "Use --device cpu.")
-    return machine.gpus[0].name or "NVIDIA GPU"
+    name = machine.gpus[0].name or "NVIDIA GPU"
+    try:
+        return find_device(name).name
+    except UnknownName:
+        return name
 
 
 def profile_or_brief() -> MachineProfile:

@@ -101,7 +101,7 @@ def _entry(
 ) -> Entry:
     entry = entry_of(
         outcome, keep_identity=c.keep_identity, sweep=sweep, command=c.command, commit=c.commit, notes=c.notes,
-        seed=conditions.seed,
+        seed=conditions.seed, device=c.device,
     )  # fmt: skip
     if foresight is None:
         return entry
