@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-journal fit bench-accuracy docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -13,6 +13,7 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
 	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
+	@echo "make bench-measure   how good measure, its jumps and calibrate are, on a machine that does nothing else (an hour)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make docs-check  run every command of README.md and docs/"
@@ -47,6 +48,11 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/startup.py
 
 bench-journal: $(VENV)/installed
+	$(BIN)/python benchmarks/journal.py
+
+bench-measure: $(VENV)/installed .zoo/installed
+	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/measure.py
+	$(BIN)/python benchmarks/jumps.py --data $(DATA)
 	$(BIN)/python benchmarks/journal.py
 
 # The measured runs are traced once into out/traces (about six minutes), then every use of them takes seconds.

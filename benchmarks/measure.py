@@ -7,6 +7,7 @@ prints its lines and keeps them in benchmarks/results/measure.md. On two cores a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -80,7 +81,7 @@ def overhead() -> list[str]:
 
 def repeats() -> list[str]:
     """Intervals from a small sweep of two probes a size; then fifty more probes: how many fall inside?"""
-    conditions = Conditions(model=f"{TASKS}:smooth", seconds=1.0)
+    conditions = Conditions(model=f"{TASKS}:smooth", seconds=2.0)
     sizes = (8, 16, 24, 32, 48)
     medians: dict[int, list[float]] = {}
     order = [b for _ in range(2) for b in sizes] + [b for _ in range(REPEATS // len(sizes)) for b in sizes]
@@ -156,7 +157,12 @@ def killed() -> list[str]:
         kept = 0
         for _ in range(KILLS):
             process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+                command,
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
             time.sleep(draw.uniform(0.2, 8.0))
             os.kill(process.pid, signal.SIGKILL)
@@ -175,7 +181,7 @@ def killed() -> list[str]:
             kept = len(entries)
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         total, points = len(_entries(place)), len(json.loads(done.stdout)["analysis"]["points"])
-        alive = subprocess.run(["pgrep", "-f", "trainpace.measure.worker"], capture_output=True, text=True, check=False)
+        alive = _workers(folder)
     small = probe(Conditions(model="vgg16", seconds=0.0, memory_limit_gib=0.5), 4, "cpu")
     hang = probe(Conditions(model=f"{TASKS}:hangs", timeout_s=8.0), 4, "cpu")
     assert isinstance(small, FailedProbe)
@@ -184,9 +190,19 @@ def killed() -> list[str]:
         f"| kill -9 at {KILLS} random moments: finished probes lost / doubled / corrupt journals | {lost} / {doubled} /"
         f" {corrupt} | 0 |",
         f"| the sweep taken up again to its end: runs kept, sizes in the answer, workers left over | {total}, {points},"
-        f" {len(alive.stdout.split())} | 70, 70, 0 |",
+        f" {alive} | 70, 70, 0 |",
         f"| a memory limit of 0.5 GiB on VGG-16; a model that hangs | {small.failure}; {hang.failure} | said, no more lost |",
     ]
+
+
+def _workers(folder: str) -> int:
+    """Probes still running that were started in this folder."""
+    alive = 0
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{number}/cmdline").read_text()
+            alive += "trainpace.measure.worker" in words and os.readlink(f"/proc/{number}/cwd") == folder
+    return alive
 
 
 def _entries(place: str) -> list[Entry]:

@@ -67,7 +67,18 @@ def ask(folder, *arguments):
 @pytest.mark.slow
 def test_a_measured_sweep_from_command_to_journal(folder):
     done = trainpace(
-        folder, "measure", "mine.py:task", "--batch", "8,16", *QUICK, "--output", "out.json", "--html", "page.html"
+        folder,
+        "measure",
+        "mine.py:task",
+        "--repeats",
+        "2",
+        "--batch",
+        "8,16",
+        *QUICK,
+        "--output",
+        "out.json",
+        "--html",
+        "page.html",
     )
     assert "Best throughput: batch" in done.stdout
     assert "calibrate first" in done.stderr
@@ -156,15 +167,15 @@ def test_a_calibration_is_used_from_then_on(folder):
     assert (folder / "data" / "trainpace" / "machine.json").exists()
     (row,) = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")["rows"]
     assert row["provenance"] == "calibrated"
-    answer = ask(folder, "measure", "random:cnn:10", "--batch", "8", *QUICK)
+    answer = ask(folder, "measure", "random:cnn:10", "--batch", "8", *QUICK, "--repeats", "1")
     (foreseen,) = answer["forecasts"]
     assert foreseen["step_time_ms"] == pytest.approx(row["step_time_ms"])
     score = json.loads(trainpace(folder, "journal", "score", "--json").stdout)
-    assert score["overall"]["n"] == 2
+    assert score["overall"]["n"] == 1
     again = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8")
     assert "measured on this device at batch 8" in again["journal"][0]
     assert again["rows"][0]["provenance"] == "transferred"
-    assert again["rows"][0]["step_time_ms"] == pytest.approx(answer["analysis"]["points"][0]["step_ms"], rel=0.5)
+    assert again["rows"][0]["step_time_ms"] == pytest.approx(answer["analysis"]["points"][0]["step_ms"])
     (plain,) = ask(folder, "forecast", "random:cnn:10", "--gpu", "cpu", "--batch", "8", "--no-journal")["rows"]
     assert plain["step_time_ms"] == pytest.approx(row["step_time_ms"])
     # a profile of another processor is no profile of this one

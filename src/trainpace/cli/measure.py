@@ -11,8 +11,6 @@ from trainpace.cli.options import BATCHES, COUNT, DURATION, echo_json
 from trainpace.cli.places import JOURNAL
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
-DEFAULT_BATCHES = "8,16,32"
-LARGEST_SEARCHED = 65536
 
 
 @click.command()
@@ -21,7 +19,9 @@ LARGEST_SEARCHED = 65536
     "--batch", "batches", type=BATCHES, help="Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]"
 )
 @click.option("--every", is_flag=True, help="Measure every size of a long range; without it those that tell most.")
-@click.option("--repeats", type=COUNT, default=2, show_default=True, help="Probes of each size where all are measured.")
+@click.option(
+    "--repeats", type=COUNT, help="Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]"
+)
 @click.option("--until-oom", is_flag=True, help="Find the largest batch that fits (up to the largest of --batch).")
 @click.option("--precision", type=click.Choice(_PRECISIONS), default="fp32", show_default=True, help="Number format.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")

@@ -21,7 +21,7 @@ from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_o
 from trainpace.journal.store import Journal
 from trainpace.measure.analysis import analyse
 from trainpace.measure.conditions import Conditions
-from trainpace.measure.detect import detect
+from trainpace.measure.detect import Machine, detect
 from trainpace.measure.disturbances import warnings_of
 from trainpace.measure.suite import SuiteItem, suite
 from trainpace.measure.sweep import SweepPlan, run_sweep
@@ -32,12 +32,15 @@ from trainpace.workload import Variant, form_of
 
 DEFAULT_BATCHES = (8, 16, 32)
 LARGEST_SEARCHED = 65536
+MEMORY_SHARE = 0.7
 
 
 def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> dict[str, Any] | None:
     """Measure one model and print what it says; the JSON twin, or None where nothing could be measured."""
-    conditions, plan = _asked(model, batches, o)
     machine = detect()
+    if o["until_oom"] and o["device"] == "cpu" and o["memory_limit"] is None:
+        o = o | {"memory_limit": _most_memory_gib(machine)}
+    conditions, plan = _asked(model, batches, o)
     for warning in warnings_of(machine):
         click.echo(f"note: {warning}", err=True)
     device = device_of(conditions.device, machine)
@@ -123,10 +126,20 @@ def _asked(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> tupl
         compile=o["compiled"], seconds=o["seconds"], timeout_s=o["timeout"], memory_limit_gib=o["memory_limit"],
     )  # fmt: skip
     chosen = tuple(batches or ((LARGEST_SEARCHED,) if o["until_oom"] else DEFAULT_BATCHES))
+    repeats = o["repeats"] or (2 if len(chosen) > 2 else 3)
     plan = SweepPlan(
-        batches=chosen, repeats=o["repeats"], every=o["every"], until_oom=o["until_oom"], also_batches=batches is not None
+        batches=chosen, repeats=repeats, every=o["every"], until_oom=o["until_oom"], also_batches=batches is not None
     )  # fmt: skip
     return conditions, plan
+
+
+def _most_memory_gib(machine: Machine) -> float | None:
+    """What a search for the largest batch may take of a CPU's memory: beyond it the system would end other programs."""
+    memory_gib = machine.memory_limit_gib or machine.memory_gib
+    if memory_gib is None:
+        return None
+    click.echo(f"a probe may take {MEMORY_SHARE * memory_gib:.1f} GiB; --memory-limit changes it", err=True)
+    return round(MEMORY_SHARE * memory_gib, 1)
 
 
 def _foresight(conditions: Conditions, device: str, journal: Journal | None) -> Foresight | None:

@@ -59,7 +59,7 @@ class Foresight(NamedTuple):
             there = forecast(self.workload, entry.execution, self.cluster, None, self.model)
             if there.step is not None and entry.step_time_ms is not None:
                 ratios.append(measured_ratio(entry.execution.global_batch, there.step, entry.step_time_ms, entry.step))
-        return [known for known in ratios if 1 / LARGEST_RATIO <= known.ratio <= LARGEST_RATIO]
+        return ratios
 
 
 def foresee(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,10 +66,11 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     slopes = [s for s in a.curve.segments if s.last_batch > s.first_batch]
     if slopes and len(a.points) >= FEWEST_FOR_A_PICTURE:
         widest = max(slopes, key=lambda s: s.last_batch - s.first_batch)
+        low, high = widest.slope_low, widest.slope_high
+        bounds = "" if low is None or high is None else f" ({format_number(low)} to {format_number(high)})"
         lines.append(
             f"From batch {widest.first_batch} to {widest.last_batch} one more sample costs"
-            f" {format_number(widest.slope_ms_per_sample)} ms ({format_number(widest.slope_low)} to"
-            f" {format_number(widest.slope_high)})."
+            f" {format_number(widest.slope_ms_per_sample)} ms{bounds}."
         )
     if a.best.launch_bound_until is not None:
         lines.append(
@@ -90,18 +90,9 @@ def sweep_json(
     return {
         "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
-        "analysis": _finite(msgspec.to_builtins(a)), "verdict": verdict(a),
+        "analysis": msgspec.to_builtins(a), "verdict": verdict(a),
         "forecasts": [row_json(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
     }  # fmt: skip
-
-
-def _finite(tree: Any) -> Any:
-    """JSON has no infinity: a bound that is not known is null."""
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[str]:
