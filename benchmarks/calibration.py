@@ -18,7 +18,7 @@ from trainpace.workload import Variant
 
 CALIBRATION_S = 60.0
 PROBE_S = 2.0
-PROBES = 3
+PROBES = 2
 PHOTOS = Path(__file__).parents[1] / "examples" / "photo_tasks.py"
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 6}
 _BERT = {

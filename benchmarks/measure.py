@@ -80,26 +80,21 @@ def overhead() -> list[str]:
 
 
 def repeats() -> list[str]:
-    """Intervals from a small sweep of two probes a size; then fifty more probes: how many fall inside?"""
-    conditions = Conditions(model=f"{TASKS}:smooth", seconds=2.0)
-    sizes = (8, 16, 24, 32, 48)
-    medians: dict[int, list[float]] = {}
-    order = [b for _ in range(2) for b in sizes] + [b for _ in range(REPEATS // len(sizes)) for b in sizes]
+    """The interval that three probes of one batch size give, as `measure --batch 16` does: does it hold the next probe?"""
+    conditions = Conditions(model=f"{TASKS}:smooth", seconds=1.0)
+    found = [measure(conditions, 16).median_ms for _ in range(REPEATS + 3)]
     inside = 0
-    noise = None
-    for i, batch in enumerate(order):
-        found = measure(conditions, batch).median_ms
-        if i < 2 * len(sizes):
-            medians.setdefault(batch, []).append(found)
-            continue
-        noise = noise or noise_of(medians)
+    for i in range(REPEATS):
+        three, after = found[i : i + 3], found[i + 3]
+        noise = noise_of({16: three})
         assert noise is not None
-        interval = repeat_interval(medians[batch], noise)
-        inside += interval.low <= found <= interval.high
-    assert noise is not None
+        interval = repeat_interval(three, noise)
+        inside += interval.low <= after <= interval.high
+    whole = noise_of({16: found})
+    assert whole is not None
     return [
-        f"| 90 % interval holds the median of a repeat, {REPEATS} repeats | {inside} of {REPEATS}"
-        f" (noise {100 * noise.relative:.1f} %) | 90 % |"
+        f"| 90 % interval of three probes holds the next one, {REPEATS} repeats | {inside} of {REPEATS}"
+        f" (the {len(found)} probes spread by {100 * whole.relative:.1f} %) | 90 % |"
     ]
 
 
@@ -107,7 +102,7 @@ def adaptive() -> list[str]:
     """1:70 in full (twice each) and adaptively, in turns within one run, on a tiled and a smooth network."""
     lines = []
     for name in ("tiled", "smooth"):
-        conditions = Conditions(model=f"{TASKS}:{name}", seconds=1.0)
+        conditions = Conditions(model=f"{TASKS}:{name}", seconds=0.6)
         full: list[Outcome] = []
         chosen: list[Outcome] = []
         full_s = chosen_s = 0.0

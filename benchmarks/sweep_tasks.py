@@ -21,13 +21,13 @@ class _Padded(nn.Module):
 
 def _data() -> list[tuple[torch.Tensor, int]]:
     generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, 16, 16, generator=generator), i % 10) for i in range(128)]
+    return [(torch.randn(3, 24, 24, generator=generator), i % 10) for i in range(128)]
 
 
 def _network() -> nn.Module:
     layers: list[nn.Module] = []
     channels = 3
-    for width in (16, 32, 32):
+    for width in (32, 64, 64):
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
@@ -46,7 +46,7 @@ def smooth() -> tuple[Any, ...]:
 def wide() -> tuple[Any, ...]:
     """A step of some 20 ms at batch 16, for figures that a clock's own cost must not blur."""
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(768, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+        nn.Flatten(), nn.Linear(1728, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
     )
     return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), _data()
 
