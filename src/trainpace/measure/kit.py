@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-LARGEST_FLOPS = 2e9
-"""Of one operator of a block: 20 ms on a small CPU. Efficiency follows from shape, so larger ones need no timing of their own."""
-LARGEST_BYTES = 8e7
+LARGEST_FLOPS = 1e9
+"""Of one operator of a block: some 10 ms on a small CPU. Efficiency follows from shape, so larger ones need no timing of their own."""
+LARGEST_BYTES = 5e7
 FEWEST_FLOPS = 2e6
 
 _ACTIVATIONS: list[Callable[[], nn.Module]] = [
@@ -103,7 +103,7 @@ def _linear(draw: random.Random) -> Block:
         rows = draw.choice([1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048])
         width = draw.choice([32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048, 3072, 4096])
         out = draw.choice([10, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192])
-        if 1e5 < 2.0 * rows * width * out < 0.6 * LARGEST_FLOPS and width * out < 1.3e7:
+        if 1e5 < 2.0 * rows * width * out < 1.2 * LARGEST_FLOPS and width * out < 1.3e7:
             break
     samples = draw.choice([1, 2, 4, 8])
     shape = (samples, rows // samples, width) if rows % samples == 0 and rows > samples else (rows, width)
@@ -133,7 +133,7 @@ class _Attention(nn.Module):
 def _attention(draw: random.Random) -> Block:
     heads, head_dim = draw.choice([2, 4, 6, 8, 12]), draw.choice([32, 48, 64, 64, 128])
     n, tokens = draw.choice([1, 2, 4, 8]), draw.choice([16, 32, 64, 128, 197, 256, 512])
-    while 4.0 * n * heads * tokens**2 * head_dim > LARGEST_FLOPS / 2:
+    while 4.0 * n * heads * tokens**2 * head_dim > LARGEST_FLOPS:
         tokens //= 2
     layer = _Attention(heads, head_dim, explicit=draw.random() < 0.4, causal=draw.random() < 0.4)
     return Block(_Loss([layer]), lambda: torch.randn(n, tokens, heads * head_dim, requires_grad=True))
@@ -152,7 +152,7 @@ class _LanguageHead(nn.Module):
 def _language_head(draw: random.Random) -> Block:
     vocabulary, width = draw.choice([100, 1000, 5000, 20000, 32000]), draw.choice([64, 128, 256, 384])
     n, tokens = draw.choice([1, 4, 8]), draw.choice([16, 32, 64, 128])
-    while 2.0 * n * tokens * vocabulary * width > LARGEST_FLOPS / 2:
+    while 2.0 * n * tokens * vocabulary * width > LARGEST_FLOPS:
         tokens //= 2
     return Block(_LanguageHead(vocabulary, width), lambda: torch.randint(0, vocabulary, (n, tokens)))
 
