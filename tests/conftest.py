@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 # tests keep nothing in the user's own journal, and find no profile there
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="trainpace-tests-")
 os.environ.pop("TRAINPACE_JOURNAL", None)
+# two test processes whose steps take two threads each, on two cores, wait for the scheduler in every parallel region
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # a busy machine is no reason to fail: nothing here is a timed test
 settings.register_profile("trainpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
