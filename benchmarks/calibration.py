@@ -17,7 +17,7 @@ from trainpace.trace import load_workload
 from trainpace.workload import Variant
 
 CALIBRATION_S = 60.0
-PROBE_S = 2.0
+PROBE_S = 1.5
 PROBES = 2
 PHOTOS = Path(__file__).parents[1] / "examples" / "photo_tasks.py"
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 6}
