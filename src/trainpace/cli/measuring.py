@@ -38,8 +38,7 @@ MEMORY_SHARE = 0.7
 def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> dict[str, Any] | None:
     """Measure one model and print what it says; the JSON twin, or None where nothing could be measured."""
     machine = detect()
-    if o["until_oom"] and o["device"] == "cpu" and o["memory_limit"] is None:
-        o = o | {"memory_limit": _most_memory_gib(machine)}
+    o = _sparing_the_machine(o, machine)
     conditions, plan = _asked(model, batches, o)
     for warning in warnings_of(machine):
         click.echo(f"note: {warning}", err=True)
@@ -84,6 +83,7 @@ def measure_suite(batches: Sequence[int] | None, o: dict[str, Any]) -> int:
     machine = detect()
     for warning in warnings_of(machine):
         click.echo(f"note: {warning}", err=True)
+    o = _sparing_the_machine(o, machine)
     device = device_of(o["device"], machine)
     failed = 0
     begin = time.monotonic()
@@ -133,13 +133,13 @@ def _asked(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> tupl
     return conditions, plan
 
 
-def _most_memory_gib(machine: Machine) -> float | None:
-    """What a search for the largest batch may take of a CPU's memory: beyond it the system would end other programs."""
+def _sparing_the_machine(o: dict[str, Any], machine: Machine) -> dict[str, Any]:
+    """A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs."""
     memory_gib = machine.memory_limit_gib or machine.memory_gib
-    if memory_gib is None:
-        return None
+    if not o["until_oom"] or o["device"] != "cpu" or o["memory_limit"] is not None or memory_gib is None:
+        return o
     click.echo(f"a probe may take {MEMORY_SHARE * memory_gib:.1f} GiB; --memory-limit changes it", err=True)
-    return round(MEMORY_SHARE * memory_gib, 1)
+    return o | {"memory_limit": round(MEMORY_SHARE * memory_gib, 1)}
 
 
 def _foresight(conditions: Conditions, device: str, journal: Journal | None) -> Foresight | None:

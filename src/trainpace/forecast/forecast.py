@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants, fitted_constants
@@ -54,7 +57,7 @@ def forecast(
     reason = _not_modelled(execution, workload) or (evaluated if isinstance(evaluated, str) else "")
     step: StepTime | None = None
     if not isinstance(evaluated, str) and not reason:
-        _, phases, start_ms = evaluated
+        phases, start_ms = evaluated.phases, evaluated.start_ms
         result = step_time(
             phases,
             device.kind == "gpu",
@@ -74,9 +77,9 @@ def forecast(
         )  # fmt: skip
     assert not isinstance(evaluated, str)
     if isinstance(model, MachineModel):
-        spread = machine_spread(model, evaluated[0], machine_times(operators, execution.micro_batch, model)[1])
+        spread = machine_spread(model, evaluated.times, evaluated.log_sd)
     else:
-        spread = spread_of(step, operators, evaluated[0], execution, cluster)
+        spread = spread_of(step, operators, evaluated.times, execution, cluster)
     interval = Interval(
         low=step.total_ms * spread.low, high=step.total_ms * spread.high, coverage=spread.coverage, basis=spread.basis
     )
@@ -102,12 +105,22 @@ def forecast(
         mfu=_mfu(flops, operators, step, execution, cluster),
         model_flops_per_step=flops,
         provenance=provenance,
-        heaviest=heaviest(operators, evaluated[0], execution),
+        heaviest=heaviest(operators, evaluated.times, execution),
         training_time=time,
         training_time_interval_s=_time_interval(schedule, execution, interval),
         cost_usd=cost,
         warnings=_warnings(fitting, step),
     )
+
+
+class _Evaluated(NamedTuple):
+    """Kernel times, their phases, the host's work outside the phases, and how unsure each row's time is (a calibrated
+    machine's: the standard deviation of its logarithm)."""
+
+    times: KernelTimes
+    phases: PhaseTimes
+    start_ms: float
+    log_sd: NDArray[np.float64]
 
 
 def _evaluate(
@@ -116,19 +129,19 @@ def _evaluate(
     cluster: Cluster,
     model: MachineModel | KernelConstants | None,
     host_factor: float,
-) -> tuple[KernelTimes, PhaseTimes, float] | str:
-    """(kernel times, phases, the host's work outside the phases in ms), or the reason why there are none."""
+) -> _Evaluated | str:
+    """The times, or the reason why there are none."""
     device = cluster.device
     if isinstance(model, MachineModel) or device.kind == "cpu":
         if not isinstance(model, MachineModel):
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         if bool((operators.half & (operators.launches > 0)).any()) and not bool(model.timings.half.any()):
             return f"{device.name} has been calibrated in fp32 only."
-        times, _ = machine_times(operators, execution.micro_batch, model)
+        times, log_sd = machine_times(operators, execution.micro_batch, model)
         factor = step_factor(model)
         times = KernelTimes(times.device_s * factor, *times[1:])
         host_ms = phase_sums(operators, machine_host_us(operators, model) * 1e-3) * factor
-        return times, PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms), 0.0
+        return _Evaluated(times, PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms), 0.0, log_sd)
     constants = model or fitted_constants()
     rates = sustained_rates(
         device, execution.precision, bool((~operators.half).any()), bool(operators.half.any()), constants
@@ -139,11 +152,8 @@ def _evaluate(
     times = KernelTable(operators).times(batch, rates, constants, execution.channels_last, execution.compile)
     factor = host_factor * (constants.compile_host if execution.compile else 1.0)
     host_ms = phase_sums(operators, host_us(operators, constants) * 1e-3) * factor
-    return (
-        times,
-        PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms),
-        constants.host_step_us * 1e-3 * factor,
-    )
+    phases = PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms)
+    return _Evaluated(times, phases, constants.host_step_us * 1e-3 * factor, np.zeros(len(operators)))
 
 
 def _not_modelled(execution: Execution, workload: Workload) -> str:

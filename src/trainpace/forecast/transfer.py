@@ -125,7 +125,7 @@ def shifted(f: Forecast, ratios: Sequence[float], source: str) -> Forecast:
 
     The interval is as wide as before: other models say little about this one.
     """
-    if not ratios:
+    if f.step is None or not ratios:
         return f
     logs = np.log(ratios)
     return transferred(f, math.exp(float(np.median(logs)) * len(logs) / (len(logs) + SHRINKAGE)), source)

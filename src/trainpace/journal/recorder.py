@@ -106,13 +106,13 @@ def _entry(
     if foresight is None:
         return entry
     entry = replace(entry, workload_key=workload_key(foresight.workload, outcome.execution))
-    foreseen = foresight.at(outcome.execution)
-    if foreseen.step is None or foreseen.step_time_interval_ms is None:
+    plain, foreseen = foresight.plain_and_sharp(outcome.execution)
+    if plain.step is None or foreseen.step is None or foreseen.step_time_interval_ms is None:
         return entry
     interval = foreseen.step_time_interval_ms
     return replace(
         entry, forecast_ms=foreseen.step.total_ms, forecast_low_ms=interval.low, forecast_high_ms=interval.high,
-        forecast_factor=foresight.factor(outcome.execution), forecast_basis=interval.basis,
+        forecast_factor=foreseen.step.total_ms / plain.step.total_ms, forecast_basis=interval.basis,
     )  # fmt: skip
 
 

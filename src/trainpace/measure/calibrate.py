@@ -115,17 +115,16 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
 def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
     """Device rows only, no more of a class than a process of its own can be solved for in a moment."""
     kept = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
-    whole = _table(kept, {})
+    classes = _table(kept, {}).classes()
     order = np.random.default_rng(0).permutation(len(kept))
     seen: dict[str, int] = {}
     chosen = []
-    classes = whole.classes()
     for i in order.tolist():
         seen[classes[i]] = seen.get(classes[i], 0) + 1
         if seen[classes[i]] <= MOST_OF_A_CLASS:
             chosen.append(kept[i])
     table = _table(chosen, {})
-    return _table(chosen, fit_classes(table, form))
+    return replace(table, fits=fit_classes(table, form))
 
 
 def _table(timed: list[TimedRow], fits: dict[str, ClassFit]) -> OperatorTimings:

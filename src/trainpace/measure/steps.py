@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import gc
 import itertools
@@ -157,7 +158,7 @@ class _Stepper:
         return type(value)(self._place(part, c) for part in value) if isinstance(value, list | tuple) else value
 
 
-class _Clock:
+class _Clock(abc.ABC):
     """Marks within steps, and the milliseconds of (forward, backward, optimizer) of each step that has settled."""
 
     def __init__(self) -> None:
@@ -186,14 +187,17 @@ class _Clock:
             self.parts_ms.append((sum(spans[0:-1:2]), sum(spans[1:-1:2]), spans[-1]))
         self._marks.clear()
 
+    @abc.abstractmethod
     def _now(self) -> Any:
-        raise NotImplementedError
+        """A mark."""
 
+    @abc.abstractmethod
     def _wait(self) -> None:
-        raise NotImplementedError
+        """Until all marks have happened."""
 
+    @abc.abstractmethod
     def _span_ms(self, first: Any, second: Any) -> float:
-        raise NotImplementedError
+        """Between two marks."""
 
 
 class _CpuClock(_Clock):

@@ -145,10 +145,11 @@ def _print_breakdown(f: Forecast) -> None:
     print_table(("part of the step", "ms", "share", ""), [(r[0], r[1], r[2], r[3]) for r in rows])
     if f.memory is not None:
         m = f.memory
+        on_gpu = m.device_gib > m.reserved_gib  # by the driver's context, which a CPU has not
+        shown = f"; nvidia-smi would show about {format_number(m.device_gib)} GiB" if on_gpu else ""
         print_lines(
             f"Memory at the peak: parameters {format_number(m.parameters_gib)}, gradients {format_number(m.gradients_gib)},"
-            f" optimizer {format_number(m.optimizer_states_gib)}, activations {format_number(m.activations_gib)} GiB;"
-            f" nvidia-smi would show about {format_number(m.device_gib)} GiB."
+            f" optimizer {format_number(m.optimizer_states_gib)}, activations {format_number(m.activations_gib)} GiB{shown}."
         )
     heavy = [
         (
