@@ -1,0 +1,55 @@
+"""Put on the Python path of a watched command: starts the recorder when the script imports torch, and nothing else.
+
+Python imports the first ``sitecustomize`` that it finds; one that was there before is loaded from here as usual.
+"""
+
+import os
+import sys
+
+
+def _load_the_one_before() -> None:
+    import importlib.machinery
+    import importlib.util
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    elsewhere = [p for p in sys.path if os.path.abspath(p or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+def _load_trainpace() -> None:
+    """Make ``trainpace`` importable in an environment that lacks it, without the other packages beside it."""
+    import importlib.util
+
+    if importlib.util.find_spec("trainpace") is not None:
+        return
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    spec = importlib.util.spec_from_file_location(
+        "trainpace", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+    )
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["trainpace"] = module
+        spec.loader.exec_module(module)
+
+
+def _start() -> None:
+    if "TRAINPACE_WATCH" not in os.environ:
+        return
+    try:
+        _load_trainpace()
+        from trainpace.watch.inside.late import when_imported
+        from trainpace.watch.inside.start import CALLBACKS
+
+        for name, callback in CALLBACKS.items():
+            when_imported(name, callback)
+    except Exception as error:  # the script must run in any case
+        print(f"trainpace: warning: this process is not recorded ({error}).", file=sys.stderr)
+
+
+try:
+    _load_the_one_before()
+finally:
+    _start()

@@ -1,0 +1,185 @@
+"""What other packages bring: collectives, DDP's own counters, Lightning, transformers, DeepSpeed, loggers, safetensors.
+
+Each is watched when the script imports it. A name that a version lacks is passed over.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from trainpace.watch.inside import trials
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import BACKWARD, CHECKPOINT, COMMUNICATION, EVALUATION, LOGGING, OTHER
+
+REDUCTIONS = (
+    "all_reduce", "reduce_scatter_tensor", "_reduce_scatter_base", "reduce_scatter", "all_gather_into_tensor",
+    "_all_gather_base", "all_gather", "all_to_all_single",
+)  # fmt: skip
+OTHER_COLLECTIVES = (
+    "broadcast", "barrier", "all_to_all", "gather", "scatter", "reduce", "send", "recv", "isend", "irecv",
+    "batch_isend_irecv", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "broadcast_object_list",
+    "monitored_barrier",
+)  # fmt: skip
+
+_ddp: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _patch(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    function = getattr(owner, name, None)
+    if function is not None:
+        setattr(owner, name, change(function))
+
+
+def _collectives(module: ModuleType, recorder: Recorder) -> None:
+    for name in REDUCTIONS:
+        _patch(module, name, lambda f, n=name: trials.collective(recorder, recorder.wraps(f, COMMUNICATION, n)))
+    for name in OTHER_COLLECTIVES:
+        _patch(module, name, lambda f, n=name: recorder.wraps(f, COMMUNICATION, n))
+    work = getattr(module, "Work", None)
+    if work is not None:
+        _patch(work, "wait", lambda f: recorder.wraps(f, COMMUNICATION, "wait"))
+
+
+def _data_parallel(module: Any, recorder: Recorder) -> None:
+    kind = module.DistributedDataParallel
+    kind.forward = trials.unsynchronised(recorder, kind.forward)
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        _ddp.add(self)
+
+    kind.__init__ = init
+
+
+def note_ddp(recorder: Recorder) -> None:
+    """DDP's counters of the steps that it sampled: nanoseconds of backward, of its communication, of their overlap."""
+    for model in list(_ddp):
+        try:
+            data = model._get_ddp_logging_data()
+        except Exception:
+            continue
+        wanted = ("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time",
+                  "avg_backward_compute_comm_overlap_time", "bucket_sizes", "total_parameter_size_bytes")  # fmt: skip
+        recorder.trail.note({"ddp": {key: data[key] for key in wanted if key in data}})
+
+
+def _lightning(module: ModuleType, recorder: Recorder) -> None:
+    trainer = getattr(module, "Trainer", None)
+    _patch(trainer, "save_checkpoint", lambda f: _lightning_checkpoint(recorder, f))
+
+
+def _lightning_checkpoint(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
+    charged = recorder.wraps(save, CHECKPOINT, "save_checkpoint")
+
+    @functools.wraps(save)
+    def call(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.trials is None:
+            return charged(self, filepath, *args, **kwargs)
+        return trials.checkpoints(recorder, lambda path, f: charged(self, f, *args, **kwargs))(None, str(filepath))
+
+    return call
+
+
+def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
+    loop = getattr(module, "_EvaluationLoop", None)
+    _patch(loop, "run", lambda f: recorder.wraps(f, EVALUATION, "evaluation"))
+
+
+def _lightning_logs(module: ModuleType, recorder: Recorder) -> None:
+    connector = getattr(module, "_LoggerConnector", None)
+    for name in ("log_metrics", "update_train_step_metrics"):
+        _patch(connector, name, lambda f, n=name: recorder.wraps(f, LOGGING, n))
+
+
+def _transformers(module: ModuleType, recorder: Recorder) -> None:
+    trainer = getattr(module, "Trainer", None)
+    _patch(trainer, "evaluate", lambda f: recorder.wraps(f, EVALUATION, "evaluate"))
+    _patch(trainer, "_save_checkpoint", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")))
+    _patch(trainer, "save_model", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "save_model")))
+    _patch(trainer, "log", lambda f: recorder.wraps(f, LOGGING, "log"))
+
+
+def _skipped_under_trials(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers names the folder itself, and removes older ones: nothing may be written there."""
+
+    @functools.wraps(save)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if recorder.trials is not None:
+            recorder.trail.note({"skipped": "a checkpoint of transformers"})
+            return None
+        return save(*args, **kwargs)
+
+    return call
+
+
+def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
+    engine = getattr(module, "DeepSpeedEngine", None)
+    if engine is None:
+        return
+    _patch(engine, "backward", lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")))
+    _patch(engine, "save_checkpoint", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")))
+    step = engine.step
+    charged = recorder.wraps(step, OTHER, "engine.step")
+
+    @functools.wraps(step)
+    def engine_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.step_is_the_engines = True  # its optimizer steps once a parameter group
+        last = self.is_gradient_accumulation_boundary()
+        result = charged(self, *args, **kwargs)
+        if last:
+            recorder.ends_step()
+        return result
+
+    engine.step = engine_step
+
+
+def _micro_step(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = recorder.micro_steps
+        result = backward(*args, **kwargs)
+        recorder.micro_steps = before + 1  # however often torch's own was called within
+        return result
+
+    return call
+
+
+def _writer(module: ModuleType, recorder: Recorder) -> None:
+    writer = getattr(module, "SummaryWriter", None)
+    for name in ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "flush"):
+        _patch(writer, name, lambda f, n=name: trials.muted(recorder, recorder.wraps(f, LOGGING, n)))
+
+
+def _functions(part: int, *names: str, of: str | None = None) -> Callable[[ModuleType, Recorder], None]:
+    def install(module: ModuleType, recorder: Recorder) -> None:
+        owner = getattr(module, of, None) if of else module
+        for name in names:
+            _patch(owner, name, lambda f, n=name: recorder.wraps(f, part, n))
+
+    return install
+
+
+ENGINES: dict[str, Callable[[ModuleType, Recorder], None]] = {
+    "torch.distributed.distributed_c10d": _collectives,
+    "torch.nn.parallel.distributed": _data_parallel,
+    "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),
+    "torch.utils.tensorboard.writer": _writer,
+    "tensorboardX.writer": _writer,
+    "safetensors.torch": _functions(CHECKPOINT, "save_file", "save_model"),
+    "lightning.pytorch.trainer.trainer": _lightning,
+    "pytorch_lightning.trainer.trainer": _lightning,
+    "lightning.pytorch.loops.evaluation_loop": _lightning_evaluation,
+    "pytorch_lightning.loops.evaluation_loop": _lightning_evaluation,
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": _lightning_logs,
+    "transformers.trainer": _transformers,
+    "deepspeed.runtime.engine": _deepspeed,
+    "wandb.sdk.wandb_run": _functions(LOGGING, "log", of="Run"),
+    "mlflow.tracking.fluent": _functions(LOGGING, "log_metric", "log_metrics", "log_artifact"),
+    "tqdm.std": _functions(LOGGING, "refresh", "display", of="tqdm"),
+}

@@ -1,0 +1,355 @@
+"""Torch's own places that are watched: the loader, the outermost module, backward, the optimizer, copies, checkpoints."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from trainpace.watch.inside import capture, trials
+from trainpace.watch.inside.late import when_imported
+from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
+from trainpace.watch.inside.trail import (
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    FORWARD,
+    HOST_TO_DEVICE,
+    LOADER_START,
+    LOGGING,
+    OPTIMIZER,
+    SYNCHRONISATION,
+    Fetch,
+    Step,
+    TrailWriter,
+)
+
+
+def install(torch: Any, recorder: Recorder, folder: str) -> None:
+    """Watch torch in this process."""
+    _modules(torch, recorder)
+    _optimizers(torch, recorder)
+    torch.autograd.backward = _counted(recorder, torch.autograd.backward)
+    torch.autograd.grad = recorder.wraps(torch.autograd.grad, BACKWARD, "autograd.grad")
+    torch.nn.utils.clip_grad_norm_ = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
+    torch.save = trials.checkpoints(recorder, recorder.wraps(torch.save, CHECKPOINT, "torch.save"))
+    when_imported("torch.utils.data.dataloader", lambda module: _loader(module, recorder))
+    when_imported("torch.utils.data._utils.fetch", lambda module: _fetchers(module, recorder, folder))
+    _outputs(recorder)
+
+    def after_first(step: Step) -> None:
+        if step.index == 0:
+            _copies(torch, recorder)
+
+    recorder.after_step.append(after_first)
+
+
+# ---- modules
+
+
+def core(module: Any) -> Any:
+    """The model itself, without what DDP, torch.compile and the like put around it."""
+    for _ in range(8):
+        inner = module.__dict__.get("_modules", {})
+        wrapped = inner.get("_orig_mod") or (inner.get("module") if len(inner) == 1 else None)
+        if wrapped is None:
+            break
+        module = wrapped
+    return module
+
+
+class _Calls:
+    """Charges calls of outermost modules. The first step is watched through nn.Module, later ones only through the classes
+    that were seen, so that the hundreds of modules inside cost nothing."""
+
+    def __init__(self, torch: Any, recorder: Recorder) -> None:
+        self.torch, self.recorder = torch, recorder
+        self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self.trained: set[int] = set()
+        self.classes: set[type] = set()
+        self.inside = False
+        self.plain = torch.nn.Module.__call__
+        torch.nn.Module.__call__ = self.charged(self.plain)
+        recorder.after_step.append(self.narrow)
+
+    def charged(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_compiling, recorder = self.is_compiling, self.recorder
+
+        @functools.wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part == BACKWARD:
+                return original(module, *args, **kwargs)
+            self.inside = True
+            depth = self.begins(module, args, kwargs)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                recorder.leave(depth, type(module).__name__)
+                self.inside = False
+
+        return call
+
+    def begins(self, module: Any, args: Any, kwargs: Any) -> int:
+        self.classes.add(type(module))
+        recorder = self.recorder
+        if self.torch.is_grad_enabled():
+            if module.training:
+                model = core(module)
+                if id(model) not in self.trained:
+                    self.trained.add(id(model))
+                    capture.first_call(recorder, module, model, args, kwargs)
+                recorder.begins_forward(False)
+        elif id(core(module)) in self.trained:
+            recorder.begins_forward(True)
+        return recorder.enter(FORWARD)
+
+    def narrow(self, step: Step) -> None:
+        if step.index != 1:
+            return
+        self.torch.nn.Module.__call__ = self.plain
+        for kind in self.classes:
+            kind.__call__ = self.charged(kind.__call__)  # type: ignore[operator]
+
+
+def _modules(torch: Any, recorder: Recorder) -> None:
+    _Calls(torch, recorder)
+
+
+def _counted(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:
+    charged = recorder.wraps(backward, BACKWARD, "backward")
+
+    @functools.wraps(backward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder.micro_steps += 1
+        return charged(*args, **kwargs)
+
+    return call
+
+
+# ---- optimizers
+
+
+class _Optimizers:
+    """Charges every torch optimizer's step; a step of training ends with that of the first optimizer ever seen."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.first: weakref.ref[Any] | None = None
+        self.depths: list[tuple[Any, int]] = []
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder = self.recorder
+        if get_ident() != recorder.thread:
+            if recorder.steps or recorder.thread == -1:
+                return
+            recorder.thread = get_ident()
+        if self.first is None:
+            self.first = weakref.ref(optimizer)
+            _note_optimizer(recorder, optimizer)
+        self.depths.append((optimizer, recorder.enter(OPTIMIZER)))
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder = self.recorder
+        if get_ident() != recorder.thread:
+            return
+        while self.depths:
+            owner, depth = self.depths.pop()
+            if owner is optimizer:
+                recorder.leave(depth, type(optimizer).__name__)
+                break
+        if not recorder.step_is_the_engines and self.first is not None and self.first() in (optimizer, None):
+            recorder.ends_step()
+
+
+def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    recorder.trail.note({
+        "optimizer": type(optimizer).__name__,
+        "settings": {k: v for k, v in group.items() if isinstance(v, int | float | bool | None)},
+        "tensors": sum(len(g["params"]) for g in optimizer.param_groups),
+        "numbers": sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
+    })  # fmt: skip
+    recorder.optimizer = weakref.ref(optimizer)
+
+
+def _optimizers(torch: Any, recorder: Recorder) -> None:
+    watched = _Optimizers(recorder)
+    hooks: Any = sys.modules["torch.optim.optimizer"]
+    hooks.register_optimizer_step_pre_hook(watched.before)
+    hooks.register_optimizer_step_post_hook(watched.after)
+    torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
+
+
+# ---- data
+
+
+def _loader(module: Any, recorder: Recorder) -> None:
+    iterator, loader = module._BaseDataLoaderIter, module.DataLoader
+    plain_next, plain_iter = iterator.__next__, loader.__iter__
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.wraps(plain_next)
+    def next_batch(self: Any) -> Any:
+        if get_ident() != recorder.thread:
+            return plain_next(self)
+        recorder.begins_batch()
+        first = not self.__dict__.get("_trainpace_begun", False)
+        if first:
+            self._trainpace_begun = True
+        depth = recorder.enter(LOADER_START if first and self._num_workers else DATA)
+        try:
+            batch = trials.batch(recorder, self, plain_next)
+            recorder.fetched_samples += size_of(batch)
+            return batch
+        finally:
+            recorder.leave(depth, "first batch" if first else "next batch")
+
+    @functools.wraps(plain_iter)
+    def start(self: Any) -> Any:
+        if get_ident() != recorder.thread:
+            return plain_iter(self)
+        if self not in seen:
+            seen.add(self)
+            _note_loader(recorder, self)
+        depth = recorder.enter(LOADER_START if self.num_workers else DATA)
+        try:
+            return plain_iter(self)
+        finally:
+            recorder.leave(depth, "start of the loader")
+
+    iterator.__next__, loader.__iter__ = next_batch, start
+
+
+def size_of(batch: Any, deep: int = 3) -> int:
+    """Samples in a batch: the first dimension of the first tensor found in it; 0 when there is none."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    if deep and isinstance(batch, dict):
+        batch = list(batch.values())
+    elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
+        batch = list(batch.data.values())
+    if deep and isinstance(batch, list | tuple):
+        return next((n for part in batch if (n := size_of(part, deep - 1))), 0)
+    return 0
+
+
+def _note_loader(recorder: Recorder, loader: Any) -> None:
+    def length(of: Any) -> int | None:
+        try:
+            return len(of)
+        except Exception:
+            return None
+
+    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    recorder.trail.note({
+        "loader": id(loader),
+        "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
+        "samples_in_dataset": length(loader.dataset),
+        "batches": length(loader),
+        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None),
+        "workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+    })  # fmt: skip
+
+
+def _fetchers(module: Any, recorder: Recorder, folder: str) -> None:
+    for kind in (module._MapDatasetFetcher, module._IterableDatasetFetcher):
+        kind.fetch = _timed_fetch(kind.fetch, recorder, folder)
+
+
+def _timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> Callable[..., Any]:
+    trails: dict[int, TrailWriter] = {}
+
+    @functools.wraps(fetch)
+    def timed(self: Any, indices: Any) -> Any:
+        data = sys.modules.get("torch.utils.data")
+        worker = data.get_worker_info() if data is not None else None
+        if worker is None and get_ident() != recorder.thread:
+            return fetch(self, indices)
+        collating = self.__dict__.get("_trainpace_collating")
+        if collating is None:
+            collating = self._trainpace_collating = [0]
+            collate = self.collate_fn
+
+            def timed_collate(batch: Any) -> Any:
+                begin = now_ns()
+                try:
+                    return collate(batch)
+                finally:
+                    collating[0] += now_ns() - begin
+
+            self.collate_fn = timed_collate
+        collating[0] = 0
+        start, cpu = now_ns(), time.thread_time_ns()
+        try:
+            return fetch(self, indices)
+        finally:
+            end, cpu = now_ns(), time.thread_time_ns() - cpu
+            samples = len(indices) if isinstance(indices, list | tuple) else 1
+            record = Fetch(-1 if worker is None else worker.id, samples, start, end, cpu, collating[0])
+            if worker is None:
+                if recorder.spans_on:
+                    recorder.trail.fetch(record)
+            else:
+                trail = trails.get(os.getpid())
+                if trail is None:
+                    path = os.path.join(folder, f"worker-{os.getppid()}-{worker.id}-{os.getpid()}.trail")
+                    header = {"role": "worker", "worker": worker.id, "pid": os.getpid(), "parent": os.getppid()}
+                    trail = trails[os.getpid()] = TrailWriter(path, header)
+                trail.fetch(record)
+                trail.flush()
+
+    return timed
+
+
+# ---- copies, synchronisation, output
+
+
+def _copies(torch: Any, recorder: Recorder) -> None:
+    """Copies to a device and, where there is one, waiting for it. Inside a module's forward they are the module's."""
+    has_torch_function = torch.overrides.has_torch_function_unary
+    is_compiling = torch.compiler.is_compiling
+
+    def watch(name: str, part: int) -> None:
+        plain = getattr(torch.Tensor, name)
+
+        @functools.wraps(plain)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
+                return plain(self, *args, **kwargs)
+            if has_torch_function(self):
+                return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
+            depth = recorder.enter(part)
+            try:
+                return plain(self, *args, **kwargs)
+            finally:
+                recorder.leave(depth, name)
+
+        setattr(torch.Tensor, name, call)
+
+    watch("to", HOST_TO_DEVICE)
+    if torch.cuda.is_initialized():
+        watch("cuda", HOST_TO_DEVICE)
+        for name in ("item", "cpu", "tolist", "numpy"):
+            watch(name, SYNCHRONISATION)
+        torch.cuda.synchronize = recorder.wraps(torch.cuda.synchronize, SYNCHRONISATION, "synchronize")
+        recorder.reserved_gib = lambda: torch.cuda.memory_reserved() / 2**30
+        recorder.allocator_retries = lambda: torch.cuda.memory_stats().get("num_alloc_retries", 0)
+
+
+def _outputs(recorder: Recorder) -> None:
+    builtins.print = trials.muted(recorder, recorder.wraps(builtins.print, LOGGING, "print"))
+    os.fsync = trials.muted(recorder, recorder.wraps(os.fsync, LOGGING, "fsync"))
+    logging.Handler.handle = trials.muted(  # type: ignore[method-assign]
+        recorder, recorder.wraps(logging.Handler.handle, LOGGING, "logging")
+    )
+

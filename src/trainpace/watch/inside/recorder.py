@@ -1,0 +1,163 @@
+"""Where the training thread's time goes: every nanosecond is charged to the part that runs, so that parts add up to steps."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainpace.watch.inside.trail import (
+    CHECKPOINT,
+    EVALUATION,
+    OTHER,
+    PARTS,
+    TRAINPACE,
+    Step,
+    TrailWriter,
+)
+
+now_ns = time.perf_counter_ns
+get_ident = threading.get_ident
+
+FLUSH_NS = 300_000_000
+SPANS_FOR_STEPS = 300
+SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
+"""Spans are kept for the first steps and now and then later; every step's totals are kept."""
+
+KEEPS = (EVALUATION, CHECKPOINT, TRAINPACE)
+"""Whatever runs within one of these counts as it."""
+
+
+class Recorder:
+    """The state of one process. Only the thread that trains is charged; spans of others are kept as spans."""
+
+    def __init__(self, trail: TrailWriter) -> None:
+        self.trail = trail
+        self.thread = get_ident()
+        self.part = OTHER
+        self.spans_on = True
+        self.steps = 0
+        self.micro_steps = 0
+        self.samples = 0
+        self.fetched_samples = 0
+        self.trial = self.active_trial = 0
+        self.trials: Any = None
+        self.optimizer: Any = None
+        self.step_is_the_engines = False
+        self.before_end: Callable[[], None] = lambda: None
+        self.reserved_gib: Callable[[], float] | None = None
+        self.allocator_retries: Callable[[], float] | None = None
+        self.after_step: list[Callable[[Step], None]] = []
+        self._stack: list[tuple[int, int]] = []
+        self._mark = self._step_start = self._flushed = now_ns()
+        self._pending = [0] * len(PARTS)
+        self._spent = [0] * len(PARTS)
+        self._evaluating = False
+
+    # ---- spans
+
+    def enter(self, part: int) -> int:
+        """The training thread begins something; the answer goes to `leave`."""
+        now = now_ns()
+        self._pending[self.part] += now - self._mark
+        self._mark = now
+        self._stack.append((self.part, now))
+        if self.part not in KEEPS:
+            self.part = part
+        return len(self._stack) - 1
+
+    def leave(self, depth: int, name: str) -> None:
+        """It ends, and with it whatever within it was left by an exception."""
+        now = now_ns()
+        self._pending[self.part] += now - self._mark
+        self._mark = now
+        if depth >= len(self._stack):
+            return
+        before, start = self._stack[depth]
+        del self._stack[depth:]
+        if self.spans_on:
+            self.trail.span(self.part, depth, name, 0, start, now)
+        self.part = before
+
+    def wraps(self, function: Callable[..., Any], part: int, name: str) -> Callable[..., Any]:
+        """The function, charged to a part."""
+
+        @functools.wraps(function)
+        def charged(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != self.thread:
+                start = now_ns()
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    if self.spans_on:
+                        self.trail.span(part, 0, name, get_ident(), start, now_ns())
+            depth = self.enter(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.leave(depth, name)
+
+        return charged
+
+    # ---- what belongs to an evaluation is known only once the model is called
+
+    def begins_batch(self) -> None:
+        """A batch is about to be fetched, for training or for an evaluation."""
+        self._settle()
+
+    def begins_forward(self, evaluating: bool) -> None:
+        """The trained model is called: what was fetched for this call counts as it does."""
+        now = now_ns()
+        self._pending[self.part] += now - self._mark
+        self._mark = now
+        self._evaluating = evaluating
+        if not evaluating:
+            self.samples += self.fetched_samples
+        self.fetched_samples = 0
+        self._settle()
+
+    def _settle(self) -> None:
+        spent, pending = self._spent, self._pending
+        if self._evaluating:
+            evaluation = sum(pending) - pending[CHECKPOINT] - pending[TRAINPACE]
+            spent[EVALUATION] += evaluation
+            spent[CHECKPOINT] += pending[CHECKPOINT]
+            spent[TRAINPACE] += pending[TRAINPACE]
+        else:
+            for i, value in enumerate(pending):
+                spent[i] += value
+        self._pending = [0] * len(PARTS)
+
+    # ---- steps
+
+    def ends_step(self) -> None:
+        """The optimizer has stepped."""
+        now = now_ns()
+        self._pending[self.part] += now - self._mark
+        self._mark = now
+        self._evaluating = False
+        self._settle()
+        step = Step(
+            self.trial, min(self.micro_steps, 65535), self.steps, self._step_start, now, min(self.samples, 2**31),
+            self.reserved_gib() if self.reserved_gib is not None else 0.0, 0.0,
+            self.allocator_retries() if self.allocator_retries is not None else 0.0,
+            tuple(self._spent),
+        )  # fmt: skip
+        self.trail.step(step)
+        self._spent = [0] * len(PARTS)
+        self._step_start = now
+        self.steps += 1
+        self.micro_steps = self.samples = 0
+        self.spans_on = self.steps < SPANS_FOR_STEPS or self.steps % SPANS_AGAIN_EVERY < SPANS_AGAIN_FOR
+        part, self.part = self.part, TRAINPACE
+        for callback in self.after_step:
+            callback(step)
+        if now - self._flushed > FLUSH_NS:
+            self.trail.flush()
+            self._flushed = now
+        now = now_ns()
+        self._pending[TRAINPACE] += now - self._mark
+        self._mark = now
+        self.part = part

@@ -1,0 +1,61 @@
+"""Which of the script's own lines runs, looked at now and then: names for the time that no part accounts for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter
+from types import FrameType
+
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import PARTS, Step
+
+INTERVAL_S = 0.02
+_OTHERS_CODE = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Sampler:
+    """Counts (part, line of the user's, function that it called) of the training thread. Begins after the first step."""
+
+    def __init__(self, recorder: Recorder, thread: int) -> None:
+        self._recorder, self._thread = recorder, thread
+        self._counts: Counter[tuple[int, str, str]] = Counter()
+        self._started = False
+
+    def at_step(self, step: Step) -> None:
+        """Start with the second step, and leave what was counted in the trail now and then."""
+        if not self._started:
+            self._started = True
+            self._thread = self._recorder.thread
+            threading.Thread(target=self._run, name="trainpace-sampler", daemon=True).start()
+        elif step.index in (25, 100) or step.index % 1000 == 0:
+            self._recorder.trail.note({"samples": self.counts()})
+
+    def counts(self) -> list[tuple[str, str, str, int]]:
+        """(part, file:line function, what it called, how often seen), the most frequent first."""
+        return [(PARTS[part], line, callee, n) for (part, line, callee), n in self._counts.most_common(60)]
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(INTERVAL_S)
+            part = self._recorder.part
+            frame = sys._current_frames().get(self._thread)
+            if frame is not None:
+                self._counts[(part, *_line_of(frame))] += 1
+
+
+def _line_of(frame: FrameType) -> tuple[str, str]:
+    below = ""
+    at: FrameType | None = frame
+    while at is not None:
+        name = at.f_code.co_filename
+        if not name.startswith(_OURS):
+            if not name.startswith(_OTHERS_CODE) and "site-packages" not in name:
+                return f"{name}:{at.f_lineno} {at.f_code.co_name}", below
+            below = f"{at.f_globals.get('__name__', '')}.{at.f_code.co_name}"
+        at = at.f_back
+    return "", below

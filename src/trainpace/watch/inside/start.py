@@ -1,0 +1,100 @@
+"""Starts the recorder in a process once torch has been imported there, and ends it with the process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import time
+from types import ModuleType
+from typing import Any
+
+from trainpace.watch.inside import capture, engines, patches, trials
+from trainpace.watch.inside.late import warn
+from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.sampler import Sampler
+from trainpace.watch.inside.trail import Step, TrailWriter
+
+_recorder: Recorder | None = None
+
+
+def _header() -> dict[str, Any]:
+    return {
+        "role": "process",
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "host": socket.gethostname(),
+        "argv": sys.argv,
+        "clock_to_wall_ns": time.time_ns() - now_ns(),
+        "rank": _number("RANK", "SLURM_PROCID"),
+        "world_size": _number("WORLD_SIZE", "SLURM_NTASKS"),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _number(*names: str) -> int | None:
+    for name in names:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def on_torch(torch: ModuleType) -> None:
+    """Record this process from now on."""
+    global _recorder
+    folder = os.environ["TRAINPACE_WATCH"]
+    recorder = Recorder(TrailWriter(os.path.join(folder, f"process-{os.getpid()}.trail"), _header()))
+    _recorder = recorder
+    recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    patches.install(torch, recorder, folder)
+    sampler = Sampler(recorder, threading.main_thread().ident or 0)
+    recorder.after_step.append(sampler.at_step)
+    recorder.after_step.append(lambda step: _after_step(recorder, step))
+    recorder.before_end = lambda: _note_the_end(recorder, sampler)
+    trials.install(recorder)
+    os.register_at_fork(after_in_child=lambda: _forked(recorder))
+    atexit.register(_end, recorder, sampler)
+
+
+def _after_step(recorder: Recorder, step: Step) -> None:
+    if step.index == 0 and "torch.distributed" in sys.modules:
+        distributed: Any = sys.modules["torch.distributed"]
+        if distributed.is_available() and distributed.is_initialized():
+            recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
+                                 "backend": str(distributed.get_backend())})  # fmt: skip
+    if step.index in (20, 100, 500):
+        engines.note_ddp(recorder)
+
+
+def _forked(recorder: Recorder) -> None:
+    recorder.trail.forget()
+    recorder.thread = -1
+
+
+def _end(recorder: Recorder, sampler: Sampler) -> None:
+    if recorder.thread == -1:
+        return
+    try:
+        _note_the_end(recorder, sampler)
+        capture.write(recorder)
+    except Exception as error:
+        warn(f"the end of this process is not recorded ({error}).")
+    recorder.trail.flush()
+
+
+def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
+    engines.note_ddp(recorder)
+    recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
+
+
+def _on_engine(install: Any) -> Any:
+    def callback(module: ModuleType) -> None:
+        if _recorder is not None:
+            install(module, _recorder)
+
+    return callback
+
+
+CALLBACKS = {"torch": on_torch} | {name: _on_engine(install) for name, install in engines.ENGINES.items()}

@@ -1,0 +1,163 @@
+"""The trail: what a watched process leaves on disk while it runs, so that a killed one is kept up to its last moments.
+
+A file a process: a JSON header line, then records of fixed size, each after one letter that names its kind.
+Times are ``time.perf_counter_ns``, the same clock for all processes of a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+VERSION = 1
+
+PARTS = (
+    "other", "data", "loader_start", "host_to_device", "forward", "backward", "optimizer", "communication",
+    "synchronisation", "logging", "checkpoint", "evaluation", "trainpace",
+)  # fmt: skip
+(OTHER, DATA, LOADER_START, HOST_TO_DEVICE, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION,
+ SYNCHRONISATION, LOGGING, CHECKPOINT, EVALUATION, TRAINPACE) = range(len(PARTS))  # fmt: skip
+
+TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
+"""What a step ran under; settling steps follow a change and are not counted."""
+
+_STEP = struct.Struct(f"<cBHIqqIfff{len(PARTS)}q")
+_SPAN = struct.Struct("<cBBHIqq")
+_FETCH = struct.Struct("<cBHIqqqq")
+_JSON = struct.Struct("<cI")
+
+
+class Step(NamedTuple):
+    """One optimizer step: nanoseconds of its own time a part (they add up to end - start), and what it took in."""
+
+    trial: int
+    micro_steps: int
+    index: int
+    start_ns: int
+    end_ns: int
+    samples: int
+    reserved_gib: float
+    device_busy_ms: float
+    allocator_retries: float
+    parts_ns: tuple[int, ...]
+
+
+class Span(NamedTuple):
+    """A stretch of one part on one thread; depth 0 is outermost."""
+
+    part: int
+    depth: int
+    name: int
+    thread: int
+    start_ns: int
+    end_ns: int
+
+
+class Fetch(NamedTuple):
+    """One batch made by the dataset, in worker `worker` or, at -1, in the training process itself."""
+
+    worker: int
+    samples: int
+    start_ns: int
+    end_ns: int
+    cpu_ns: int
+    collate_ns: int
+
+
+class TrailWriter:
+    """Appends records; `flush` hands them to the operating system, which keeps them if the process is killed."""
+
+    def __init__(self, path: str, header: dict[str, Any]) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._buffer = bytearray(json.dumps({"trail": VERSION, **header}).encode() + b"\n")
+        self._names: dict[str, int] = {}
+        self.flush()
+
+    def step(self, step: Step) -> None:
+        """Append a step."""
+        self._buffer += _STEP.pack(b"S", *step[:9], *step.parts_ns)
+
+    def span(self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int) -> None:
+        """Append a span; each name is written once and then stands as a number."""
+        number = self._names.get(name)
+        if number is None:
+            number = self._names[name] = len(self._names) + 1
+            self.note({"name": name, "number": number})
+        self._buffer += _SPAN.pack(b"P", part, depth, number & 0xFFFF, thread & 0xFFFFFFFF, start_ns, end_ns)
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Append a fetched batch."""
+        self._buffer += _FETCH.pack(b"F", fetch.worker & 0xFF, 0, *fetch[1:])
+
+    def note(self, content: dict[str, Any]) -> None:
+        """Append anything else, as JSON."""
+        text = json.dumps(content).encode()
+        self._buffer += _JSON.pack(b"J", len(text)) + text
+
+    @property
+    def waiting(self) -> int:
+        """Bytes not yet handed over."""
+        return len(self._buffer)
+
+    def flush(self) -> None:
+        """Hand everything over. A full disk ends the trail, not the script."""
+        if self._file < 0 or not self._buffer:
+            return
+        try:
+            os.write(self._file, self._buffer)
+        except OSError:
+            os.close(self._file)
+            self._file = -1
+        self._buffer = bytearray()
+
+    def forget(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self._buffer = bytearray()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | dict[str, Any]]]:
+    """(header, records in order) of a trail's bytes. A record that was cut off at the end is left out.
+
+    Raises ValueError when this is no trail of this version.
+    """
+    line, newline, rest = data.partition(b"\n")
+    header = json.loads(line) if newline else None
+    if not isinstance(header, dict) or header.get("trail") != VERSION:
+        raise ValueError("not a trail of this version")
+    return header, list(_records(rest))
+
+
+def _records(data: bytes) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
+    at = 0
+    while at < len(data):
+        kind = data[at : at + 1]
+        if kind == b"J":
+            if at + _JSON.size > len(data):
+                return
+            size = _JSON.unpack_from(data, at)[1]
+            at += _JSON.size
+            if at + size > len(data):
+                return
+            yield json.loads(data[at : at + size])
+            at += size
+            continue
+        form = {b"S": _STEP, b"P": _SPAN, b"F": _FETCH}.get(kind)
+        if form is None:
+            raise ValueError(f"an unknown record at byte {at}")
+        if at + form.size > len(data):
+            return
+        values = form.unpack_from(data, at)
+        at += form.size
+        if kind == b"S":
+            yield Step(*values[1:10], tuple(values[10:]))
+        elif kind == b"P":
+            yield Span(*values[1:])
+        else:
+            yield Fetch(values[1] - 256 if values[1] > 127 else values[1], *values[3:])

@@ -1,0 +1,244 @@
+"""Interventions: blocks of steps under which one cause of time is taken away, between blocks of plain steps.
+
+Only under `trainpace diagnose`: the losses of such a run are worth nothing, it writes no checkpoints, and it ends with the
+last block. All ranks change at the same step, since they count the same steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
+from trainpace.watch.inside.trail import LOGGING, TRIALS, Step
+
+PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED = range(len(TRIALS))
+FEW = 2
+SETTLE_STEPS = 2
+SUFFIX = ".trainpace-trial"
+
+
+class Trials:
+    """The programme of one process: (trial, steps) blocks, made once the first steps have shown what applies."""
+
+    def __init__(self, recorder: Recorder, settings: dict[str, Any]) -> None:
+        self.recorder = recorder
+        self.block: int = settings["block_steps"]
+        self.rounds: int = settings["rounds"]
+        self.warm_up: int = settings["warm_up_steps"]
+        self.deadline_ns = now_ns() + int(settings["limit_s"] * 1e9)
+        self.without: list[str] = settings.get("without", [])
+        self.batch: Any = None
+        self.batch_size = 0
+        self.stock = 0
+        self.programme: list[tuple[int, int]] | None = None
+        self.left = 0
+        self.logging_ns = 0
+
+    def at_step(self, step: Step) -> None:
+        """Count, and change over where a block ends."""
+        if self.programme is None:
+            self.logging_ns += step.parts_ns[LOGGING] if step.index else 0
+            if step.index + 1 >= self.warm_up:
+                self.programme = self.planned(step.index)
+                names = [TRIALS[trial] for trial, _ in self.programme]
+                self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
+                self.advance()
+            return
+        self.left -= 1
+        if self.left <= 0:
+            self.advance()
+
+    def planned(self, steps: int) -> list[tuple[int, int]]:
+        """Blocks, each after settling steps; after a block without data, as many more as the loader had fetched ahead."""
+        kinds = []
+        if self.batch is not None:
+            kinds.append(CACHED_BATCH)
+        distributed: Any = sys.modules.get("torch.distributed")
+        many = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        if many and distributed.get_world_size() > 1:
+            kinds.append(NO_SYNC)
+        if many or self.logging_ns > 100_000 * max(1, steps):  # ranks must agree, so not by their own times
+            kinds.append(MUTED)
+        kinds = [k for k in kinds if TRIALS[k] not in self.without]
+        programme: list[tuple[int, int]] = []
+        for _ in range(self.rounds):
+            for kind in (PLAIN, *kinds):
+                programme += [(SETTLING, SETTLE_STEPS + (self.stock if kind != CACHED_BATCH else 0)), (kind, self.block)]
+        if CACHED_BATCH in kinds and self.batch_size >= 4 * FEW and "few_samples" not in self.without:
+            for _ in range(2):  # last, since a script may not bear it
+                for kind in (FEW_SAMPLES, CACHED_BATCH):
+                    programme += [(SETTLING, SETTLE_STEPS), (kind, self.block)]
+        return [(self.settling_as(programme, i), n) for i, (_, n) in enumerate(programme)]
+
+    @staticmethod
+    def settling_as(programme: list[tuple[int, int]], i: int) -> int:
+        """A settling block runs as what follows it; its trial number says that it is not counted."""
+        kind = programme[i][0]
+        return kind if kind != SETTLING else -programme[i + 1][0] - 1
+
+    def advance(self) -> None:
+        """The next block, or the end."""
+        if not self.programme or now_ns() > self.deadline_ns:
+            end(self.recorder)
+            return
+        kind, self.left = self.programme.pop(0)
+        self.recorder.active_trial = kind if kind >= 0 else -kind - 1
+        self.recorder.trial = kind if kind >= 0 else SETTLING
+
+    def keep(self, batch: Any, size: int, iterator: Any) -> None:
+        """Remember the latest batch until the first block begins."""
+        if self.programme is None:
+            self.batch, self.batch_size = batch, size
+            self.stock = int(iterator._num_workers * (iterator._prefetch_factor or 0)) if iterator._num_workers else 0
+
+
+def install(recorder: Recorder) -> None:
+    """Take up the programme that the environment asks for."""
+    settings = os.environ.get("TRAINPACE_TRIALS")
+    if settings:
+        recorder.trials = Trials(recorder, json.loads(settings))
+        recorder.after_step.append(recorder.trials.at_step)
+
+
+def end(recorder: Recorder) -> None:
+    """Leave, without what the script would do at its end: all ranks have come this far, or soon will."""
+    recorder.trail.note({"trials": "complete", "ended": now_ns()})
+    recorder.before_end()
+    recorder.trail.flush()
+    with contextlib.suppress(Exception):
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_initialized():
+            distributed.barrier()
+            time.sleep(0.2)
+    for child in multiprocessing.active_children():
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+# ---- the batch
+
+
+def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any:
+    """The loader's next batch, or under a trial the remembered one."""
+    trials = recorder.trials
+    if trials is None:
+        return fetch(iterator)
+    if recorder.active_trial == CACHED_BATCH and trials.batch is not None:
+        return _copy(trials.batch, trials.batch_size, trials.batch_size)
+    if recorder.active_trial == FEW_SAMPLES:
+        return _copy(trials.batch, trials.batch_size, FEW)
+    fetched = fetch(iterator)
+    if trials.programme is None:
+        from trainpace.watch.inside.patches import size_of
+
+        trials.keep(_copy(fetched, -1, -1), size_of(fetched), iterator)
+    return fetched
+
+
+def _copy(value: Any, size: int, keep: int) -> Any:
+    """The same tensors in new containers, which scripts pop things from; of `size` samples the first `keep`."""
+    if isinstance(value, dict):
+        return type(value)({k: _copy(v, size, keep) for k, v in value.items()})
+    if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding of transformers
+        return type(value)({k: _copy(v, size, keep) for k, v in value.data.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_copy(v, size, keep) for v in value))
+    if isinstance(value, list | tuple):
+        if keep != size and len(value) == size and not hasattr(value[0], "shape"):
+            value = value[:keep]
+        return type(value)(_copy(v, size, keep) for v in value)
+    shape = getattr(value, "shape", None)
+    if keep != size and shape is not None and len(shape) and shape[0] == size:
+        return value[:keep]
+    return value
+
+
+# ---- gradients, output, checkpoints
+
+
+class _Done:
+    """Stands for a collective that was left out."""
+
+    def wait(self, *args: Any) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+
+def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Left out under the trial without synchronisation, for tensors of numbers that only training exchanges."""
+
+    @functools.wraps(function)
+    def maybe(*args: Any, **kwargs: Any) -> Any:
+        if recorder.active_trial == NO_SYNC and _is_bulk(args, kwargs):
+            return _Done() if kwargs.get("async_op") or args[-1:] == (True,) else None
+        return function(*args, **kwargs)
+
+    return maybe
+
+
+def _is_bulk(args: Any, kwargs: Any) -> bool:
+    for value in (*args, *kwargs.values()):
+        first = value[0] if isinstance(value, list) and value else value
+        if hasattr(first, "is_floating_point"):
+            return bool(first.is_floating_point() and first.numel() > 1024)
+    return False
+
+
+def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """DistributedDataParallel.forward, which decides whether the backward after it exchanges gradients."""
+
+    @functools.wraps(forward)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.active_trial != NO_SYNC:
+            return forward(self, *args, **kwargs)
+        before = self.require_backward_grad_sync, self.require_forward_param_sync
+        self.require_backward_grad_sync = self.require_forward_param_sync = False
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            self.require_backward_grad_sync, self.require_forward_param_sync = before
+
+    return call
+
+
+def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Output that is left out under the trial without it."""
+
+    @functools.wraps(function)
+    def maybe(*args: Any, **kwargs: Any) -> Any:
+        if recorder.active_trial == MUTED and get_ident() == recorder.thread:
+            return None
+        return function(*args, **kwargs)
+
+    return maybe
+
+
+def checkpoints(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
+    """Under trials a checkpoint is written beside its place and removed: the user's own must stay as it is."""
+
+    @functools.wraps(save)
+    def maybe(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.trials is None or not isinstance(f, str | os.PathLike):
+            return save(obj, f, *args, **kwargs)
+        aside = os.fspath(f) + SUFFIX
+        try:
+            return save(obj, aside, *args, **kwargs)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+
+    return maybe
