@@ -45,7 +45,7 @@ def on_torch(torch: ModuleType) -> None:
     """Record this process from now on."""
     global _recorder
     folder = os.environ["TRAINPACE_WATCH"]
-    recorder = Recorder(TrailWriter(os.path.join(folder, f"process-{os.getpid()}.trail"), _header()))
+    recorder = Recorder(TrailWriter(os.path.join(folder, f"process-{os.getpid()}-{socket.gethostname()}.trail"), _header()))
     _recorder = recorder
     recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
     patches.install(torch, recorder, folder)

@@ -1,0 +1,65 @@
+"""Run a command with the recorder in every Python process that it starts, and change nothing else about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import write_whole
+
+INJECT = Path(__file__).parent / "inject"
+COMMAND_FILE = "command.json"
+
+
+def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, object] | None = None) -> dict[str, str]:
+    """The command's environment: the recorder's folder first on Python's path, and where to record."""
+    path = os.pathsep.join(p for p in (str(INJECT), before.get("PYTHONPATH", "")) if p)
+    changed = {**before, "PYTHONPATH": path, "TRAINPACE_WATCH": str(folder.resolve())}
+    changed.pop("TRAINPACE_TRIALS", None)
+    if trials is not None:
+        changed["TRAINPACE_TRIALS"] = json.dumps(trials)
+    return changed
+
+
+def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None,
+          limit_s: float | None = None) -> int:  # fmt: skip
+    """Run the command to its end, recording into `folder`, and return its exit code.
+
+    Its input, output and signals are its own: an interrupt reaches it as usual, and what was recorded is kept. After
+    `limit_s` seconds it is interrupted. Raises TrainpaceError when it cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise TrainpaceError(f"there is no command {command[0]}.", "Give the whole command: -- python train.py ARGUMENTS")
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    note = {"command": list(command), "started": started, "seconds": None, "exit_code": None, "trials": trials}
+    write_whole(folder / COMMAND_FILE, json.dumps(note))
+    process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
+    try:
+        code = _wait(process, limit_s)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
+    return code
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> int:
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        for end in (process.terminate, process.kill):
+            end()
+            try:
+                process.wait(10)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        return process.wait()

@@ -1,0 +1,268 @@
+"""A folder of trails, summed up: one record a rank, with what its steps spent on each part."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainpace.errors import UnreadableInput
+from trainpace.records import Record, read_bytes
+from trainpace.watch.command import COMMAND_FILE
+from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step, read_trail
+
+WARM_UP_STEPS = 3
+OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
+"""Parts that come now and then: their mean needs many steps, and blocks of few steps are compared without them."""
+
+
+class Loader(Record):
+    """A DataLoader's settings. `samples_in_dataset` and `batches` are None where they have no length."""
+
+    dataset: str
+    samples_in_dataset: int | None
+    batches: int | None
+    batch_size: int | None
+    workers: int
+    prefetch_factor: int | None
+    pin_memory: bool
+    persistent_workers: bool
+
+
+class FetchCost(Record):
+    """Milliseconds that the dataset takes, at the mean: for a sample by the clock and by the processor, for a batch's
+    collate. `in_workers`: whether worker processes did it."""
+
+    sample_wall_ms: float
+    sample_cpu_ms: float
+    collate_ms: float
+    batches: int
+    in_workers: bool
+
+
+class Line(Record):
+    """A line of the script's own that was seen running, what it had called, and in which share of looks at its part."""
+
+    part: str
+    line: str
+    called: str
+    share: float
+
+
+class Block(Record):
+    """Consecutive steps under one trial: their mean without the occasional parts, and every part's mean."""
+
+    trial: str
+    steps: int
+    step_ms: float
+    parts_ms: dict[str, float]
+
+
+class Rank(Record):
+    """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`."""
+
+    rank: int
+    world_size: int
+    host: str
+    steps: int
+    step_ms: float
+    step_ms_low: float
+    step_ms_high: float
+    parts_ms: dict[str, float]
+    micro_steps: float
+    samples_per_step: float
+    cpus: int
+    torch: str
+    threads: int
+    loader: Loader | None = None
+    fetch: FetchCost | None = None
+    optimizer: str = ""
+    optimizer_settings: dict[str, Any] = {}
+    optimizer_numbers: int = 0
+    optimizer_tensors: int = 0
+    model: str = ""
+    wrapped: str = ""
+    parameters: int = 0
+    ddp: dict[str, Any] = {}
+    lines: tuple[Line, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    first_step_ms: float = 0.0
+    reserved_gib: float = 0.0
+    allocator_retries: float = 0.0
+    complete: bool = True
+
+
+class Recording(Record):
+    """A watched command: what was run, how it ended, and its ranks. Without ranks, `seen` says what there was."""
+
+    command: tuple[str, ...]
+    seconds: float | None
+    exit_code: int | None
+    ranks: tuple[Rank, ...]
+    seen: str = ""
+
+
+def read_recording(folder: Path) -> Recording:
+    """Read what `watch` left in a folder, also of a command that was killed.
+
+    Raises UnreadableInput when it holds no recording.
+    """
+    if not (folder / COMMAND_FILE).is_file():
+        raise UnreadableInput(f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py")
+    try:
+        about = json.loads(read_bytes(folder / COMMAND_FILE))
+        command, seconds, code = tuple(about["command"]), about["seconds"], about["exit_code"]
+    except (ValueError, KeyError, TypeError):
+        raise UnreadableInput(f"{folder / COMMAND_FILE} is damaged.", "Record the command again.") from None
+    processes = [read_file(path) for path in sorted(folder.glob("process-*.trail"))]
+    workers: dict[int, list[Fetch]] = defaultdict(list)
+    for path in folder.glob("worker-*.trail"):
+        header, records = read_file(path)
+        workers[header["parent"]] += [r for r in records if isinstance(r, Fetch)]
+    ranks = [
+        _rank(header, records, workers.get(header["pid"], []))
+        for header, records in processes
+        if sum(isinstance(r, Step) for r in records) > 1
+    ]
+    ranks.sort(key=lambda r: r.rank)
+    return Recording(
+        command=command, seconds=seconds, exit_code=code, ranks=tuple(ranks), seen="" if ranks else _seen(processes)
+    )
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], list[Any]]:
+    """One trail's header and records. Raises UnreadableInput for a file that is none."""
+    try:
+        return read_trail(read_bytes(path))
+    except ValueError as error:
+        raise UnreadableInput(f"{path} cannot be read ({error}).", "Record the command again.") from None
+
+
+def _seen(processes: Sequence[tuple[dict[str, Any], list[Any]]]) -> str:
+    """What a command without training steps did do."""
+    if not processes:
+        return ("No Python process of this command imported torch. (A Python started with -I, -E or -S, or in a container "
+                "or on another machine, is not seen.)")  # fmt: skip
+    records = [r for _, records in processes for r in records]
+    batches = sum(isinstance(r, Span) and r.part == PARTS.index("data") for r in records)
+    forwards = sum(isinstance(r, Span) and r.part == PARTS.index("forward") for r in records)
+    steps = sum(isinstance(r, Step) for r in records)
+    what = [f"{n} {name}{'' if n == 1 else 's' if name[-1] != 'h' else 'es'}" for n, name in
+            ((batches, "batch"), (forwards, "model call"), (steps, "optimizer step")) if n]  # fmt: skip
+    many = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
+    return f"{many}; seen: {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}."
+
+
+def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[Fetch]) -> Rank:
+    steps = [r for r in records if isinstance(r, Step)]
+    notes: dict[str, Any] = {}
+    loaders, models = [], []
+    for note in (r for r in records if isinstance(r, dict)):
+        if "loader" in note:
+            loaders.append(note)
+        elif "model" in note:
+            models.append(note)
+        else:
+            notes.update(note)
+    plain = [s for s in steps if s.trial == 0]
+    programme_starts = notes.get("warm_up_steps", 0)
+    kept = [s for s in plain if s.index >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
+    times = [ms(s) for s in kept]
+    mean, half = mean_and_half_width(times)
+    model = max(models, key=lambda m: m["parameters"], default={})
+    fetches = list(in_workers) or [r for r in records if isinstance(r, Fetch)]
+    rank, world = notes.get("rank", header["rank"]), notes.get("world_size", header["world_size"])
+    return Rank(
+        rank=rank or 0, world_size=world or 1, host=header["host"], steps=len(kept), step_ms=mean,
+        step_ms_low=max(0.0, mean - half), step_ms_high=mean + half, parts_ms=_parts(kept),
+        micro_steps=_mean(s.micro_steps for s in kept), samples_per_step=_mean(s.samples for s in kept),
+        cpus=header["cpus"], torch=notes.get("torch", ""), threads=notes.get("threads", 1),
+        loader=_training_loader(loaders, steps), fetch=_fetch_cost(fetches, bool(in_workers)),
+        optimizer=notes.get("optimizer", ""), optimizer_settings=notes.get("settings", {}),
+        optimizer_numbers=notes.get("numbers", 0), optimizer_tensors=notes.get("tensors", 0),
+        model=model.get("model", ""), wrapped=model.get("wrapped") or "", parameters=model.get("parameters", 0),
+        ddp=notes.get("ddp", {}), lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
+        first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
+        allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
+    )  # fmt: skip
+
+
+def ms(step: Step) -> float:
+    """A step's milliseconds."""
+    return (step.end_ns - step.start_ns) / 1e6
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _parts(steps: Sequence[Step]) -> dict[str, float]:
+    return {part: _mean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
+
+
+def mean_and_half_width(times: Sequence[float], blocks: int = 10) -> tuple[float, float]:
+    """The mean and half of its 90 % interval, from the means of consecutive blocks: steps beside each other are alike."""
+    from trainpace.forecast.intervals import student_t_95
+
+    mean = _mean(times)
+    blocks = min(blocks, len(times))
+    if blocks < 2:
+        return mean, mean
+    edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
+    means = [_mean(times[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    spread = math.sqrt(math.fsum((m - mean) ** 2 for m in means) / (blocks - 1))
+    return mean, student_t_95(blocks - 1) * spread / math.sqrt(blocks)
+
+
+def _blocks(steps: Sequence[Step]) -> Iterable[Block]:
+    settling = TRIALS.index("settling")
+    begun = next((i for i, s in enumerate(steps) if s.trial == settling), None)
+    run: list[Step] = []
+    for step in (*(steps[begun:] if begun is not None else ()), None):
+        if run and (step is None or step.trial != run[-1].trial):
+            if run[-1].trial != settling:
+                parts = _parts(run)
+                total = math.fsum(v for part, v in parts.items() if part not in OCCASIONAL)
+                yield Block(trial=TRIALS[run[-1].trial], steps=len(run), step_ms=total, parts_ms=parts)
+            run = []
+        if step is not None:
+            run.append(step)
+
+
+def _training_loader(notes: Sequence[dict[str, Any]], steps: Sequence[Step]) -> Loader | None:
+    """The loader whose batches the steps took: of those seen, the first whose batch size fits, else the first."""
+    if not notes:
+        return None
+    taken = {s.samples // max(1, s.micro_steps) for s in steps[1:]}
+    note = next((n for n in notes if n["batch_size"] in taken), notes[0])
+    return Loader(**{key: note[key] for key in Loader.__struct_fields__})
+
+
+def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
+    fetches = fetches[1:] if len(fetches) > 4 else fetches  # the first opens files and imports
+    samples = sum(f.samples for f in fetches)
+    if not samples:
+        return None
+    collate = math.fsum(f.collate_ns for f in fetches) / 1e6
+    wall = math.fsum(f.end_ns - f.start_ns for f in fetches) / 1e6
+    processor = math.fsum(f.cpu_ns for f in fetches) / 1e6
+    return FetchCost(
+        sample_wall_ms=max(0.0, wall - collate) / samples,
+        sample_cpu_ms=min(max(0.0, processor - collate), max(0.0, wall - collate)) / samples,
+        collate_ms=collate / len(fetches),
+        batches=len(fetches),
+        in_workers=in_workers,
+    )
+
+
+def _lines(samples: Sequence[Sequence[Any]]) -> tuple[Line, ...]:
+    totals: dict[str, int] = defaultdict(int)
+    for part, _, _, seen in samples:
+        totals[part] += seen
+    return tuple(
+        Line(part=part, line=line, called=called, share=seen / totals[part]) for part, line, called, seen in samples if line
+    )
