@@ -1,0 +1,126 @@
+"""What one sample costs: wall against CPU time, and cold against warm files (DS-Analyzer's difference, VLDB 2021, section 4)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from trainpace.datapath import opened_files
+from trainpace.datapath.loader_records import SampleCost
+from trainpace.datapath.loader_target import LoaderTarget
+
+MOST_SAMPLES = 512
+FEWEST_SAMPLES = 8
+FIRST = 4
+"""Samples 0 to 3 are always among those looked at: they are what a person tries first."""
+PASSES = 3
+_CACHED_RATIO = 5.0
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """As in a DataLoader's worker, where torch computes on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def choose(length: int, seed: int) -> list[int]:
+    """Sample numbers to look at, in a random order, the first few among them."""
+    first = list(range(min(FIRST, length)))
+    others = random.Random(seed).sample(range(len(first), length), min(MOST_SAMPLES, length) - len(first))
+    return first + others
+
+
+def first_pass(target: LoaderTarget, indices: Sequence[int], seconds: float) -> tuple[list[int], float]:
+    """Have every sample once, for about `seconds`: those that were had, and the mean ms of this first access."""
+    end = time.perf_counter() + seconds
+    had: list[int] = []
+    times: list[float] = []
+    with one_thread():
+        for index in indices:
+            if len(had) >= FEWEST_SAMPLES and time.perf_counter() > end:
+                break
+            start = time.perf_counter()
+            target.sample(index)
+            times.append(1e3 * (time.perf_counter() - start))
+            had.append(index)
+    return had, fmean(times)
+
+
+def sample_cost(
+    target: LoaderTarget, indices: Sequence[int], first_ms: float, held: Sequence[str] = (), passes: int = PASSES
+) -> SampleCost:
+    """Time the samples warm, `passes` times, then cold and warm again. Means over samples of medians over passes.
+
+    `held`: files that stay open from sample to sample.
+    """
+    with one_thread():
+        before = opened_files.bytes_read()
+        with opened_files.recorded() as opened:
+            for index in indices:
+                target.sample(index)
+        after = opened_files.bytes_read()
+        warm = [_pass(target, indices) for _ in range(passes)]
+        files = opened or list(held)
+        note = _note(opened, files, (after or 0) - (before or 0), len(indices))
+        cold: list[list[tuple[float, float]]] = []
+        for _ in range(passes if files and not note else 0):
+            note = opened_files.drop(files)
+            if note:
+                break
+            cold.append(_pass(target, indices))
+            warm.append(_pass(target, indices))
+    wall_ms = fmean(median(times[i][0] for times in warm) for i in range(len(indices)))
+    if not note and first_ms > _CACHED_RATIO * wall_ms and not files:
+        note = f"the first access of a sample took {first_ms:.3g} ms: the dataset keeps what it has made."
+    return SampleCost(
+        samples=len(indices),
+        wall_ms=wall_ms,
+        cpu_ms=fmean(median(times[i][1] for times in warm) for i in range(len(indices))),
+        first_ms=first_ms,
+        cold_wall_ms=fmean(median(times[i][0] for times in cold) for i in range(len(indices))) if cold else None,
+        files=len(opened) / len(indices),
+        file_bytes=sum(_size(path) for path in opened) / len(indices),
+        note=note,
+    )
+
+
+def _pass(target: LoaderTarget, indices: Sequence[int]) -> list[tuple[float, float]]:
+    """(wall ms, CPU ms) of each sample. The CPU time is the whole process', for OpenCV and others have threads of their own."""
+    times = []
+    for index in indices:
+        cpu, wall = time.process_time(), time.perf_counter()
+        kept: Any = target.sample(index)
+        times.append((1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)))
+        del kept
+    return times
+
+
+def _note(opened: Sequence[str], files: Sequence[str], read: int, samples: int) -> str:
+    if opened:
+        return ""
+    if files:
+        return "" if read > 0 else "files are mapped into memory, so their reads are not told from preprocessing."
+    if read > 1024 * samples:
+        return (
+            f"{read / samples / 1024:.0f} KiB a sample are read from files that Python did not open, so they stay warm."
+        )
+    return "nothing is read from files: the data is in memory."
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
