@@ -90,6 +90,11 @@ class Rank(Record):
     lines: tuple[Line, ...] = ()
     blocks: tuple[Block, ...] = ()
     first_step_ms: float = 0.0
+    optimizer_variants_ms: dict[str, float] = {}
+    skips_sync: bool = False
+    operators: int = 0
+    flops: float = 0.0
+    matmul_gflops: float = 0.0
     reserved_gib: float = 0.0
     allocator_retries: float = 0.0
     complete: bool = True
@@ -185,6 +190,8 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
         optimizer_numbers=notes.get("numbers", 0), optimizer_tensors=notes.get("tensors", 0),
         model=model.get("model", ""), wrapped=model.get("wrapped") or "", parameters=model.get("parameters", 0),
         ddp=notes.get("ddp", {}), lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
+        optimizer_variants_ms=notes.get("optimizer_variants_ms", {}), skips_sync=notes.get("skips_sync", False),
+        operators=notes.get("operators", 0), flops=notes.get("flops", 0.0), matmul_gflops=notes.get("matmul_gflops", 0.0),
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
     )  # fmt: skip

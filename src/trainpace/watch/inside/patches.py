@@ -98,6 +98,7 @@ class _Calls:
     def begins(self, module: Any, args: Any, kwargs: Any) -> int:
         self.classes.add(type(module))
         recorder = self.recorder
+        recorder.compiled |= type(module).__name__ == "OptimizedModule"
         if self.torch.is_grad_enabled():
             if module.training:
                 model = core(module)

@@ -46,6 +46,7 @@ class Recorder:
         self.trials: Any = None
         self.optimizer: Any = None
         self.step_is_the_engines = False
+        self.compiled = self.skips_sync = False
         self.before_end: Callable[[], None] = lambda: None
         self.reserved_gib: Callable[[], float] | None = None
         self.allocator_retries: Callable[[], float] | None = None

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from trainpace.watch.inside.operators import count_one_step, note_optimizers, note_rate
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import LOGGING, TRIALS, Step
 
@@ -41,10 +42,17 @@ class Trials:
         self.programme: list[tuple[int, int]] | None = None
         self.left = 0
         self.logging_ns = 0
+        self.counting: Callable[[], None] | None = None
 
     def at_step(self, step: Step) -> None:
         """Count, and change over where a block ends."""
+        if self.counting is not None:
+            self.counting()
+            self.counting = None
         if self.programme is None:
+            if step.index + 2 == self.warm_up:
+                with contextlib.suppress(Exception):
+                    self.counting = count_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.index else 0
             if step.index + 1 >= self.warm_up:
                 self.programme = self.planned(step.index)
@@ -110,6 +118,10 @@ def install(recorder: Recorder) -> None:
 
 def end(recorder: Recorder) -> None:
     """Leave, without what the script would do at its end: all ranks have come this far, or soon will."""
+    with contextlib.suppress(Exception):
+        note_rate(recorder)
+        recorder.thread = -1  # what follows is no step of the script's
+        note_optimizers(recorder)
     recorder.trail.note({"trials": "complete", "ended": now_ns()})
     recorder.before_end()
     recorder.trail.flush()
@@ -204,6 +216,9 @@ def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[
     @functools.wraps(forward)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial != NO_SYNC:
+            if not self.require_backward_grad_sync and not recorder.skips_sync:
+                recorder.skips_sync = True
+                recorder.trail.note({"skips_sync": True})
             return forward(self, *args, **kwargs)
         before = self.require_backward_grad_sync, self.require_forward_param_sync
         self.require_backward_grad_sync = self.require_forward_param_sync = False
