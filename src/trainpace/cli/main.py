@@ -12,6 +12,8 @@ VERBS = {
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
     "gpus": "List the hardware catalogue, or one device with the source of every figure.",
     "measure": "Train a model for some steps on this machine over batch sizes; find the jumps and the best batch.",
+    "watch": "Run an unchanged training script and record where its steps' time goes.",
+    "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
     "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from trainpace.datapath.loader_model import LoaderCost, step_ms
 from trainpace.diagnose.interventions import Proof, part_ms
 from trainpace.diagnose.shares import Split
@@ -31,7 +33,7 @@ class Advice(Record):
     saves_ms: float
     ceiling_ms: float
     basis: str
-    settings: dict[str, int | str] = {}
+    settings: dict[str, int | str] = msgspec.field(default_factory=dict)
 
 
 Proofs = dict[str, Proof]

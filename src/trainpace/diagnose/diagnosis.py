@@ -95,7 +95,9 @@ def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
     return rank.flops / (compute_ms * 1e6) / rank.matmul_gflops
 
 
-def _why(verdict: str, ranks: tuple[Rank, ...], step: float, shares: list[Share], proofs: dict[str, Proof]) -> list[str]:
+def _why(
+    verdict: str, ranks: tuple[Rank, ...], step: float, shares: list[Share], proofs: dict[str, Proof]
+) -> list[str]:
     first = ranks[0]
     top = next(s for s in shares if s.cause == verdict)
     lines = [f"{top.share:.0%} of a step ({top.ms:.3g} of {step:.3g} ms) goes into {top.in_words}."]
@@ -110,7 +112,9 @@ def _why(verdict: str, ranks: tuple[Rank, ...], step: float, shares: list[Share]
         )
     if verdict == "data" and first.fetch is not None:
         kind = "waiting" if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
-        where = f"in {first.loader.workers} workers" if first.loader and first.loader.workers else "in the training process"
+        where = (
+            f"in {first.loader.workers} workers" if first.loader and first.loader.workers else "in the training process"
+        )
         lines.append(
             f"A sample takes {first.fetch.sample_wall_ms:.3g} ms {where}, mostly {kind}; "
             f"a batch's collate {first.fetch.collate_ms:.3g} ms."

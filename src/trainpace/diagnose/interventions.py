@@ -12,7 +12,7 @@ from trainpace.watch.recording import Block, Rank
 FORWARD_AND_BACKWARD = ("forward", "backward")
 FEW_SAMPLES = 2
 LONGEST_LAUNCH_MS = 0.02
-"""An operator whose time does not depend on the batch and that takes longer than this computes: it does not wait for its launch."""
+"""An operator that takes longer than this, whatever the batch, computes: it does not wait for its launch."""
 
 
 class Proof(Record):

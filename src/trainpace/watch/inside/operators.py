@@ -41,7 +41,9 @@ def count_one_step(recorder: Recorder) -> Any:
 
     def end() -> None:
         mode.__exit__(None, None, None)
-        recorder.trail.note({**seen, "dtype": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled() else ""})
+        recorder.trail.note(
+            {**seen, "dtype": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled() else ""}
+        )
 
     return end
 
@@ -71,13 +73,17 @@ def note_optimizers(recorder: Recorder) -> None:
     if optimizer is None or not any(v in optimizer.defaults for v in VARIANTS):
         return
     held = sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
-    if 4 * held > LARGEST_COPY_BYTES or any(type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]):
+    if 4 * held > LARGEST_COPY_BYTES or any(
+        type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]
+    ):
         return
     times: dict[str, list[float]] = {}
     stepping = {}
     for name in ("as it is", *(v for v in VARIANTS if v in optimizer.defaults)):
         with contextlib.suppress(Exception):  # not every implementation exists for every device and type
-            stepping[name] = _copy(torch, optimizer, {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True})
+            stepping[name] = _copy(
+                torch, optimizer, {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True}
+            )
             stepping[name].step()
     for _ in range(REPEATS):
         for name, copied in stepping.items():

@@ -44,7 +44,7 @@ def install(torch: Any, recorder: Recorder, folder: str) -> None:
     _outputs(recorder)
 
     def after_first(step: Step) -> None:
-        if step.index == 0:
+        if step.number == 0:
             _copies(torch, recorder)
 
     recorder.after_step.append(after_first)
@@ -111,11 +111,11 @@ class _Calls:
         return recorder.enter(FORWARD)
 
     def narrow(self, step: Step) -> None:
-        if step.index != 1:
+        if step.number != 1:
             return
         self.torch.nn.Module.__call__ = self.plain
         for kind in self.classes:
-            kind.__call__ = self.charged(kind.__call__)  # type: ignore[operator]
+            setattr(kind, "__call__", self.charged(kind.__call__))  # noqa: B010
 
 
 def _modules(torch: Any, recorder: Recorder) -> None:
@@ -353,4 +353,3 @@ def _outputs(recorder: Recorder) -> None:
     logging.Handler.handle = trials.muted(  # type: ignore[method-assign]
         recorder, recorder.wraps(logging.Handler.handle, LOGGING, "logging")
     )
-

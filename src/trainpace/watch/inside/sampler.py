@@ -32,7 +32,7 @@ class Sampler:
             self._started = True
             self._thread = self._recorder.thread
             threading.Thread(target=self._run, name="trainpace-sampler", daemon=True).start()
-        elif step.index in (25, 100) or step.index % 1000 == 0:
+        elif step.number in (25, 100) or step.number % 1000 == 0:
             self._recorder.trail.note({"samples": self.counts()})
 
     def counts(self) -> list[tuple[str, str, str, int]]:

@@ -45,7 +45,9 @@ def on_torch(torch: ModuleType) -> None:
     """Record this process from now on."""
     global _recorder
     folder = os.environ["TRAINPACE_WATCH"]
-    recorder = Recorder(TrailWriter(os.path.join(folder, f"process-{os.getpid()}-{socket.gethostname()}.trail"), _header()))
+    recorder = Recorder(
+        TrailWriter(os.path.join(folder, f"process-{os.getpid()}-{socket.gethostname()}.trail"), _header())
+    )
     _recorder = recorder
     recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
     patches.install(torch, recorder, folder)
@@ -59,12 +61,12 @@ def on_torch(torch: ModuleType) -> None:
 
 
 def _after_step(recorder: Recorder, step: Step) -> None:
-    if step.index == 0 and "torch.distributed" in sys.modules:
+    if step.number == 0 and "torch.distributed" in sys.modules:
         distributed: Any = sys.modules["torch.distributed"]
         if distributed.is_available() and distributed.is_initialized():
             recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
                                  "backend": str(distributed.get_backend())})  # fmt: skip
-    if step.index in (20, 100, 500):
+    if step.number in (20, 100, 500):
         engines.note_ddp(recorder)
 
 

@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
     trial: int
     micro_steps: int
-    index: int
+    number: int
     start_ns: int
     end_ns: int
     samples: int
@@ -156,7 +156,7 @@ def _records(data: bytes) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
         values = form.unpack_from(data, at)
         at += form.size
         if kind == b"S":
-            yield Step(*values[1:10], tuple(values[10:]))
+            yield Step._make((*values[1:10], tuple(values[10:])))
         elif kind == b"P":
             yield Span(*values[1:])
         else:

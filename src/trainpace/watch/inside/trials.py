@@ -50,12 +50,12 @@ class Trials:
             self.counting()
             self.counting = None
         if self.programme is None:
-            if step.index + 2 == self.warm_up:
+            if step.number + 2 == self.warm_up:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
-            self.logging_ns += step.parts_ns[LOGGING] if step.index else 0
-            if step.index + 1 >= self.warm_up:
-                self.programme = self.planned(step.index)
+            self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
+            if step.number + 1 >= self.warm_up:
+                self.programme = self.planned(step.number)
                 names = [TRIALS[trial] for trial, _ in self.programme]
                 self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
                 self.advance()
@@ -79,7 +79,10 @@ class Trials:
         programme: list[tuple[int, int]] = []
         for _ in range(self.rounds):
             for kind in (PLAIN, *kinds):
-                programme += [(SETTLING, SETTLE_STEPS + (self.stock if kind != CACHED_BATCH else 0)), (kind, self.block)]
+                programme += [
+                    (SETTLING, SETTLE_STEPS + (self.stock if kind != CACHED_BATCH else 0)),
+                    (kind, self.block),
+                ]
         if CACHED_BATCH in kinds and self.batch_size >= 4 * FEW and "few_samples" not in self.without:
             for _ in range(2):  # last, since a script may not bear it
                 for kind in (FEW_SAMPLES, CACHED_BATCH):
