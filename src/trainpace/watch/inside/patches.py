@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import logging
 import os
@@ -12,7 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from trainpace.watch.inside import capture, trials
+from trainpace.watch.inside import trials
+from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.late import when_imported
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import (
@@ -33,6 +35,7 @@ from trainpace.watch.inside.trail import (
 
 def install(torch: Any, recorder: Recorder, folder: str) -> None:
     """Watch torch in this process."""
+    recorder.capture = Capture(recorder)
     _modules(torch, recorder)
     _optimizers(torch, recorder)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
@@ -88,7 +91,10 @@ class _Calls:
             self.inside = True
             depth = self.begins(module, args, kwargs)
             try:
-                return original(module, *args, **kwargs)
+                output = original(module, *args, **kwargs)
+                if recorder.steps == CAPTURED_IN_STEP:
+                    self.captured(lambda: recorder.capture.after(output))
+                return output
             finally:
                 recorder.leave(depth, type(module).__name__)
                 self.inside = False
@@ -100,15 +106,25 @@ class _Calls:
         recorder = self.recorder
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
         if self.torch.is_grad_enabled():
+            model = core(module)
+            if recorder.steps == CAPTURED_IN_STEP:
+                self.captured(lambda: recorder.capture.before(model, args, kwargs))
             if module.training:
-                model = core(module)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
-                    capture.first_call(recorder, module, model, args, kwargs)
+                    with contextlib.suppress(Exception):
+                        _note_model(recorder, module, model)
                 recorder.begins_forward(False)
         elif id(core(module)) in self.trained:
             recorder.begins_forward(True)
         return recorder.enter(FORWARD)
+
+    def captured(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:
+            self.recorder.capture.model = None
+            self.recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
 
     def narrow(self, step: Step) -> None:
         if step.number != 1:
@@ -116,6 +132,14 @@ class _Calls:
         self.torch.nn.Module.__call__ = self.plain
         for kind in self.classes:
             setattr(kind, "__call__", self.charged(kind.__call__))  # noqa: B010
+
+
+def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
+    recorder.trail.note({
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "wrapped": type(module).__name__ if module is not model else None,
+        "parameters": sum(p.numel() for p in model.parameters() if type(p).__name__ != "UninitializedParameter"),
+    })  # fmt: skip
 
 
 def _modules(torch: Any, recorder: Recorder) -> None:

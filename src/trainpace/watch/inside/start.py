@@ -11,7 +11,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import capture, engines, patches, trials
+from trainpace.watch.inside import engines, patches, trials
 from trainpace.watch.inside.late import warn
 from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.sampler import Sampler
@@ -80,10 +80,19 @@ def _end(recorder: Recorder, sampler: Sampler) -> None:
         return
     try:
         _note_the_end(recorder, sampler)
-        capture.write(recorder)
+        recorder.trail.flush()
+        _capture(recorder)
     except Exception as error:
         warn(f"the end of this process is not recorded ({error}).")
     recorder.trail.flush()
+
+
+def _capture(recorder: Recorder) -> None:
+    try:
+        recorder.thread = -1  # the trace's calls are none of the script's
+        recorder.capture.write(os.environ["TRAINPACE_WATCH"])
+    except Exception as error:
+        recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
 
 
 def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
