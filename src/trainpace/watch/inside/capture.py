@@ -2,7 +2,7 @@
 
 The model, its optimizer and the shapes of its batch are copied to the meta device (no data) in the second step, and traced
 when the script has ended. Needs what trainpace itself needs in the script's environment; without it nothing is captured.
-Known limits: a loss that is no module (``F.cross_entropy``) is stood for by a mean of the outputs, which is said in the note;
+Known limits: a loss that is no module and none of torch's own functions is stood for by a mean of the outputs, which is noted;
 models whose parameters are sharded (FSDP2, ZeRO-3) are not captured.
 """
 
@@ -62,12 +62,16 @@ class Capture:
                 self.name = type(model).__qualname__
                 self.model, self.optimizer = _on_meta(recorder, model)
             elif self.output is not None and self.criterion is None and not any(True for _ in model.parameters()):
-                described = _described((args, kwargs), self.output)
-                if _mentions_output(described):
-                    self.criterion, self.criterion_arguments = model, described
-                self.output = None
+                self.made_by(model, args, kwargs)
         finally:
             recorder.leave(depth, "capture")
+
+    def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
+        """A module or function is called that may make the loss: it does if it is given the model's output."""
+        described = _described((args, kwargs), self.output)
+        if _mentions_output(described):
+            self.criterion, self.criterion_arguments = criterion, described
+            self.output = None
 
     def after(self, output: Any) -> None:
         """The model has answered."""
@@ -93,7 +97,7 @@ class Capture:
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             save(trace_task(task, FORMS), os.path.join(folder, WORKLOAD_FILE))
-        seen = "module" if self.criterion is not None else "output" if self.has_loss else "mean of the outputs"
+        seen = "called" if self.criterion is not None else "output" if self.has_loss else "mean of the outputs"
         self.recorder.trail.note({"workload": WORKLOAD_FILE, "loss": seen})
 
     has_loss = False
@@ -135,6 +139,8 @@ def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:
     if stepper is not None:
         for group in stepper.param_groups:
             group["params"] = [p for p in group["params"] if p.device.type == "meta"]
+            if "fused" in group:
+                group["fused"] = None  # which the meta device has not
     return copied, stepper
 
 

@@ -32,6 +32,8 @@ from trainpace.watch.inside.trail import (
     TrailWriter,
 )
 
+LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss", "smooth_l1_loss")
+
 
 def install(torch: Any, recorder: Recorder, folder: str) -> None:
     """Watch torch in this process."""
@@ -119,6 +121,27 @@ class _Calls:
             recorder.begins_forward(True)
         return recorder.enter(FORWARD)
 
+    def losses(self, functional: Any) -> None:
+        """Losses that are called as functions, outside modules, are noticed in the one step that is captured."""
+        for name in LOSSES:
+            plain = getattr(functional, name)
+
+            @functools.wraps(plain)
+            def call(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+                capture = self.recorder.capture
+                if not self.is_compiling() and not self.inside and capture.output is not None:
+                    self.captured(lambda: capture.made_by(plain, args, kwargs))
+                return plain(*args, **kwargs)
+
+            setattr(functional, name, call)
+
+        def restore(step: Step) -> None:
+            if step.number == CAPTURED_IN_STEP:
+                for name in LOSSES:
+                    setattr(functional, name, getattr(functional, name).__wrapped__)
+
+        self.recorder.after_step.append(restore)
+
     def captured(self, what: Callable[[], None]) -> None:
         try:
             what()
@@ -143,7 +166,9 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
 
 
 def _modules(torch: Any, recorder: Recorder) -> None:
-    _Calls(torch, recorder)
+    calls = _Calls(torch, recorder)
+    if recorder.trials is None:
+        calls.losses(torch.nn.functional)
 
 
 def _counted(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -96,6 +96,7 @@ def _capture(recorder: Recorder) -> None:
 
 
 def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
+    sampler.stop()
     engines.note_ddp(recorder)
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
 
