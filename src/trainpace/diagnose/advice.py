@@ -18,7 +18,7 @@ WORTH = 0.03
 MANY_WORKERS = 16
 LARGER_BATCH = 4
 SELDOMER = 10
-HIDDEN_BY_BATCHES = 2
+LEAST_LAUNCH = 0.1
 
 
 class Advice(Record):
@@ -147,9 +147,9 @@ def _transfers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
 
 def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
     launch, rank = split.by_cause["launch"], ranks[0]
-    if not launch:
-        return []
     step = math.fsum(split.by_cause.values())
+    if launch < LEAST_LAUNCH * step:
+        return []
     # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared
     fixed = launch + split.by_cause["optimizer"] + split.by_cause["communication"]
     saves = min(fixed, step) * (1 - 1 / LARGER_BATCH)

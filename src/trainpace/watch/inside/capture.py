@@ -16,7 +16,7 @@ from trainpace.watch.inside.trail import TRAINPACE
 
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"
-FORMS = ("fp32", "amp", "half")
+FORMS: Any = ("fp32", "amp", "half")
 
 
 class _Shape(NamedTuple):

@@ -6,6 +6,7 @@ Each is watched when the script imports it. A name that a version lacks is passe
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -39,11 +40,16 @@ def _charged(recorder: Recorder, part: int, name: str) -> Callable[[Any], Any]:
 
 
 def _collectives(module: ModuleType, recorder: Recorder) -> None:
-    for name in REDUCTIONS:
-        charged = _charged(recorder, COMMUNICATION, name)
-        _patch(module, name, lambda f, charged=charged: trials.collective(recorder, charged(f)))  # type: ignore[misc]
-    for name in OTHER_COLLECTIVES:
-        _patch(module, name, _charged(recorder, COMMUNICATION, name))
+    public: Any = sys.modules.get("torch.distributed")
+    for name in (*REDUCTIONS, *OTHER_COLLECTIVES):
+        plain = getattr(module, name, None)
+        if plain is None:
+            continue
+        charged = recorder.wraps(plain, COMMUNICATION, name)
+        watched = trials.collective(recorder, charged) if name in REDUCTIONS else charged
+        setattr(module, name, watched)
+        if getattr(public, name, None) is plain:
+            setattr(public, name, watched)
     work = getattr(module, "Work", None)
     if work is not None:
         _patch(work, "wait", lambda f: recorder.wraps(f, COMMUNICATION, "wait"))
@@ -71,6 +77,8 @@ def note_ddp(recorder: Recorder) -> None:
             continue
         wanted = ("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time",
                   "avg_backward_compute_comm_overlap_time", "bucket_sizes", "total_parameter_size_bytes")  # fmt: skip
+        if "avg_backward_comm_time" not in data:  # too early, or the ranks have parted
+            continue
         recorder.trail.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
 

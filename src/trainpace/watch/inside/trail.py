@@ -6,6 +6,7 @@ Times are ``time.perf_counter_ns``, the same clock for all processes of a host.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -110,16 +111,18 @@ class TrailWriter:
         try:
             os.write(self._file, self._buffer)
         except OSError:
-            os.close(self._file)
-            self._file = -1
+            self._close()
         self._buffer = bytearray()
 
     def forget(self) -> None:
         """In a forked child: the file is the parent's."""
         self._buffer = bytearray()
-        if self._file >= 0:
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
             os.close(self._file)
-            self._file = -1
+        self._file = -1
 
 
 def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | dict[str, Any]]]:

@@ -199,10 +199,25 @@ def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[...
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial == NO_SYNC and _is_bulk(args, kwargs):
+            _fill(function.__name__, args, kwargs)
             return _Done() if kwargs.get("async_op") or args[-1:] == (True,) else None
         return function(*args, **kwargs)
 
     return maybe
+
+
+def _fill(name: str, args: Any, kwargs: Any) -> None:
+    """Give the result numbers of the right size: what memory holds by chance may be too small for fast arithmetic."""
+    output, given, *_ = (*args, *kwargs.values(), None)
+    if "gather" in name and hasattr(output, "view"):
+        output.view(-1, given.numel()).copy_(given.reshape(1, -1).expand(output.numel() // given.numel(), -1))
+    elif "gather" in name:
+        for part in output:
+            part.copy_(given)
+    elif "scatter" in name and hasattr(given, "view"):
+        output.view(-1).copy_(given.reshape(-1, output.numel())[0])
+    elif "scatter" in name:
+        output.copy_(given[0])
 
 
 def _is_bulk(args: Any, kwargs: Any) -> bool:
