@@ -12,7 +12,6 @@ from trainpace.records import to_jsonable
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_duration, format_number
 
-VARIANT_GAIN = 0.05
 _WORTH_PRECOMPUTING = 0.2
 _SMALL_SHARE = 0.02
 
@@ -25,7 +24,7 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     print_table(columns, [_cells(p, a) for p in m.points], title=title)
     if m.stages:
         print_table(["in a sample", "ms", "share", "CPU ms", "offline?"], _stage_rows(m.stages))
-    print_lines(_sample_in_words(m), *_variants_in_words(m), verdict(m, a), next_step(m, a))
+    print_lines(_sample_in_words(m), *_variants_in_words(m), verdict(m, a) + _doubt(m, a), next_step(m, a))
 
 
 def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
@@ -145,8 +144,22 @@ def _variants_in_words(m: LoaderMeasurement) -> list[str]:
             f"batch {p.batch_size}" if p.batch_size != base.batch_size else
             f"prefetch_factor={p.prefetch_factor}" if p.prefetch_factor != base.prefetch_factor else "pin_memory=True"
         )  # fmt: skip
-        said.append(f"{what} {100 * gain:+.0f} %")
+        said.append(f"{what} {100 * gain:+.0f} %{'' if _beyond_noise(base, p) else ' (noise)'}")
     return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(said)}."]
+
+
+def _beyond_noise(a: LoaderPoint, b: LoaderPoint) -> bool:
+    """Whether one more run of `a`, at its own batch size, should not give what `b` gave a sample."""
+    if a.interval_ms is None:
+        return True
+    as_batch_of_a = b.batch_ms * a.batch_size / b.batch_size
+    return not a.interval_ms.low <= as_batch_of_a <= a.interval_ms.high
+
+
+def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    if a.workers == a.workers_now or _beyond_noise(m.point(a.workers_now), m.point(a.workers)):
+        return ""
+    return " Repeats differ by as much: measure again when nothing else runs."
 
 
 def _slowest(m: LoaderMeasurement) -> Stage | None:
