@@ -37,7 +37,9 @@ def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         hidden = (
             "" if a.workers == 0 else f" A step that computes for more than {format_number(a.step_ms)} ms hides it."
         )
-        more = "" if a.worth_it else f" Other numbers of workers would save {_or_nothing(a, saved)}."
+        more = (
+            "" if a.worth_it or len(m.points) == 1 else f" Other numbers of workers would save {_or_nothing(a, saved)}."
+        )
         return f"Verdict: with {rate}.{hidden}{more}"
     data_ms = max(0.0, a.now_ms - a.compute_ms)
     who = (
@@ -46,6 +48,8 @@ def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
     )
     if a.worth_it:
         return f"{who} With {_workers(a.workers)} it takes {format_number(a.step_ms)} ms: saves {saved}, start-up included."
+    if len(m.points) == 1:
+        return who
     return f"{who} No: other numbers of workers save {_or_nothing(a, saved)}."
 
 
