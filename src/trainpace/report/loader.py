@@ -14,6 +14,7 @@ from trainpace.units import format_duration, format_number
 
 _WORTH_PRECOMPUTING = 0.2
 _SMALL_SHARE = 0.02
+_BUSY_SHARE = 0.1
 
 
 def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
@@ -125,6 +126,8 @@ def _sample_in_words(m: LoaderMeasurement) -> str:
             f"{format_number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in memory"
         )
     note = f" Note: {s.note}" if s.note else _fits(m)
+    if s.delayed_ms > _BUSY_SHARE * s.wall_ms:
+        note += f" Other work on this machine kept it from a core for {format_number(s.delayed_ms)} ms more."
     return f"A sample takes {', '.join(parts)} ({s.samples} samples, one thread).{note}"
 
 
