@@ -164,6 +164,8 @@ def _beyond_noise(a: LoaderPoint, b: LoaderPoint) -> bool:
 
 
 def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    if m.sample.delayed_ms > _BUSY_SHARE * m.sample.wall_ms:
+        return " Other work runs on this machine: measure again without it."
     if a.workers == a.workers_now or _beyond_noise(m.point(a.workers_now), m.point(a.workers)):
         return ""
     return " Repeats differ by as much: measure again when nothing else runs."
