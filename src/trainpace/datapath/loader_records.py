@@ -37,6 +37,7 @@ class LoaderConditions(Record):
 class SampleCost(Record):
     """One ``__getitem__`` in ms, a mean over `samples` of them with their files in the page cache, on one thread.
 
+    `delayed_ms`: waiting for a core that another process had, which is in none of the others (but in `first_ms`).
     `cold_wall_ms`: the same samples after their files were dropped from the page cache; None where no file could be dropped.
     """
 
@@ -44,6 +45,7 @@ class SampleCost(Record):
     wall_ms: float
     cpu_ms: float
     first_ms: float
+    delayed_ms: float = 0.0
     cold_wall_ms: float | None = None
     files: float = 0.0
     file_bytes: float = 0.0

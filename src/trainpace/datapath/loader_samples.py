@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -61,7 +61,7 @@ def first_pass(target: LoaderTarget, indices: Sequence[int], seconds: float) -> 
 def sample_cost(
     target: LoaderTarget, indices: Sequence[int], first_ms: float, held: Sequence[str] = (), passes: int = PASSES
 ) -> SampleCost:
-    """Time the samples warm, `passes` times, then cold and warm again. Means over samples of medians over passes.
+    """Time the samples warm, `passes` times, then cold and warm again. Medians over passes of means over samples.
 
     `held`: files that stay open from sample to sample.
     """
@@ -74,37 +74,54 @@ def sample_cost(
         warm = [_pass(target, indices) for _ in range(passes)]
         files = opened or list(held)
         note = _note(opened, files, (after or 0) - (before or 0), len(indices))
-        cold: list[list[tuple[float, float]]] = []
+        cold: list[_Pass] = []
         for _ in range(passes if files and not note else 0):
             note = opened_files.drop(files)
             if note:
                 break
             cold.append(_pass(target, indices))
             warm.append(_pass(target, indices))
-    wall_ms = fmean(median(times[i][0] for times in warm) for i in range(len(indices)))
+    wall_ms = median(p.wall_ms for p in warm)
     if not note and first_ms > _CACHED_RATIO * wall_ms and not files:
         note = f"the first access of a sample took {first_ms:.3g} ms: the dataset keeps what it has made."
     return SampleCost(
         samples=len(indices),
         wall_ms=wall_ms,
-        cpu_ms=fmean(median(times[i][1] for times in warm) for i in range(len(indices))),
+        cpu_ms=median(p.cpu_ms for p in warm),
         first_ms=first_ms,
-        cold_wall_ms=fmean(median(times[i][0] for times in cold) for i in range(len(indices))) if cold else None,
+        delayed_ms=median(p.delayed_ms for p in warm),
+        cold_wall_ms=median(p.wall_ms for p in cold) if cold else None,
         files=len(opened) / len(indices),
         file_bytes=sum(_size(path) for path in opened) / len(indices),
         note=note,
     )
 
 
-def _pass(target: LoaderTarget, indices: Sequence[int]) -> list[tuple[float, float]]:
-    """(wall ms, CPU ms) of each sample. The CPU time is the whole process', for OpenCV and others have threads of their own."""
-    times = []
+class _Pass(NamedTuple):
+    """Means of one pass over the samples. `wall_ms` is without `delayed_ms`."""
+
+    wall_ms: float
+    cpu_ms: float
+    delayed_ms: float
+
+
+def _pass(target: LoaderTarget, indices: Sequence[int]) -> _Pass:
+    """The CPU time is the whole process', for OpenCV and others have threads of their own."""
+    delayed, cpu, wall = _delayed_ms(), time.process_time(), time.perf_counter()
     for index in indices:
-        cpu, wall = time.process_time(), time.perf_counter()
-        kept: Any = target.sample(index)
-        times.append((1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)))
-        del kept
-    return times
+        target.sample(index)
+    wall_ms, cpu_ms = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
+    delayed_ms = min(_delayed_ms() - delayed, wall_ms)
+    return _Pass((wall_ms - delayed_ms) / len(indices), cpu_ms / len(indices), delayed_ms / len(indices))
+
+
+def _delayed_ms() -> float:
+    """How long this process' main thread has been ready to run without a core, so far; 0 where Linux does not tell."""
+    try:
+        with open("/proc/self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _note(opened: Sequence[str], files: Sequence[str], read: int, samples: int) -> str:

@@ -55,8 +55,13 @@ def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
     kind, _, function = spec.rpartition(":")
     if not kind.endswith(".py"):
         raise TrainpaceError(f"{spec!r} is not FILE.py:FUNCTION.", WANTED)
-    made = load_function(Path(kind), function)()
     name = f"{Path(kind).name}:{function}"
+    try:
+        made = load_function(Path(kind), function)()
+    except TrainpaceError:
+        raise
+    except Exception as error:
+        raise UserCodeError(_sentence(explain(error, name))) from error
     if isinstance(made, DataLoader):
         return _of_loader(name, made, batch_size)
     is_task = isinstance(made, tuple | list) and len(made) == 4 and isinstance(made[0], nn.Module)

@@ -12,9 +12,9 @@ from trainpace.records import to_jsonable
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_duration, format_number
 
-VARIANT_GAIN = 0.05
 _WORTH_PRECOMPUTING = 0.2
 _SMALL_SHARE = 0.02
+_BUSY_SHARE = 0.1
 
 
 def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
@@ -25,7 +25,7 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     print_table(columns, [_cells(p, a) for p in m.points], title=title)
     if m.stages:
         print_table(["in a sample", "ms", "share", "CPU ms", "offline?"], _stage_rows(m.stages))
-    print_lines(_sample_in_words(m), *_variants_in_words(m), verdict(m, a), next_step(m, a))
+    print_lines(_sample_in_words(m), *_variants_in_words(m), verdict(m, a) + _doubt(m, a), next_step(m, a))
 
 
 def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
@@ -38,7 +38,9 @@ def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         hidden = (
             "" if a.workers == 0 else f" A step that computes for more than {format_number(a.step_ms)} ms hides it."
         )
-        more = "" if a.worth_it else f" Other numbers of workers would save {_or_nothing(a, saved)}."
+        more = (
+            "" if a.worth_it or len(m.points) == 1 else f" Other numbers of workers would save {_or_nothing(a, saved)}."
+        )
         return f"Verdict: with {rate}.{hidden}{more}"
     data_ms = max(0.0, a.now_ms - a.compute_ms)
     who = (
@@ -47,6 +49,8 @@ def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
     )
     if a.worth_it:
         return f"{who} With {_workers(a.workers)} it takes {format_number(a.step_ms)} ms: saves {saved}, start-up included."
+    if len(m.points) == 1:
+        return who
     return f"{who} No: other numbers of workers save {_or_nothing(a, saved)}."
 
 
@@ -122,6 +126,8 @@ def _sample_in_words(m: LoaderMeasurement) -> str:
             f"{format_number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in memory"
         )
     note = f" Note: {s.note}" if s.note else _fits(m)
+    if s.delayed_ms > _BUSY_SHARE * s.wall_ms:
+        note += f" Other work on this machine kept it from a core for {format_number(s.delayed_ms)} ms more."
     return f"A sample takes {', '.join(parts)} ({s.samples} samples, one thread).{note}"
 
 
@@ -145,8 +151,24 @@ def _variants_in_words(m: LoaderMeasurement) -> list[str]:
             f"batch {p.batch_size}" if p.batch_size != base.batch_size else
             f"prefetch_factor={p.prefetch_factor}" if p.prefetch_factor != base.prefetch_factor else "pin_memory=True"
         )  # fmt: skip
-        said.append(f"{what} {100 * gain:+.0f} %")
+        said.append(f"{what} {100 * gain:+.0f} %{'' if _beyond_noise(base, p) else ' (noise)'}")
     return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(said)}."]
+
+
+def _beyond_noise(a: LoaderPoint, b: LoaderPoint) -> bool:
+    """Whether one more run of `a`, at its own batch size, should not give what `b` gave a sample."""
+    if a.interval_ms is None:
+        return True
+    as_batch_of_a = b.batch_ms * a.batch_size / b.batch_size
+    return not a.interval_ms.low <= as_batch_of_a <= a.interval_ms.high
+
+
+def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    if m.sample.delayed_ms > _BUSY_SHARE * m.sample.wall_ms:
+        return " Other work runs on this machine: measure again without it."
+    if a.workers == a.workers_now or _beyond_noise(m.point(a.workers_now), m.point(a.workers)):
+        return ""
+    return " Repeats differ by as much: measure again when nothing else runs."
 
 
 def _slowest(m: LoaderMeasurement) -> Stage | None:
