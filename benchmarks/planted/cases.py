@@ -25,7 +25,7 @@ Verdict = Literal[
 Part = Literal["data", "forward", "logging", "none"]
 
 
-class Case(Record):
+class Case(Record, kw_only=True):
     """One script and the truth about it.
 
     `fix` is None where nothing can be gained. `planted_ms` is what is planted per optimizer step in the training process

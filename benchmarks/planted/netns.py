@@ -15,7 +15,7 @@ from trainpace.records import Record
 INTERFACE = "eth0"
 
 
-class Host(Record):
+class Host(Record, kw_only=True):
     """A namespace: what to put before a command to run it there, and its address on the link."""
 
     prefix: tuple[str, ...]

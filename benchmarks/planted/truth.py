@@ -33,9 +33,10 @@ def truth_of(case: Case, *, fixed: bool = False) -> Truth:
     with tempfile.TemporaryDirectory() as folder:
         times, losses = Path(folder) / "times", Path(folder) / "losses"
         outcome = run(case, fixed=fixed, env={"STEP_TIMES": str(times), "LOSSES": str(losses)})
-        own = f".{case.planted_rank}" if case.ranks > 1 else ""
-        if outcome.code or not Path(f"{losses}{own}").exists():
+        owns = [f".{rank}" for rank in range(case.ranks)] if case.ranks > 1 else [""]
+        if not all(Path(f"{losses}{own}").exists() for own in owns):
             raise RuntimeError(f"{case.name} ended with {outcome.code}:\n{outcome.output[-3000:]}")
+        own = owns[case.planted_rank]
         return read_truth(Path(f"{times}{own}"))
 
 

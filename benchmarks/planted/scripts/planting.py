@@ -4,7 +4,6 @@ LOSSES=PATH keeps the losses in full; STEP_TIMES=PATH keeps when each optimizer 
 this process, in milliseconds (worker processes keep nothing). With several ranks each writes PATH.RANK.
 """
 
-import atexit
 import json
 import os
 import time
@@ -32,30 +31,16 @@ def _spin(start: float, ms: float) -> None:
 
 
 def report(losses: list) -> None:
+    """Says how the training went, and keeps what was asked for: before the ranks part, since gloo may abort on leaving."""
     values = [float(loss) for loss in losses]
     print(f"{len(values)} losses, first {values[0]!r}, last {values[-1]!r}", flush=True)
-    if path := os.environ.get("LOSSES"):
-        with open(_own(path), "w") as file:
-            json.dump(values, file)
-
-
-def _own(path: str) -> str:
-    return f"{path}.{os.environ['RANK']}" if "RANK" in os.environ else path
-
-
-def _keep_step_times(path: str) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    register_optimizer_step_post_hook(lambda *_: _ends.append(time.perf_counter()))
-    parent = os.getpid()
-
-    def write() -> None:
-        if os.getpid() == parent:
-            with open(_own(path), "w") as file:
-                json.dump({"ends": _ends, "planted": _planted}, file)
-
-    atexit.register(write)
+    for variable, kept in (("LOSSES", values), ("STEP_TIMES", {"ends": _ends, "planted": _planted})):
+        if path := os.environ.get(variable):
+            with open(f"{path}.{os.environ['RANK']}" if "RANK" in os.environ else path, "w") as file:
+                json.dump(kept, file)
 
 
 if os.environ.get("STEP_TIMES"):
-    _keep_step_times(os.environ["STEP_TIMES"])
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(lambda *_: _ends.append(time.perf_counter()))
