@@ -26,8 +26,8 @@ GRACE_S = 3.0
 class Outcome(Record):
     """How a run ended: the largest exit code of its commands, and what all of them printed.
 
-    Success is told by what the script left at LOSSES, never by the code: gloo now and then aborts a rank that has finished
-    ("terminate called without an active exception"), here about one run in ten.
+    Success is told by what the script left at LOSSES, never by the code: gloo now and then aborts a rank that has
+    finished ("terminate called without an active exception"), here about one run in ten.
     """
 
     code: int
@@ -58,12 +58,13 @@ def command(case: Case, *, fixed: bool = False, hosts: Sequence[netns.Host] = ()
         address = f"--nnodes {len(hosts)} --node-rank {node} --master-addr {hosts[0].address} --master-port 29511"
         return (*torchrun, *address.split(), "--nproc-per-node", str(case.ranks // len(hosts)), *script)
     if case.ranks > 1:
-        address = f"--master-addr 127.0.0.1 --master-port {_free_port()} --nproc-per-node {case.ranks}"
+        address = f"--master-addr 127.0.0.1 --master-port {free_port()} --nproc-per-node {case.ranks}"
         return (*torchrun, *address.split(), *script)
     return (sys.executable, *script)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nothing listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -83,10 +84,11 @@ def run(
             (*(hosts[node].prefix if hosts else ()), *before, *command(case, fixed=fixed, hosts=hosts, node=node))
             for node in range(len(hosts) or 1)
         ]
-        return _together(commands, whole)
+        return together(commands, whole)
 
 
-def _together(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> Outcome:
+def together(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> Outcome:
+    """Runs the commands side by side to their end; those left after TIMEOUT_S are ended."""
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         started = [
@@ -103,9 +105,19 @@ def _together(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> Outc
                 late = time.monotonic() > end
         finally:
             for process in started:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                _end(process)
         for output in outputs:
             output.seek(0)
-        return Outcome(code=max(abs(process.returncode) for process in started), output="".join(output.read() for output in outputs))
+        code = max(abs(process.returncode) for process in started)
+        return Outcome(code=code, output="".join(output.read() for output in outputs))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """torchrun's workers have sessions of their own and torchrun ends them when asked to; one that hangs is killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

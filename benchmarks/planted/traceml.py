@@ -1,20 +1,20 @@
 """What TraceML says about the planted scripts, for the column beside ours.
 
-    python -m pip install --no-deps --target .peers-watch traceml-ai==0.5.0
-    python benchmarks/planted/traceml.py [NAME ...]
+python -m pip install --no-deps --target .peers-watch traceml-ai==0.5.0
+python benchmarks/planted/traceml.py [NAME ...]
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from cases import CASES, Case
-from launch import ROOT, TIMEOUT_S, environment
+from launch import ROOT, environment, free_port, together
 
 from trainpace.records import Record
 
@@ -36,28 +36,31 @@ def traceml_says(case: Case) -> Said:
         return Said(verdict="not run", why="needs two hosts")
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join(filter(None, [str(PEERS), os.environ.get("PYTHONPATH")]))
-        env = environment({"TRACEML_BY_HAND": "0" if case.engine in BY_ITSELF else "1"})
+        losses = Path(folder) / "losses"
+        env = environment({"TRACEML_BY_HAND": "0" if case.engine in BY_ITSELF else "1", "LOSSES": str(losses)})
         env["PYTHONPATH"] = os.pathsep.join([path, env["PYTHONPATH"]])
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
         script, *args = case.argv()
         run = [sys.executable, str(PEERS / "bin" / "traceml"), "run", "--logs-dir", folder, "--run-name", case.name]
-        ranks = ["--nproc-per-node", str(case.ranks)] if case.ranks > 1 else []
+        ports = ["--aggregator-port", str(free_port()), "--master-port", str(free_port())]
+        ranks = [*ports, "--nproc-per-node", str(case.ranks)]
         # A script that TraceML instruments by itself is run as it is; others through the wrapper.
         if case.engine in BY_ITSELF:
             words = [*run, *ranks, script, *(["--args", *args] if args else [])]
         else:
             words = [*run, *ranks, str(WRAPPER), "--args", script, *args]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
+        outcome = together([words], env)
         summaries = list(Path(folder).rglob("final_summary.json"))
-        if not summaries:
-            raise RuntimeError(f"TraceML left no summary for {case.name}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+        # A script that failed is no verdict of TraceML's: only a finished training counts.
+        if not summaries or len(list(Path(folder).glob("losses*"))) != case.ranks:
+            raise RuntimeError(f"{case.name} did not end under TraceML:\n{outcome.output[-3000:]}")
         return read_said(json.loads(summaries[0].read_text()))
 
 
-def read_said(summary: dict) -> Said:  # type: ignore[type-arg]
+def read_said(summary: dict[str, Any]) -> Said:
     """The verdict of a final_summary.json (schema 1.9)."""
     diagnosis = summary["primary_diagnosis"]
-    return Said(verdict=str(diagnosis["status"]), why=str(diagnosis["reason"]))
+    return Said(verdict=str(diagnosis["status"]), why=str(diagnosis["summary"]))
 
 
 def main(names: list[str]) -> None:

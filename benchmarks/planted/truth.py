@@ -1,10 +1,11 @@
 """What is true of the planted scripts: step times without any tool, with and without the fix, and the planted time.
 
-    python benchmarks/planted/truth.py [NAME ...]   prints a table; on two quiet cores all cases take about ten minutes
+python benchmarks/planted/truth.py [NAME ...]   prints a table; on two quiet cores all cases take about ten minutes
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -44,7 +45,7 @@ def read_truth(path: Path) -> Truth:
     """Reads what a script left at STEP_TIMES."""
     kept = json.loads(path.read_text())
     ends = kept["ends"][WARM_UP_STEPS:]
-    steps = [1e3 * (end - start) for start, end in zip(ends, ends[1:], strict=False)]
+    steps = [1e3 * (end - start) for start, end in itertools.pairwise(ends)]
     planted = sum(ms for start, ms in kept["planted"] if ends[0] <= start < ends[-1])
     return Truth(
         mean_ms=statistics.mean(steps),
@@ -58,7 +59,9 @@ def main(names: list[str]) -> None:
     unknown = set(names) - {case.name for case in CASES}
     if unknown:
         raise SystemExit(f"no such case: {', '.join(sorted(unknown))}")
-    print("| case | engine | verdict | step ms | fixed | saved % | planted ms (said, found) |\n|---|---|---|---|---|---|---|")
+    print(
+        "| case | engine | verdict | step ms | fixed | saved % | planted ms (said, found) |\n|---|---|---|---|---|---|---|"
+    )
     for case in CASES:
         if names and case.name not in names:
             continue
@@ -66,10 +69,8 @@ def main(names: list[str]) -> None:
         fast = truth_of(case, fixed=True) if case.fix is not None else None
         fixed = f"{fast.mean_ms:.1f} | {100 * (1 - fast.mean_ms / slow.mean_ms):.0f}" if fast else "- | -"
         planted = f"{case.planted_ms:.1f}, {slow.planted_ms:.2f}" if case.planted_ms else "-"
-        print(
-            f"| {case.name} | {case.engine} | {case.expected} | {slow.mean_ms:.1f} (median {slow.median_ms:.1f}) | {fixed} | {planted} |",
-            flush=True,
-        )
+        step = f"{slow.mean_ms:.1f} (median {slow.median_ms:.1f})"
+        print(f"| {case.name} | {case.engine} | {case.expected} | {step} | {fixed} | {planted} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 
@@ -48,7 +49,7 @@ def _follow(body: _Body) -> None:
             first.remove()
 
     first = torch.nn.modules.module.register_module_forward_pre_hook(remember)
-    torch.optim.optimizer.register_optimizer_step_post_hook(body.optimizer_stepped)
+    register_optimizer_step_post_hook(body.optimizer_stepped)
     plain = dataloader._BaseDataLoaderIter.__next__
 
     def following(self: Any) -> Any:

@@ -25,7 +25,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 def evaluate():
     model.eval()
     with torch.no_grad():
-        right = sum((model(images).argmax(1) == labels).sum() for images, labels in DataLoader(validation, batch_size=32))
+        right = sum(
+            (model(images).argmax(1) == labels).sum() for images, labels in DataLoader(validation, batch_size=32)
+        )
     model.train()
     return right / len(validation)
 

@@ -18,7 +18,7 @@ args = parser.parse_args()
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 dataset = TensorDataset(torch.randn(16 * args.steps, 512), torch.randint(10, (16 * args.steps,)))
-blocks = [nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)) for _ in range(4)]
+blocks = [nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)) for _ in range(3)]
 model = nn.Sequential(*blocks, nn.Linear(512, 10))
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 for block in blocks:

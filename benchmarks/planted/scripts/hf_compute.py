@@ -16,7 +16,9 @@ args = parser.parse_args()
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        config = BertConfig(vocab_size=500, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
+        config = BertConfig(
+            vocab_size=500, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
+        )
         self.bert, self.losses = BertForSequenceClassification(config), []
 
     def forward(self, input_ids, labels):

@@ -32,7 +32,9 @@ parser.add_argument("--pretokenise", action="store_true", help="tokenise once, b
 args = parser.parse_args()
 
 torch.manual_seed(0)
-source = inspect.getsource(argparse) + inspect.getsource(textwrap) + inspect.getsource(inspect) + inspect.getsource(tempfile)
+source = (
+    inspect.getsource(argparse) + inspect.getsource(textwrap) + inspect.getsource(inspect) + inspect.getsource(tempfile)
+)
 documents = [source[start : start + 6000] for start in range(0, len(source) - 6000, 6000)]
 tokenizer = Tokenizer(models.BPE())
 tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()

@@ -10,13 +10,13 @@ from torch.utils.data import DataLoader, Dataset
 
 class Volumes(Dataset):
     def __init__(self, steps, dtype):
-        self.steps, self.data = steps, torch.randn(2, 48, 3, 224, 224, dtype=torch.float64).to(dtype)
+        self.steps, self.data = steps, torch.randn(2, 80, 3, 224, 224, dtype=torch.float64).to(dtype)
 
     def __len__(self):
         return self.steps
 
     def __getitem__(self, index):
-        return self.data[index % 2], torch.arange(48) % 10
+        return self.data[index % 2], torch.arange(80) % 10
 
 
 class Thumbnails(nn.Module):

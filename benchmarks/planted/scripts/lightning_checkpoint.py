@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.model = nn.Sequential(nn.Linear(512, 1536), nn.ReLU(), nn.Linear(1536, 1024), nn.ReLU(), nn.Linear(1024, 10))
+        self.model = nn.Sequential(
+            nn.Linear(512, 1536), nn.ReLU(), nn.Linear(1536, 1024), nn.ReLU(), nn.Linear(1024, 10)
+        )
         self.losses = []
 
     def training_step(self, batch, batch_idx):
@@ -35,7 +37,7 @@ if __name__ == "__main__":
 
     lightning.seed_everything(0, verbose=False)
     model = Classifier()
-    dataset = TensorDataset(torch.randn(16 * args.steps, 512), torch.randint(10, (16 * args.steps,)))
+    dataset = TensorDataset(torch.randn(64 * args.steps, 512), torch.randint(10, (64 * args.steps,)))
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             max_steps=args.steps,
@@ -44,5 +46,5 @@ if __name__ == "__main__":
             enable_progress_bar=False,
             callbacks=[ModelCheckpoint(dirpath=folder, every_n_train_steps=args.save_every)],
         )
-        trainer.fit(model, DataLoader(dataset, batch_size=16, shuffle=True))
+        trainer.fit(model, DataLoader(dataset, batch_size=64, shuffle=True))
     report(model.losses)

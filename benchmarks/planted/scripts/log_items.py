@@ -15,7 +15,7 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 dataset = TensorDataset(torch.randn(16 * args.steps, 256), torch.randint(10, (16 * args.steps,)))
-layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.ReLU())]
+layers = [layer for _ in range(24) for layer in (nn.Linear(256, 256), nn.ReLU())]
 model = nn.Sequential(*layers, nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []

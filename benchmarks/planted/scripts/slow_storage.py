@@ -28,7 +28,7 @@ parser.add_argument("--workers", type=int, default=2)
 args = parser.parse_args()
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(Remote(16 * args.steps, args.read_ms), batch_size=16, shuffle=True, num_workers=args.workers)
 losses = []
