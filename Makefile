@@ -31,10 +31,10 @@ $(VENV)/installed: requirements.lock pyproject.toml
 	@touch $@
 
 # The engines that planted scripts are written for. --no-deps, so that no other torch comes along; deepspeed has no
-# wheel, and without build isolation it builds against our torch, with no C++ operators.
+# wheel on PyPI and is built with no C++ operators, in isolation, since a fresh environment has no wheel package.
 .engines/installed: requirements-engines.lock | $(VENV)/installed
-	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --no-build-isolation --upgrade --target .engines -r requirements-engines.lock
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target .engines -r requirements-engines.lock
 	@touch $@
 
 run: $(VENV)/installed
