@@ -62,14 +62,22 @@ def few_and_full(few, full, rounds=2):
 
 
 def test_time_that_a_small_batch_does_not_shorten_is_launching():
-    r = rank(forward=10, blocks=few_and_full(9, 10), operators=2000)
+    r = rank(forward=10, blocks=few_and_full(9, 10))
     causes = by_cause(diagnose(recording(r)))
     assert causes["launch"] == pytest.approx(9 - 2 / 14, abs=0.01)
     assert causes["launch"] + causes["compute"] == pytest.approx(10)
 
 
+def test_loops_over_samples_are_launching_though_a_small_batch_shortens_them():
+    r = rank(forward=10, blocks=few_and_full(1.3, 10), operators=2000, large_operators_ms=0.5)
+    d = diagnose(recording(r))
+    assert d.verdict == "launch"
+    assert by_cause(d)["launch"] == pytest.approx(9.5)
+    assert saving(d, "all samples of a batch at once") == pytest.approx(9.5 * 15 / 16)
+
+
 def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them():
-    r = rank(forward=10, blocks=few_and_full(9, 10), operators=30)  # a dense gradient of a large embedding
+    r = rank(forward=10, blocks=few_and_full(9, 10), large_operators_ms=9.4)  # a dense gradient of a large embedding
     d = diagnose(recording(r))
     assert d.verdict == "compute"
     assert by_cause(d)["launch"] == pytest.approx(0.6)

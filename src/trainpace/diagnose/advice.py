@@ -70,18 +70,26 @@ def compute_ms(rank: Rank, split: Split) -> float:
     return max(0.0, whole) / max(1.0, rank.micro_steps)
 
 
+def _cores(ranks: Sequence[Rank]) -> float:
+    return max(1.0, ranks[0].cpus / sum(r.host == ranks[0].host for r in ranks))
+
+
+def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
+    """A step, without what comes now and then, if its loader had so many workers. The recording must have fetch costs."""
+    cost = loader_cost(ranks[0])
+    assert cost is not None
+    # threads of a computation wait for each other at its ends, so that one core is what it keeps busy at least
+    per_micro_step = step_ms(cost, compute_ms(ranks[0], split), workers, _cores(ranks), 1.0)
+    return per_micro_step * max(1.0, ranks[0].micro_steps)
+
+
 def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
     rank, cost = ranks[0], loader_cost(ranks[0])
     if cost is None or rank.loader is None:
         return []
-    here = sum(r.host == rank.host for r in ranks)
-    cores = max(1.0, rank.cpus / here)
+    cores = _cores(ranks)
     compute, micro = compute_ms(rank, split), max(1.0, rank.micro_steps)
-    busy = min(cores, float(rank.threads))
-    # threads of a computation wait for each other at its ends, so that one thread's share is what it needs at least
-    by_workers = {
-        w: step_ms(cost, compute, w, cores, min(1.0, busy)) * micro for w in range(1, MANY_WORKERS + 1)
-    }  # fmt: skip
+    by_workers = {w: with_workers_ms(ranks, split, w) for w in range(1, MANY_WORKERS + 1)}
     now = rank.loader.workers
     waiting = rank.parts_ms["data"]
     measured = compute * micro + waiting
@@ -150,10 +158,21 @@ def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
     step = math.fsum(split.by_cause.values())
     if launch < LEAST_LAUNCH * step:
         return []
+    count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
+    samples = rank.samples_per_step / max(1.0, rank.micro_steps)
+    if split.fixed_ms is not None and split.fixed_ms < 0.5 * launch and samples > 1:
+        return [
+            Advice(
+                cause="launch", title="compute all samples of a batch at once",
+                how=f"{count}, most too small to fill the device, and the more of them the larger the batch: something loops "
+                "over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
+                saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch, basis="forward and backward without their large operators",
+                settings={"batched": "yes"},
+            )
+        ]  # fmt: skip
     # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared
     fixed = launch + split.by_cause["optimizer"] + split.by_cause["communication"]
     saves = min(fixed, step) * (1 - 1 / LARGER_BATCH)
-    count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
     return [
         Advice(
             cause="launch", title=f"a batch {LARGER_BATCH} times as large, or torch.compile",

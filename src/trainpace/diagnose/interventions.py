@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from trainpace.forecast.intervals import student_t_95
 from trainpace.records import Record
@@ -11,8 +11,6 @@ from trainpace.watch.recording import Block, Rank
 
 FORWARD_AND_BACKWARD = ("forward", "backward")
 FEW_SAMPLES = 2
-LONGEST_LAUNCH_MS = 0.02
-"""An operator that takes longer than this, whatever the batch, computes: it does not wait for its launch."""
 
 
 class Proof(Record):
@@ -88,6 +86,3 @@ def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
         return None
     slope = max(0.0, (full - few) / (samples - FEW_SAMPLES))
     return max(0.0, min(full, few - FEW_SAMPLES * slope) - not_compute_ms)
-
-
-Pick = Callable[[Rank], float]

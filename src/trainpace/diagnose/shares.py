@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainpace.diagnose.interventions import LONGEST_LAUNCH_MS, fixed_ms, of_trial, own_pace_ms, part_ms, proof
+from trainpace.diagnose.interventions import fixed_ms, of_trial, own_pace_ms, part_ms, proof
 from trainpace.watch.recording import Rank
 
 STRAGGLES = 0.05
@@ -34,11 +34,12 @@ IN_WORDS = {
 
 class Split(NamedTuple):
     """Mean milliseconds a step by cause, over the ranks that wait for the slowest, if there is one, else over all; which
-    causes an intervention has shown."""
+    causes an intervention has shown. `fixed_ms`: what forward and backward take whatever the batch."""
 
     by_cause: dict[str, float]
     proved: frozenset[str]
     slowest_rank: int | None
+    fixed_ms: float | None = None
 
 
 def split(ranks: Sequence[Rank]) -> Split:
@@ -69,15 +70,16 @@ def split(ranks: Sequence[Rank]) -> Split:
         waiting - parts["communication"], parts["forward"], parts["backward"], parts["optimizer"]
     )
     computing = forward + backward
-    launch = 0.0
-    operators = [r.operators for r in others if r.operators]
+    launch, fixed = 0.0, None
     in_backward = [_waiting_in_blocks(r, waiting - parts["communication"]) for r in others]
-    fixed = [f for r, w in zip(others, in_backward, strict=True) if (f := fixed_ms(r, w)) is not None]
-    if fixed:
+    lines = [f for r, w in zip(others, in_backward, strict=True) if (f := fixed_ms(r, w)) is not None]
+    large = [r.large_operators_ms for r in others if r.large_operators_ms is not None]
+    if lines:
+        fixed = min(math.fsum(lines) / len(lines), computing)
+        launch = fixed
+    if large:
         proved |= {"launch", "compute"}
-        launch = min(math.fsum(fixed) / len(fixed), computing)
-        if operators:
-            launch = min(launch, operators[0] * LONGEST_LAUNCH_MS)
+        launch = max(0.0, computing - math.fsum(large) / len(large))
     for cause, trial in (("data", "cached_batch"), ("logging", "muted")):
         if proof(ranks, trial) is not None:
             proved.add(cause)
@@ -98,7 +100,7 @@ def split(ranks: Sequence[Rank]) -> Split:
     surplus = math.fsum(by_cause.values()) - math.fsum(parts.values())
     if surplus > 0:  # ranks waited in parts that are not the model's
         by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)
-    return Split(by_cause, frozenset(proved), slowest)
+    return Split(by_cause, frozenset(proved), slowest, fixed)
 
 
 def _waiting_in_blocks(rank: Rank, waiting_ms: float) -> float:

@@ -65,7 +65,10 @@ class Block(Record):
 
 
 class Rank(Record):
-    """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`."""
+    """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
+
+    `large_operators_ms`: forward and backward spend so much in operators that are more than a launch; None where not counted.
+    """
 
     rank: int
     world_size: int
@@ -96,6 +99,7 @@ class Rank(Record):
     optimizer_variants_ms: dict[str, float] = msgspec.field(default_factory=dict)
     skips_sync: bool = False
     operators: int = 0
+    large_operators_ms: float | None = None
     flops: float = 0.0
     matmul_gflops: float = 0.0
     reserved_gib: float = 0.0
@@ -167,12 +171,14 @@ def _seen(processes: Sequence[tuple[dict[str, Any], list[Any]]]) -> str:
 def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[Fetch]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
     notes: dict[str, Any] = {}
-    loaders, models = [], []
+    loaders, models, counted = [], [], []
     for note in (r for r in records if isinstance(r, dict)):
         if "loader" in note:
             loaders.append(note)
         elif "model" in note:
             models.append(note)
+        elif "counted" in note:
+            counted.append(note["counted"])
         else:
             notes.update(note)
     plain = [s for s in steps if s.trial == 0]
@@ -194,10 +200,16 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
         model=model.get("model", ""), wrapped=model.get("wrapped") or "", parameters=model.get("parameters", 0),
         ddp=notes.get("ddp", {}), lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
         optimizer_variants_ms=notes.get("optimizer_variants_ms", {}), skips_sync=notes.get("skips_sync", False),
-        operators=notes.get("operators", 0), flops=notes.get("flops", 0.0), matmul_gflops=notes.get("matmul_gflops", 0.0),
+        operators=_middle(counted, "operators"), flops=_middle(counted, "flops"),
+        large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "cuda" not in notes else None,
+        matmul_gflops=notes.get("matmul_gflops", 0.0),
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
     )  # fmt: skip
+
+
+def _middle(counted: Sequence[dict[str, Any]], name: str) -> Any:
+    return sorted(c[name] for c in counted)[len(counted) // 2] if counted else 0
 
 
 def ms(step: Step) -> float:

@@ -1,4 +1,5 @@
-"""How many operators a step launches and how many FLOPs they do, and what this process' device does at best."""
+"""The operators of a step: how many, how many FLOPs, how long those take that are more than a launch; and what this process'
+device and optimizer do at best."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import sys
 from typing import Any
 
 from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.trail import BACKWARD, FORWARD
 
+LONGEST_LAUNCH_NS = 20_000
+"""An operator that takes longer computes; a shorter one mostly waits to be launched."""
 REPEATS = 5
 SIDE = 1024
 LARGEST_COPY_BYTES = 2**30
@@ -15,21 +19,27 @@ VARIANTS = ("fused", "foreach")
 
 
 def count_one_step(recorder: Recorder) -> Any:
-    """Begin to count; call the result at the step's end. Does nothing for compiled models, which a mode would break."""
-    import torch
+    """Begin to count what forward and backward call; call the result at the step's end.
 
+    Does nothing for compiled models, which a mode would break. An operator's time is the host's: on a device that works on
+    behind it, all operators look short.
+    """
     if "torch._dynamo.eval_frame" in sys.modules and recorder.compiled:
         return lambda: None
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    seen = {"operators": 0, "flops": 0.0}
+    seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            start = now_ns()
             result = function(*args, **(kwargs or {}))
-            if not function.is_view:
-                seen["operators"] += 1
+            took = now_ns() - start
+            if recorder.part not in (FORWARD, BACKWARD) or function.namespace in ("c10d", "_c10d_functional"):
+                return result
+            seen["operators"] += not function.is_view
+            seen["large_operators_ns"] += took if took > LONGEST_LAUNCH_NS else 0
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
                 with contextlib.suppress(Exception):
@@ -41,9 +51,7 @@ def count_one_step(recorder: Recorder) -> Any:
 
     def end() -> None:
         mode.__exit__(None, None, None)
-        recorder.trail.note(
-            {**seen, "dtype": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled() else ""}
-        )
+        recorder.trail.note({"counted": seen})
 
     return end
 

@@ -388,6 +388,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
     watch("to", HOST_TO_DEVICE)
     if torch.cuda.is_initialized():
+        recorder.trail.note({"cuda": torch.cuda.get_device_name()})
         watch("cuda", HOST_TO_DEVICE)
         for name in ("item", "cpu", "tolist", "numpy"):
             watch(name, SYNCHRONISATION)

@@ -23,6 +23,7 @@ from trainpace.watch.inside.trail import LOGGING, TRIALS, Step
 PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED = range(len(TRIALS))
 FEW = 2
 SETTLE_STEPS = 2
+COUNTED_STEPS = 3
 SUFFIX = ".trainpace-trial"
 
 
@@ -50,7 +51,7 @@ class Trials:
             self.counting()
             self.counting = None
         if self.programme is None:
-            if step.number + 2 == self.warm_up:
+            if self.warm_up - COUNTED_STEPS <= step.number + 1 < self.warm_up:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
@@ -208,7 +209,8 @@ def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[...
 
 def _fill(name: str, args: Any, kwargs: Any) -> None:
     """Give the result numbers of the right size: what memory holds by chance may be too small for fast arithmetic."""
-    output, given, *_ = (*args, *kwargs.values(), None)
+    both: Any = (*args, *kwargs.values(), None)
+    output, given = both[0], both[1]
     if "gather" in name and hasattr(output, "view"):
         output.view(-1, given.numel()).copy_(given.reshape(1, -1).expand(output.numel() // given.numel(), -1))
     elif "gather" in name:

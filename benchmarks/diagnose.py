@@ -1,0 +1,258 @@
+"""How good are `trainpace watch` and `diagnose`: verdicts, planted milliseconds, savings foretold, and the cost of watching.
+
+Run on a machine that does nothing else: python benchmarks/diagnose.py [cases overhead] [--only NAME ...]. Each part prints its
+lines and keeps them in benchmarks/results/diagnose.md. On two cores all parts take about twenty minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from trainpace.diagnose import Diagnosis, diagnose
+from trainpace.diagnose.advice import with_workers_ms
+from trainpace.diagnose.shares import split
+from trainpace.watch.command import COMMAND_FILE, environment
+from trainpace.watch.recording import Recording, read_recording
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "diagnose.md"
+sys.path.insert(0, str(HERE / "planted"))
+
+from cases import CASES, Case  # noqa: E402
+from launch import environment as engines  # noqa: E402
+from launch import run  # noqa: E402
+from truth import Truth, read_truth, truth_of  # noqa: E402
+
+TRIALS = {"block_steps": 6, "rounds": 3, "warm_up_steps": 8, "limit_s": 60}
+PAIRS = 12
+VERDICTS = {"synchronisation": "logging"}
+PREDICTED: dict[str, str | tuple[str, float]] = {
+    # what the fix of a case changes, in the words of the diagnosis: an advice's beginning, or a share of a cause
+    "slow_decode": "prepare samples", "slow_augment": "prepare samples", "slow_collate": "prepare samples",
+    "hf_tokenise": "prepare samples", "accelerate_compressed": "prepare samples", "accumulation_storage": "prepare samples",
+    "too_few_workers": ("workers", 4), "slow_storage": ("workers", 8), "lightning_storage": ("workers", 4),
+    "loader_recreated": "keep the loader", "host_to_device": "copy less",
+    "launch_samples": "compute all samples", "lightning_launch": ("launch", 1.0),
+    "optimizer_embedding": "(fused)", "hf_optimizer": "(fused)",
+    "ddp_slow_link": ("communication", 1 / 2), "ddp_accumulation": "exchange gradients once",
+    "ddp_embedding": ("communication", 7 / 8), "fsdp2_gather": ("communication", 1 / 3),
+    "deepspeed_zero2": "exchange gradients once",
+    "ddp_straggler": "mend rank", "ddp_lengths": "mend rank",
+    "log_remote": ("logging", 49 / 50), "log_items": ("own_code", 49 / 50), "collect_garbage": ("own_code", 1.0),
+    "checkpoint_often": ("checkpoint", 1 - 5 / 50), "lightning_checkpoint": ("checkpoint", 1 - 5 / 45),
+    "evaluate_often": ("evaluation", 1 - 10 / 50), "hf_evaluate": ("evaluation", 1 - 10 / 40),
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One case: what was said, and what is true."""
+
+    case: Case
+    said: str
+    right: bool
+    step_ms: float
+    fixed_ms: float | None
+    saved_ms: float | None
+    foretold_ms: float | None
+    planted_ms: float | None
+    found_ms: float | None
+    same_losses: bool
+
+
+def cases(only: list[str]) -> list[str]:
+    """Every planted script: diagnosed, then trained plainly with and without its cause, in turns."""
+    rows = []
+    for case in CASES:
+        if only and case.name not in only:
+            continue
+        try:
+            rows.append(one_case(case))
+        except Exception as error:
+            print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
+            rows.append(Row(case, "no answer", False, 0, None, None, None, None, None, False))
+        print(line(rows[-1]), flush=True)
+    right = sum(r.right for r in rows)
+    close = [abs(r.foretold_ms - r.saved_ms) <= 0.15 * abs(r.saved_ms) for r in rows
+             if r.foretold_ms is not None and r.saved_ms is not None]  # fmt: skip
+    planted = [abs(r.found_ms - r.planted_ms) <= max(0.05 * r.planted_ms, 0.3) for r in rows
+               if r.found_ms is not None and r.planted_ms is not None]  # fmt: skip
+    return [
+        f"verdict right in {right} of {len(rows)}; planted ms within 5 % or 0.3 ms in {sum(planted)} of {len(planted)}; "
+        f"saving foretold within 15 % in {sum(close)} of {len(close)}; losses the same under watch in "
+        f"{sum(r.same_losses for r in rows)} of {len(rows)}",
+        "",
+        "| case | engine | ranks | true cause | said | step ms | fixed ms | saved ms | foretold ms | off | planted | found |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *(line(r) for r in rows),
+    ]
+
+
+def line(r: Row) -> str:
+    """One row of the table."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}"
+
+    off = "" if r.foretold_ms is None or not r.saved_ms else f"{100 * (r.foretold_ms / r.saved_ms - 1):+.0f} %"
+    said = r.said if r.right else f"**{r.said}**"
+    cells = [r.case.name, r.case.engine, str(r.case.ranks), r.case.expected, said, number(r.step_ms), number(r.fixed_ms),
+             number(r.saved_ms), number(r.foretold_ms), off, number(r.planted_ms), number(r.found_ms)]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def one_case(case: Case) -> Row:
+    """Diagnose; then truth without any tool, unfixed and fixed in turns; then watch once for planted time and losses."""
+    recording = recorded(case, TRIALS)[0]
+    found = diagnose(recording)
+    slow, fast = [], []
+    for _ in range(2):
+        slow.append(truth_of(case).mean_ms)
+        if case.fix is not None:
+            fast.append(truth_of(case, fixed=True).mean_ms)
+    watched, truth, same = recorded(case, None)
+    step, fixed = statistics.mean(slow), statistics.mean(fast) if fast else None
+    saved = None if fixed is None else step - fixed
+    accepted = {VERDICTS.get(v, v) for v in (case.expected, *case.also_accepted)}
+    planted = truth.planted_ms if truth is not None and case.planted_ms else None
+    return Row(
+        case, found.verdict, found.verdict in accepted, step, fixed, saved, foretold(case, recording, found), planted,
+        None if planted is None else part_of(case, watched), same,
+    )  # fmt: skip
+
+
+def recorded(case: Case, trials: dict[str, object] | None) -> tuple[Recording, Truth | None, bool]:
+    """A run of the case under the recorder; its truth by the script's own clock, and whether its losses were those of a bare run."""
+    with tempfile.TemporaryDirectory() as folder:
+        trails, times, losses, bare = (Path(folder) / name for name in ("trails", "times", "losses", "bare"))
+        trails.mkdir()
+        env = environment(trails, engines(), trials)
+        env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(HERE.parent / "src")])
+        outcome = run(case, env={**env, "STEP_TIMES": str(times), "LOSSES": str(losses)})
+        note = {"command": [case.name], "seconds": 0.0, "exit_code": 0}
+        (trails / COMMAND_FILE).write_text(json.dumps(note))
+        recording = read_recording(trails)
+        if not recording.ranks:
+            raise RuntimeError(f"nothing recorded: {recording.seen}\n{outcome.output[-1500:]}")
+        if trials is not None:
+            return recording, None, False
+        run(case, env={"LOSSES": str(bare)})
+        own = f".{case.planted_rank}" if case.ranks > 1 else ""
+        same = Path(f"{losses}{own}").read_text() == Path(f"{bare}{own}").read_text()
+        return recording, read_truth(Path(f"{times}{own}")), same
+
+
+def part_of(case: Case, recording: Recording) -> float:
+    """Milliseconds of the part that the planted time lies in, on its rank."""
+    rank = next(r for r in recording.ranks if r.rank == case.planted_rank)
+    return rank.parts_ms[case.part]
+
+
+def foretold(case: Case, recording: Recording, found: Diagnosis) -> float | None:
+    """What the diagnosis says that this case's fix saves."""
+    change = PREDICTED.get(case.name)
+    if change is None:
+        return None
+    if isinstance(change, str):
+        return next((a.saves_ms for a in (*found.advice, *found.not_worth) if change in a.title), None)
+    cause, share = change
+    parted = split(recording.ranks)
+    if cause == "workers":
+        occasional = sum(parted.by_cause[c] for c in ("checkpoint", "evaluation", "trainpace"))
+        return found.step_ms - occasional - with_workers_ms(recording.ranks, parted, int(share))
+    return parted.by_cause[cause] * share
+
+
+_TEN_MS = """
+import json, os, statistics, time, torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+model = nn.Sequential(nn.TransformerEncoder(layer, 4), nn.Flatten(), nn.Linear(64 * 16, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(6400, 16, 64), torch.randint(10, (6400,)))
+times, losses = [], []
+last = time.perf_counter()
+for x, y in torch.utils.data.DataLoader(data, batch_size=16, shuffle=True):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+    now = time.perf_counter()
+    times.append(now - last)
+    last = now
+with open(os.environ["LOSSES"], "w") as file:
+    json.dump([1e3 * statistics.median(times[40:]), 1e3 * statistics.mean(times[40:]), repr(losses)], file)
+"""
+
+
+def overhead(only: list[str]) -> list[str]:
+    """Step time watched against bare, in turns, each in a process of its own."""
+    ratios, steps, same = [], [], True
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "ten_ms.py"
+        script.write_text(_TEN_MS)
+        for i in range(PAIRS):
+            pair = {}
+            for which in ("bare", "watched") if i % 2 else ("watched", "bare"):
+                target, trails = Path(folder) / f"{which}-{i}", Path(folder) / f"trails-{i}"
+                env = {**os.environ, "LOSSES": str(target), "OMP_NUM_THREADS": "1"}
+                if which == "watched":
+                    trails.mkdir()
+                    env = environment(trails, env)
+                subprocess.run([sys.executable, str(script)], env=env, check=True)
+                pair[which] = json.loads(target.read_text())
+            ratios.append(pair["watched"][0] / pair["bare"][0])
+            steps.append(pair["bare"][0])
+            same &= pair["watched"][2] == pair["bare"][2]
+    ordered = sorted(ratios)
+    quartiles = statistics.quantiles(ordered, n=4)
+    return [
+        f"overhead on a step of {statistics.median(steps):.1f} ms: {100 * (statistics.median(ordered) - 1):+.2f} % at the median of "
+        f"{PAIRS} pairs in turns (quartiles {100 * (quartiles[0] - 1):+.2f} to {100 * (quartiles[2] - 1):+.2f}); "
+        f"losses {'identical' if same else 'DIFFERENT'} in all {PAIRS} pairs"
+    ]
+
+
+PARTS: dict[str, Callable[[list[str]], list[str]]] = {"cases": cases, "overhead": overhead}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=[], help=" ".join(PARTS))
+    parser.add_argument("--only", nargs="*", default=[])
+    arguments = parser.parse_args()
+    for name in arguments.parts or PARTS:
+        lines = PARTS[name](arguments.only)
+        print("\n".join(lines), flush=True)
+        if not arguments.only:
+            keep(name, lines)
+
+
+def keep(part: str, lines: list[str]) -> None:
+    """Put a part's lines in place of the older ones."""
+    import torch
+
+    head = f"## {part}"
+    stamp = f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    old = RESULT.read_text() if RESULT.exists() else "# trainpace watch and diagnose (`make bench-diagnose`)\n"
+    sections = old.split("\n## ")
+    kept = [s for s in sections[1:] if not s.startswith(f"{part}\n")]
+    body = "\n".join([head, "", stamp, "", *lines, ""])
+    RESULT.write_text("\n".join([sections[0].rstrip("\n"), *(f"\n## {s}".rstrip("\n") for s in kept), "", body]))
+
+
+if __name__ == "__main__":
+    main()
