@@ -191,8 +191,9 @@ ROW, BAR, GROUP_GAP = 26, 20, 30
 DOT = 0.5
 LETTER_FROM = 13.0
 _STYLE = (
-    "svg.timeline{--ink:#1c2733;--soft:#5b6773;--line:#d9dfe5;--page:#ffffff}"
-    "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e6ebf0;--soft:#9aa7b4;--line:#3a4550;--page:#161c22}}"
+    "svg.timeline{--ink:#1c2733;--soft:#5b6773;--line:#d9dfe5;--page:#ffffff;--rest:#c3cbd3;--wait:#b03a48}"
+    "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e6ebf0;--soft:#9aa7b4;--line:#3a4550;--page:#161c22;"
+    "--rest:#55616d;--wait:#e0606e}}"
     "svg.timeline text{fill:var(--ink);font:13px system-ui,sans-serif}"
     "svg.timeline text.small{fill:var(--soft);font-size:11px}"
     "svg.timeline text.in{fill:#ffffff;font-size:11px;text-anchor:middle;pointer-events:none}"
@@ -227,18 +228,18 @@ def timeline_svg(timeline: Timeline) -> str:
 
 
 def _hatch() -> str:
-    colour = LOOK[WAITING][1]
     return (
         '<defs><pattern id="timeline-waiting" width="6" height="6" patternUnits="userSpaceOnUse"'
-        f' patternTransform="rotate(45)"><rect width="6" height="6" fill="{colour}" opacity="0.12"/>'
-        f'<rect width="2" height="6" fill="{colour}"/></pattern></defs>'
+        ' patternTransform="rotate(45)"><rect width="6" height="6" fill="var(--wait)" opacity="0.12"/>'
+        '<rect width="2" height="6" fill="var(--wait)"/></pattern></defs>'
     )
 
 
 def _fill(part: str, odd: bool = False) -> str:
     if part == WAITING:
         return 'fill="url(#timeline-waiting)"'
-    return f'fill="{LOOK[part][1]}"' + (' opacity="0.72"' if odd else "")
+    colour = "var(--rest)" if part == "other" else LOOK[part][1]
+    return f'fill="{colour}"' + (' opacity="0.72"' if odd else "")
 
 
 def _drawn(lane: Lane, left: float, scale: float, y: float, timeline: Timeline) -> Iterable[str]:
@@ -259,10 +260,10 @@ def _drawn(lane: Lane, left: float, scale: float, y: float, timeline: Timeline) 
 
 def _marked(lane: Lane, left: float, scale: float, y: float, bottom: float) -> Iterable[str]:
     free = 0.0
-    for mark in lane.steps:
+    for i, mark in enumerate(lane.steps):
         x = left + mark.start_ms * scale
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 8:.1f}" y2="{bottom:.1f}" stroke="var(--ink)" stroke-width="1"/>'
-        text = f"step {mark.index}" if (mark.end_ms - mark.start_ms) * scale > 54 else str(mark.index)
+        text = str(mark.index) if i else f"step {mark.index}"
         if x >= free and x + 7 * len(text) < WIDTH:
             yield f'<text class="small" x="{x + 3:.1f}" y="{y - 3:.1f}">{text}</text>'
             free = x + 7 * len(text) + 6

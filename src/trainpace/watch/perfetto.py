@@ -20,6 +20,8 @@ from trainpace.watch.trails import Process, read_processes, records_of
 
 STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
 _HELD = 20_000
+APART_NS = 2
+"""So far apart is kept what would touch: a viewer that cuts microseconds to nanoseconds must not see an overlap."""
 Event = dict[str, Any]
 
 
@@ -95,7 +97,7 @@ def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event
             held.append(_fetch(r, pid, TRAINING, shift_ns))
         elif isinstance(r, Step):
             if (evaluation := evaluation_in(r, spans) if spans else None) is not None:
-                held.append(_span(evaluation, "evaluation", pid, TRAINING, shift_ns))
+                held.append(_span(evaluation, "evaluation", pid, TRAINING, shift_ns + APART_NS))
             yield _step(r, pid, shift_ns)
         elif "number" in r:
             names[r["number"]] = r["name"]
@@ -113,9 +115,8 @@ def _outer_first(events: list[Event]) -> list[Event]:
 def _step(r: Step, pid: int, shift_ns: int) -> Event:
     parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
     about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
-    short_ns = 2  # steps touch, and viewers that round to nanoseconds must not see them overlap
     return _complete(
-        f"step {r.index}", "step", pid, STEPS, r.start_ns + shift_ns, r.end_ns + shift_ns - short_ns, about
+        f"step {r.index}", "step", pid, STEPS, r.start_ns + shift_ns, r.end_ns + shift_ns - APART_NS, about
     )
 
 
