@@ -78,6 +78,22 @@ def test_without_workers_data_is_no_waiting(tmp_path):
     assert "waiting for data" not in timeline_page(timeline, "t")
 
 
+def test_waiting_for_the_loader_to_start_is_said(tmp_path):
+    write_process(tmp_path, [[("loader_start", "first batch", 0, 6, 0), ("data", "next batch", 6, 8, 0)]], [0, 10])
+    write_worker(tmp_path, 0, [(1, 6)])
+    assert findings(timeline_of(tmp_path)) == [
+        "Training waits for data 20 % of the time (2 ms a step) and for the loader's start 60 %; its worker prepares batches 50 %"
+        " of the time."
+    ]
+
+
+def test_steps_are_numbered_where_there_is_room(tmp_path):
+    bounds = [0, 100, 101, 102, 200]
+    write_process(tmp_path, [[("forward", "Net", b, b + 1, 0)] for b in bounds[:4]], bounds, first=50)
+    svg = timeline_svg(timeline_of(tmp_path, range(50, 54)))
+    assert re.findall(r'<text class="small" [^>]*>(step \d+|5\d)</text>', svg) == ["step 50", "53"]
+
+
 def test_each_rank_is_named(tmp_path):
     for rank in (0, 1):
         simple_run(tmp_path, rank=rank, pid=100 + rank)
@@ -123,7 +139,9 @@ def test_names_are_escaped(waiting):
 
 def test_the_page_carries_figures_and_data(waiting):
     page = timeline_page(waiting, "t")
-    assert "<td>0</td><td>training</td><td>10</td><td>4</td><td>3</td><td>2</td><td>1</td>" in page
+    assert re.findall(r"<td>0</td><td>10</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", page) == [
+        ("waiting for data", "4", "40 %"), ("forward", "3", "30 %"), ("backward", "2", "20 %"), ("other", "1", "10 %"),
+    ]  # fmt: skip
     assert "<td>0</td><td>worker 0</td><td>10</td><td>10</td><td>100 %</td>" in page
     data = json.loads(re.search(r'<script type="application/json" id="rows">(.*?)</script>', page).group(1))
     assert data["record"] == "Timeline"

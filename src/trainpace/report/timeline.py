@@ -59,7 +59,9 @@ def findings(timeline: Timeline) -> list[str]:
         if workers:
             busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (timeline.duration_ms * len(workers))
             many = f"its {len(workers)} workers prepare" if len(workers) > 1 else "its worker prepares"
-            lines.append(f"{who} waits for data {share}; {many} batches {_percent(busy)} of the time.")
+            starting = training.ms_of("loader_start") / shown
+            begins = f" and for the loader's start {_percent(starting)}" if starting > 0.01 else ""
+            lines.append(f"{who} waits for data {share}{begins}; {many} batches {_percent(busy)} of the time.")
         else:
             lines.append(f"{who} prepares its data itself {share}, without workers.")
     if len(timeline.ranks) > 1:
@@ -259,14 +261,14 @@ def _drawn(lane: Lane, left: float, scale: float, y: float, timeline: Timeline) 
 
 
 def _marked(lane: Lane, left: float, scale: float, y: float, bottom: float) -> Iterable[str]:
-    free = 0.0
-    for i, mark in enumerate(lane.steps):
-        x = left + mark.start_ms * scale
+    at = [left + mark.start_ms * scale for mark in lane.steps]
+    for i, (x, after) in enumerate(zip(at, (*at[1:], WIDTH - RIGHT), strict=True)):
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 8:.1f}" y2="{bottom:.1f}" stroke="var(--ink)" stroke-width="1"/>'
-        text = str(mark.index) if i else f"step {mark.index}"
-        if x >= free and x + 7 * len(text) < WIDTH:
+        number = str(lane.steps[i].index)
+        texts = (f"step {number}", number) if i == 0 else (number,)
+        text = next((t for t in texts if 7 * len(t) + 3 <= after - x), None)
+        if text is not None:
             yield f'<text class="small" x="{x + 3:.1f}" y="{y - 3:.1f}">{text}</text>'
-            free = x + 7 * len(text) + 6
 
 
 def _grid(timeline: Timeline, left: float, scale: float, bottom: float) -> str:
@@ -299,16 +301,10 @@ def _legend(timeline: Timeline, left: float, y: float) -> tuple[str, float]:
 
 def timeline_page(timeline: Timeline, title: str) -> str:
     """The page as text: what it shows, the picture, the milliseconds of every row, and the data."""
-    parts = _used(timeline)
-    training = [part for part in parts if part != "fetch"]
-    head = ["rank", "row", "steps", *(html.escape(part_words(part, timeline)) for part in training)]
-    rows = [
-        [str(lane.rank), lane.label, str(len(lane.steps)),
-         *(_per_step(lane, part) for part in training)]
-        for lane in timeline.lanes if lane.kind == "training"
-    ]  # fmt: skip
+    training = [lane for lane in timeline.lanes if lane.kind == "training"]
+    rows = [row for lane in training for row in _part_rows(lane, timeline)]
     body = f"<h2>{html.escape(heading(timeline).capitalize())}</h2>{timeline_svg(timeline)}"
-    body += f"<h2>Milliseconds a step</h2>{table(head, rows)}"
+    body += f"<h2>Where the steps' time goes</h2>{table(['rank', 'steps', 'part', 'ms a step', 'share'], rows)}"
     if has_workers(timeline):
         workers = [lane for lane in timeline.lanes if lane.kind == "worker"]
         busy = [_worker_row(lane, timeline.duration_ms) for lane in workers]
@@ -316,8 +312,13 @@ def timeline_page(timeline: Timeline, title: str) -> str:
     return document(title, findings(timeline), body, to_jsonable(timeline))
 
 
-def _per_step(lane: Lane, part: str) -> str:
-    return format_number(lane.ms_of(part) / len(lane.steps))
+def _part_rows(lane: Lane, timeline: Timeline) -> Iterable[Sequence[str]]:
+    """The longest first."""
+    whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
+    spent = sorted(((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True)
+    for ms, part in spent:
+        each = format_number(ms / len(lane.steps))
+        yield str(lane.rank), str(len(lane.steps)), part_words(part, timeline), each, _percent(ms / whole)
 
 
 def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
