@@ -60,8 +60,9 @@ def test_a_log_has_letters_and_keeps_to_its_width(waiting, capsys, monkeypatch, 
     assert "|14" in lines[1]
     assert any(line.strip().startswith("0 ") and line.endswith(" ms") for line in lines)
     assert any("waiting for data" in line and "F forward" in line for line in lines)
-    assert "Training waits for data 40 % of the time (4 ms a step); its worker prepares batches 100 % of" in " ".join(
-        " ".join(lines).split()
+    assert (
+        "Training waits for data 40 % of the time (4 ms a step); its worker process prepares batches 100 % of"
+        in " ".join(" ".join(lines).split())
     )
 
 
@@ -82,7 +83,7 @@ def test_waiting_for_the_loader_to_start_is_said(tmp_path):
     write_process(tmp_path, [[("loader_start", "first batch", 0, 6, 0), ("data", "next batch", 6, 8, 0)]], [0, 10])
     write_worker(tmp_path, 0, [(1, 6)])
     assert findings(timeline_of(tmp_path)) == [
-        "Training waits for data 20 % of the time (2 ms a step) and for the loader's start 60 %; its worker prepares batches 50 %"
+        "Training waits for data 20 % of the time (2 ms a step) and for the loader's start 60 %; its worker process prepares batches 50 %"
         " of the time."
     ]
 
@@ -109,7 +110,7 @@ def test_the_picture_stands_alone_and_is_described(waiting):
     titles = {e.get("id"): e.text for e in root if e.get("id")}
     assert [titles[name] for name in root.get("aria-labelledby").split()] == [
         "Timeline of steps 5 to 14: 100 ms, 0.05 s after the first began",
-        "Training waits for data 40 % of the time (4 ms a step); its worker prepares batches 100 % of the time.",
+        "Training waits for data 40 % of the time (4 ms a step); its worker process prepares batches 100 % of the time.",
     ]
     assert not list(root.iter(f"{SVG}script"))
 

@@ -91,6 +91,22 @@ def test_an_evaluation_is_found_by_its_length(tmp_path):
     ]  # fmt: skip
 
 
+def test_what_follows_an_evaluation_counts_as_it_until_the_next_batch(tmp_path):
+    """So the recorder has it: that a batch is for training again shows only then."""
+    spans = [
+        ("evaluation", "Net", 2, 5, 1), ("evaluation", "evaluate", 1, 10, 0), ("logging", "log", 11, 12, 0),
+        ("checkpoint", "save", 12, 20, 0), ("other", "", 20, 23, 0), ("data", "next batch", 24, 30, 0),
+    ]  # fmt: skip
+    spent = [0] * len(PARTS)
+    spent[EVALUATION] = 14
+    write_process(tmp_path, [spans], [0, 30], parts={0: spent})
+    (lane,) = timeline_of(tmp_path).lanes
+    assert bars(lane) == [
+        ("other", 0, 1), ("evaluation", 1, 12), ("checkpoint", 12, 20), ("evaluation", 20, 23), ("other", 23, 24),
+        ("data", 24, 30),
+    ]  # fmt: skip
+
+
 def test_workers_that_follow_each_other_share_a_row(tmp_path):
     simple_run(tmp_path)
     write_worker(tmp_path, 0, [(0, 50)], pid=201)
@@ -258,8 +274,13 @@ def test_stretches_add_up_to_what_the_recorder_charged(tmp_path_factory, seed, s
         patch.setattr(recorder_module, "now_ns", clock)
         recorder = Recorder(TrailWriter(str(path), {}))
         for _ in range(steps):
+            depth = recorder.enter(EVALUATION) if rng.random() < 0.3 else None
             for _ in range(rng.choice([0, 0, 1, 5])):
                 batch(recorder, True)
+            if depth is not None:
+                recorder.leave(depth, "evaluate")
+            if rng.random() < 0.3:
+                something(recorder, 0)
             batch(recorder, False)
             for _ in range(rng.randrange(4)):
                 something(recorder, 0)

@@ -58,7 +58,7 @@ def findings(timeline: Timeline) -> list[str]:
         share = f"{_percent(waited / shown)} of the time ({format_number(waited / len(training.steps))} ms a step)"
         if workers:
             busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (timeline.duration_ms * len(workers))
-            many = f"its {len(workers)} workers prepare" if len(workers) > 1 else "its worker prepares"
+            many = f"its {len(workers)} worker processes prepare" if len(workers) > 1 else "its worker process prepares"
             starting = training.ms_of("loader_start") / shown
             begins = f" and for the loader's start {_percent(starting)}" if starting > 0.01 else ""
             lines.append(f"{who} waits for data {share}{begins}; {many} batches {_percent(busy)} of the time.")
@@ -143,7 +143,7 @@ def _style(part: str) -> str:
     """What is no work has no block behind it, so that the gaps show."""
     if part in ("", "other"):
         return "dim"
-    return LOOK[WAITING][1] if part == WAITING else f"white on {LOOK[part][1]}"
+    return LOOK[WAITING][1] if part == WAITING else f"#ffffff on {LOOK[part][1]}"
 
 
 def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:

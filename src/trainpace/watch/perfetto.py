@@ -68,11 +68,8 @@ def trace_events(processes: Iterable[Process]) -> Iterator[Event]:
         yield from _thread(pid, STEPS, "steps")
         yield from _thread(pid, TRAINING, "training")
         yield from _process_events(process, pid, process.shift_ns - zero_ns)
-        seen: set[int] = set()
         for i, lane in enumerate(process.workers):
-            again = " of another loader" if lane.worker in seen else ""
-            seen.add(lane.worker)
-            yield from _thread(pid, FIRST_WORKER + i, f"worker {lane.worker}{again}")
+            yield from _thread(pid, FIRST_WORKER + i, lane.label)
             for path in lane.paths:
                 for r in records_of(path):
                     if isinstance(r, Fetch):

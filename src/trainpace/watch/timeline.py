@@ -163,13 +163,10 @@ def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
     ]
     bars = tuple(_training_bars(process.path, steps, own))
     yield Lane(rank=process.rank, kind="training", label="training", bars=bars, steps=tuple(marks))
-    seen: dict[int, int] = {}
     for lane in process.workers:
         if lane.first_ns < own.end_ns and lane.last_ns > own.start_ns:
-            seen[lane.worker] = seen.get(lane.worker, 0) + 1
-            again = f" of loader {seen[lane.worker]}" if seen[lane.worker] > 1 else ""
             bars = tuple(_fetch_bars(lane, own))
-            yield Lane(rank=process.rank, kind="worker", label=f"worker {lane.worker}{again}", bars=bars)
+            yield Lane(rank=process.rank, kind="worker", label=lane.label, bars=bars)
 
 
 def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterable[Bar]:
@@ -259,20 +256,22 @@ def evaluation_in(step: Step, spans: Sequence[Span]) -> Span | None:
     if missing <= 0:
         return None
     begin = step.start_ns + step.parts_ns[TRAINPACE]
-    marks = sorted({begin, *(s.end_ns for s in spans), *(s.start_ns for s in spans if s.part == FORWARD)})
+    marks = {begin, *(s.end_ns for s in spans), *(s.start_ns for s in spans if s.part == FORWARD)}
     starts, before = [s.start_ns for s in kept], [0, *accumulate(s.end_ns - s.start_ns for s in kept)]
 
-    def without_kept(at: int) -> int:
+    def without_kept(at: int) -> int | None:
+        """The time up to a mark that such spans leave; None within one."""
         i = bisect_left(starts, at)
-        return at - before[i] + (max(0, kept[i - 1].end_ns - at) if i else 0)
+        return at - before[i] if not i or kept[i - 1].end_ns <= at else None
 
-    elapsed = [without_kept(mark) for mark in marks]
+    outside = [(at, ns) for at in sorted(marks) if (ns := without_kept(at)) is not None]
+    elapsed = [ns for _, ns in outside]
     best = (max(_MARK_NS, missing // 500), 0, 0)
-    for i, start in enumerate(marks):
-        near = bisect_left(elapsed, elapsed[i] + missing)
+    for i, (start, ns) in enumerate(outside):
+        near = bisect_left(elapsed, ns + missing)
         for j in (near - 1, near):
-            if i < j < len(marks):
-                best = min(best, (abs(elapsed[j] - elapsed[i] - missing), start, marks[j]))
+            if i < j < len(outside):
+                best = min(best, (abs(elapsed[j] - ns - missing), start, outside[j][0]))
     return Span(EVALUATION, 0, _INFERRED, 0, *best[1:]) if best[2] else None
 
 

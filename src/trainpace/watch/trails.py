@@ -14,12 +14,19 @@ from trainpace.watch.inside.trail import Fetch, Span, Step, read_header, records
 
 
 class WorkerLane(NamedTuple):
-    """The trails of worker processes that lived one after the other under one number, oldest first."""
+    """The trails of worker processes that lived one after the other under one number, oldest first. `loader` counts those
+    that lived at the same time, from 1: their loaders are different ones."""
 
     worker: int
+    loader: int
     paths: tuple[Path, ...]
     first_ns: int
     last_ns: int
+
+    @property
+    def label(self) -> str:
+        """What the row is called."""
+        return f"worker {self.worker}" + (f" of loader {self.loader}" if self.loader > 1 else "")
 
 
 class Process(NamedTuple):
@@ -116,12 +123,12 @@ def _lanes(trails: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
             if isinstance(r, Fetch):
                 first, last = first or r, r
         if first is not None and last is not None:
-            lives.append(WorkerLane(worker, (path,), first.start_ns, last.end_ns))
+            lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last.end_ns))
     lanes: list[WorkerLane] = []
     for life in sorted(lives, key=lambda w: w.first_ns):
         free = next((i for i, w in enumerate(lanes) if w.worker == life.worker and w.last_ns <= life.first_ns), None)
         if free is None:
-            lanes.append(life)
+            lanes.append(life._replace(loader=1 + sum(w.worker == life.worker for w in lanes)))
         else:
             lanes[free] = lanes[free]._replace(paths=(*lanes[free].paths, *life.paths), last_ns=life.last_ns)
-    return tuple(sorted(lanes, key=lambda w: (w.worker, w.first_ns)))
+    return tuple(sorted(lanes, key=lambda w: (w.loader, w.worker)))
