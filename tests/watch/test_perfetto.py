@@ -144,7 +144,7 @@ def test_touching_steps_do_not_overlap_in_nanoseconds(tmp_path_factory, lengths_
 def test_a_long_trail_needs_no_more_memory(tmp_path_factory):
     """Ten times the steps, the same peak; spans are kept of the first steps only, as the recorder does."""
     peaks = []
-    for steps in (400, 4000):
+    for steps in (200, 2000):
         folder = tmp_path_factory.mktemp("long")
         spans = [[("forward", "Net", 10 * i, 10 * i + 5, 0)] for i in range(100)]
         write_process(folder, spans, range(START, START + 10 * steps + 1, 10))

@@ -6,12 +6,13 @@ The Trace Event Format: complete events (X) in microseconds, which must nest wit
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trainpace.errors import UnreadableInput
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
@@ -31,18 +32,18 @@ def write_trace(folder: Path, path: Path) -> int:
     Holds a step's spans at a time. Raises UnreadableInput for a folder without trails, or where it cannot write.
     """
     processes = read_processes(folder)
-    count = 0
+    count, encode = 0, msgspec.json.Encoder().encode
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
         aside = Path(name)
         try:
-            with gzip.open(aside, "wt") if path.suffix == ".gz" else aside.open("w") as file:
-                file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            with gzip.open(aside, "wb", compresslevel=5) if path.suffix == ".gz" else aside.open("wb") as file:
+                file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
                 for event in trace_events(processes):
-                    file.write(f"{',' if count else ''}{json.dumps(event)}\n")
+                    file.write((b"," if count else b"") + encode(event) + b"\n")
                     count += 1
-                file.write("]}\n")
+                file.write(b"]}\n")
             mask = os.umask(0)
             os.umask(mask)
             aside.chmod(0o666 & ~mask)
