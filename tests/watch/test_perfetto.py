@@ -4,7 +4,7 @@ import tracemalloc
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_trails import MS, START, simple_run, write_process, write_worker
@@ -132,9 +132,8 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         write_trace(tmp_path, tmp_path / "none" / "trace.json")
 
 
-@given(
-    lengths_ns=st.lists(st.integers(100, 10**9), min_size=2, max_size=20),
-)
+@settings(max_examples=30)
+@given(lengths_ns=st.lists(st.integers(100, 10**9), min_size=2, max_size=20))
 def test_touching_steps_do_not_overlap_in_nanoseconds(tmp_path_factory, lengths_ns):
     folder = tmp_path_factory.mktemp("steps")
     write_process(folder, [], [0.0, *(ns / MS for ns in accumulate(lengths_ns))])
