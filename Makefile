@@ -30,6 +30,13 @@ $(VENV)/installed: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo -r requirements-zoo.lock
 	@touch $@
 
+# The engines that planted scripts are written for. --no-deps, so that no other torch comes along; deepspeed has no
+# wheel on PyPI and is built with no C++ operators, in isolation, since a fresh environment has no wheel package.
+.engines/installed: requirements-engines.lock | $(VENV)/installed
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target .engines -r requirements-engines.lock
+	@touch $@
+
 run: $(VENV)/installed
 	$(BIN)/python examples/first_look.py
 
@@ -75,4 +82,4 @@ lock:
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .zoo out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .engines .peers-watch out .pytest_cache .mypy_cache .ruff_cache .hypothesis

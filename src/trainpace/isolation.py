@@ -97,8 +97,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
 
 
-def explain(error: BaseException) -> str:
-    """One sentence: the exception, and the last line of the user's own code that it went through."""
+def explain(error: BaseException, who: str = "the model's code") -> str:
+    """One sentence: that `who` raised, the exception, and the last line of the user's own code that it went through."""
     where, trace_back = "", error.__traceback__
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
@@ -106,7 +106,7 @@ def explain(error: BaseException) -> str:
             where = f" at {Path(file).name} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return f"the model's code raised {type(error).__name__}{where}: {reason[:300]}"
+    return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
 
 
 def _has_fileno() -> bool:

@@ -138,7 +138,7 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     assert new.high / new.low == pytest.approx(old.high / old.low)
     # a forecast that was shifted does not count as a plain one later on
     record_sweep(journal, replace(CONDITIONS, model="another layer"), SweepPlan(batches=(16,)), HERE, other)
-    entry = [e for e in journal.find() if e.execution.micro_batch == 16][0]
+    entry = next(e for e in journal.find() if e.execution.micro_batch == 16)
     assert entry.forecast_factor == pytest.approx(shifted.step.total_ms / plain.step.total_ms)
     assert entry.forecast_ms / entry.forecast_factor == pytest.approx(plain.step.total_ms)
 

@@ -53,6 +53,23 @@ def parse_batches(text: str) -> list[int]:
 
 
 BATCHES = _Parsed("batches", parse_batches)
+MOST_WORKERS = 256
+
+
+def parse_workers(text: str) -> list[int]:
+    """``4``, ``0,2,4`` or ``0:4`` (0 to 4)."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        ends = [parse_count(end) for end in part.split(":")]
+        if len(ends) > 2 or ends[0] > ends[-1] or ends[-1] > MOST_WORKERS:
+            raise TrainpaceError(
+                f"{text!r} is no number of workers.", f"Write 4, or 0,2,4, or 0:4; up to {MOST_WORKERS}."
+            )
+        counts |= set(range(ends[0], ends[-1] + 1))
+    return sorted(counts)
+
+
+WORKERS = _Parsed("workers", parse_workers)
 
 
 def echo_json(value: Any) -> None:

@@ -18,3 +18,8 @@ def default_hardware_file() -> Path:
 def default_profile_file() -> Path:
     """Where `trainpace calibrate` leaves this machine's profile, and `--gpu cpu` looks for it."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "machine.json"
+
+
+def default_recordings_folder() -> Path:
+    """Where `trainpace watch` and `diagnose` record."""
+    return default_profile_file().parent / "recordings"

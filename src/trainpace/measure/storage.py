@@ -48,8 +48,8 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             handle = file.fileno()
             write_s = _write_s(handle, block, size_bytes)
-            evictable = _drop_from_cache(handle)
-            cached = _share_in_cache(handle, size_bytes)
+            evictable = drop_from_cache(handle)
+            cached = share_in_cache(handle, size_bytes)
             first_s = _read_s(handle, len(block))
             second_s = _read_s(handle, len(block))
     except OSError as error:
@@ -91,14 +91,15 @@ def _write_s(handle: int, block: bytes, size_bytes: int) -> float:
     return time.perf_counter() - start
 
 
-def _drop_from_cache(handle: int) -> bool:
+def drop_from_cache(handle: int) -> bool:
+    """Let the page cache forget a file's clean pages; False where the system has no such call."""
     if not hasattr(os, "posix_fadvise"):  # macOS has no such call
         return False
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 
 
-def _share_in_cache(handle: int, size_bytes: int, samples: int = 32) -> float | None:
+def share_in_cache(handle: int, size_bytes: int, samples: int = 32) -> float | None:
     """Share of sampled places that can be read without waiting; None where the system does not say."""
     flag = getattr(os, "RWF_NOWAIT", None)
     if flag is None:

@@ -218,11 +218,8 @@ def _longer_positions(config: Any, sequence_length: int | None) -> None:
             setattr(config, name, sequence_length)
 
 
-def _from_file(path: Path, function: str) -> Task:
-    """The function returns (model, loss, optimizer, dataset); `loss` takes (output, target).
-
-    A data set whose samples differ in length brings its own `collate_fn` (a list of samples into a batch), as an attribute.
-    """
+def load_function(path: Path, name: str) -> Callable[[], Any]:
+    """A function of a user's Python file, whose folder joins the import path as it does under ``python FILE.py``."""
     if not path.is_file():
         raise UnreadableInput(f"cannot read {path}: no such file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -232,10 +229,20 @@ def _from_file(path: Path, function: str) -> Task:
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    task_function = getattr(module, function, None)
-    if not callable(task_function):
+    found = getattr(module, name, None)
+    if not callable(found):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise UnknownName(f"function in {path}", function, known)
+        raise UnknownName(f"function in {path}", name, known)
+    made: Callable[[], Any] = found
+    return made
+
+
+def _from_file(path: Path, function: str) -> Task:
+    """The function returns (model, loss, optimizer, dataset); `loss` takes (output, target).
+
+    A data set whose samples differ in length brings its own `collate_fn` (a list of samples into a batch), as an attribute.
+    """
+    task_function = load_function(path, function)
     parts = task_function()
     wanted = "FILE.py:FUNCTION must return (model, loss, optimizer, dataset)"
     if not isinstance(parts, tuple | list) or len(parts) != 4:

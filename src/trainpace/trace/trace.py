@@ -68,7 +68,7 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
 
 
 def _trace_form(task: Task, optimizer: str | None, form: Form, variant: Variant) -> TracedForm:
-    model, own = _on_meta(task.model, task.optimizer)
+    model, own = on_meta(task.model, task.optimizer)
     if form == "half":
         model = model.to(torch.bfloat16)
         own = own if own is None else _rebind(own, model)
@@ -226,7 +226,7 @@ def _memory_profile(
     return MemoryProfile(parameter_bytes=parameter_bytes, optimizer_bytes=optimizer_bytes, peaks=peaks)
 
 
-def _on_meta(
+def on_meta(
     model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
     """A copy of the model without weights. Tied weights stay tied, which `Module.to("meta")` would undo."""

@@ -29,19 +29,22 @@ def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, ob
 
 
 def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None,
-          limit_s: float | None = None) -> int:  # fmt: skip
+          limit_s: float | None = None, output: int | None = None) -> int:  # fmt: skip
     """Run the command to its end, recording into `folder`, and return its exit code.
 
-    Its input, output and signals are its own: an interrupt reaches it as usual, and what was recorded is kept. After
+    Its input, output (unless `output` names another file descriptor) and signals are its own: an interrupt reaches it
+    as usual, and what was recorded is kept. After
     `limit_s` seconds it is interrupted. Raises TrainpaceError when it cannot be started.
     """
     if shutil.which(command[0]) is None:
-        raise TrainpaceError(f"there is no command {command[0]}.", "Give the whole command: -- python train.py ARGUMENTS")
+        raise TrainpaceError(
+            f"there is no command {command[0]}.", "Give the whole command: -- python train.py ARGUMENTS"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     started = time.time()
     note = {"command": list(command), "started": started, "seconds": None, "exit_code": None, "trials": trials}
     write_whole(folder / COMMAND_FILE, json.dumps(note))
-    process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials))
+    process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials), stdout=output)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
     try:
         code = _wait(process, limit_s)

@@ -6,8 +6,11 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trainpace.errors import UnreadableInput
 from trainpace.records import Record, read_bytes
@@ -80,16 +83,21 @@ class Rank(Record):
     loader: Loader | None = None
     fetch: FetchCost | None = None
     optimizer: str = ""
-    optimizer_settings: dict[str, Any] = {}
+    optimizer_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     optimizer_numbers: int = 0
     optimizer_tensors: int = 0
     model: str = ""
     wrapped: str = ""
     parameters: int = 0
-    ddp: dict[str, Any] = {}
+    ddp: dict[str, Any] = msgspec.field(default_factory=dict)
     lines: tuple[Line, ...] = ()
     blocks: tuple[Block, ...] = ()
     first_step_ms: float = 0.0
+    optimizer_variants_ms: dict[str, float] = msgspec.field(default_factory=dict)
+    skips_sync: bool = False
+    operators: int = 0
+    flops: float = 0.0
+    matmul_gflops: float = 0.0
     reserved_gib: float = 0.0
     allocator_retries: float = 0.0
     complete: bool = True
@@ -169,7 +177,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
             notes.update(note)
     plain = [s for s in steps if s.trial == 0]
     programme_starts = notes.get("warm_up_steps", 0)
-    kept = [s for s in plain if s.index >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
+    kept = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
     times = [ms(s) for s in kept]
     mean, half = mean_and_half_width(times)
     model = max(models, key=lambda m: m["parameters"], default={})
@@ -185,6 +193,8 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
         optimizer_numbers=notes.get("numbers", 0), optimizer_tensors=notes.get("tensors", 0),
         model=model.get("model", ""), wrapped=model.get("wrapped") or "", parameters=model.get("parameters", 0),
         ddp=notes.get("ddp", {}), lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
+        optimizer_variants_ms=notes.get("optimizer_variants_ms", {}), skips_sync=notes.get("skips_sync", False),
+        operators=notes.get("operators", 0), flops=notes.get("flops", 0.0), matmul_gflops=notes.get("matmul_gflops", 0.0),
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
     )  # fmt: skip
@@ -213,7 +223,7 @@ def mean_and_half_width(times: Sequence[float], blocks: int = 10) -> tuple[float
     if blocks < 2:
         return mean, mean
     edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
-    means = [_mean(times[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [_mean(times[a:b]) for a, b in pairwise(edges)]
     spread = math.sqrt(math.fsum((m - mean) ** 2 for m in means) / (blocks - 1))
     return mean, student_t_95(blocks - 1) * spread / math.sqrt(blocks)
 
@@ -264,5 +274,7 @@ def _lines(samples: Sequence[Sequence[Any]]) -> tuple[Line, ...]:
     for part, _, _, seen in samples:
         totals[part] += seen
     return tuple(
-        Line(part=part, line=line, called=called, share=seen / totals[part]) for part, line, called, seen in samples if line
+        Line(part=part, line=line, called=called, share=seen / totals[part])
+        for part, line, called, seen in samples
+        if line
     )

@@ -41,10 +41,9 @@ def _start() -> None:
     try:
         _load_trainpace()
         from trainpace.watch.inside.late import when_imported
-        from trainpace.watch.inside.start import CALLBACKS
+        from trainpace.watch.inside.start import on_torch
 
-        for name, callback in CALLBACKS.items():
-            when_imported(name, callback)
+        when_imported("torch", on_torch)
     except Exception as error:  # the script must run in any case
         print(f"trainpace: warning: this process is not recorded ({error}).", file=sys.stderr)
 

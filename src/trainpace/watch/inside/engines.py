@@ -6,6 +6,7 @@ Each is watched when the script imports it. A name that a version lacks is passe
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -34,11 +35,21 @@ def _patch(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
         setattr(owner, name, change(function))
 
 
+def _charged(recorder: Recorder, part: int, name: str) -> Callable[[Any], Any]:
+    return lambda function: recorder.wraps(function, part, name)
+
+
 def _collectives(module: ModuleType, recorder: Recorder) -> None:
-    for name in REDUCTIONS:
-        _patch(module, name, lambda f, n=name: trials.collective(recorder, recorder.wraps(f, COMMUNICATION, n)))
-    for name in OTHER_COLLECTIVES:
-        _patch(module, name, lambda f, n=name: recorder.wraps(f, COMMUNICATION, n))
+    public: Any = sys.modules.get("torch.distributed")
+    for name in (*REDUCTIONS, *OTHER_COLLECTIVES):
+        plain = getattr(module, name, None)
+        if plain is None:
+            continue
+        charged = recorder.wraps(plain, COMMUNICATION, name)
+        watched = trials.collective(recorder, charged) if name in REDUCTIONS else charged
+        setattr(module, name, watched)
+        if getattr(public, name, None) is plain:
+            setattr(public, name, watched)
     work = getattr(module, "Work", None)
     if work is not None:
         _patch(work, "wait", lambda f: recorder.wraps(f, COMMUNICATION, "wait"))
@@ -66,6 +77,8 @@ def note_ddp(recorder: Recorder) -> None:
             continue
         wanted = ("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time",
                   "avg_backward_compute_comm_overlap_time", "bucket_sizes", "total_parameter_size_bytes")  # fmt: skip
+        if "avg_backward_comm_time" not in data:  # too early, or the ranks have parted
+            continue
         recorder.trail.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
 
@@ -94,14 +107,20 @@ def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
 def _lightning_logs(module: ModuleType, recorder: Recorder) -> None:
     connector = getattr(module, "_LoggerConnector", None)
     for name in ("log_metrics", "update_train_step_metrics"):
-        _patch(connector, name, lambda f, n=name: recorder.wraps(f, LOGGING, n))
+        _patch(connector, name, _charged(recorder, LOGGING, name))
 
 
 def _transformers(module: ModuleType, recorder: Recorder) -> None:
     trainer = getattr(module, "Trainer", None)
     _patch(trainer, "evaluate", lambda f: recorder.wraps(f, EVALUATION, "evaluate"))
-    _patch(trainer, "_save_checkpoint", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")))
-    _patch(trainer, "save_model", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "save_model")))
+    _patch(
+        trainer,
+        "_save_checkpoint",
+        lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")),
+    )
+    _patch(
+        trainer, "save_model", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "save_model"))
+    )
     _patch(trainer, "log", lambda f: recorder.wraps(f, LOGGING, "log"))
 
 
@@ -123,7 +142,11 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     if engine is None:
         return
     _patch(engine, "backward", lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")))
-    _patch(engine, "save_checkpoint", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")))
+    _patch(
+        engine,
+        "save_checkpoint",
+        lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")),
+    )
     step = engine.step
     charged = recorder.wraps(step, OTHER, "engine.step")
 
@@ -153,14 +176,15 @@ def _micro_step(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..
 def _writer(module: ModuleType, recorder: Recorder) -> None:
     writer = getattr(module, "SummaryWriter", None)
     for name in ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "flush"):
-        _patch(writer, name, lambda f, n=name: trials.muted(recorder, recorder.wraps(f, LOGGING, n)))
+        charged = _charged(recorder, LOGGING, name)
+        _patch(writer, name, lambda f, charged=charged: trials.muted(recorder, charged(f)))  # type: ignore[misc]
 
 
 def _functions(part: int, *names: str, of: str | None = None) -> Callable[[ModuleType, Recorder], None]:
     def install(module: ModuleType, recorder: Recorder) -> None:
         owner = getattr(module, of, None) if of else module
         for name in names:
-            _patch(owner, name, lambda f, n=name: recorder.wraps(f, part, n))
+            _patch(owner, name, _charged(recorder, part, name))
 
     return install
 

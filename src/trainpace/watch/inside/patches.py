@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import logging
 import os
@@ -12,7 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from trainpace.watch.inside import capture, trials
+from trainpace.watch.inside import trials
+from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
 from trainpace.watch.inside.late import when_imported
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import (
@@ -30,9 +32,12 @@ from trainpace.watch.inside.trail import (
     TrailWriter,
 )
 
+LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss", "smooth_l1_loss")
+
 
 def install(torch: Any, recorder: Recorder, folder: str) -> None:
     """Watch torch in this process."""
+    recorder.capture = Capture(recorder)
     _modules(torch, recorder)
     _optimizers(torch, recorder)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
@@ -44,7 +49,7 @@ def install(torch: Any, recorder: Recorder, folder: str) -> None:
     _outputs(recorder)
 
     def after_first(step: Step) -> None:
-        if step.index == 0:
+        if step.number == 0:
             _copies(torch, recorder)
 
     recorder.after_step.append(after_first)
@@ -88,7 +93,10 @@ class _Calls:
             self.inside = True
             depth = self.begins(module, args, kwargs)
             try:
-                return original(module, *args, **kwargs)
+                output = original(module, *args, **kwargs)
+                if recorder.steps == CAPTURED_IN_STEP:
+                    self.captured(lambda: recorder.capture.after(output))
+                return output
             finally:
                 recorder.leave(depth, type(module).__name__)
                 self.inside = False
@@ -98,27 +106,69 @@ class _Calls:
     def begins(self, module: Any, args: Any, kwargs: Any) -> int:
         self.classes.add(type(module))
         recorder = self.recorder
+        recorder.compiled |= type(module).__name__ == "OptimizedModule"
         if self.torch.is_grad_enabled():
+            model = core(module)
+            if recorder.steps == CAPTURED_IN_STEP:
+                self.captured(lambda: recorder.capture.before(model, args, kwargs))
             if module.training:
-                model = core(module)
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
-                    capture.first_call(recorder, module, model, args, kwargs)
+                    with contextlib.suppress(Exception):
+                        _note_model(recorder, module, model)
                 recorder.begins_forward(False)
         elif id(core(module)) in self.trained:
             recorder.begins_forward(True)
         return recorder.enter(FORWARD)
 
+    def losses(self, functional: Any) -> None:
+        """Losses that are called as functions, outside modules, are noticed in the one step that is captured."""
+        for name in LOSSES:
+            plain = getattr(functional, name)
+
+            @functools.wraps(plain)
+            def call(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+                capture = self.recorder.capture
+                if not self.is_compiling() and not self.inside and capture.output is not None:
+                    self.captured(lambda: capture.made_by(plain, args, kwargs))
+                return plain(*args, **kwargs)
+
+            setattr(functional, name, call)
+
+        def restore(step: Step) -> None:
+            if step.number == CAPTURED_IN_STEP:
+                for name in LOSSES:
+                    setattr(functional, name, getattr(functional, name).__wrapped__)
+
+        self.recorder.after_step.append(restore)
+
+    def captured(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:
+            self.recorder.capture.model = None
+            self.recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
+
     def narrow(self, step: Step) -> None:
-        if step.index != 1:
+        if step.number != 1:
             return
         self.torch.nn.Module.__call__ = self.plain
         for kind in self.classes:
-            kind.__call__ = self.charged(kind.__call__)  # type: ignore[operator]
+            setattr(kind, "__call__", self.charged(kind.__call__))  # noqa: B010
+
+
+def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
+    recorder.trail.note({
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "wrapped": type(module).__name__ if module is not model else None,
+        "parameters": sum(p.numel() for p in model.parameters() if type(p).__name__ != "UninitializedParameter"),
+    })  # fmt: skip
 
 
 def _modules(torch: Any, recorder: Recorder) -> None:
-    _Calls(torch, recorder)
+    calls = _Calls(torch, recorder)
+    if recorder.trials is None:
+        calls.losses(torch.nn.functional)
 
 
 def _counted(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,4 +402,3 @@ def _outputs(recorder: Recorder) -> None:
     logging.Handler.handle = trials.muted(  # type: ignore[method-assign]
         recorder, recorder.wraps(logging.Handler.handle, LOGGING, "logging")
     )
-

@@ -45,7 +45,9 @@ class Recorder:
         self.trial = self.active_trial = 0
         self.trials: Any = None
         self.optimizer: Any = None
+        self.capture: Any = None
         self.step_is_the_engines = False
+        self.compiled = self.skips_sync = False
         self.before_end: Callable[[], None] = lambda: None
         self.reserved_gib: Callable[[], float] | None = None
         self.allocator_retries: Callable[[], float] | None = None

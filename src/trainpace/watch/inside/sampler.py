@@ -6,7 +6,6 @@ import os
 import sys
 import sysconfig
 import threading
-import time
 from collections import Counter
 from types import FrameType
 
@@ -25,23 +24,31 @@ class Sampler:
         self._recorder, self._thread = recorder, thread
         self._counts: Counter[tuple[int, str, str]] = Counter()
         self._started = False
+        self._stop = threading.Event()
+        self._looker: threading.Thread | None = None
 
     def at_step(self, step: Step) -> None:
         """Start with the second step, and leave what was counted in the trail now and then."""
         if not self._started:
             self._started = True
             self._thread = self._recorder.thread
-            threading.Thread(target=self._run, name="trainpace-sampler", daemon=True).start()
-        elif step.index in (25, 100) or step.index % 1000 == 0:
+            self._looker = threading.Thread(target=self._run, name="trainpace-sampler", daemon=True)
+            self._looker.start()
+        elif step.number in (25, 100) or step.number % 1000 == 0:
             self._recorder.trail.note({"samples": self.counts()})
+
+    def stop(self) -> None:
+        """End before the interpreter does: a thread that it cuts off in C++ would abort the process."""
+        self._stop.set()
+        if self._looker is not None:
+            self._looker.join(1.0)
 
     def counts(self) -> list[tuple[str, str, str, int]]:
         """(part, file:line function, what it called, how often seen), the most frequent first."""
         return [(PARTS[part], line, callee, n) for (part, line, callee), n in self._counts.most_common(60)]
 
     def _run(self) -> None:
-        while True:
-            time.sleep(INTERVAL_S)
+        while not self._stop.wait(INTERVAL_S):
             part = self._recorder.part
             frame = sys._current_frames().get(self._thread)
             if frame is not None:

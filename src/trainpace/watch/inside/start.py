@@ -8,16 +8,16 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainpace.watch.inside import capture, engines, patches, trials
-from trainpace.watch.inside.late import warn
+from trainpace.watch.inside import engines, patches, trials
+from trainpace.watch.inside.late import warn, when_imported
 from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.sampler import Sampler
 from trainpace.watch.inside.trail import Step, TrailWriter
-
-_recorder: Recorder | None = None
 
 
 def _header() -> dict[str, Any]:
@@ -43,10 +43,10 @@ def _number(*names: str) -> int | None:
 
 def on_torch(torch: ModuleType) -> None:
     """Record this process from now on."""
-    global _recorder
     folder = os.environ["TRAINPACE_WATCH"]
-    recorder = Recorder(TrailWriter(os.path.join(folder, f"process-{os.getpid()}-{socket.gethostname()}.trail"), _header()))
-    _recorder = recorder
+    recorder = Recorder(
+        TrailWriter(os.path.join(folder, f"process-{os.getpid()}-{socket.gethostname()}.trail"), _header())
+    )
     recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
     patches.install(torch, recorder, folder)
     sampler = Sampler(recorder, threading.main_thread().ident or 0)
@@ -54,17 +54,23 @@ def on_torch(torch: ModuleType) -> None:
     recorder.after_step.append(lambda step: _after_step(recorder, step))
     recorder.before_end = lambda: _note_the_end(recorder, sampler)
     trials.install(recorder)
+    for name, install in engines.ENGINES.items():
+        when_imported(name, partial(_install, install, recorder))
     os.register_at_fork(after_in_child=lambda: _forked(recorder))
     atexit.register(_end, recorder, sampler)
 
 
+def _install(install: Callable[[ModuleType, Recorder], None], recorder: Recorder, module: ModuleType) -> None:
+    install(module, recorder)
+
+
 def _after_step(recorder: Recorder, step: Step) -> None:
-    if step.index == 0 and "torch.distributed" in sys.modules:
+    if step.number == 0 and "torch.distributed" in sys.modules:
         distributed: Any = sys.modules["torch.distributed"]
         if distributed.is_available() and distributed.is_initialized():
             recorder.trail.note({"rank": distributed.get_rank(), "world_size": distributed.get_world_size(),
                                  "backend": str(distributed.get_backend())})  # fmt: skip
-    if step.index in (20, 100, 500):
+    if step.number in (20, 100, 500):
         engines.note_ddp(recorder)
 
 
@@ -78,23 +84,22 @@ def _end(recorder: Recorder, sampler: Sampler) -> None:
         return
     try:
         _note_the_end(recorder, sampler)
-        capture.write(recorder)
+        recorder.trail.flush()
+        _capture(recorder)
     except Exception as error:
         warn(f"the end of this process is not recorded ({error}).")
     recorder.trail.flush()
 
 
+def _capture(recorder: Recorder) -> None:
+    try:
+        recorder.thread = -1  # the trace's calls are none of the script's
+        recorder.capture.write(os.environ["TRAINPACE_WATCH"])
+    except Exception as error:
+        recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
+
+
 def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
+    sampler.stop()
     engines.note_ddp(recorder)
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
-
-
-def _on_engine(install: Any) -> Any:
-    def callback(module: ModuleType) -> None:
-        if _recorder is not None:
-            install(module, _recorder)
-
-    return callback
-
-
-CALLBACKS = {"torch": on_torch} | {name: _on_engine(install) for name, install in engines.ENGINES.items()}

@@ -6,6 +6,7 @@ Times are ``time.perf_counter_ns``, the same clock for all processes of a host.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -38,7 +39,7 @@ class Step(NamedTuple):
 
     trial: int
     micro_steps: int
-    index: int
+    number: int
     start_ns: int
     end_ns: int
     samples: int
@@ -113,16 +114,18 @@ class TrailWriter:
         try:
             os.write(self._file, self._buffer)
         except OSError:
-            os.close(self._file)
-            self._file = -1
+            self._close()
         self._buffer = bytearray()
 
     def forget(self) -> None:
         """In a forked child: the file is the parent's."""
         self._buffer = bytearray()
-        if self._file >= 0:
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
             os.close(self._file)
-            self._file = -1
+        self._file = -1
 
 
 def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | dict[str, Any]]]:
@@ -164,7 +167,7 @@ def records_from(data: bytes | mmap.mmap, at: int) -> Iterator[Step | Span | Fet
         values = form.unpack_from(data, at)
         at += form.size
         if kind == b"S":
-            yield Step(*values[1:10], tuple(values[10:]))
+            yield Step._make((*values[1:10], tuple(values[10:])))
         elif kind == b"P":
             yield Span(*values[1:])
         else:

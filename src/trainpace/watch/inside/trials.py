@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from trainpace.watch.inside.operators import count_one_step, note_optimizers, note_rate
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import LOGGING, TRIALS, Step
 
@@ -41,13 +42,20 @@ class Trials:
         self.programme: list[tuple[int, int]] | None = None
         self.left = 0
         self.logging_ns = 0
+        self.counting: Callable[[], None] | None = None
 
     def at_step(self, step: Step) -> None:
         """Count, and change over where a block ends."""
+        if self.counting is not None:
+            self.counting()
+            self.counting = None
         if self.programme is None:
-            self.logging_ns += step.parts_ns[LOGGING] if step.index else 0
-            if step.index + 1 >= self.warm_up:
-                self.programme = self.planned(step.index)
+            if step.number + 2 == self.warm_up:
+                with contextlib.suppress(Exception):
+                    self.counting = count_one_step(self.recorder)
+            self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
+            if step.number + 1 >= self.warm_up:
+                self.programme = self.planned(step.number)
                 names = [TRIALS[trial] for trial, _ in self.programme]
                 self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
                 self.advance()
@@ -71,7 +79,10 @@ class Trials:
         programme: list[tuple[int, int]] = []
         for _ in range(self.rounds):
             for kind in (PLAIN, *kinds):
-                programme += [(SETTLING, SETTLE_STEPS + (self.stock if kind != CACHED_BATCH else 0)), (kind, self.block)]
+                programme += [
+                    (SETTLING, SETTLE_STEPS + (self.stock if kind != CACHED_BATCH else 0)),
+                    (kind, self.block),
+                ]
         if CACHED_BATCH in kinds and self.batch_size >= 4 * FEW and "few_samples" not in self.without:
             for _ in range(2):  # last, since a script may not bear it
                 for kind in (FEW_SAMPLES, CACHED_BATCH):
@@ -110,6 +121,10 @@ def install(recorder: Recorder) -> None:
 
 def end(recorder: Recorder) -> None:
     """Leave, without what the script would do at its end: all ranks have come this far, or soon will."""
+    with contextlib.suppress(Exception):
+        note_rate(recorder)
+        recorder.thread = -1  # what follows is no step of the script's
+        note_optimizers(recorder)
     recorder.trail.note({"trials": "complete", "ended": now_ns()})
     recorder.before_end()
     recorder.trail.flush()
@@ -184,10 +199,25 @@ def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[...
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial == NO_SYNC and _is_bulk(args, kwargs):
+            _fill(function.__name__, args, kwargs)
             return _Done() if kwargs.get("async_op") or args[-1:] == (True,) else None
         return function(*args, **kwargs)
 
     return maybe
+
+
+def _fill(name: str, args: Any, kwargs: Any) -> None:
+    """Give the result numbers of the right size: what memory holds by chance may be too small for fast arithmetic."""
+    output, given, *_ = (*args, *kwargs.values(), None)
+    if "gather" in name and hasattr(output, "view"):
+        output.view(-1, given.numel()).copy_(given.reshape(1, -1).expand(output.numel() // given.numel(), -1))
+    elif "gather" in name:
+        for part in output:
+            part.copy_(given)
+    elif "scatter" in name and hasattr(given, "view"):
+        output.view(-1).copy_(given.reshape(-1, output.numel())[0])
+    elif "scatter" in name:
+        output.copy_(given[0])
 
 
 def _is_bulk(args: Any, kwargs: Any) -> bool:
@@ -204,6 +234,9 @@ def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[
     @functools.wraps(forward)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial != NO_SYNC:
+            if not self.require_backward_grad_sync and not recorder.skips_sync:
+                recorder.skips_sync = True
+                recorder.trail.note({"skips_sync": True})
             return forward(self, *args, **kwargs)
         before = self.require_backward_grad_sync, self.require_forward_param_sync
         self.require_backward_grad_sync = self.require_forward_param_sync = False

@@ -1,0 +1,32 @@
+"""A checkpoint of model and optimizer every 5 steps."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from planting import report
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--save-every", type=int, default=5)
+args = parser.parse_args()
+
+torch.manual_seed(0)
+dataset = TensorDataset(torch.randn(64 * args.steps, 512), torch.randint(10, (64 * args.steps,)))
+model = nn.Sequential(nn.Linear(512, 1536), nn.ReLU(), nn.Linear(1536, 1024), nn.ReLU(), nn.Linear(1024, 10))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+losses = []
+with tempfile.TemporaryDirectory() as folder:
+    for step, (features, labels) in enumerate(DataLoader(dataset, batch_size=64, shuffle=True), start=1):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if step % args.save_every == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state, Path(folder) / "last.pt")
+report(losses)

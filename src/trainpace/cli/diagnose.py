@@ -1,0 +1,66 @@
+"""`trainpace diagnose`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainpace.cli.options import COUNT, DURATION, echo_json
+from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
+
+
+@click.command(context_settings=WHOLE_COMMAND)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--epochs",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Epochs of the whole job, to say what a change saves in it.",
+)
+@click.option("--rounds", type=COUNT, default=4, show_default=True, help="How often each intervention is tried.")
+@click.option("--block", type=COUNT, default=8, show_default=True, help="Steps of one try.")
+@click.option("--warm-up", type=COUNT, default=10, show_default=True, help="Steps before the first try.")
+@click.option(
+    "--limit", type=DURATION, default="5min", show_default=True, help="Stop after so long, with what there is."
+)
+@click.option("--without", multiple=True, type=click.Choice(["cached_batch", "no_sync", "few_samples", "muted"]),
+              help="Leave an intervention out.")  # fmt: skip
+@click.option("--output", metavar="FOLDER", help="Where to record.  [default: a new folder in the user's data folder]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and let the command's output go to stderr.")
+def diagnose(command: tuple[str, ...], **o: Any) -> int:
+    """Say what slows a training script down, prove it, and what a change would save.
+
+    Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
+    exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
+    in such a run, its checkpoints are not kept; what else it writes, it writes.
+
+    In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved.
+
+    \b
+    trainpace diagnose -- python train.py
+    trainpace diagnose --epochs 90 -- torchrun --nproc-per-node 2 train.py
+    trainpace diagnose FOLDER
+    """
+    from trainpace.diagnose import diagnose as diagnose_recording
+    from trainpace.records import to_jsonable
+    from trainpace.report.diagnosis import print_diagnosis
+    from trainpace.watch import read_recording
+
+    if not command:
+        raise click.UsageError("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
+    if len(command) == 1 and Path(command[0]).is_dir():
+        folder = Path(command[0])
+    else:
+        folder = folder_for(o["output"], command)
+        trials = {
+            "block_steps": o["block"], "rounds": o["rounds"], "warm_up_steps": max(4, o["warm_up"]), "limit_s": o["limit"],
+            "without": list(o["without"]),
+        }  # fmt: skip
+        run(command, folder, o["as_json"], trials)
+    found = diagnose_recording(read_recording(folder), o["epochs"])
+    if o["as_json"]:
+        echo_json({"folder": str(folder), **to_jsonable(found)})
+    else:
+        print_diagnosis(found, str(folder))
+    return 0

@@ -1,0 +1,115 @@
+"""`trainpace watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainpace.cli.options import echo_json
+
+WHOLE_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.command(context_settings=WHOLE_COMMAND)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("--output", metavar="FOLDER", help="Where to record.  [default: a new folder in the user's data folder]")
+@click.option("--from", "recorded", metavar="FOLDER", help="Show a recording again, in place of running a command.")
+@click.option("--steps", metavar="A:B", help="Steps of the timeline.  [default: about ten in the middle]")
+@click.option("--timeline", is_flag=True, help="Print the timeline: the loader's workers against the training steps.")
+@click.option("--html", metavar="FILE.html", help="Save the timeline as a page.")
+@click.option("--svg", metavar="FILE.svg", help="Save the timeline as a picture.")
+@click.option("--trace", metavar="FILE.json", help="Save every span for ui.perfetto.dev (.json or .json.gz).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and let the command's output go to stderr.")
+def watch(command: tuple[str, ...], **o: Any) -> int:
+    """Run an unchanged training script and record where its steps' time goes.
+
+    Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks that torchrun or
+    accelerate start. Losses stay the same bit for bit. The exit code is the command's own; what was recorded of a command that
+    was killed is kept.
+
+    \b
+    trainpace watch -- python train.py --epochs 1
+    trainpace watch --timeline -- torchrun --nproc-per-node 2 train.py
+    trainpace watch --from FOLDER --trace trace.json
+    """
+    from trainpace.records import to_jsonable
+    from trainpace.report.watch import print_recording
+    from trainpace.watch import read_recording
+
+    if bool(command) == bool(o["recorded"]):
+        raise click.UsageError("give a command, as in: trainpace watch -- python train.py, or --from FOLDER.")
+    code = 0
+    if o["recorded"]:
+        folder = Path(o["recorded"])
+    else:
+        folder = folder_for(o["output"], command)
+        code = run(command, folder, as_json=o["as_json"])
+    recording = read_recording(folder)
+    if not recording.ranks and not o["recorded"] and code == 0:
+        code = 2
+    _save(folder, o)
+    if o["as_json"]:
+        echo_json({"folder": str(folder), **to_jsonable(recording)})
+    else:
+        print_recording(recording, str(folder))
+        if o["timeline"] and recording.ranks:
+            from trainpace.report.timeline import print_timeline
+            from trainpace.watch.timeline import timeline_of
+
+            print_timeline(timeline_of(folder, _steps(o["steps"])))
+    return code
+
+
+def folder_for(output: str | None, command: tuple[str, ...]) -> Path:
+    """The folder asked for, which must be new or empty, or one named after the script and the time."""
+    import datetime
+
+    from trainpace.cli.places import default_recordings_folder
+
+    if output is not None:
+        folder = Path(output)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise click.UsageError(f"{folder} is there already; name a new folder.")
+        return folder
+    script = next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
+    base = default_recordings_folder() / f"{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    tries = (base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100)))
+    return next(folder for folder in tries if not folder.exists())
+
+
+def run(command: tuple[str, ...], folder: Path, as_json: bool, trials: dict[str, object] | None = None) -> int:
+    """Run the command; with `as_json` its output goes to stderr, so that ours alone is on stdout."""
+    import sys
+
+    from trainpace.watch import watch as watch_command
+
+    return watch_command(command, folder, trials, output=sys.stderr.fileno() if as_json else None)
+
+
+def _save(folder: Path, o: dict[str, Any]) -> None:
+    if not (o["html"] or o["svg"] or o["trace"]):
+        return
+    from trainpace.records import write_whole
+    from trainpace.report.timeline import timeline_page, timeline_svg
+    from trainpace.watch.perfetto import write_trace
+    from trainpace.watch.timeline import timeline_of
+
+    if o["trace"]:
+        write_trace(folder, Path(o["trace"]))
+    if o["html"] or o["svg"]:
+        timeline = timeline_of(folder, _steps(o["steps"]))
+        if o["html"]:
+            write_whole(o["html"], timeline_page(timeline, f"Timeline of {folder.name}"))
+        if o["svg"]:
+            write_whole(o["svg"], timeline_svg(timeline))
+
+
+def _steps(text: str | None) -> range | None:
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit() and colon and int(first) < int(last)):
+        raise click.UsageError(f"--steps {text}: give two numbers, as in 20:30.")
+    return range(int(first), int(last))

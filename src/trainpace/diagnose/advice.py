@@ -1,0 +1,269 @@
+"""What could be changed about each cause, and how many milliseconds a step it should save. Pure arithmetic on a recording."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from trainpace.datapath.loader_model import LoaderCost, step_ms
+from trainpace.diagnose.interventions import Proof, part_ms
+from trainpace.diagnose.shares import Split
+from trainpace.records import Record
+from trainpace.watch.recording import Rank
+
+WORTH = 0.03
+"""A change that saves a smaller share of the step than this is said not to be worth making."""
+MANY_WORKERS = 16
+LARGER_BATCH = 4
+SELDOMER = 10
+LEAST_LAUNCH = 0.1
+
+
+class Advice(Record):
+    """One change: what to do, what it should save a step, and its ceiling: all that its cause takes.
+
+    `settings` names what to set, where it is a setting; `basis` where the figure comes from.
+    """
+
+    cause: str
+    title: str
+    how: str
+    saves_ms: float
+    ceiling_ms: float
+    basis: str
+    settings: dict[str, int | str] = msgspec.field(default_factory=dict)
+
+
+Proofs = dict[str, Proof]
+
+
+def advise(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    """All changes that this recording allows a figure for, those that save most first; also the ones that save nothing."""
+    changes: list[Advice] = []
+    for advisor in ADVISORS:
+        changes += advisor(ranks, split, proofs)
+    return sorted(changes, key=lambda a: -a.saves_ms)
+
+
+def loader_cost(rank: Rank) -> LoaderCost | None:
+    """What a batch costs its loader, in workers or in the training process, as it was seen while training ran."""
+    if rank.fetch is None:
+        return None
+    batch = round(rank.samples_per_step / max(1.0, rank.micro_steps)) or (rank.loader and rank.loader.batch_size) or 1
+    return LoaderCost(
+        sample_wall_ms=rank.fetch.sample_wall_ms, sample_cpu_ms=rank.fetch.sample_cpu_ms,
+        collate_ms=rank.fetch.collate_ms, batch_size=batch,
+    )  # fmt: skip
+
+
+def compute_ms(rank: Rank, split: Split) -> float:
+    """A micro-step without its data: measured with a cached batch, else by what the parts leave."""
+    blocks = [b.step_ms for b in rank.blocks if b.trial == "cached_batch"]
+    occasional = split.by_cause["checkpoint"] + split.by_cause["evaluation"] + split.by_cause["trainpace"]
+    whole = (
+        math.fsum(blocks) / len(blocks)
+        if blocks
+        else rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
+    )
+    return max(0.0, whole) / max(1.0, rank.micro_steps)
+
+
+def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    rank, cost = ranks[0], loader_cost(ranks[0])
+    if cost is None or rank.loader is None:
+        return []
+    here = sum(r.host == rank.host for r in ranks)
+    cores = max(1.0, rank.cpus / here)
+    compute, micro = compute_ms(rank, split), max(1.0, rank.micro_steps)
+    busy = min(cores, float(rank.threads))
+    # threads of a computation wait for each other at its ends, so that one thread's share is what it needs at least
+    by_workers = {
+        w: step_ms(cost, compute, w, cores, min(1.0, busy)) * micro for w in range(1, MANY_WORKERS + 1)
+    }  # fmt: skip
+    now = rank.loader.workers
+    waiting = rank.parts_ms["data"]
+    measured = compute * micro + waiting
+    best = min(by_workers.values())
+    fewest = min(w for w, ms in by_workers.items() if ms <= 1.03 * best)
+    ceiling = max(split.by_cause["data"], 0.0)
+    advice = []
+    if now and fewest <= now:
+        fewest = now + 1
+    saves = max(0.0, min(measured - by_workers[min(fewest, MANY_WORKERS)], waiting))
+    limited = cost.sample_wall_ms * cost.batch_size / (fewest or 1) < by_workers[min(fewest, MANY_WORKERS)] * 0.97
+    why = f"a sample takes {cost.sample_wall_ms:.2g} ms, {cost.sample_cpu_ms:.2g} of them on a core"
+    if limited and best > 1.05 * compute * micro:
+        why += f"; {cores:g} core{'s' if cores != 1 else ''} a rank then are the limit"
+    advice.append(
+        Advice(
+            cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
+            how=f"DataLoader(num_workers={fewest}): {why}.", saves_ms=saves, ceiling_ms=ceiling,
+            basis="the later of data and compute, from the times of samples and of steps with a cached batch",
+            settings={"num_workers": fewest},
+        )
+    )  # fmt: skip
+    offline = max(0.0, waiting if now == 0 else min(waiting, measured - compute * micro))
+    if cost.sample_wall_ms * cost.batch_size > 0.05 * compute:
+        advice.append(
+            Advice(
+                cause="data", title="prepare samples once, offline",
+                how="trainpace precompute FILE.py:DATASET writes them into shards; --estimate says first what that costs.",
+                saves_ms=offline, ceiling_ms=ceiling,
+                basis="steps with a cached batch: what is left is reading shards back and random augmentation",
+                settings={"precompute": "yes"},
+            )
+        )  # fmt: skip
+    return advice
+
+
+def _worker_start(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    starts = math.fsum(r.parts_ms["loader_start"] for r in ranks) / len(ranks)
+    loader = ranks[0].loader
+    if loader is None or not loader.workers or loader.persistent_workers:
+        return []
+    return [
+        Advice(
+            cause="data", title="keep the loader's workers between epochs",
+            how="DataLoader(persistent_workers=True), on a loader that is made once, starts them once.",
+            saves_ms=starts, ceiling_ms=starts, basis="time that starting the loader took in the recorded steps",
+            settings={"persistent_workers": "true"},
+        )
+    ]  # fmt: skip
+
+
+def _transfers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    copies = split.by_cause["host_to_device"]
+    return [
+        Advice(
+            cause="host_to_device", title="copy less, and beside the computation",
+            how="Send small types (uint8 images) and convert on the device; pin_memory=True and .to(device, non_blocking=True) "
+            "let copies run beside the computation; leave out copies of what is there already.",
+            saves_ms=copies, ceiling_ms=copies, basis="time of the copies in the recorded steps",
+        )
+    ] if copies > 0 else []  # fmt: skip
+
+
+def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    launch, rank = split.by_cause["launch"], ranks[0]
+    step = math.fsum(split.by_cause.values())
+    if launch < LEAST_LAUNCH * step:
+        return []
+    # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared
+    fixed = launch + split.by_cause["optimizer"] + split.by_cause["communication"]
+    saves = min(fixed, step) * (1 - 1 / LARGER_BATCH)
+    count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
+    return [
+        Advice(
+            cause="launch", title=f"a batch {LARGER_BATCH} times as large, or torch.compile",
+            how=f"{count}, most too small to fill the device: larger batches share their launches among more samples (mind the "
+            "learning rate); torch.compile or CUDA graphs launch fewer.",
+            saves_ms=saves, ceiling_ms=launch + split.by_cause["optimizer"],
+            basis="the line through steps with a full and with a tiny batch; a step's worth of samples",
+            settings={"batch_factor": LARGER_BATCH},
+        )
+    ]  # fmt: skip
+
+
+def _optimizer(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    rank, spent = ranks[0], split.by_cause["optimizer"]
+    advice = []
+    for name, ms in sorted(rank.optimizer_variants_ms.items(), key=lambda item: item[1]):
+        current = rank.optimizer_variants_ms.get("as it is")
+        if current is None or name == "as it is":
+            continue
+        advice.append(
+            Advice(
+                cause="optimizer", title=f"{rank.optimizer}({name})",
+                how=f"Measured on copies of these parameters: {ms:.3g} ms a step against {current:.3g}.",
+                saves_ms=max(0.0, min(current - ms, spent)), ceiling_ms=spent,
+                basis="the same optimizer's other implementations, timed in the script's own process",
+                settings={"optimizer": name},
+            )
+        )  # fmt: skip
+    return advice
+
+
+def _exchange(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    exposed, micro = split.by_cause["communication"], max(1.0, ranks[0].micro_steps)
+    if len(ranks) < 2 and ranks[0].world_size < 2:
+        return []
+    if micro >= 2 and not ranks[0].skips_sync:
+        return [
+            Advice(
+                cause="communication", title="exchange gradients once a step, not once a micro-step",
+                how=f"Wrap the first {micro - 1:.0f} of {micro:.0f} micro-steps in model.no_sync() (accelerate: "
+                "accelerator.accumulate(model)).",
+                saves_ms=exposed * (micro - 1) / micro, ceiling_ms=exposed,
+                basis="steps without exchange", settings={"no_sync": "yes"},
+            )
+        ]  # fmt: skip
+    return [
+        Advice(
+            cause="communication", title="accumulate twice as many micro-steps between exchanges",
+            how="With model.no_sync() in all but the last; it doubles the global batch unless the micro-batch or the number of "
+            "ranks is halved. A faster link, or gradients in bf16 (DDP's bf16_compress_hook: half the bytes), saves as much.",
+            saves_ms=exposed / 2, ceiling_ms=exposed, basis="steps without exchange; per step of today's size",
+            settings={"accumulation_factor": 2},
+        )
+    ]  # fmt: skip
+
+
+def _straggler(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+    lost = split.by_cause["straggler"]
+    if not lost:
+        return []
+    slow = next((r for r in ranks if r.rank == split.slowest_rank), ranks[0])
+    rest = [r for r in ranks if r is not slow]
+
+    def more(part: str) -> float:
+        a = part_ms(slow, "no_sync", part) or 0.0
+        b = [part_ms(r, "no_sync", part) or 0.0 for r in rest]
+        return a - math.fsum(b) / max(1, len(b))
+
+    part = max(slow.parts_ms, key=more)
+    where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
+    return [
+        Advice(
+            cause="straggler", title=f"mend rank {slow.rank} on {slow.host}",
+            how=f"It takes {lost:.3g} ms longer than the others, {more(part):.3g} of them in {part.replace('_', ' ')}{where}. "
+            "Look for a slower device, a busier host, or more work on that rank.",
+            saves_ms=lost, ceiling_ms=lost, basis="each rank's own pace in steps without exchange",
+        )
+    ]  # fmt: skip
+
+
+def _seldomer(cause: str, title: str, how: str) -> Callable[[Sequence[Rank], Split, Proofs], list[Advice]]:
+    def advise_less(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+        spent = split.by_cause[cause]
+        return [
+            Advice(
+                cause=cause, title=title, how=how, saves_ms=spent * (1 - 1 / SELDOMER), ceiling_ms=spent,
+                basis="its time in the recorded steps", settings={"less_often": SELDOMER},
+            )
+        ] if spent > 0 else []  # fmt: skip
+
+    return advise_less
+
+
+ADVISORS: tuple[Callable[[Sequence[Rank], Split, Proofs], list[Advice]], ...] = (
+    _workers,
+    _worker_start,
+    _transfers,
+    _launching,
+    _optimizer,
+    _exchange,
+    _straggler,
+    _seldomer(
+        "logging",
+        f"log every {SELDOMER} steps",
+        "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait.",
+    ),
+    _seldomer(
+        "checkpoint",
+        f"checkpoints {SELDOMER} times as seldom",
+        "Or write them beside the training: torch.distributed.checkpoint.async_save.",
+    ),
+    _seldomer("evaluation", f"evaluation {SELDOMER} times as seldom", "Or on fewer samples."),
+)

@@ -1,0 +1,147 @@
+"""Verdict, why and next of one recording."""
+
+from __future__ import annotations
+
+import math
+
+from trainpace.diagnose.advice import WORTH, Advice, advise
+from trainpace.diagnose.interventions import Proof, proof
+from trainpace.diagnose.shares import CAUSES, IN_WORDS, split
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record
+from trainpace.watch.inside.trail import TRIALS
+from trainpace.watch.recording import Line, Rank, Recording
+
+
+class Share(Record):
+    """Milliseconds of the mean step that one cause takes. `proved`: an intervention took it away, or told it apart."""
+
+    cause: str
+    in_words: str
+    ms: float
+    share: float
+    proved: bool
+
+
+class Diagnosis(Record):
+    """Where a step's time goes and what to change. Shares add up to `step_ms`."""
+
+    verdict: str
+    why: tuple[str, ...]
+    step_ms: float
+    step_ms_low: float
+    step_ms_high: float
+    shares: tuple[Share, ...]
+    proofs: tuple[Proof, ...]
+    advice: tuple[Advice, ...]
+    not_worth: tuple[Advice, ...]
+    steps_per_epoch: float | None
+    epochs: float | None
+    share_of_roof: float | None
+    warnings: tuple[str, ...] = ()
+
+    def seconds_an_epoch(self, ms: float) -> float | None:
+        """What so many milliseconds a step are in an epoch; None where its length is not known."""
+        return None if self.steps_per_epoch is None else ms * self.steps_per_epoch / 1000
+
+
+def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
+    """The diagnosis of a recorded command. Raises TrainpaceError, with what was seen, for one that did not step."""
+    if not recording.ranks:
+        ended = f" It ended with exit code {recording.exit_code}." if recording.exit_code else ""
+        raise TrainpaceError(
+            f"the command made no training step that could be seen. {recording.seen}{ended}",
+            "A step is a call of a torch optimizer's step().",
+        )
+    ranks = recording.ranks
+    parted = split(ranks)
+    step = math.fsum(parted.by_cause.values())
+    proofs = {p.trial: p for trial in TRIALS[2:] if trial != "few_samples" and (p := proof(ranks, trial)) is not None}
+    shares = sorted(
+        (Share(cause=c, in_words=IN_WORDS[c], ms=parted.by_cause[c], share=parted.by_cause[c] / step,
+               proved=c in parted.proved) for c in CAUSES),
+        key=lambda s: -s.ms,
+    )  # fmt: skip
+    verdict = next(s.cause for s in shares if s.cause != "trainpace")
+    changes = advise(ranks, parted, proofs)
+    first = ranks[0]
+    return Diagnosis(
+        verdict=verdict,
+        why=tuple(_why(verdict, ranks, step, shares, proofs)),
+        step_ms=step,
+        step_ms_low=step * first.step_ms_low / first.step_ms,
+        step_ms_high=step * first.step_ms_high / first.step_ms,
+        shares=tuple(shares),
+        proofs=tuple(proofs.values()),
+        advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
+        not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
+        steps_per_epoch=_steps_per_epoch(first),
+        epochs=epochs,
+        share_of_roof=_share_of_roof(first, parted.by_cause["compute"]),
+        warnings=tuple(_warnings(recording)),
+    )
+
+
+def _steps_per_epoch(rank: Rank) -> float | None:
+    if rank.loader is None or rank.loader.batches is None:
+        return None
+    return rank.loader.batches / max(1.0, rank.micro_steps)
+
+
+def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
+    """FLOP/s of the model's own operators against a large product of matrices in the same process."""
+    if not (rank.flops and rank.matmul_gflops and compute_ms > 0):
+        return None
+    return rank.flops / (compute_ms * 1e6) / rank.matmul_gflops
+
+
+def _why(
+    verdict: str, ranks: tuple[Rank, ...], step: float, shares: list[Share], proofs: dict[str, Proof]
+) -> list[str]:
+    first = ranks[0]
+    top = next(s for s in shares if s.cause == verdict)
+    lines = [f"{top.share:.0%} of a step ({top.ms:.3g} of {step:.3g} ms) goes into {top.in_words}."]
+    shown = {"data": "cached_batch", "communication": "no_sync", "straggler": "no_sync", "logging": "muted"}
+    found = proofs.get(shown.get(verdict, ""))
+    if found is not None:
+        what = {"cached_batch": "the same batch again and again", "no_sync": "no exchange between ranks",
+                "muted": "output left out"}[found.trial]  # fmt: skip
+        lines.append(
+            f"With {what} a step took {found.without_ms:.3g} ms in place of {found.plain_ms:.3g}: "
+            f"{found.saved_ms:.3g} less ({found.low_ms:.3g} to {found.high_ms:.3g})."
+        )
+    if verdict == "data" and first.fetch is not None:
+        kind = "waiting" if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
+        where = (
+            f"in {first.loader.workers} workers" if first.loader and first.loader.workers else "in the training process"
+        )
+        lines.append(
+            f"A sample takes {first.fetch.sample_wall_ms:.3g} ms {where}, mostly {kind}; "
+            f"a batch's collate {first.fetch.collate_ms:.3g} ms."
+        )
+    part = {"own_code": "other"}.get(verdict, verdict)
+    seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
+    lines += [_line(line) for line in seen]
+    return lines
+
+
+def _line(line: Line) -> str:
+    called = f", in {line.called}" if line.called else ""
+    return f"{line.share:.0%} of that was seen at {line.line}{called}."
+
+
+def _warnings(recording: Recording) -> list[str]:
+    ranks = recording.ranks
+    warnings = []
+    if recording.exit_code not in (0, None):
+        warnings.append(f"the command ended with exit code {recording.exit_code}; what it did before is counted.")
+    if not all(r.complete for r in ranks):
+        warnings.append("a process was killed: its last moments may be missing.")
+    if len(ranks) < ranks[0].world_size:
+        warnings.append(f"{len(ranks)} of {ranks[0].world_size} ranks were recorded here.")
+    fewest = min(r.steps for r in ranks)
+    if fewest < 20:
+        warnings.append(f"only {fewest} steps were counted.")
+    if max(r.allocator_retries for r in ranks):
+        warnings.append("the memory allocator had to retry: memory is nearly full, a smaller batch may be faster.")
+    return warnings

@@ -1,0 +1,129 @@
+"""A step's milliseconds by cause: what the parts of the trail and the interventions say together. They add up to the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainpace.diagnose.interventions import LONGEST_LAUNCH_MS, fixed_ms, of_trial, own_pace_ms, part_ms, proof
+from trainpace.watch.recording import Rank
+
+STRAGGLES = 0.05
+"""A rank whose own pace is so much behind the others' mean makes them wait."""
+
+CAUSES = (
+    "data", "host_to_device", "launch", "compute", "optimizer", "communication", "straggler", "logging", "checkpoint",
+    "evaluation", "own_code", "trainpace",
+)  # fmt: skip
+IN_WORDS = {
+    "data": "waiting for data",
+    "host_to_device": "copies to the device",
+    "launch": "host overhead (launching operators)",
+    "compute": "computing",
+    "optimizer": "the optimizer",
+    "communication": "exchange between ranks",
+    "straggler": "waiting for the slowest rank",
+    "logging": "logging and synchronisation",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "own_code": "the script's own code between these",
+    "trainpace": "this recording",
+}
+
+
+class Split(NamedTuple):
+    """Mean milliseconds a step by cause, over the ranks that wait for the slowest, if there is one, else over all; which
+    causes an intervention has shown."""
+
+    by_cause: dict[str, float]
+    proved: frozenset[str]
+    slowest_rank: int | None
+
+
+def split(ranks: Sequence[Rank]) -> Split:
+    """Divide the step of these ranks. Without interventions, exchange hidden in backward is taken from DDP's own counters,
+    and launching cannot be told from computing."""
+    proved = set()
+    paces = own_pace_ms(ranks)
+    others, slowest, straggler = ranks, None, 0.0
+    if paces is not None and len(ranks) > 1:
+        last = paces.index(max(paces))
+        rest = [pace for i, pace in enumerate(paces) if i != last]
+        behind = paces[last] - math.fsum(rest) / len(rest)
+        if behind > STRAGGLES * paces[last]:
+            others, slowest, straggler = [r for r in ranks if r is not ranks[last]], ranks[last].rank, behind
+    parts = {part: math.fsum(r.parts_ms[part] for r in others) / len(others) for part in ranks[0].parts_ms}
+    communication = parts["communication"]
+    if paces is not None and len(ranks) > 1:
+        plain = [math.fsum(b.step_ms for b in of_trial(r, "plain")) / len(of_trial(r, "plain")) for r in ranks]
+        found = proof(ranks, "no_sync")
+        assert found is not None
+        if found.low_ms > 0 or not communication:  # noise may hide what blocking calls show
+            communication = max(0.0, math.fsum(plain) / len(plain) - max(paces))
+            proved |= {"communication", "straggler"}
+    elif ranks[0].ddp:
+        communication += _exposed_by_ddp(ranks)
+    waiting = communication + straggler
+    forward, backward, optimizer = _take(
+        waiting - parts["communication"], parts["forward"], parts["backward"], parts["optimizer"]
+    )
+    computing = forward + backward
+    launch = 0.0
+    operators = [r.operators for r in others if r.operators]
+    in_backward = [_waiting_in_blocks(r, waiting - parts["communication"]) for r in others]
+    fixed = [f for r, w in zip(others, in_backward, strict=True) if (f := fixed_ms(r, w)) is not None]
+    if fixed:
+        proved |= {"launch", "compute"}
+        launch = min(math.fsum(fixed) / len(fixed), computing)
+        if operators:
+            launch = min(launch, operators[0] * LONGEST_LAUNCH_MS)
+    for cause, trial in (("data", "cached_batch"), ("logging", "muted")):
+        if proof(ranks, trial) is not None:
+            proved.add(cause)
+    by_cause = {
+        "data": parts["data"] + parts["loader_start"],
+        "host_to_device": parts["host_to_device"],
+        "launch": launch,
+        "compute": computing - launch,
+        "optimizer": optimizer,
+        "communication": communication,
+        "straggler": straggler,
+        "logging": parts["logging"] + parts["synchronisation"],
+        "checkpoint": parts["checkpoint"],
+        "evaluation": parts["evaluation"],
+        "own_code": parts["other"],
+        "trainpace": parts["trainpace"],
+    }
+    surplus = math.fsum(by_cause.values()) - math.fsum(parts.values())
+    if surplus > 0:  # ranks waited in parts that are not the model's
+        by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)
+    return Split(by_cause, frozenset(proved), slowest)
+
+
+def _waiting_in_blocks(rank: Rank, waiting_ms: float) -> float:
+    """What of a step's waiting is left in its forward and backward."""
+    inside = part_ms(rank, "plain", "forward", "backward")
+    return min(max(0.0, waiting_ms), inside or 0.0)
+
+
+def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
+    """Communication that backward did not hide, by DistributedDataParallel's counters (nanoseconds a backward)."""
+    exposed = []
+    for rank in ranks:
+        whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get("avg_backward_compute_comm_overlap_time", 0)
+        exposed.append(max(0.0, whole / 1e6) * max(1.0, rank.micro_steps))
+    return min(math.fsum(exposed) / len(exposed), math.fsum(r.parts_ms["backward"] for r in ranks) / len(ranks))
+
+
+def _take(waiting: float, forward: float, backward: float, optimizer: float) -> tuple[float, float, float]:
+    """Waiting that is no part of its own lies in backward first, then in forward (gathered parameters) and the optimizer.
+    Less than nothing: collectives' own time that would have been spent computing anyway, given back to backward."""
+    if waiting < 0:
+        return forward, backward - waiting, optimizer
+    values = []
+    for part in (backward, forward, optimizer):
+        taken = min(part, waiting)
+        waiting -= taken
+        values.append(part - taken)
+    return values[1], values[0], values[2]

@@ -1,0 +1,188 @@
+"""A measured loader for the terminal and as JSON: its settings, the parts of a sample, the verdict, and what next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trainpace.datapath.loader_advice import LoaderAdvice
+from trainpace.datapath.loader_records import LoaderMeasurement, LoaderPoint, Stage
+from trainpace.records import to_jsonable
+from trainpace.report.terminal import print_lines, print_table
+from trainpace.units import format_duration, format_number
+
+_WORTH_PRECOMPUTING = 0.2
+_SMALL_SHARE = 0.02
+_BUSY_SHARE = 0.1
+
+
+def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
+    """The workers' table, the sample's table, where the time goes, the verdict and the next step."""
+    title = f"{m.target}: {m.dataset} of {m.length:,} samples, batch {m.batch_size}, {m.cores:g} cores, loader alone"
+    columns = ["workers", "batch ms", "90 % of repeats", "samples/s", "model ms", "start-up s"]
+    columns += [] if a.compute_ms is None else ["step ms"]
+    print_table(columns, [_cells(p, a) for p in m.points], title=title)
+    if m.stages:
+        print_table(["in a sample", "ms", "share", "CPU ms", "offline?"], _stage_rows(m.stages))
+    print_lines(_sample_in_words(m), *_variants_in_words(m), verdict(m, a) + _doubt(m, a), next_step(m, a))
+
+
+def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    """One sentence or two: who waits for whom, and what other settings save."""
+    saved = f"{format_duration(abs(a.saved_s_per_epoch))} an epoch ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
+    if a.compute_ms is None:
+        rate = f"{_workers(a.workers)} the loader alone gives {format_number(1e3 * m.batch_size / a.step_ms)} samples/s"
+        if a.worth_it:
+            rate += f", {a.now_ms / a.step_ms:.1f} times what {_workers(a.workers_now)} give"
+        hidden = (
+            "" if a.workers == 0 else f" A step that computes for more than {format_number(a.step_ms)} ms hides it."
+        )
+        more = (
+            "" if a.worth_it or len(m.points) == 1 else f" Other numbers of workers would save {_or_nothing(a, saved)}."
+        )
+        return f"Verdict: with {rate}.{hidden}{more}"
+    data_ms = max(0.0, a.now_ms - a.compute_ms)
+    who = (
+        f"Verdict: with {_workers(a.workers_now)} a step takes {format_number(a.now_ms)} ms, of which"
+        f" {format_number(data_ms)} ms ({data_ms / a.now_ms:.0%}) is waiting for data."
+    )
+    if a.worth_it:
+        return f"{who} With {_workers(a.workers)} it takes {format_number(a.step_ms)} ms: saves {saved}, start-up included."
+    if len(m.points) == 1:
+        return who
+    return f"{who} No: other numbers of workers save {_or_nothing(a, saved)}."
+
+
+def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    """What to change, or that nothing is to be changed."""
+    said = []
+    if a.workers != a.workers_now:
+        kept = ", persistent_workers=True" if a.keep_workers else ""
+        said.append(f"DataLoader(..., num_workers={a.workers}{kept})")
+    elif a.keep_workers:
+        said.append(
+            f"persistent_workers=True, for starting the workers takes {format_duration(a.startup_s)} of every epoch"
+        )
+    waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
+    if waiting and a.offline_share > _WORTH_PRECOMPUTING:
+        said.append(
+            f"trainpace precompute, which could take up to {format_number(a.offline_ms)} ms ({a.offline_share:.0%}) off every"
+            " sample, less what reading it back costs"
+        )
+    elif waiting and a.limit == "cores" and (slowest := _slowest(m)) is not None:
+        said.append(
+            f"the cores are full, so make {slowest.name} cheaper: it is {_share(slowest, m.stages):.0%} of a sample"
+        )
+    return f"Next: {'; then '.join(said)}." if said else "Next: nothing to gain from the loader; look at the compute."
+
+
+def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
+    """The twin of the printed measurement."""
+    return {
+        **to_jsonable(m),
+        "samples_per_second": {str(p.workers): p.samples_per_second for p in m.points},
+        "advice": msgspec.to_builtins(a, str_keys=True),
+        "verdict": verdict(m, a),
+        "next": next_step(m, a),
+    }
+
+
+def _cells(p: LoaderPoint, a: LoaderAdvice) -> list[str]:
+    spread = (
+        "" if p.interval_ms is None else f"{format_number(p.interval_ms.low)} to {format_number(p.interval_ms.high)}"
+    )
+    mark = " ◀" if p.workers == a.workers else ""
+    cells = [
+        f"{p.workers}{mark}", format_number(p.batch_ms), spread, format_number(p.samples_per_second),
+        "" if p.predicted_ms is None else format_number(p.predicted_ms), f"{p.startup_s:.2f}" if p.workers else "",
+    ]  # fmt: skip
+    return cells if a.compute_ms is None else [*cells, format_number(a.step_ms_by_workers[p.workers])]
+
+
+def _stage_rows(stages: tuple[Stage, ...]) -> list[list[str]]:
+    rows = []
+    for s in stages:
+        online = (
+            "no: random"
+            if s.random
+            else "no: after a random one"
+            if s.kind != "function"
+            else "no: the sample is random"
+        )
+        cpu = "" if s.cpu_ms is None else format_number(s.cpu_ms)
+        name = f"{s.name} ({s.kind})" if s.kind not in ("", "function", "transform", "transforms") else s.name
+        rows.append([name, format_number(s.wall_ms), f"{_share(s, stages):.0%}", cpu, "yes" if s.offline else online])
+    return rows
+
+
+def _sample_in_words(m: LoaderMeasurement) -> str:
+    s = m.sample
+    parts = [f"{format_number(min(s.cpu_ms, s.wall_ms))} ms of computing"]
+    if s.wait_ms > _SMALL_SHARE * s.wall_ms:
+        parts.append(f"{format_number(s.wait_ms)} ms of waiting")
+    if s.fetch_ms is not None:
+        parts.append(
+            f"{format_number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in memory"
+        )
+    note = f" Note: {s.note}" if s.note else _fits(m)
+    if s.delayed_ms > _BUSY_SHARE * s.wall_ms:
+        note += f" Other work on this machine kept it from a core for {format_number(s.delayed_ms)} ms more."
+    return f"A sample takes {', '.join(parts)} ({s.samples} samples, one thread).{note}"
+
+
+def _fits(m: LoaderMeasurement) -> str:
+    whole_gib = m.sample.file_bytes * m.length / 2**30
+    if m.sample.cold_wall_ms is None or m.memory_gib is None or not whole_gib:
+        return ""
+    if whole_gib < 0.5 * m.memory_gib:
+        return f" All files together are about {whole_gib:.2g} GiB, so after the first epoch memory holds them."
+    return f" All files together are about {whole_gib:.2g} GiB, more than memory keeps: every epoch reads them anew."
+
+
+def _variants_in_words(m: LoaderMeasurement) -> list[str]:
+    if len(m.variants) < 2:
+        return []
+    base, others = m.variants[0], m.variants[1:]
+    said = []
+    for p in others:
+        gain = p.samples_per_second / base.samples_per_second - 1
+        what = (
+            f"batch {p.batch_size}" if p.batch_size != base.batch_size else
+            f"prefetch_factor={p.prefetch_factor}" if p.prefetch_factor != base.prefetch_factor else "pin_memory=True"
+        )  # fmt: skip
+        said.append(f"{what} {100 * gain:+.0f} %{'' if _beyond_noise(base, p) else ' (noise)'}")
+    return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(said)}."]
+
+
+def _beyond_noise(a: LoaderPoint, b: LoaderPoint) -> bool:
+    """Whether one more run of `a`, at its own batch size, should not give what `b` gave a sample."""
+    if a.interval_ms is None:
+        return True
+    as_batch_of_a = b.batch_ms * a.batch_size / b.batch_size
+    return not a.interval_ms.low <= as_batch_of_a <= a.interval_ms.high
+
+
+def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
+    if m.sample.delayed_ms > _BUSY_SHARE * m.sample.wall_ms:
+        return " Other work runs on this machine: measure again without it."
+    if a.workers == a.workers_now or _beyond_noise(m.point(a.workers_now), m.point(a.workers)):
+        return ""
+    return " Repeats differ by as much: measure again when nothing else runs."
+
+
+def _slowest(m: LoaderMeasurement) -> Stage | None:
+    return max(m.stages, key=lambda s: s.wall_ms, default=None)
+
+
+def _share(stage: Stage, stages: tuple[Stage, ...]) -> float:
+    total = sum(s.wall_ms for s in stages)
+    return stage.wall_ms / total if total else 0.0
+
+
+def _or_nothing(a: LoaderAdvice, saved: str) -> str:
+    return saved if a.saved_s_per_epoch > 0 else "nothing"
+
+
+def _workers(count: int) -> str:
+    return "no workers" if count == 0 else "1 worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,167 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from diagnose.recordings import block, fetch, loader, rank, recording
+from trainpace.diagnose import diagnose
+from trainpace.errors import TrainpaceError
+from trainpace.watch.inside.trail import PARTS
+
+
+def by_cause(d):
+    return {s.cause: s.ms for s in d.shares}
+
+
+def saving(d, words):
+    (found,) = [a for a in (*d.advice, *d.not_worth) if words in a.title]
+    return found.saves_ms
+
+
+def test_data_bound():
+    blocks = [block("plain", data=16, forward=2, backward=3), block("cached_batch", forward=2, backward=3)] * 3
+    r = rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())
+    d = diagnose(recording(r), epochs=10)
+    assert d.verdict == "data"
+    assert d.proofs[0].saved_ms == pytest.approx(16)
+    # the fewest workers within 3 % of the best: four make a batch in 4 ms, within the step's 5
+    assert saving(d, "4 loader workers instead of 0") == pytest.approx(16)
+    assert saving(d, "offline") == pytest.approx(16)
+    assert d.seconds_an_epoch(16) == pytest.approx(1.6)
+
+
+def test_no_more_workers_than_cores_help_where_samples_compute():
+    blocks = [block("plain", data=16, forward=5), block("cached_batch", forward=5)] * 3
+    r = rank(data=16, forward=5, blocks=blocks, loader=loader(), fetch=fetch(), cpus=2)
+    d = diagnose(recording(r))
+    # 21 ms of work of which each step's 5 are the training's: two cores need 10.5
+    assert saving(d, "instead of 0") == pytest.approx(10.5)
+
+
+def test_waiting_samples_gain_by_more_workers_than_cores():
+    blocks = [block("plain", data=60, forward=5), block("cached_batch", forward=5)] * 3
+    r = rank(data=60, forward=5, blocks=blocks, loader=loader(workers=1), fetch=fetch(4, 0.1, in_workers=True), cpus=2)
+    d = diagnose(recording(r))
+    assert saving(d, "instead of 1") > 55
+
+
+def test_it_says_no_where_workers_gain_nothing():
+    blocks = [block("plain", data=0.1, forward=30), block("cached_batch", forward=30)] * 3
+    r = rank(data=0.1, forward=30, blocks=blocks, loader=loader(workers=2), fetch=fetch(0.2, 0.2, in_workers=True))
+    d = diagnose(recording(r))
+    assert d.verdict == "compute"
+    assert d.advice == ()
+    assert any("worker" in a.title for a in d.not_worth)
+
+
+def few_and_full(few, full, rounds=2):
+    return [block("plain", forward=full)] * 3 + [
+        block("few_samples", forward=few),
+        block("cached_batch", forward=full),
+    ] * rounds
+
+
+def test_time_that_a_small_batch_does_not_shorten_is_launching():
+    r = rank(forward=10, blocks=few_and_full(9, 10), operators=2000)
+    causes = by_cause(diagnose(recording(r)))
+    assert causes["launch"] == pytest.approx(9 - 2 / 14, abs=0.01)
+    assert causes["launch"] + causes["compute"] == pytest.approx(10)
+
+
+def test_few_large_operators_compute_even_if_a_small_batch_does_not_shorten_them():
+    r = rank(forward=10, blocks=few_and_full(9, 10), operators=30)  # a dense gradient of a large embedding
+    d = diagnose(recording(r))
+    assert d.verdict == "compute"
+    assert by_cause(d)["launch"] == pytest.approx(0.6)
+
+
+def two_ranks(first, second, plain, free_first, free_second, **more):
+    ranks = []
+    for i, (own, free) in enumerate(((first, free_first), (second, free_second))):
+        blocks = [block("plain", **plain[i]), block("no_sync", **free)] * 3
+        ranks.append(rank(i, 2, blocks=blocks, **own, **more))
+    return ranks
+
+
+def test_exchange_that_backward_hides_from_view_is_found():
+    own = {"forward": 10, "backward": 90}
+    ranks = two_ranks(own, own, [own, own], {"forward": 10, "backward": 30}, {"forward": 10, "backward": 30})
+    d = diagnose(recording(*ranks))
+    assert d.verdict == "communication"
+    assert by_cause(d)["communication"] == pytest.approx(60)
+    assert by_cause(d)["compute"] == pytest.approx(40)
+    assert saving(d, "twice as many micro-steps") == pytest.approx(30)
+
+
+def test_accumulation_without_no_sync_exchanges_too_often():
+    own = {"forward": 10, "backward": 90}
+    free = {"forward": 10, "backward": 30}
+    ranks = two_ranks(own, own, [own, own], free, free, micro_steps=4.0)
+    assert saving(diagnose(recording(*ranks)), "once a step") == pytest.approx(45)
+    ranks = two_ranks(own, own, [own, own], free, free, micro_steps=4.0, skips_sync=True)
+    assert not [a for a in diagnose(recording(*ranks)).advice if "once a step" in a.title]
+
+
+def test_a_straggler_is_named():
+    fast, slow = {"forward": 10, "backward": 60}, {"forward": 50, "backward": 20}
+    ranks = two_ranks(fast, slow, [fast, slow], {"forward": 10, "backward": 18}, {"forward": 50, "backward": 18})
+    d = diagnose(recording(*ranks))
+    assert d.verdict == "straggler"
+    assert by_cause(d)["straggler"] == pytest.approx(40)
+    assert by_cause(d)["communication"] == pytest.approx(2)
+    (advice,) = [a for a in d.advice if a.cause == "straggler"]
+    assert "rank 1" in advice.title
+    assert "40 of them in forward" in advice.how
+
+
+def test_without_interventions_ddps_own_counters_are_taken():
+    ddp = {"avg_backward_comm_time": 70e6, "avg_backward_compute_comm_overlap_time": 10e6}
+    d = diagnose(recording(*(rank(i, 2, forward=10, backward=90, ddp=ddp) for i in range(2))))
+    assert d.verdict == "communication"
+    assert by_cause(d)["communication"] == pytest.approx(60)
+    assert not any(s.proved for s in d.shares)
+
+
+@given(st.fixed_dictionaries({p: st.floats(0, 100) for p in PARTS}), st.floats(0.01, 50))
+def test_shares_add_up_to_the_step(ms, forward):
+    ms["forward"] += forward
+    d = diagnose(recording(rank(**ms)))
+    assert sum(s.ms for s in d.shares) == pytest.approx(sum(ms.values()))
+    assert all(s.ms >= 0 for s in d.shares)
+    assert d.shares[0].ms == max(s.ms for s in d.shares)
+    assert all(0 <= a.saves_ms <= a.ceiling_ms * 1.001 + 1e-9 for a in (*d.advice, *d.not_worth) if a.cause != "launch")
+
+
+@pytest.mark.parametrize("cause", ["logging", "checkpoint", "evaluation", "optimizer", "host_to_device"])
+def test_parts_of_their_own_are_verdicts(cause):
+    d = diagnose(recording(rank(**{cause: 20}, forward=5, backward=5)))
+    assert d.verdict == cause
+    assert d.shares[0].ms == pytest.approx(20)
+
+
+def test_the_loaders_start_is_data_with_advice_of_its_own():
+    d = diagnose(recording(rank(loader_start=20, forward=5, loader=loader(workers=2), fetch=fetch(in_workers=True))))
+    assert d.verdict == "data"
+    assert saving(d, "keep the loader's workers") == pytest.approx(20)
+
+
+def test_the_better_optimizer_is_the_measured_one():
+    variants = {"as it is": 8.0, "fused": 2.0, "foreach": 7.9}
+    d = diagnose(recording(rank(forward=1, backward=1, optimizer_variants_ms=variants)))
+    assert not [a for a in d.advice if a.cause == "optimizer"]  # nothing is spent there
+    r = rank(forward=1, backward=1, optimizer=8, optimizer_variants_ms=variants)
+    d = diagnose(recording(replace(r, optimizer="AdamW")))
+    assert d.verdict == "optimizer"
+    assert d.advice[0].title == "AdamW(fused)"
+    assert d.advice[0].saves_ms == pytest.approx(6)
+
+
+def test_a_run_without_steps_says_what_was_seen():
+    with pytest.raises(TrainpaceError, match=r"no training step.*3 model calls.*exit code 1"):
+        diagnose(recording(seen="seen: 3 model calls.", exit_code=1))
+
+
+def test_what_is_odd_is_said():
+    d = diagnose(recording(rank(world_size=4, forward=5, complete=False, allocator_retries=3.0), exit_code=1))
+    said = " ".join(d.warnings)
+    assert all(words in said for words in ("exit code 1", "killed", "1 of 4 ranks", "memory"))

@@ -1,0 +1,175 @@
+"""Every nanosecond of a step is charged to one part."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.watch.inside import recorder as module
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import (
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    EVALUATION,
+    FORWARD,
+    LOGGING,
+    OPTIMIZER,
+    OTHER,
+    PARTS,
+    Span,
+    Step,
+    TrailWriter,
+    read_trail,
+)
+
+
+class Clock:
+    """Runs when told to."""
+
+    now = 1000
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "now_ns", clock)
+    return clock
+
+
+def recorder(tmp_path):
+    return Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+
+
+def steps_of(recorder):
+    recorder.trail.flush()
+    with open(recorder.trail.path, "rb") as file:
+        return [r for r in read_trail(file.read())[1] if isinstance(r, Step)]
+
+
+def spend(recorder, clock, part, ns):
+    depth = recorder.enter(part)
+    clock.now += ns
+    recorder.leave(depth, "x")
+
+
+def test_nested_parts_are_charged_for_their_own_time_only(tmp_path, clock):
+    r = recorder(tmp_path)
+    depth = r.enter(OPTIMIZER)  # as Lightning does: the closure runs within the optimizer's step
+    clock.now += 5
+    spend(r, clock, FORWARD, 20)
+    spend(r, clock, BACKWARD, 30)
+    clock.now += 7
+    r.leave(depth, "AdamW")
+    clock.now += 3
+    r.ends_step()
+    (step,) = steps_of(r)
+    spent = {PARTS[i]: ns for i, ns in enumerate(step.parts_ns) if ns}
+    assert spent == {"optimizer": 12, "forward": 20, "backward": 30, "other": 3}
+
+
+@given(events=st.lists(st.tuples(st.integers(0, len(PARTS) - 1), st.integers(0, 50), st.integers(0, 3)), max_size=30))
+def test_parts_add_up_to_the_step_whatever_happens(events, tmp_path_factory):
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "now_ns", clock)
+        r = recorder(tmp_path_factory.mktemp("r"))
+        depths = []
+        for part, ns, what in events:
+            if what == 0 or not depths:
+                depths.append(r.enter(part))
+            elif what == 1:
+                r.leave(depths.pop(), "x")
+            elif what == 2:
+                r.begins_batch()
+            else:
+                r.begins_forward(part % 2 == 0)
+            clock.now += ns
+        r.ends_step()
+        clock.now += 11
+        r.ends_step()
+        steps = steps_of(r)
+    assert [sum(s.parts_ns) for s in steps] == [s.end_ns - s.start_ns for s in steps]
+    assert all(ns >= 0 for s in steps for ns in s.parts_ns)
+
+
+def test_an_exception_leaves_nothing_behind(tmp_path, clock):
+    r = recorder(tmp_path)
+    depth = r.enter(FORWARD)
+    r.enter(LOGGING)  # never left
+    clock.now += 10
+    r.leave(depth, "Net")
+    assert r.part == OTHER
+    clock.now += 2
+    r.ends_step()
+    assert steps_of(r)[0].parts_ns[OTHER] == 2
+
+
+def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
+    r = recorder(tmp_path)
+    for evaluating, fetch in ((False, 10), (True, 20), (True, 20), (False, 10)):
+        r.begins_batch()
+        spend(r, clock, DATA, fetch)
+        clock.now += 1  # the script's own code between
+        r.begins_forward(evaluating)
+        spend(r, clock, FORWARD, 100)
+    r.ends_step()
+    (step,) = steps_of(r)
+    assert step.parts_ns[EVALUATION] == 2 * 121
+    assert step.parts_ns[DATA] == 20
+    assert step.parts_ns[FORWARD] == 200
+
+
+def test_what_runs_within_a_checkpoint_counts_as_it(tmp_path, clock):
+    r = recorder(tmp_path)
+    depth = r.enter(CHECKPOINT)
+    spend(r, clock, LOGGING, 40)  # fsync
+    r.leave(depth, "torch.save")
+    r.ends_step()
+    (step,) = steps_of(r)
+    assert (step.parts_ns[CHECKPOINT], step.parts_ns[LOGGING]) == (40, 0)
+
+
+def test_a_wrapped_function_answers_and_raises_as_before(tmp_path, clock):
+    r = recorder(tmp_path)
+
+    def divide(a, b):
+        return a / b
+
+    wrapped = r.wraps(divide, FORWARD, "divide")
+    assert wrapped(6, b=3) == 2
+    with pytest.raises(ZeroDivisionError):
+        wrapped(1, 0)
+    assert r.part == OTHER
+
+
+def test_other_threads_leave_spans_but_do_not_count(tmp_path, clock):
+    import threading
+
+    r = recorder(tmp_path)
+
+    def save():
+        clock.now += 50
+
+    thread = threading.Thread(target=r.wraps(save, CHECKPOINT, "save"))
+    thread.start()
+    thread.join()
+    r.ends_step()
+    r.trail.flush()
+    read = read_trail((tmp_path / "a.trail").read_bytes())[1]
+    assert [s.part for s in read if isinstance(s, Span)] == [CHECKPOINT]
+    assert next(s for s in read if isinstance(s, Step)).parts_ns[CHECKPOINT] == 0
+
+
+def test_spans_stop_after_the_first_steps_and_come_back_now_and_then(tmp_path, clock):
+    r = recorder(tmp_path)
+    on = []
+    for _ in range(1015):
+        on.append(r.spans_on)
+        r.ends_step()
+    assert on[299]
+    assert not on[300]
+    assert on[1000]
+    assert not on[1010]

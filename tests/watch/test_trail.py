@@ -1,0 +1,69 @@
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, read_trail
+
+ns = st.integers(0, 2**62)
+STEPS = st.builds(
+    Step, trial=st.integers(0, 6), micro_steps=st.integers(0, 65535), number=st.integers(0, 2**31), start_ns=ns, end_ns=ns,
+    samples=st.integers(0, 2**31), reserved_gib=st.just(0.5), device_busy_ms=st.just(0.0), allocator_retries=st.just(2.0),
+    parts_ns=st.tuples(*[ns] * len(PARTS)),
+)  # fmt: skip
+FETCHES = st.builds(
+    Fetch, worker=st.integers(-1, 100), samples=st.integers(0, 10**6), start_ns=ns, end_ns=ns, cpu_ns=ns, collate_ns=ns
+)
+NOTES = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=3).filter(
+    lambda d: "name" not in d
+)
+
+
+def written(path, records):
+    writer = TrailWriter(str(path), {"role": "process"})
+    for record in records:
+        {Step: writer.step, Fetch: writer.fetch, dict: writer.note}[type(record)](record)
+    writer.flush()
+    return path.read_bytes()
+
+
+@given(records=st.lists(STEPS | FETCHES | NOTES, max_size=12))
+def test_what_is_written_is_read(records, tmp_path_factory):
+    header, read = read_trail(written(tmp_path_factory.mktemp("trail") / "a.trail", records))
+    assert header["role"] == "process"
+    assert read == records
+
+
+@given(records=st.lists(STEPS | FETCHES | NOTES, min_size=1, max_size=6), cut=st.integers(1, 150))
+def test_a_trail_that_was_cut_off_is_read_up_to_there(records, cut, tmp_path_factory):
+    whole = written(tmp_path_factory.mktemp("trail") / "a.trail", records)
+    first = whole.index(b"\n") + 1
+    read = read_trail(whole[: max(first, len(whole) - cut)])[1]
+    assert read == records[: len(read)]
+    assert len(read) < len(records)
+
+
+def test_names_of_spans_are_numbered_once(tmp_path):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    for _ in range(3):
+        writer.span(4, 0, "Net", 0, 5, 9)
+    writer.flush()
+    read = read_trail((tmp_path / "a").read_bytes())[1]
+    assert read == [{"name": "Net", "number": 1}] + [Span(4, 0, 1, 0, 5, 9)] * 3
+
+
+@pytest.mark.parametrize("data", [b"", b"{}\n", b"no json\n", b'{"trail": 99}\n', b'{"trail": 1}\nXYZ'])
+def test_other_files_are_refused(data):
+    with pytest.raises(ValueError, match="."):
+        read_trail(data)
+
+
+def test_a_full_disk_ends_the_trail_and_nothing_else(tmp_path):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    os.close(writer._file)  # writing now fails as it does on a full disk
+    writer.note({"a": 1})
+    writer.flush()
+    writer.note({"b": 2})
+    writer.flush()
+    assert read_trail((tmp_path / "a").read_bytes())[1] == []

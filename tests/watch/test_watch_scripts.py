@@ -1,0 +1,227 @@
+"""Real scripts under the real recorder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import load
+from trainpace.watch.command import environment, watch
+from trainpace.watch.recording import read_recording
+from trainpace.workload import Workload
+from watch.scripts import losses, script, watched
+
+
+def test_a_plain_script_is_recorded_and_trains_the_same(tmp_path, monkeypatch):
+    path = script(tmp_path, sleep_s=0.001)
+    code, recording, watched_losses = watched(path, monkeypatch)
+    assert code == 0
+    assert watched_losses == losses(path)
+    (rank,) = recording.ranks
+    assert rank.steps == 45
+    assert sum(rank.parts_ms.values()) == pytest.approx(rank.step_ms, rel=1e-6)
+    assert rank.parts_ms["data"] > 8  # eight samples of a millisecond's sleep
+    assert rank.samples_per_step == 8
+    assert rank.optimizer == "AdamW"
+    assert rank.loader.samples_in_dataset == 192
+    assert rank.fetch.sample_wall_ms > 1 > rank.fetch.sample_cpu_ms
+    assert rank.lines[0].line.split()[0].endswith("train.py:10")
+
+
+def test_the_model_is_captured_as_a_workload(tmp_path, monkeypatch):
+    path = script(tmp_path)
+    watched(path, monkeypatch)
+    workload = load(tmp_path / "recording" / "workload.json", Workload)
+    assert workload.parameters == 16 * 64 + 64 + 64 * 4 + 4
+    assert workload.optimizer == "adamw"
+    flops = workload.form("fp32").operators.flops
+    assert flops.sum(axis=0)[-1] > 0
+
+
+def test_workers_tell_their_own_times(tmp_path, monkeypatch):
+    path = script(tmp_path, sleep_s=0.002, workers=2)
+    code, recording, watched_losses = watched(path, monkeypatch)
+    assert code == 0
+    assert watched_losses == losses(path)
+    (rank,) = recording.ranks
+    assert rank.fetch.in_workers
+    assert rank.fetch.sample_wall_ms > 2
+    assert rank.parts_ms["loader_start"] > 0
+    assert len(list((tmp_path / "recording").glob("worker-*"))) == 4  # two workers, two epochs
+
+
+EXTRA = """
+if len(losses) % 4 == 0:
+    torch.save(model.state_dict(), os.environ["LOSSES"] + ".pt")
+if len(losses) % 12 == 0:
+    model.eval()
+    with torch.no_grad():
+        for x, y in torch.utils.data.DataLoader(Data(), batch_size=64):
+            model(x)
+    model.train()
+print(loss.item(), file=sys.stderr)
+"""
+
+
+def test_evaluation_checkpoints_and_output_stand_apart(tmp_path, monkeypatch):
+    path = script(tmp_path, sleep_s=0.0005, extra=EXTRA)
+    code, recording, watched_losses = watched(path, monkeypatch)
+    assert code == 0
+    assert watched_losses == losses(path)
+    parts = recording.ranks[0].parts_ms
+    assert parts["evaluation"] > 192 * 0.5 / 12
+    assert parts["checkpoint"] > 0.02
+    assert parts["logging"] > 0
+    assert 4 < parts["data"] < parts["evaluation"]
+
+
+def test_a_killed_run_is_kept(tmp_path):
+    path = script(tmp_path, sleep_s=0.001, epochs=1000)
+    folder = tmp_path / "recording"
+    folder.mkdir()
+    (folder / "command.json").write_text(json.dumps({"command": ["x"], "seconds": None, "exit_code": None}))
+    process = subprocess.Popen(
+        [sys.executable, str(path)], env={**environment(folder, os.environ), "LOSSES": str(tmp_path / "l")}
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and sum(f.stat().st_size for f in folder.glob("*.trail")) < 20_000:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    recording = read_recording(folder)
+    assert recording.ranks[0].steps > 20
+    assert not recording.ranks[0].complete
+
+
+def run(tmp_path, text):
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    code = watch([sys.executable, str(path)], tmp_path / "recording")
+    return code, read_recording(tmp_path / "recording")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("print('no torch here')", "No Python process of this command imported torch"),
+        ("import torch", "no batch of a DataLoader, no model call, no optimizer step"),
+        ("import torch; m = torch.nn.Linear(2, 2)\nfor i in range(3): m(torch.ones(1, 2))", "3 model calls"),
+    ],
+)
+def test_a_script_that_never_steps_is_told_as_such(tmp_path, text, seen):
+    code, recording = run(tmp_path, text)
+    assert code == 0
+    assert recording.ranks == ()
+    assert seen in recording.seen
+
+
+def test_the_exit_code_is_the_scripts_own(tmp_path):
+    assert run(tmp_path, "import torch, sys; sys.exit(7)")[0] == 7
+
+
+def test_a_script_that_raises_is_recorded_up_to_there(tmp_path, monkeypatch):
+    path = script(tmp_path, extra="if len(losses) == 20: raise RuntimeError('no more')")
+    code, recording, _ = watched(path, monkeypatch)
+    assert code == 1
+    assert 15 <= recording.ranks[0].steps <= 20
+
+
+def test_a_command_that_is_not_there(tmp_path):
+    with pytest.raises(TrainpaceError, match="there is no command"):
+        watch(["no-such-command"], tmp_path / "r")
+
+
+def test_another_sitecustomize_still_runs(tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'")
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    code, _ = run(tmp_path, "import os, torch; assert os.environ['SEEN'] == 'yes'")
+    assert code == 0
+
+
+def test_lazy_modules_and_odd_models_are_no_trouble(tmp_path):
+    code, recording = run(
+        tmp_path,
+        """
+import torch
+from torch import nn
+model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(1))
+model(torch.ones(2, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(12):
+    optimizer.zero_grad()
+    model.forward(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+""",
+    )
+    assert code == 0
+    assert recording.ranks[0].steps > 5
+
+
+def test_trials_end_the_script_and_leave_its_checkpoints_alone(tmp_path, monkeypatch):
+    extra = "torch.save({'step': len(losses)}, os.environ['LOSSES'] + '.pt')"
+    path = script(tmp_path, sleep_s=0.001, epochs=50, extra=extra)
+    trials = {"block_steps": 4, "rounds": 2, "warm_up_steps": 6, "limit_s": 60}
+    code, recording, watched_losses = watched(path, monkeypatch, trials=trials)
+    assert code == 0
+    assert watched_losses is None  # it ended before its end
+    assert not list(tmp_path.glob("losses-watched*"))
+    (rank,) = recording.ranks
+    assert [b.trial for b in rank.blocks[:4]] == ["plain", "cached_batch"] * 2
+    plain, cached = rank.blocks[:2]
+    assert plain.parts_ms["data"] > 8 > 1 > cached.parts_ms["data"]
+    assert rank.operators > 10
+    assert rank.flops > 0
+    assert rank.matmul_gflops > 0.1
+    assert set(rank.optimizer_variants_ms) == {"as it is", "fused", "foreach"}
+
+
+DDP = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 512), nn.ReLU(), nn.Linear(512, 4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for i in range(60):
+    x = torch.randn(8, 16)
+    loss = nn.functional.cross_entropy(model(x), torch.zeros(8, dtype=torch.long))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+if dist.get_rank() == 0:
+    open(os.environ["LOSSES"], "w").write(repr(losses))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_every_rank_of_torchrun_is_recorded(tmp_path, monkeypatch):
+    path = tmp_path / "train.py"
+    path.write_text(DDP)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    code, recording, _ = watched(path, monkeypatch, *launcher)
+    assert code == 0
+    assert [r.rank for r in recording.ranks] == [0, 1]
+    assert all(r.world_size == 2 and r.wrapped == "DistributedDataParallel" for r in recording.ranks)
+    assert recording.ranks[0].ddp["avg_backward_comm_time"] > 0
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_the_same(tmp_path, monkeypatch):
+    path = script(tmp_path, epochs=1)
+    path.write_text(path.read_text().replace("optimizer =", "model = torch.compile(model)\n    optimizer =", 1))
+    code, recording, watched_losses = watched(path, monkeypatch)
+    assert code == 0
+    assert watched_losses == losses(path)
+    assert recording.ranks[0].parts_ms["forward"] > 0
