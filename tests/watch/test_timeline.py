@@ -48,7 +48,7 @@ def test_training_and_its_workers(tmp_path):
     timeline = timeline_of(tmp_path, range(10, 12))
     training, worker = timeline.lanes
     assert (timeline.first_step, timeline.last_step, timeline.duration_ms, timeline.after_s) == (10, 11, 20.0, 0.1)
-    assert [(s.index, s.start_ms, s.end_ms, s.trial) for s in training.steps] == [
+    assert [(s.number, s.start_ms, s.end_ms, s.trial) for s in training.steps] == [
         (10, 0, 10, "plain"),
         (11, 10, 20, "plain"),
     ]
@@ -220,7 +220,7 @@ def test_a_cut_off_trail_is_read_as_far_as_it_goes(tmp_path_factory, share):
             timeline_of(folder)
     else:
         (lane,) = timeline_of(folder, range(8)).lanes
-        assert [s.index for s in lane.steps] == list(range(whole))
+        assert [s.number for s in lane.steps] == list(range(whole))
         assert len(lane.bars) == 4 * whole
 
 

@@ -168,7 +168,7 @@ def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
     at = [min(width - 1, int(mark.start_ms / duration_ms * width)) for mark in lane.steps]
     row = [" "] * width
     for begin, end, mark in zip(at, (*at[1:], width), lane.steps, strict=True):
-        number = str(mark.index)
+        number = str(mark.number)
         shown = f"|{number}" if begin + len(number) < end else "|"
         row[begin : begin + len(shown)] = shown
     return "".join(row).rstrip()
@@ -264,7 +264,7 @@ def _marked(lane: Lane, left: float, scale: float, y: float, bottom: float) -> I
     at = [left + mark.start_ms * scale for mark in lane.steps]
     for i, (x, after) in enumerate(zip(at, (*at[1:], WIDTH - RIGHT), strict=True)):
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 8:.1f}" y2="{bottom:.1f}" stroke="var(--ink)" stroke-width="1"/>'
-        number = str(lane.steps[i].index)
+        number = str(lane.steps[i].number)
         texts = (f"step {number}", number) if i == 0 else (number,)
         text = next((t for t in texts if 7 * len(t) + 3 <= after - x), None)
         if text is not None:

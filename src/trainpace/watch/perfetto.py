@@ -114,7 +114,7 @@ def _step(r: Step, pid: int, shift_ns: int) -> Event:
     parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
     about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
     return _complete(
-        f"step {r.index}", "step", pid, STEPS, r.start_ns + shift_ns, r.end_ns + shift_ns - APART_NS, about
+        f"step {r.number}", "step", pid, STEPS, r.start_ns + shift_ns, r.end_ns + shift_ns - APART_NS, about
     )
 
 

@@ -43,7 +43,7 @@ class Bar(Record):
 class StepMark(Record):
     """Where one optimizer step lies, clipped to the window, and what it ran under."""
 
-    index: int
+    number: int
     start_ms: float
     end_ms: float
     trial: str
@@ -103,8 +103,8 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
     lanes = [lane for process in processes for lane in _lanes(process, window)]
     return Timeline(
         lanes=tuple(lanes),
-        first_step=chosen[0].index,
-        last_step=chosen[-1].index,
+        first_step=chosen[0].number,
+        last_step=chosen[-1].number,
         after_s=(window.start_ns - first.first_ns) / 1e9,
         duration_ms=(window.end_ns - window.start_ns) / 1e6,
         on_gpu=any(step.reserved_gib > 0 for step in chosen),
@@ -118,7 +118,7 @@ def _runs(steps: Iterable[Step]) -> list[list[Step]]:
     """Split where numbers are not consecutive: spans are not kept of every step."""
     runs: list[list[Step]] = []
     for step in steps:
-        if runs and step.index == runs[-1][-1].index + 1:
+        if runs and step.number == runs[-1][-1].number + 1:
             runs[-1].append(step)
         else:
             runs.append([step])
@@ -126,9 +126,9 @@ def _runs(steps: Iterable[Step]) -> list[list[Step]]:
 
 
 def _asked_for(detailed: Sequence[Step], asked: range) -> Sequence[Step]:
-    runs = _runs(step for step in detailed if step.index in asked)
+    runs = _runs(step for step in detailed if step.number in asked)
     if not runs:
-        kept = [f"{run[0].index} to {run[-1].index}" for run in _runs(detailed)]
+        kept = [f"{run[0].number} to {run[-1].number}" for run in _runs(detailed)]
         some = ", ".join(kept[:4]) + (f" and {len(kept) - 4} more stretches" if len(kept) > 4 else "")
         which = f"steps {asked[0]} to {asked[-1]} were" if len(asked) > 1 else f"step {asked.start} was"
         raise TrainpaceError(f"{which} not kept in detail.", f"These were: {some}.")
@@ -138,14 +138,14 @@ def _asked_for(detailed: Sequence[Step], asked: range) -> Sequence[Step]:
 def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
     """Of all windows of consecutive plain steps after the warm-up, the one nearest the middle that is not unusually long."""
     plain = [s for s in detailed if s.trial == 0] or list(detailed)
-    warm = [s for s in plain if s.index >= WARM_UP_STEPS] or plain
+    warm = [s for s in plain if s.number >= WARM_UP_STEPS] or plain
     runs = _runs(warm)
     size = min(STEPS_SHOWN, max(map(len, runs)))
     windows = [run[i : i + size] for run in runs for i in range(len(run) - size + 1)]
     lengths = sorted(w[-1].end_ns - w[0].start_ns for w in windows)
     usual = TYPICAL * lengths[len(lengths) // 2]
-    middle = warm[len(warm) // 2].index - size // 2
-    return min((w for w in windows if w[-1].end_ns - w[0].start_ns <= usual), key=lambda w: abs(w[0].index - middle))
+    middle = warm[len(warm) // 2].number - size // 2
+    return min((w for w in windows if w[-1].end_ns - w[0].start_ns <= usual), key=lambda w: abs(w[0].number - middle))
 
 
 # ---- lanes
@@ -158,7 +158,7 @@ def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
     if not steps:
         return
     marks = [
-        StepMark(index=s.index, start_ms=own.ms(s.start_ns), end_ms=own.ms(s.end_ns), trial=TRIALS[s.trial])
+        StepMark(number=s.number, start_ms=own.ms(s.start_ns), end_ms=own.ms(s.end_ns), trial=TRIALS[s.trial])
         for s in steps
     ]
     bars = tuple(_training_bars(process.path, steps, own))
