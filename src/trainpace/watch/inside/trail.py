@@ -11,7 +11,10 @@ import json
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import mmap
 
 VERSION = 1
 
@@ -130,15 +133,20 @@ def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | 
 
     Raises ValueError when this is no trail of this version.
     """
-    line, newline, rest = data.partition(b"\n")
-    header = json.loads(line) if newline else None
+    line, newline, _ = data.partition(b"\n")
+    return read_header(line + newline), list(records_from(data, len(line) + 1))
+
+
+def read_header(line: bytes) -> dict[str, Any]:
+    """The header of a trail, from its first line. Raises ValueError when this is no trail of this version."""
+    header = json.loads(line) if line.endswith(b"\n") else None
     if not isinstance(header, dict) or header.get("trail") != VERSION:
         raise ValueError("not a trail of this version")
-    return header, list(_records(rest))
+    return header
 
 
-def _records(data: bytes) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
-    at = 0
+def records_from(data: bytes | mmap.mmap, at: int) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
+    """The records from byte `at` on, one at a time; a record that was cut off at the end is left out."""
     while at < len(data):
         kind = data[at : at + 1]
         if kind == b"J":

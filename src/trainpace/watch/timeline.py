@@ -1,0 +1,291 @@
+"""Some steps of a watched run over time: what each rank's training does, and when each of its workers prepares a batch."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record
+from trainpace.watch.inside.recorder import KEEPS
+from trainpace.watch.inside.trail import (
+    EVALUATION,
+    FORWARD,
+    OTHER,
+    PARTS,
+    TRAINPACE,
+    TRIALS,
+    Fetch,
+    Span,
+    Step,
+)
+from trainpace.watch.recording import WARM_UP_STEPS
+from trainpace.watch.trails import Process, WorkerLane, read_processes, records_of
+
+STEPS_SHOWN = 10
+TYPICAL = 1.25
+"""A window is shown by itself when it takes at most so many times the median window: no evaluation dwarfs the rest."""
+
+
+class Bar(Record):
+    """A stretch of one part (of `PARTS`, or "fetch": a worker prepares a batch), in milliseconds after the window's start."""
+
+    part: str
+    name: str
+    start_ms: float
+    end_ms: float
+
+
+class StepMark(Record):
+    """Where one optimizer step lies, clipped to the window, and what it ran under."""
+
+    number: int
+    start_ms: float
+    end_ms: float
+    trial: str
+
+
+class Lane(Record):
+    """A row, its bars in order and none over another. Those of training fill every step; a worker's leave its idle time
+    free. `steps` are training's own."""
+
+    rank: int
+    kind: Literal["training", "worker"]
+    label: str
+    bars: tuple[Bar, ...]
+    steps: tuple[StepMark, ...] = ()
+
+    def ms_of(self, part: str) -> float:
+        """Milliseconds of a part in the window."""
+        return math.fsum(b.end_ms - b.start_ms for b in self.bars if b.part == part)
+
+
+class Timeline(Record):
+    """A window over steps `first_step` to `last_step` of the lowest rank. `after_s`: seconds from its first step's start to
+    the window's. `on_gpu`: bars tell when the host was busy, and the device goes on working after them."""
+
+    lanes: tuple[Lane, ...]
+    first_step: int
+    last_step: int
+    after_s: float
+    duration_ms: float
+    on_gpu: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks shown, in order."""
+        return tuple(sorted({lane.rank for lane in self.lanes}))
+
+
+class _Window(NamedTuple):
+    start_ns: int
+    end_ns: int
+
+    def ms(self, at_ns: int) -> float:
+        return (min(max(at_ns, self.start_ns), self.end_ns) - self.start_ns) / 1e6
+
+
+def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
+    """The timeline of a folder of trails: of the steps asked for, else of about ten typical ones in the middle.
+
+    Raises UnreadableInput for a folder without trails, TrainpaceError when no step, or none asked for, was kept in detail.
+    """
+    processes = read_processes(folder)
+    first = processes[0]
+    if not first.detailed:
+        raise TrainpaceError(f"no training step was recorded in {folder}.", "A timeline needs steps of an optimizer.")
+    chosen = _typical(first.detailed) if steps is None else _asked_for(first.detailed, steps)
+    window = _Window(chosen[0].start_ns, chosen[-1].end_ns)
+    lanes = [lane for process in processes for lane in _lanes(process, window)]
+    return Timeline(
+        lanes=tuple(lanes),
+        first_step=chosen[0].number,
+        last_step=chosen[-1].number,
+        after_s=(window.start_ns - first.first_ns) / 1e9,
+        duration_ms=(window.end_ns - window.start_ns) / 1e6,
+        on_gpu=any(step.reserved_gib > 0 for step in chosen),
+    )
+
+
+# ---- which steps
+
+
+def _runs(steps: Iterable[Step]) -> list[list[Step]]:
+    """Split where numbers are not consecutive: spans are not kept of every step."""
+    runs: list[list[Step]] = []
+    for step in steps:
+        if runs and step.number == runs[-1][-1].number + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return runs
+
+
+def _asked_for(detailed: Sequence[Step], asked: range) -> Sequence[Step]:
+    runs = _runs(step for step in detailed if step.number in asked)
+    if not runs:
+        kept = [f"{run[0].number} to {run[-1].number}" for run in _runs(detailed)]
+        some = ", ".join(kept[:4]) + (f" and {len(kept) - 4} more stretches" if len(kept) > 4 else "")
+        which = f"steps {asked[0]} to {asked[-1]} were" if len(asked) > 1 else f"step {asked.start} was"
+        raise TrainpaceError(f"{which} not kept in detail.", f"These were: {some}.")
+    return max(runs, key=len)
+
+
+def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
+    """Of all windows of consecutive plain steps after the warm-up, the one nearest the middle that is not unusually long."""
+    plain = [s for s in detailed if s.trial == 0] or list(detailed)
+    warm = [s for s in plain if s.number >= WARM_UP_STEPS] or plain
+    runs = _runs(warm)
+    size = min(STEPS_SHOWN, max(map(len, runs)))
+    windows = [run[i : i + size] for run in runs for i in range(len(run) - size + 1)]
+    lengths = sorted(w[-1].end_ns - w[0].start_ns for w in windows)
+    usual = TYPICAL * lengths[len(lengths) // 2]
+    middle = warm[len(warm) // 2].number - size // 2
+    return min((w for w in windows if w[-1].end_ns - w[0].start_ns <= usual), key=lambda w: abs(w[0].number - middle))
+
+
+# ---- lanes
+
+
+def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
+    """Training's, then those of the workers that lived in the window; none for a process that took no step in it."""
+    own = _Window(window.start_ns - process.shift_ns, window.end_ns - process.shift_ns)
+    steps = [s for s in process.detailed if s.start_ns < own.end_ns and s.end_ns > own.start_ns]
+    if not steps:
+        return
+    marks = [
+        StepMark(number=s.number, start_ms=own.ms(s.start_ns), end_ms=own.ms(s.end_ns), trial=TRIALS[s.trial])
+        for s in steps
+    ]
+    bars = tuple(_training_bars(process.path, steps, own))
+    yield Lane(rank=process.rank, kind="training", label="training", bars=bars, steps=tuple(marks))
+    for lane in process.workers:
+        if lane.first_ns < own.end_ns and lane.last_ns > own.start_ns:
+            bars = tuple(_fetch_bars(lane, own))
+            yield Lane(rank=process.rank, kind="worker", label=lane.label, bars=bars)
+
+
+def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterable[Bar]:
+    for path in lane.paths:
+        for r in records_of(path):
+            if isinstance(r, Fetch) and r.start_ns < window.end_ns and r.end_ns > window.start_ns:
+                name = f"{r.samples} sample{'' if r.samples == 1 else 's'}"
+                yield Bar(part="fetch", name=name, start_ms=window.ms(r.start_ns), end_ms=window.ms(r.end_ns))
+
+
+def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterable[Bar]:
+    within: list[list[Span]] = [[] for _ in steps]
+    starts, ends = [s.start_ns for s in steps], [s.end_ns for s in steps]
+    names = {_INFERRED: "evaluation"}
+    for r in records_of(path):
+        if isinstance(r, Span) and r.thread == 0:
+            for i in range(bisect_left(ends, r.start_ns + 1), bisect_left(starts, r.end_ns)):
+                within[i].append(r)
+        elif isinstance(r, dict) and "number" in r:
+            names[r["number"]] = r["name"]
+    for step, spans in zip(steps, within, strict=True):
+        for part, number, start, end in charged(step, spans):
+            if start < window.end_ns and end > window.start_ns:
+                yield Bar(
+                    part=PARTS[part], name=names.get(number, ""), start_ms=window.ms(start), end_ms=window.ms(end)
+                )
+
+
+_INFERRED, _MARK_NS = -1, 50_000
+Stretch = tuple[int, int, int, int]
+"""Part, number of its name, start_ns, end_ns."""
+
+
+def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
+    """A step cut into stretches that do not overlap and leave nothing out, each charged as the recorder charges it: to the
+    innermost span, and to `other` where there is none. A stretch within one of the same part is one with it."""
+    out: list[Stretch] = []
+    at = step.start_ns
+    open_spans: list[tuple[int, int, int]] = []
+
+    def charge(until: int) -> None:
+        nonlocal at
+        if until <= at:
+            return
+        part, name, _ = open_spans[-1] if open_spans else (OTHER, 0, 0)
+        if out and out[-1][0] == part and out[-1][3] == at:
+            out[-1] = (part, out[-1][1] or name, out[-1][2], until)
+        else:
+            out.append((part, name, at, until))
+        at = until
+
+    for span in sorted(_with_evaluation(step, spans), key=lambda s: (s.start_ns, -s.end_ns)):
+        while open_spans and open_spans[-1][2] <= span.start_ns:
+            charge(open_spans[-1][2])
+            open_spans.pop()
+        charge(min(span.start_ns, step.end_ns))
+        end = min(span.end_ns, open_spans[-1][2] if open_spans else step.end_ns)
+        open_spans.append((span.part, span.name, end))
+    while open_spans:
+        charge(open_spans[-1][2])
+        open_spans.pop()
+    charge(step.end_ns)
+    return out
+
+
+def _with_evaluation(step: Step, spans: Sequence[Span]) -> Sequence[Span]:
+    evaluation = evaluation_in(step, spans)
+    if evaluation is None:
+        return spans
+    begin, end = evaluation.start_ns, evaluation.end_ns
+    return [evaluation, *(s for s in spans if s.part in KEEPS or s.end_ns <= begin or s.start_ns >= end)]
+
+
+def evaluation_in(step: Step, spans: Sequence[Span]) -> Span | None:
+    """A span, without a name, around an evaluation in plain PyTorch.
+
+    That batches were for an evaluation shows only when the model is called, after their spans have begun; the step's total
+    knows it. An evaluation runs between two marks of the recorder that lie just so far apart.
+    """
+    if not step.parts_ns[EVALUATION]:
+        return None
+    kept: list[Span] = []
+    for span in sorted((s for s in spans if s.part in KEEPS), key=lambda s: (s.start_ns, -s.end_ns)):
+        if not kept or span.start_ns >= kept[-1].end_ns:
+            kept.append(span)
+    missing = step.parts_ns[EVALUATION] - sum(s.end_ns - s.start_ns for s in kept if s.part == EVALUATION)
+    if missing <= 0:
+        return None
+    begin = step.start_ns + step.parts_ns[TRAINPACE]
+    marks = {begin, *(s.end_ns for s in spans), *(s.start_ns for s in spans if s.part == FORWARD)}
+    starts, before = [s.start_ns for s in kept], [0, *accumulate(s.end_ns - s.start_ns for s in kept)]
+
+    def without_kept(at: int) -> int | None:
+        """The time up to a mark that such spans leave; None within one."""
+        i = bisect_left(starts, at)
+        return at - before[i] if not i or kept[i - 1].end_ns <= at else None
+
+    outside = [(at, ns) for at in sorted(marks) if (ns := without_kept(at)) is not None]
+    elapsed = [ns for _, ns in outside]
+    best = (max(_MARK_NS, missing // 500), 0, 0)
+    for i, (start, ns) in enumerate(outside):
+        near = bisect_left(elapsed, ns + missing)
+        for j in (near - 1, near):
+            if i < j < len(outside):
+                best = min(best, (abs(elapsed[j] - ns - missing), start, outside[j][0]))
+    return Span(EVALUATION, 0, _INFERRED, 0, *best[1:]) if best[2] else None
+
+
+def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
+    """Bars for a picture: neighbours shorter than a dot's width are drawn as one, of the part that takes most of it."""
+    out: list[Bar] = []
+    group: list[Bar] = []
+    for bar, after in pairwise((*bars, None)):
+        if bar is None:
+            break
+        group.append(bar)
+        ends = after is None or after.start_ms > bar.end_ms
+        if ends or bar.end_ms - group[0].start_ms >= at_least_ms:
+            longest = max(group, key=lambda b: b.end_ms - b.start_ms)
+            out.append(Bar(part=longest.part, name=longest.name, start_ms=group[0].start_ms, end_ms=bar.end_ms))
+            group = []
+    return out

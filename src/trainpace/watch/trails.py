@@ -1,0 +1,134 @@
+"""A folder of trails as streams on one clock: which process is which rank, and which workers prepared its data."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainpace.errors import UnreadableInput
+from trainpace.watch.inside.trail import Fetch, Span, Step, read_header, records_from
+
+
+class WorkerLane(NamedTuple):
+    """The trails of worker processes that lived one after the other under one number, oldest first. `loader` counts those
+    that lived at the same time, from 1: their loaders are different ones."""
+
+    worker: int
+    loader: int
+    paths: tuple[Path, ...]
+    first_ns: int
+    last_ns: int
+
+    @property
+    def label(self) -> str:
+        """What the row is called."""
+        return f"worker {self.worker}" + (f" of loader {self.loader}" if self.loader > 1 else "")
+
+
+class Process(NamedTuple):
+    """A process that imported torch. `shift_ns` added to its times gives the first rank's; `steps` counts all optimizer
+    steps, `detailed` holds those whose spans were kept, in order."""
+
+    path: Path
+    rank: int
+    pid: int
+    host: str
+    shift_ns: int
+    first_ns: int
+    steps: int
+    detailed: tuple[Step, ...]
+    workers: tuple[WorkerLane, ...]
+
+
+def read_processes(folder: Path) -> list[Process]:
+    """The folder's processes by rank, without launchers and helpers where others trained.
+
+    Raises UnreadableInput when the folder holds no trail, or a file that is none.
+    """
+    headers = [(path, header) for path in sorted(folder.glob("process-*.trail")) if (header := header_of(path))]
+    if not headers:
+        raise UnreadableInput(f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py")
+    workers = defaultdict(list)
+    for path in sorted(folder.glob("worker-*.trail")):
+        if header := header_of(path):
+            workers[header["parent"]].append((path, int(header["worker"])))
+    found = [_process(path, header, _lanes(workers[header["pid"]])) for path, header in headers]
+    found = [p for p in found if p[0].steps] or found
+    found.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
+    (first, zero), *_ = found
+    return [
+        p._replace(shift_ns=0 if p.host == first.host else int(clock) - int(zero)) for p, clock in found
+    ]  # clocks of one host agree better than its processes' readings of the wall clock
+
+
+def header_of(path: Path) -> dict[str, Any] | None:
+    """A trail's header; None where the disk was full before it was written. Raises UnreadableInput for another file."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+        return read_header(line) if line.endswith(b"\n") or len(line) > 100_000 else None
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+    except ValueError as error:
+        raise _damaged(path, error) from None
+
+
+def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
+    """A trail's records one at a time, however long it is; without the one that a killed process left half written."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield from records_from(data, data.find(b"\n") + 1)
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+    except ValueError as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: ValueError) -> UnreadableInput:
+    what = "not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
+    return UnreadableInput(f"{path} cannot be read ({what}).", "Record the command again.")
+
+
+def _process(path: Path, header: dict[str, Any], workers: tuple[WorkerLane, ...]) -> tuple[Process, float]:
+    """With its clock's distance to the wall clock."""
+    rank, steps, first, spans = header.get("rank"), 0, None, False
+    detailed = []
+    for r in records_of(path):
+        if isinstance(r, Span):
+            spans |= r.thread == 0
+            first = r.start_ns if first is None or (not steps and r.start_ns < first) else first
+        elif isinstance(r, Step):
+            if spans:
+                detailed.append(r)
+            first = r.start_ns if not steps else first
+            steps, spans = steps + 1, False
+        elif isinstance(r, dict) and "rank" in r:
+            rank = r["rank"]
+    process = Process(
+        path, rank or 0, header["pid"], header.get("host", ""), 0, first or 0, steps, tuple(detailed), workers
+    )
+    return process, header.get("clock_to_wall_ns", 0)
+
+
+def _lanes(trails: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
+    """Workers of one number share a lane unless two loaders had them at the same time."""
+    lives = []
+    for path, worker in trails:
+        first = last = None
+        for r in records_of(path):
+            if isinstance(r, Fetch):
+                first, last = first or r, r
+        if first is not None and last is not None:
+            lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last.end_ns))
+    lanes: list[WorkerLane] = []
+    for life in sorted(lives, key=lambda w: w.first_ns):
+        free = next((i for i, w in enumerate(lanes) if w.worker == life.worker and w.last_ns <= life.first_ns), None)
+        if free is None:
+            lanes.append(life._replace(loader=1 + sum(w.worker == life.worker for w in lanes)))
+        else:
+            lanes[free] = lanes[free]._replace(paths=(*lanes[free].paths, *life.paths), last_ns=life.last_ns)
+    return tuple(sorted(lanes, key=lambda w: (w.loader, w.worker)))
