@@ -34,7 +34,7 @@ from launch import environment as engines  # noqa: E402
 from launch import run  # noqa: E402
 from truth import Truth, read_truth, truth_of  # noqa: E402
 
-TRIALS = {"block_steps": 6, "rounds": 3, "warm_up_steps": 8, "limit_s": 60}
+TRIALS: dict[str, object] = {"block_steps": 6, "rounds": 3, "warm_up_steps": 8, "limit_s": 60}
 PAIRS = 12
 VERDICTS = {"synchronisation": "logging"}
 PREDICTED: dict[str, str | tuple[str, float]] = {
@@ -132,7 +132,7 @@ def one_case(case: Case) -> Row:
 
 
 def recorded(case: Case, trials: dict[str, object] | None) -> tuple[Recording, Truth | None, bool]:
-    """A run of the case under the recorder; its truth by the script's own clock, and whether its losses were those of a bare run."""
+    """A run of the case under the recorder; by the script's own clock; whether its losses were a bare run's."""
     with tempfile.TemporaryDirectory() as folder:
         trails, times, losses, bare = (Path(folder) / name for name in ("trails", "times", "losses", "bare"))
         trails.mkdir()
@@ -220,8 +220,8 @@ def overhead(only: list[str]) -> list[str]:
     ordered = sorted(ratios)
     quartiles = statistics.quantiles(ordered, n=4)
     return [
-        f"overhead on a step of {statistics.median(steps):.1f} ms: {100 * (statistics.median(ordered) - 1):+.2f} % at the median of "
-        f"{PAIRS} pairs in turns (quartiles {100 * (quartiles[0] - 1):+.2f} to {100 * (quartiles[2] - 1):+.2f}); "
+        f"overhead on a step of {statistics.median(steps):.1f} ms: {100 * (statistics.median(ordered) - 1):+.2f} % at the "
+        f"median of {PAIRS} pairs in turns (quartiles {100 * (quartiles[0] - 1):+.2f} to {100 * (quartiles[2] - 1):+.2f}); "
         f"losses {'identical' if same else 'DIFFERENT'} in all {PAIRS} pairs"
     ]
 

@@ -38,10 +38,10 @@ def write_process(
     return path
 
 
-def write_worker(folder, worker, fetches, *, parent=100, pid=200):
+def write_worker(folder, worker, fetches, *, parent=100, pid=200, host="here"):
     """One worker process. `fetches`: (start, end)."""
     path = folder / f"worker-{parent}-{worker}-{pid}.trail"
-    trail = TrailWriter(str(path), {"role": "worker", "worker": worker, "pid": pid, "parent": parent})
+    trail = TrailWriter(str(path), {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host})
     for start, end in fetches:
         trail.fetch(Fetch(worker, 8, (START + start) * MS, (START + end) * MS, 1 * MS, 0))
     trail.flush()

@@ -15,7 +15,8 @@ import msgspec
 from trainpace.errors import UnreadableInput
 from trainpace.records import Record, read_bytes
 from trainpace.watch.command import COMMAND_FILE
-from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step, read_trail
+from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
+from trainpace.watch.trails import header_of, records_of
 
 WARM_UP_STEPS = 3
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
@@ -129,13 +130,13 @@ def read_recording(folder: Path) -> Recording:
         command, seconds, code = tuple(about["command"]), about["seconds"], about["exit_code"]
     except (ValueError, KeyError, TypeError):
         raise UnreadableInput(f"{folder / COMMAND_FILE} is damaged.", "Record the command again.") from None
-    processes = [read_file(path) for path in sorted(folder.glob("process-*.trail"))]
-    workers: dict[int, list[Fetch]] = defaultdict(list)
+    processes = [(h, list(records_of(p))) for p in sorted(folder.glob("process-*.trail")) if (h := header_of(p))]
+    workers: dict[tuple[str, int], list[Fetch]] = defaultdict(list)
     for path in folder.glob("worker-*.trail"):
-        header, records = read_file(path)
-        workers[header["parent"]] += [r for r in records if isinstance(r, Fetch)]
+        if header := header_of(path):
+            workers[header["host"], header["parent"]] += [r for r in records_of(path) if isinstance(r, Fetch)]
     ranks = [
-        _rank(header, records, workers.get(header["pid"], []))
+        _rank(header, records, workers.get((header["host"], header["pid"]), []))
         for header, records in processes
         if sum(isinstance(r, Step) for r in records) > 1
     ]
@@ -143,14 +144,6 @@ def read_recording(folder: Path) -> Recording:
     return Recording(
         command=command, seconds=seconds, exit_code=code, ranks=tuple(ranks), seen="" if ranks else _seen(processes)
     )
-
-
-def read_file(path: Path) -> tuple[dict[str, Any], list[Any]]:
-    """One trail's header and records. Raises UnreadableInput for a file that is none."""
-    try:
-        return read_trail(read_bytes(path))
-    except ValueError as error:
-        raise UnreadableInput(f"{path} cannot be read ({error}).", "Record the command again.") from None
 
 
 def _seen(processes: Sequence[tuple[dict[str, Any], list[Any]]]) -> str:

@@ -55,8 +55,8 @@ def read_processes(folder: Path) -> list[Process]:
     workers = defaultdict(list)
     for path in sorted(folder.glob("worker-*.trail")):
         if header := header_of(path):
-            workers[header["parent"]].append((path, int(header["worker"])))
-    found = [_process(path, header, _lanes(workers[header["pid"]])) for path, header in headers]
+            workers[header.get("host", ""), header["parent"]].append((path, int(header["worker"])))
+    found = [_process(path, header, _lanes(workers[header.get("host", ""), header["pid"]])) for path, header in headers]
     found = [p for p in found if p[0].steps] or found
     found.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
     (first, zero), *_ = found

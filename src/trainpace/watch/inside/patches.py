@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 import sys
 import time
 import weakref
@@ -267,6 +268,7 @@ def _loader(module: Any, recorder: Recorder) -> None:
         if self not in seen:
             seen.add(self)
             _note_loader(recorder, self)
+        recorder.begins_batch()
         depth = recorder.enter(LOADER_START if self.num_workers else DATA)
         try:
             return plain_iter(self)
@@ -352,8 +354,9 @@ def _timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> 
             else:
                 trail = trails.get(os.getpid())
                 if trail is None:
-                    path = os.path.join(folder, f"worker-{os.getppid()}-{worker.id}-{os.getpid()}.trail")
-                    header = {"role": "worker", "worker": worker.id, "pid": os.getpid(), "parent": os.getppid()}
+                    host, parent = socket.gethostname(), os.getppid()
+                    path = os.path.join(folder, f"worker-{parent}-{worker.id}-{os.getpid()}-{host}.trail")
+                    header = {"role": "worker", "worker": worker.id, "pid": os.getpid(), "parent": parent, "host": host}
                     trail = trails[os.getpid()] = TrailWriter(path, header)
                 trail.fetch(record)
                 trail.flush()

@@ -56,7 +56,7 @@ class Recorder:
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending = [0] * len(PARTS)
         self._spent = [0] * len(PARTS)
-        self._evaluating = False
+        self._evaluating = self._evaluating_before = False
 
     # ---- spans
 
@@ -68,6 +68,8 @@ class Recorder:
         self._stack.append((self.part, now))
         if self.part not in KEEPS:
             self.part = part
+            if part == EVALUATION:
+                self._evaluating_before = self._evaluating
         return len(self._stack) - 1
 
     def leave(self, depth: int, name: str) -> None:
@@ -81,6 +83,9 @@ class Recorder:
         del self._stack[depth:]
         if self.spans_on:
             self.trail.span(self.part, depth, name, 0, start, now)
+        if self.part == EVALUATION != before and not self._evaluating_before:
+            self._settle()
+            self._evaluating = False
         self.part = before
 
     def wraps(self, function: Callable[..., Any], part: int, name: str) -> Callable[..., Any]:
