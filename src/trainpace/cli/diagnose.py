@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainpace.cli.options import COUNT, DURATION, echo_json
+from trainpace.cli.options import DURATION, echo_json
 from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
 
 
@@ -18,9 +18,11 @@ from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
     type=click.FloatRange(min=0, min_open=True),
     help="Epochs of the whole job, to say what a change saves in it.",
 )
-@click.option("--rounds", type=COUNT, default=4, show_default=True, help="How often each intervention is tried.")
-@click.option("--block", type=COUNT, default=8, show_default=True, help="Steps of one try.")
-@click.option("--warm-up", type=COUNT, default=10, show_default=True, help="Steps before the first try.")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=4, show_default=True, help="How often each intervention is tried."
+)
+@click.option("--block", type=click.IntRange(1), default=8, show_default=True, help="Steps of one try.")
+@click.option("--warm-up", type=click.IntRange(1), default=10, show_default=True, help="Steps before the first try.")
 @click.option(
     "--limit", type=DURATION, default="5min", show_default=True, help="Stop after so long, with what there is."
 )

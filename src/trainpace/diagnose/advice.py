@@ -164,8 +164,8 @@ def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
         return [
             Advice(
                 cause="launch", title="compute all samples of a batch at once",
-                how=f"{count}, most too small to fill the device, and more in a larger batch: something loops "
-                "over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
+                how=f"{count}, most too small to fill the device, and more in a larger batch: something "
+                "loops over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
                 saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch, basis="forward and backward without their large operators",
                 settings={"batched": "yes"},
             )

@@ -1,0 +1,105 @@
+"""The real commands on real scripts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from watch.scripts import script
+
+
+def trainpace(*arguments, **more):
+    command = [sys.executable, "-m", "trainpace", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return script(tmp_path, sleep_s=0.001, epochs=40)
+
+
+def test_diagnose_gives_verdict_why_and_next(train, tmp_path):
+    options = ("--rounds", "2", "--block", "4", "--warm-up", "6", "--epochs", "40")
+    done = trainpace("diagnose", *options, "--", sys.executable, train)
+    assert done.returncode == 0, done.stderr
+    assert "Verdict: waiting for data." in done.stdout
+    assert "With the same batch again and again a step took" in done.stdout
+    assert "loader workers instead of 0" in done.stdout
+    assert "the job" in done.stdout
+    folder = next((tmp_path / "data" / "trainpace" / "recordings").iterdir())
+    again = json.loads(trainpace("diagnose", "--json", folder).stdout)
+    assert again["verdict"] == "data"
+    assert sum(s["ms"] for s in again["shares"]) == pytest.approx(again["step_ms"])
+
+
+def test_watch_prints_the_parts_and_passes_output_and_exit_code_on(train, tmp_path):
+    train.write_text(train.read_text().replace("range(40)", "range(1)") + "\n    print('the end')\n    sys.exit(3)\n")
+    done = trainpace(
+        "watch", "--output", tmp_path / "r", "--timeline", "--", sys.executable, train, "--some", "argument"
+    )
+    assert done.returncode == 3
+    assert "the end" in done.stdout
+    assert "waiting for data" in done.stdout
+    assert "ended with exit code 3" in done.stdout
+    assert "Traceback" not in done.stderr
+    files = {name: tmp_path / name for name in ("t.html", "t.svg", "t.json.gz")}
+    again = trainpace(
+        "watch",
+        "--from",
+        tmp_path / "r",
+        "--html",
+        files["t.html"],
+        "--svg",
+        files["t.svg"],
+        "--trace",
+        files["t.json.gz"],
+    )
+    assert again.returncode == 0
+    assert all(f.stat().st_size > 1000 for f in files.values())
+
+
+def test_json_keeps_the_scripts_output_apart(train, tmp_path):
+    train.write_text(train.read_text().replace("range(40)", "range(1)") + "\n    print('the end')\n")
+    done = trainpace("watch", "--json", "--output", tmp_path / "r", "--", sys.executable, train)
+    assert json.loads(done.stdout)["ranks"][0]["parts_ms"]["data"] > 8
+    assert "the end" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("watch",), "give a command"),
+        (("diagnose",), "give a command"),
+        (("watch", "--", "no-such-command"), "there is no command no-such-command"),
+        (("diagnose", "--", sys.executable, "-c", "pass"), "No Python process of this command imported torch"),
+        (("diagnose", "--", sys.executable, "-c", "import torch; 1 / 0"), "ended with exit code 1"),
+        (("watch", "--from", "/nonexistent"), "holds no recording"),
+        (("watch", "--from", "/nonexistent", "--steps", "9:3"), "holds no recording"),
+        (("watch", "--output", "/", "--", "python"), "is there already"),
+        (("diagnose", "--rounds", "0", "--", "python"), "--rounds"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    done = trainpace(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "trainpace" in done.stderr
+    assert "Traceback" not in done.stderr.replace('Traceback (most recent call last):\n  File "<string>"', "")
+
+
+def test_a_script_without_steps_says_so_and_exits_2(tmp_path):
+    done = trainpace("watch", "--output", tmp_path / "r", "--", sys.executable, "-c", "import torch")
+    assert done.returncode == 2
+    assert "No training step was seen" in done.stdout
+
+
+def test_a_damaged_recording_is_named(tmp_path):
+    (tmp_path / "command.json").write_text('{"command": ["x"], "seconds": 1, "exit_code": 0}')
+    (tmp_path / "process-1-here.trail").write_bytes(b"something else\n")
+    done = trainpace("diagnose", tmp_path)
+    assert done.returncode == 2
+    assert "process-1-here.trail cannot be read" in done.stderr
