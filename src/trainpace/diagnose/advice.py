@@ -166,8 +166,8 @@ def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
                 cause="launch", title="compute all samples of a batch at once",
                 how=f"{count}, most too small to fill the device, and more in a larger batch: something "
                 "loops over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
-                saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch, basis="forward and backward without their large operators",
-                settings={"batched": "yes"},
+                saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
+                basis="forward and backward without their large operators", settings={"batched": "yes"},
             )
         ]  # fmt: skip
     # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared
