@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
 ROOMS = [
     "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome",  # 1
     "forecast", "plan",  # 2
-    "isolation", "trace", "measure",  # 3
+    "isolation", "trace", "measure", "datapath",  # 3
     "configs", "validation", "journal",  # 4
     "report", "cli", "__main__",  # 5
 ]  # fmt: skip
@@ -77,7 +77,7 @@ def test_help_is_light():
     assert not loaded & {"torch", "rich", "numpy", "yaml", "msgspec"}
 
 
-@pytest.mark.parametrize("verb", ["schedule", "gpus", "forecast", "measure", "journal"])
+@pytest.mark.parametrize("verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal"])
 def test_a_verbs_help_needs_no_torch(verb):
     loaded = imported_by(f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass")
     assert "torch" not in loaded

@@ -13,6 +13,7 @@ VERBS = {
     "gpus": "List the hardware catalogue, or one device with the source of every figure.",
     "measure": "Train a model for some steps on this machine over batch sizes; find the jumps and the best batch.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
+    "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",
     "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",
     "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
     "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",

@@ -1,0 +1,143 @@
+"""``python -m trainpace.datapath.precompute_worker TARGET``: computes whole shards in a process of its own.
+
+Reads one JSON request a line and answers in JSON lines. What the user's code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainpace.datapath.dataset_file import load_dataset
+from trainpace.datapath.determinism import computed_twice
+from trainpace.datapath.fingerprint import fingerprint
+from trainpace.datapath.samples import Encoded, Layout, encode, spread
+from trainpace.datapath.shard_plan import BadSample, Fingerprint, Shard, ShardPlan
+from trainpace.datapath.shards import import_pyarrow, write_shard
+from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.isolation import end_with_parent, explain
+from trainpace.records import Record
+
+_PROGRESS_S = 0.5
+_LOOKED_AT = 8
+_LOOKING_S = 30.0
+
+
+class Inspection(Record):
+    """What a look at a few samples says. `sample_s`: computing one; `sample_bytes`: in a shard."""
+
+    samples: int
+    layout: Layout
+    fingerprint: Fingerprint
+    sample_s: float
+    sample_bytes: float
+
+
+def inspect(dataset: Any, target: str, looked_at: int = _LOOKED_AT) -> Inspection:
+    """Compute some samples spread over the dataset twice. Raises `NotDeterministic`, or where not one can be computed."""
+    total, times, sizes, reason = len(dataset), [], [], ""
+    layout: Layout | None = None
+    begun = time.perf_counter()
+    for index in spread(looked_at, total):
+        start = time.perf_counter()
+        try:
+            encode(dataset[index], layout)
+        except Exception as error:
+            reason = f"sample {index}: {_reason(error)}"
+            continue
+        times.append(time.perf_counter() - start)
+        sample = computed_twice(dataset, index, target.rpartition(":")[0])
+        layout = sample.layout
+        sizes.append(sample.size_bytes)
+        if time.perf_counter() - begun > _LOOKING_S:
+            break
+    if layout is None:
+        raise UserCodeError(f"not one of {min(looked_at, total)} samples looked at could be computed ({reason}).")
+    return Inspection(
+        samples=total, layout=layout, fingerprint=fingerprint(dataset, target), sample_s=sorted(times)[len(times) // 2],
+        sample_bytes=sum(sizes) / len(sizes),
+    )  # fmt: skip
+
+
+def compute_shard(dataset: Any, plan: ShardPlan, number: int, folder: Path, progress: Any) -> Shard:
+    """Compute one shard's samples and write it. A sample that raises, or is unlike the others, is set aside."""
+    kept: list[tuple[int, Encoded]] = []
+    bad: list[BadSample] = []
+    told = time.monotonic()
+    for index in plan.range_of(number):
+        try:
+            kept.append((index, encode(dataset[index], plan.layout)))
+        except MemoryError:
+            raise
+        except Exception as error:
+            bad.append(BadSample(index=index, reason=_reason(error)))
+        if time.monotonic() - told > _PROGRESS_S:
+            told = time.monotonic()
+            progress(len(kept) + len(bad), len(bad), bad[-1].reason if bad else "")
+    return write_shard(folder, plan, number, kept, bad)
+
+
+def _reason(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _serve(target: str) -> None:
+    end_with_parent()
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+
+    def say(**answer: Any) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    try:
+        dataset = None
+        for line in requests:
+            request = json.loads(line)
+            if dataset is None:
+                import_pyarrow()
+                dataset = load_dataset(target)
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(1)
+            if request["do"] == "load":
+                say(loaded=True)
+            elif request["do"] == "inspect":
+                say(inspection=msgspec.to_builtins(inspect(dataset, target)))
+            elif request["do"] == "fingerprint":
+                say(fingerprint=msgspec.to_builtins(fingerprint(dataset, target)), samples=len(dataset))
+            elif request["do"] == "estimate":
+                from trainpace.datapath.precompute_estimate import estimate_here
+
+                say(estimate=msgspec.to_builtins(estimate_here(dataset, target, **request["options"])))
+            else:
+                plan, number = msgspec.convert(request["plan"], ShardPlan), request["number"]
+
+                def progress(samples: int, bad: int, reason: str) -> None:
+                    say(progress=samples, bad=bad, reason=reason)
+
+                say(shard=msgspec.to_builtins(compute_shard(dataset, plan, number, Path(request["folder"]), progress)))
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            say(error="the disk is full.", hint="", disk_full=True)
+        elif isinstance(error, TrainpaceError):
+            say(error=error.message, hint=error.hint, misuse=not isinstance(error, UserCodeError))
+        elif isinstance(error, MemoryError):
+            say(error="the memory is not enough.", hint="Try fewer --workers or a smaller --shard-samples.")
+        else:
+            say(error=explain(error).replace("the model's code", "the dataset's code"), hint="")
+    answers.flush()
+    os._exit(0)  # threads of the user's code must not keep the process
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
