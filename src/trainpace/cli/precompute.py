@@ -49,22 +49,18 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
     from trainpace.datapath import precompute as work
     from trainpace.datapath.slurm_array import array_script, part_of
     from trainpace.records import to_jsonable
-    from trainpace.report.precompute import ProgressLine, print_damage, print_estimate, print_precomputed
+    from trainpace.report.progress import ProgressLine
 
     workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if o["verify"] or o["repair"]:
         plan, damaged = work.verify(Path(folder))
         if o["verify"] or not damaged:
             if as_json:
-                echo_json(
-                    {
-                        "record": "Verified",
-                        "schema_version": 1,
-                        "shards": plan.shards,
-                        "damaged": [vars_of(d) for d in damaged],
-                    }
-                )
+                found = [{"number": d.number, "file": d.file, "problem": d.problem} for d in damaged]
+                echo_json({"record": "Verified", "schema_version": 1, "shards": plan.shards, "damaged": found})
             else:
+                from trainpace.report.precompute import print_damage
+
                 print_damage(plan.shards, damaged, folder)
             return 1 if damaged else 0
         for one in damaged:
@@ -85,6 +81,8 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
         if as_json:
             echo_json(to_jsonable(estimate))
         else:
+            from trainpace.report.precompute import print_estimate
+
             print_estimate(estimate)
         return 0 if estimate.pays else 1
     if o["parts"]:
@@ -107,5 +105,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
     if as_json:
         echo_json(to_jsonable(done))
     else:
+        from trainpace.report.precompute import print_precomputed
+
         print_precomputed(done, work.read_plan(Path(folder)).shards)
     return 0

@@ -162,7 +162,7 @@ def _drawing_line(dataset: Any, index: int, project: Path) -> str | None:
 
 
 def _by_how_much(a: Encoded, b: Encoded) -> str:
-    for field, x, y, s, t in zip(a.layout.fields, a.values, b.values, a.shapes, b.shapes, strict=False):
+    for x, y, s, t in zip(a.values, b.values, a.shapes, b.shapes, strict=False):
         if s != t:
             return f" its shape: {s} and {t}"
         if isinstance(x, bytes) and isinstance(y, bytes) and x != y and len(x) == len(y):

@@ -91,7 +91,7 @@ def _tree(path: Path) -> str:
 
 
 def _packages(files: list[Path]) -> dict[str, str]:
-    """Versions of the distributions that these files import by name."""
+    """Versions of the installed packages that these files import."""
     names = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace"))):
@@ -99,13 +99,19 @@ def _packages(files: list[Path]) -> dict[str, str]:
                 names |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.split(".")[0])
-    names -= set(sys.stdlib_module_names)
-    owners = importlib.metadata.packages_distributions() if names else {}
+    names -= set(sys.stdlib_module_names) | {path.stem for path in files}
     found = {"python": "{}.{}".format(*sys.version_info)}
-    for name in sorted(names):
-        for owner in owners.get(name, ()):
-            found[owner] = importlib.metadata.version(owner)
-    return found
+    return found | {name: _version(name) for name in sorted(names & sys.modules.keys())}
+
+
+def _version(module: str) -> str:
+    stated = getattr(sys.modules[module], "__version__", None)
+    if isinstance(stated, str):
+        return str(stated)  # torch has a type of its own for it
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _settings(value: Any, depth: int) -> Any:

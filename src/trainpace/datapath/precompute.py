@@ -30,7 +30,7 @@ from trainpace.datapath.shard_plan import (
     shard_record,
     shard_sizes,
 )
-from trainpace.datapath.shards import damage, finished_shard, import_pyarrow
+from trainpace.datapath.shards import damage, finished_shard
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput, UserCodeError
 from trainpace.records import Record, load, save, to_json, write_whole
 from trainpace.units import format_number
@@ -38,6 +38,8 @@ from trainpace.units import format_number
 _SPARE = 1.02
 """Room for headers and for samples that are larger than those looked at."""
 _SPARE_BYTES = 2**20
+_AHEAD = 2
+"""Shards that a worker has in hand: it computes one while it writes the other."""
 
 
 class Settings(Record):
@@ -96,7 +98,6 @@ def precompute(settings: Settings, tell: Callable[[Progress], None] = lambda _: 
     Raises `Contradiction` where the folder was begun with other code, source or settings, `DiskFull` before the disk is, and
     `UserCodeError` where more samples are bad than `max_bad` allows. Finished shards are kept in every case.
     """
-    import_pyarrow()
     folder = Path(settings.folder)
     _make_ready(folder, settings)
     begun = time.monotonic()
@@ -119,10 +120,9 @@ def estimate(
     batch: int = 1, epochs: float | None = None,
 ) -> Estimate:  # fmt: skip
     """Whether `precompute` is worth it, from up to `most` samples computed in a process of its own. Leaves nothing behind."""
-    import_pyarrow()
     with Pool(target, 1) as pool:
         pool.ask(0, do="estimate", options={"folder": folder, "seconds": seconds, "most": most})
-        _, answer = next(pool.answers({0: "computing some samples"}))
+        _, answer = next(pool.answers(lambda _: "computing some samples"))
     return decide(msgspec.convert(answer["estimate"], SampleCosts), workers, step_s, batch, epochs)
 
 
@@ -197,7 +197,7 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
     pool.ask(0, do="fingerprint" if begun else "inspect")
     for worker in range(1, settings.workers):
         pool.ask(worker, do="load")
-    answer = next(answer for worker, answer in pool.answers({0: "looking at the first samples"}) if worker == 0)
+    answer = next(answer for worker, answer in pool.answers(lambda _: "looking at the first samples") if worker == 0)
     if not begun:
         seen = msgspec.convert(answer["inspection"], Inspection)
         samples, rows = shard_sizes(
@@ -258,7 +258,8 @@ def _compute(
         raise DiskFull(
             f"{_gb(needed)} are needed, and {folder} has room for {_gb(free)}.", "Give a folder on a larger disk."
         )
-    asked, under_way = msgspec.to_builtins(plan), dict[int, int]()
+    asked = msgspec.to_builtins(plan)
+    under_way: dict[int, list[int]] = {worker: [] for worker in range(settings.workers)}
     partial: dict[int, tuple[int, int]] = {}
     computed: list[Shard] = []
     largest = plan.probe_bytes * plan.shard_samples
@@ -266,35 +267,34 @@ def _compute(
 
     def hand_out(worker: int) -> None:
         free = shutil.disk_usage(folder).free
-        if (len(under_way) + 1) * largest * _SPARE + _SPARE_BYTES > free:
+        if (sum(map(len, under_way.values())) + 1) * largest * _SPARE + _SPARE_BYTES > free:
             raise DiskFull(
                 f"stopped before {folder} would run full: {_gb(free)} are left.",
                 "Make room, then run the same command again: it goes on where it stopped.",
             )
-        under_way[worker] = todo.popleft()
-        pool.ask(worker, do="shard", plan=asked, number=under_way[worker], folder=str(folder))
+        under_way[worker].append(todo.popleft())
+        pool.ask(worker, do="shard", plan=asked, number=under_way[worker][-1], folder=str(folder))
 
-    what: dict[int, str] = {}
     full: DiskFull | None = None
-    for worker in range(settings.workers):
-        full = full or _try(hand_out, worker, todo)
-        what[worker] = _in_words(plan, under_way.get(worker))
-    answers = pool.answers(what)
-    while under_way:
+    for _ in range(_AHEAD):
+        for worker in range(settings.workers):
+            full = full or _try(hand_out, worker, todo)
+    answers = pool.answers(lambda worker: _in_words(plan, under_way[worker]))
+    while any(under_way.values()):
         try:
             worker, answer = next(answers)
         except DiskFull as error:
             hint = f"{len(finished) + len(computed)} of {len(mine)} shards are kept; make room, then run the same command again."
             raise DiskFull(f"{folder} has run full.", hint) from error
         if "progress" in answer:
-            partial[worker] = (answer["progress"], answer["bad"])
+            partial[answer["number"]] = (answer["progress"], answer["bad"])
         elif "shard" in answer:
-            computed.append(msgspec.convert(answer["shard"], Shard))
-            largest = max(largest, computed[-1].file_bytes)
-            partial.pop(worker, None)
-            del under_way[worker]
+            shard = msgspec.convert(answer["shard"], Shard)
+            computed.append(shard)
+            largest = max(largest, shard.file_bytes)
+            partial.pop(shard.number, None)
+            under_way[worker].remove(shard.number)
             full = full or _try(hand_out, worker, todo)
-            what[worker] = _in_words(plan, under_way.get(worker))
         new = sum(s.stop - s.first for s in computed) + sum(samples for samples, _ in partial.values())
         bad = bad_before + sum(len(s.bad) for s in computed) + sum(count for _, count in partial.values())
         tell(Progress(before + new, wanted, bad, new, time.monotonic() - begun))
@@ -320,11 +320,9 @@ def _try(hand_out: Callable[[int], None], worker: int, todo: deque[int]) -> Disk
     return None
 
 
-def _in_words(plan: ShardPlan, number: int | None) -> str:
-    if number is None:
-        return "waiting"
-    covered = plan.range_of(number)
-    return f"computing samples {covered.start} to {covered.stop - 1}"
+def _in_words(plan: ShardPlan, numbers: list[int]) -> str:
+    covered = [plan.range_of(number) for number in numbers]
+    return f"computing samples {covered[0].start} to {covered[-1].stop - 1}" if covered else "waiting"
 
 
 def _finish(folder: Path, plan: ShardPlan, shards: list[Shard]) -> None:

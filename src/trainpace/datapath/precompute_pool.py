@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainpace.errors import TrainpaceError, UserCodeError
@@ -64,17 +64,16 @@ class Pool:
             pipe.write(json.dumps(request).encode() + b"\n")
             pipe.flush()
 
-    def answers(self, what: dict[int, str]) -> Iterator[tuple[int, Answer]]:
-        """(worker, answer) as they come. Raises what a worker says went wrong; `what` names each worker's work."""
+    def answers(self, what: Callable[[int], str]) -> Iterator[tuple[int, Answer]]:
+        """(worker, answer) as they come. Raises what a worker says went wrong; `what` names a worker's work."""
         while True:
             worker, answer = self._answers.get()
             if answer is None:
                 code = self._workers[worker].wait()
-                work = what.get(worker, "loading the dataset")
                 cause = f"it died of {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 if code == -signal.SIGKILL:
                     cause = "it was killed, most likely for want of memory"
-                raise UserCodeError(f"a worker ended while {work} ({cause}).", "What is finished is kept.")
+                raise UserCodeError(f"a worker ended while {what(worker)} ({cause}).", "What is finished is kept.")
             if "error" in answer:
                 kind = (
                     DiskFull if answer.get("disk_full") else TrainpaceError if answer.get("misuse") else UserCodeError

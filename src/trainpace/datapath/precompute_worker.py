@@ -9,7 +9,10 @@ import errno
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from trainpace.datapath.dataset_file import load_dataset
 from trainpace.datapath.determinism import computed_twice
 from trainpace.datapath.fingerprint import fingerprint
 from trainpace.datapath.samples import Encoded, Layout, encode, spread
-from trainpace.datapath.shard_plan import BadSample, Fingerprint, Shard, ShardPlan
+from trainpace.datapath.shard_plan import BadSample, Fingerprint, ShardPlan
 from trainpace.datapath.shards import import_pyarrow, write_shard
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.isolation import end_with_parent, explain
@@ -66,8 +69,10 @@ def inspect(dataset: Any, target: str, looked_at: int = _LOOKED_AT) -> Inspectio
     )  # fmt: skip
 
 
-def compute_shard(dataset: Any, plan: ShardPlan, number: int, folder: Path, progress: Any) -> Shard:
-    """Compute one shard's samples and write it. A sample that raises, or is unlike the others, is set aside."""
+def compute(
+    dataset: Any, plan: ShardPlan, number: int, progress: Any
+) -> tuple[list[tuple[int, Encoded]], list[BadSample]]:
+    """The samples of one shard. One that raises, or is unlike the others, is set aside."""
     kept: list[tuple[int, Encoded]] = []
     bad: list[BadSample] = []
     told = time.monotonic()
@@ -81,7 +86,25 @@ def compute_shard(dataset: Any, plan: ShardPlan, number: int, folder: Path, prog
         if time.monotonic() - told > _PROGRESS_S:
             told = time.monotonic()
             progress(len(kept) + len(bad), len(bad), bad[-1].reason if bad else "")
-    return write_shard(folder, plan, number, kept, bad)
+    return kept, bad
+
+
+class _Writer:
+    """Writes a shard while the next one is computed: a disk's fsync would idle the core."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say, self._pool, self._last = say, ThreadPoolExecutor(1), Future[None]()
+        self._last.set_result(None)
+
+    def write(self, *shard: Any) -> None:
+        self._last.result()  # one at a time, so that no more than two shards are in memory
+        self._last = self._pool.submit(self._write, *shard)
+
+    def wait(self) -> None:
+        self._last.result()
+
+    def _write(self, *shard: Any) -> None:
+        self._say(shard=msgspec.to_builtins(write_shard(*shard)))
 
 
 def _reason(error: Exception) -> str:
@@ -96,12 +119,15 @@ def _serve(target: str) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
+    telling = threading.Lock()
+
     def say(**answer: Any) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        with telling:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
 
     try:
-        dataset = None
+        dataset, writer = None, _Writer(say)
         for line in requests:
             request = json.loads(line)
             if dataset is None:
@@ -122,10 +148,12 @@ def _serve(target: str) -> None:
             else:
                 plan, number = msgspec.convert(request["plan"], ShardPlan), request["number"]
 
-                def progress(samples: int, bad: int, reason: str) -> None:
-                    say(progress=samples, bad=bad, reason=reason)
+                def progress(samples: int, bad: int, reason: str, number: int = number) -> None:
+                    say(number=number, progress=samples, bad=bad, reason=reason)
 
-                say(shard=msgspec.to_builtins(compute_shard(dataset, plan, number, Path(request["folder"]), progress)))
+                kept, bad = compute(dataset, plan, number, progress)
+                writer.write(Path(request["folder"]), plan, number, kept, bad)
+        writer.wait()
     except (Exception, SystemExit) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             say(error="the disk is full.", hint="", disk_full=True)

@@ -13,6 +13,7 @@ from trainpace.records import Record
 PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"
 SHARD_BYTES = 64 * 2**20
 GROUP_BYTES = 2**20
+_SHARDS_A_WORKER = 16
 GROUP_SAMPLES = 100
 """A row group is what shuffling takes as a whole: large enough to be read in one go, small enough that many make a buffer."""
 
@@ -119,7 +120,7 @@ def shard_sizes(samples: int, sample_bytes: float, workers: int, shard_samples: 
         groups = min(1000, round(GROUP_BYTES / max(sample_bytes, 1.0)))
     if shard_samples is None:
         shard_samples = max(1, round(SHARD_BYTES / max(sample_bytes, 1.0)))
-        shard_samples = min(shard_samples, max(1, math.ceil(samples / (4 * workers))), 100_000)
+        shard_samples = min(shard_samples, max(1, math.ceil(samples / (_SHARDS_A_WORKER * workers))), 100_000)
         if shard_samples > groups:
             shard_samples = math.ceil(shard_samples / groups) * groups
     return shard_samples, min(groups, shard_samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,10 @@ class ShardReader:
         counts = np.array([shard.samples for shard in shards], dtype=np.int64)
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
+        self._bounds: list[int] = self._ends.tolist()
         groups = [len(shard.index_starts) for shard in shards]
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+        self._groups: list[int] = self._first_group.tolist()
         self._columns = [_Placed(field, [shard.columns[c] for shard in shards]) for c, field in enumerate(self.fields)]
         self._index = _Placed(
             Field(name="index", kind="int"), [Column(starts=shard.index_starts, width=8) for shard in shards]
@@ -53,7 +56,7 @@ class ShardReader:
         self._maps: list[memoryview | None] = [None] * len(shards)
 
     def __len__(self) -> int:
-        return self.manifest.samples
+        return self._bounds[-1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder}
@@ -74,8 +77,11 @@ class ShardReader:
 
     def sample(self, position: int) -> Any:
         """One sample, as the dataset gave it."""
-        shard, group, row = (part[0] for part in self._locate(np.array([position])))
-        return self.build([self._leaf(column, int(shard), int(group), int(row)) for column in self._columns])
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)} samples")
+        shard = bisect_right(self._bounds, position)
+        group, row = divmod(position - (self._bounds[shard - 1] if shard else 0), self.group_rows)
+        return self.build([self._leaf(c, shard, self._groups[shard] + group, row) for c in self._columns])
 
     def samples(self, positions: Sequence[int] | np.ndarray) -> list[Any]:
         """Several samples, each with buffers of its own."""
@@ -123,7 +129,7 @@ class ShardReader:
         shards, groups, rows = where
         width = column.widths[int(shards[0])]
         places = (column.starts[groups] + rows * width).tolist()
-        target = memoryview(out)
+        target = memoryview(out.data)
         for k, (shard, place) in enumerate(zip(shards.tolist(), places, strict=True)):
             target[k * width : (k + 1) * width] = self._map(shard)[place : place + width]
         return out
@@ -131,7 +137,7 @@ class ShardReader:
     def _leaf(self, column: _Placed, shard: int, group: int, row: int) -> Any:
         width, shape = column.widths[shard], column.shapes[shard]
         if width:
-            place = int(column.starts[group]) + row * width
+            place = column.places[group] + row * width
             raw = bytearray(self._map(shard)[place : place + width])
         else:
             raw = self._value(column.starts, shard, group, row)
@@ -147,7 +153,8 @@ class ShardReader:
         if places is None:
             places = self._places[key] = array("q")
             place = int(starts[group])
-            for _ in range(min(self.group_rows, int(self._ends[shard] - self._firsts[shard]))):
+            before = (group - int(self._first_group[shard])) * self.group_rows
+            for _ in range(min(self.group_rows, self.manifest.shards[shard].samples - before)):
                 length = int.from_bytes(mapped[place : place + 4], "little")
                 places.append(place)
                 place += 4 + length
@@ -179,7 +186,8 @@ class _Placed:
 
     def __init__(self, field: Field, columns: Sequence[Column]) -> None:
         self.field = field
-        self.starts = np.array([start for column in columns for start in column.starts], dtype=np.int64)
+        self.places = [start for column in columns for start in column.starts]
+        self.starts = np.array(self.places, dtype=np.int64)
         self.shape_starts = np.array(
             [s for c in columns for s in c.shape_starts or (0,) * len(c.starts)], dtype=np.int64
         )

@@ -54,25 +54,21 @@ def write_shard(
     schema = pa.schema([part.arrow for part in parts], metadata={"trainpace": json.dumps(about)})
     aside = folder / f".{target.name}.{os.getpid()}"
     try:
-        with open(aside, "wb") as raw:
-            file = _Summing(raw)
-            with pa.parquet.ParquetWriter(
-                pa.PythonFile(file, mode="w"), schema, compression="none", use_dictionary=False, write_statistics=False,
-                data_page_size=2**30, store_schema=True,
-            ) as writer:  # fmt: skip
-                for start in range(0, len(kept), plan.group_rows):
-                    rows = slice(start, start + plan.group_rows)
-                    arrays = [part.rows(rows) for part in parts]
-                    writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=plan.group_rows)
-            raw.flush()
-            os.fsync(raw.fileno())
+        with pa.parquet.ParquetWriter(
+            aside, schema, compression="none", use_dictionary=False, write_statistics=False, data_page_size=2**30,
+        ) as writer:  # fmt: skip
+            for start in range(0, len(kept), plan.group_rows):
+                rows = slice(start, start + plan.group_rows)
+                arrays = [part.rows(rows) for part in parts]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=plan.group_rows)
+        file_bytes, crc32 = _sum(aside, to_disk=True)
         starts = _starts(pa.parquet.read_metadata(aside), parts, len(kept), plan.group_rows)
         os.replace(aside, target)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
     shard = Shard(
-        number=number, first=covered.start, stop=covered.stop, samples=len(kept), file_bytes=file.size, crc32=file.crc32,
+        number=number, first=covered.start, stop=covered.stop, samples=len(kept), file_bytes=file_bytes, crc32=crc32,
         group_rows=plan.group_rows, columns=tuple(column.place(starts) for column in columns),
         index_starts=starts[index], bad=tuple(bad),
     )  # fmt: skip
@@ -93,46 +89,27 @@ def damage(folder: Path, shard: Shard) -> str | None:
     """What is wrong with a shard's file, every byte of it read; None where nothing is."""
     path = shard_file(folder, shard.number)
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < shard.file_bytes:
-                return f"truncated: {size:,} of {shard.file_bytes:,} bytes"
-            if size > shard.file_bytes:
-                return f"longer than written: {size:,} in place of {shard.file_bytes:,} bytes"
-            crc32 = 0
-            while block := file.read(_READ_BYTES):
-                crc32 = zlib.crc32(block, crc32)
+        size, crc32 = _sum(path)
     except FileNotFoundError:
         return "missing"
     except OSError as error:
         return f"unreadable: {error.strerror}"
+    if size < shard.file_bytes:
+        return f"truncated: {size:,} of {shard.file_bytes:,} bytes"
+    if size > shard.file_bytes:
+        return f"longer than written: {size:,} in place of {shard.file_bytes:,} bytes"
     return None if crc32 == shard.crc32 else "changed: its checksum is another than when it was written"
 
 
-class _Summing:
-    """A file that knows the checksum of what went into it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self.crc32, self.size, self.closed = file, 0, 0, False
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self.crc32 = zlib.crc32(view, self.crc32)
-        self.size += view.nbytes
-        self._file.write(view)
-        return view.nbytes
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self.closed = True
+def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
+    """(bytes, CRC-32) of a file, `to_disk` only once they are on the disk."""
+    with open(path, "r+b" if to_disk else "rb") as file:
+        size = crc32 = 0
+        while block := file.read(_READ_BYTES):
+            size, crc32 = size + len(block), zlib.crc32(block, crc32)
+        if to_disk:
+            os.fsync(file.fileno())
+    return size, crc32
 
 
 class _Plain:
