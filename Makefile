@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-datapath docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
 	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
 	@echo "make bench-measure   how good measure, its jumps and calibrate are, on a machine that does nothing else (an hour)"
+	@echo "make bench-datapath  precompute and reading back against litdata, webdataset and Hugging Face datasets (a quarter of an hour)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make docs-check  run every command of README.md and docs/"
@@ -28,6 +29,11 @@ $(VENV)/installed: requirements.lock pyproject.toml
 # tests/shims, its model definitions load all the same. Apart from .venv, so that nothing else sees them.
 .zoo/installed: requirements-zoo.lock | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .zoo -r requirements-zoo.lock
+	@touch $@
+
+# Peers that are only measured against, likewise apart: they would pull versions of their own into .venv.
+.peers/installed: requirements-peers.lock | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers -r requirements-peers.lock
 	@touch $@
 
 run: $(VENV)/installed
@@ -55,6 +61,9 @@ bench-measure: $(VENV)/installed .zoo/installed
 	$(BIN)/python benchmarks/jumps.py --data $(DATA)
 	$(BIN)/python benchmarks/journal.py
 
+bench-datapath: $(VENV)/installed .peers/installed
+	$(BIN)/python benchmarks/datapath.py
+
 # The measured runs are traced once into out/traces (about six minutes), then every use of them takes seconds.
 TRACES ?= out/traces
 $(TRACES)/done: $(VENV)/installed .zoo/installed
@@ -75,4 +84,4 @@ lock:
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .zoo out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .peers out .pytest_cache .mypy_cache .ruff_cache .hypothesis

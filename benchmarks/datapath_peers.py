@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from photo_dataset import SIDE, Photos, decode
 
-BATCH, EPOCHS, PROCESSES = 64, 5, 2
+BATCH, EPOCHS, PROCESSES = 64, 3, 2
 SHAPE = (SIDE, SIDE, 3)
 
 
