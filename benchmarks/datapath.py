@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainpace.measure.detect import detect
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULT = HERE / "results" / "datapath.md"
@@ -182,7 +184,7 @@ def killed(place: Path) -> list[str]:
             env=ENVIRONMENT,
         )
         time.sleep(chance.uniform(0.05, 1.2))
-        finished = begun.poll() is not None
+        finished = begun.poll() == 0
         begun.send_signal(signal.SIGKILL)
         begun.wait()
         now = {(path.name, path.stat().st_mtime_ns) for path in folder.glob("shard-*.json")}
@@ -312,9 +314,7 @@ def main() -> None:
     from photo_dataset import make_photos
 
     make_photos(PHOTOS, COUNT)
-    processor = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), ""
-    )
+    processor = detect().cpu.name
     kept: dict[str, list[str]] = {}
     if RESULT.exists():  # parts that are not run now stay
         for section in RESULT.read_text().split("\n## ")[1:]:

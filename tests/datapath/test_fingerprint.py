@@ -26,9 +26,10 @@ HELPER = "def double(text):\n    return 2 * text\n"
 SHOW = """
 import sys
 from trainpace.datapath.dataset_file import load_dataset
-from trainpace.datapath.fingerprint import fingerprint
+from trainpace.datapath.fingerprint import fingerprint, settings_of
 from trainpace.records import to_json
-print(to_json(fingerprint(load_dataset(sys.argv[1]), sys.argv[1])))
+dataset = load_dataset(sys.argv[1])
+print(to_json(fingerprint(dataset, sys.argv[1], settings_of(dataset))))
 """
 
 

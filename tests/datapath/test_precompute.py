@@ -108,6 +108,22 @@ def test_what_has_changed_is_refused(file, tmp_path):
     assert "--shard-samples was 10" in run(f"{file}:Numbers", "--out", out, "--shard-samples", "30").stderr
 
 
+def test_a_dataset_that_every_process_puts_together_otherwise(file, tmp_path):
+    shuffled = "import random\n\ndef shuffled():\n    data = Numbers()\n    data.order = random.sample(range(90), 90)\n    return data\n"
+    file.write_text(NUMBERS + shuffled)
+    done = run(f"{file}:shuffled", "--out", tmp_path / "out", *FLAGS)
+    assert done.returncode == 2
+    assert "put together differently in every process" in done.stderr
+
+
+def test_a_tasks_dataset(file, tmp_path):
+    file.write_text(
+        NUMBERS + "\nimport torch\n\ndef task():\n    return torch.nn.Linear(1, 1), None, None, Numbers(20)\n"
+    )
+    assert run(f"{file}:task", "--out", tmp_path / "out", *FLAGS).returncode == 0
+    assert read(tmp_path / "out") == list(range(20))
+
+
 BAD_INPUT = {
     "import random\nclass D:\n    def __len__(self): return 3\n    def __getitem__(self, i): return random.random()\n": "line 4",
     "class D:\n    def __iter__(self): return iter([1])\n": "lacks __len__",

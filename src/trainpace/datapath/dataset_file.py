@@ -11,7 +11,8 @@ from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 
 
 def load_dataset(target: str) -> Any:
-    """The map-style dataset that NAME is: an object with __len__ and __getitem__, a class or function that makes one."""
+    """The map-style dataset that NAME is: an object with __len__ and __getitem__, a class or function that makes one, or a
+    function that returns a task (model, loss, optimizer, dataset)."""
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise TrainpaceError(
@@ -31,6 +32,8 @@ def load_dataset(target: str) -> Any:
     if found is None:
         raise UnknownName(f"name in {path}", name, [n for n in vars(module) if not n.startswith("_")])
     made = found() if isinstance(found, type) or (not hasattr(found, "__getitem__") and callable(found)) else found
+    if isinstance(made, tuple | list) and len(made) == 4 and hasattr(made[0], "parameters"):
+        made = made[3]  # a task: (model, loss, optimizer, dataset)
     if not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
         hint = "An iterable dataset has no order to cut into shards." if hasattr(made, "__iter__") else ""
         raise TrainpaceError(f"{target} gives a {type(made).__name__}, which lacks __len__ or __getitem__.", hint)

@@ -21,9 +21,18 @@ _opened: set[str] | None = None
 _hooked = False
 
 
-def fingerprint(dataset: Any, target: str) -> Fingerprint:
-    """`code`: syntax trees, so that comments and line breaks do not count. `source`: how many samples, what plain settings
-    and lists the dataset holds (file names, say), and size and time of the files that three of its samples open."""
+SETTINGS = "dataset settings"
+
+
+def settings_of(dataset: Any) -> str:
+    """A hash of the plain settings and lists that a dataset holds (file names, say), to be taken before it is used: caches and
+    counters would change it."""
+    return _hash(_settings(dataset, _DEPTH))
+
+
+def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
+    """`code`: syntax trees, so that comments and line breaks do not count. `source`: how many samples, the dataset's
+    `settings`, and size and time of the files that three of its samples open."""
     total = len(dataset)
     with files_opened() as opened:
         for index in spread(_LOOKED_AT, total):
@@ -31,7 +40,7 @@ def fingerprint(dataset: Any, target: str) -> Fingerprint:
                 dataset[index]
     root = Path(target.rpartition(":")[0]).resolve().parent
     modules = _project_files(root)
-    source = {"number of samples": str(total), "dataset settings": _hash(_settings(dataset, _DEPTH))}
+    source = {"number of samples": str(total), SETTINGS: settings}
     for name in sorted(opened):
         path = Path(name)
         if path.suffix not in (".py", ".pyc") and not _is_library(path) and path.is_file():

@@ -20,7 +20,7 @@ import msgspec
 
 from trainpace.datapath.dataset_file import load_dataset
 from trainpace.datapath.determinism import computed_twice
-from trainpace.datapath.fingerprint import fingerprint
+from trainpace.datapath.fingerprint import SETTINGS, fingerprint, settings_of
 from trainpace.datapath.samples import Encoded, Layout, encode, spread
 from trainpace.datapath.shard_plan import BadSample, Fingerprint, ShardPlan
 from trainpace.datapath.shards import import_pyarrow, write_shard
@@ -43,7 +43,7 @@ class Inspection(Record):
     sample_bytes: float
 
 
-def inspect(dataset: Any, target: str, looked_at: int = _LOOKED_AT) -> Inspection:
+def inspect(dataset: Any, target: str, settings: str, looked_at: int = _LOOKED_AT) -> Inspection:
     """Compute some samples spread over the dataset twice. Raises `NotDeterministic`, or where not one can be computed."""
     total, times, sizes, reason = len(dataset), [], [], ""
     layout: Layout | None = None
@@ -64,7 +64,7 @@ def inspect(dataset: Any, target: str, looked_at: int = _LOOKED_AT) -> Inspectio
     if layout is None:
         raise UserCodeError(f"not one of {min(looked_at, total)} samples looked at could be computed ({reason}).")
     return Inspection(
-        samples=total, layout=layout, fingerprint=fingerprint(dataset, target), sample_s=sorted(times)[len(times) // 2],
+        samples=total, layout=layout, fingerprint=fingerprint(dataset, target, settings), sample_s=sorted(times)[len(times) // 2],
         sample_bytes=sum(sizes) / len(sizes),
     )  # fmt: skip
 
@@ -127,26 +127,32 @@ def _serve(target: str) -> None:
             answers.flush()
 
     try:
-        dataset, writer = None, _Writer(say)
+        dataset, settings, writer = None, "", _Writer(say)
         for line in requests:
             request = json.loads(line)
             if dataset is None:
                 import_pyarrow()
                 dataset = load_dataset(target)
+                settings = settings_of(dataset)
             if "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(1)
             if request["do"] == "load":
                 say(loaded=True)
             elif request["do"] == "inspect":
-                say(inspection=msgspec.to_builtins(inspect(dataset, target)))
+                say(inspection=msgspec.to_builtins(inspect(dataset, target, settings)))
             elif request["do"] == "fingerprint":
-                say(fingerprint=msgspec.to_builtins(fingerprint(dataset, target)), samples=len(dataset))
+                say(fingerprint=msgspec.to_builtins(fingerprint(dataset, target, settings)), samples=len(dataset))
             elif request["do"] == "estimate":
                 from trainpace.datapath.precompute_estimate import estimate_here
 
                 say(estimate=msgspec.to_builtins(estimate_here(dataset, target, **request["options"])))
             else:
                 plan, number = msgspec.convert(request["plan"], ShardPlan), request["number"]
+                if plan.fingerprint.source[SETTINGS] != settings:
+                    raise TrainpaceError(
+                        f"{target} is put together differently in every process: an index does not always mean the same sample.",
+                        "Sort what it lists, and seed what it shuffles.",
+                    )
 
                 def progress(samples: int, bad: int, reason: str, number: int = number) -> None:
                     say(number=number, progress=samples, bad=bad, reason=reason)
