@@ -102,6 +102,9 @@ def test_what_has_changed_is_refused(file, tmp_path):
     refused = run(f"{file}:Numbers", "--out", out, *FLAGS)
     assert refused.returncode == 2
     assert "numbers_file.py has changed" in refused.stderr
+    (out / "shard-000003.parquet").unlink()
+    assert "numbers_file.py has changed" in run("--repair", "--out", out).stderr
+    assert (out / "manifest.json").exists()  # what cannot be repaired is left as it was
     assert "Traceback" not in refused.stderr
     assert run(f"{file}:Numbers", "--out", out, *FLAGS, "--again").returncode == 0
     assert ShardDataset(out)[3][0][0, 0] == 4

@@ -33,6 +33,7 @@ from trainpace.cli.options import COUNT, DURATION, echo_json
 @click.option("--batch", type=COUNT, help="For --estimate: samples in that step.")
 @click.option("--epochs", type=float, help="For --estimate: epochs that will be trained.")
 @click.option("--sbatch", "parts", type=COUNT, metavar="N", help="Print a Slurm batch script of N array tasks.")
+@click.option("--time", "limit_s", type=DURATION, default="24h", show_default=True, help="For --sbatch: of each task.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def precompute(target: str | None, folder: str, workers: int | None, part: str | None, as_json: bool, **o: Any) -> int:
     """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
@@ -52,6 +53,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
     from trainpace.report.progress import ProgressLine
 
     workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    damaged: list[work.Damage] = []
     if o["verify"] or o["repair"]:
         plan, damaged = work.verify(Path(folder))
         if o["verify"] or not damaged:
@@ -68,7 +70,6 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
         target, part = target or plan.target, "1/1"
         if not Path(target.rpartition(":")[0]).is_file():
             raise click.UsageError(f"the shards were computed by {target}, which is gone: name it as it is now.")
-        work.set_aside(Path(folder), damaged)
     if target is None:
         raise click.UsageError("Name a TARGET: FILE.py:NAME.")
     if o["estimate"]:
@@ -86,7 +87,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
             print_estimate(estimate)
         return 0 if estimate.pays else 1
     if o["parts"]:
-        click.echo(array_script(target, folder, o["parts"], workers, hours=24), nl=False)
+        click.echo(array_script(target, folder, o["parts"], workers, o["limit_s"] / 3600), nl=False)
         return 0
     number, parts = part_of(part, os.environ)
     if o["again"] and parts > 1:
@@ -97,6 +98,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
             work.Settings(
                 target=target, folder=folder, workers=workers, shard_samples=o["shard_samples"], max_bad=o["max_bad"],
                 part=number, parts=parts, again=o["again"],
+                repair=tuple(one.number for one in damaged),
             ),
             line,
         )  # fmt: skip

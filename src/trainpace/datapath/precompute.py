@@ -6,17 +6,14 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from trainpace.datapath.precompute_estimate import Estimate, SampleCosts, decide
-from trainpace.datapath.precompute_pool import DiskFull, Pool
+from trainpace.datapath.precompute_pool import Pool
 from trainpace.datapath.precompute_worker import Inspection
 from trainpace.datapath.shard_plan import (
     BAD_SAMPLES,
@@ -30,44 +27,10 @@ from trainpace.datapath.shard_plan import (
     shard_record,
     shard_sizes,
 )
+from trainpace.datapath.shard_work import Progress, Settings, Work
 from trainpace.datapath.shards import damage, finished_shard
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput, UserCodeError
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.records import Record, load, save, to_json, write_whole
-from trainpace.units import format_number
-
-_SPARE = 1.02
-"""Room for headers and for samples that are larger than those looked at."""
-_SPARE_BYTES = 2**20
-_AHEAD = 2
-"""Shards that a worker has in hand: it computes one while it writes the other."""
-
-
-class Settings(Record):
-    """What to compute, where to, and by how many processes. `max_bad`: the share of samples that may be set aside."""
-
-    target: str
-    folder: str
-    workers: int
-    shard_samples: int | None = None
-    max_bad: float = 0.05
-    part: int = 0
-    parts: int = 1
-    again: bool = False
-
-
-class Progress(NamedTuple):
-    """Of this part: samples done and wanted, of them bad; `new`: computed by this run, in `seconds`."""
-
-    done: int
-    wanted: int
-    bad: int
-    new: int
-    seconds: float
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds left at the rate so far; None before there is one."""
-        return (self.wanted - self.done) * self.seconds / self.new if self.new and self.seconds else None
 
 
 class Precomputed(Record):
@@ -103,7 +66,8 @@ def precompute(settings: Settings, tell: Callable[[Progress], None] = lambda _: 
     begun = time.monotonic()
     with _alone(folder, settings), Pool(settings.target, settings.workers) as pool:
         plan = _agreed_plan(pool, folder, settings)
-        computed = _compute(pool, plan, folder, settings, tell)
+        _set_aside(folder, settings.repair)
+        computed = Work(pool, plan, folder, settings, tell).run()
     shards = [finished_shard(folder, number) for number in range(plan.shards)]
     there = [shard for shard in shards if shard is not None]
     if len(there) == plan.shards:
@@ -147,12 +111,13 @@ def verify(folder: Path) -> tuple[ShardPlan, list[Damage]]:
     return plan, found
 
 
-def set_aside(folder: Path, damaged: list[Damage]) -> None:
-    """Forget damaged shards, so that `precompute` computes them, and only them."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for one in damaged:
-        shard_record(folder, one.number).unlink(missing_ok=True)
-        shard_file(folder, one.number).unlink(missing_ok=True)
+def _set_aside(folder: Path, numbers: tuple[int, ...]) -> None:
+    """Forget these shards, so that they are computed again."""
+    if numbers:
+        (folder / MANIFEST).unlink(missing_ok=True)
+    for number in numbers:
+        shard_record(folder, number).unlink(missing_ok=True)
+        shard_file(folder, number).unlink(missing_ok=True)
 
 
 def read_plan(folder: Path) -> ShardPlan:
@@ -234,95 +199,11 @@ def _write_first(path: Path, text: str) -> bool:
         os.link(aside, path)
     except FileExistsError:
         return False
+    except OSError:  # a file system without links
+        os.replace(aside, path)
     finally:
-        aside.unlink()
+        aside.unlink(missing_ok=True)
     return True
-
-
-def _compute(
-    pool: Pool, plan: ShardPlan, folder: Path, settings: Settings, tell: Callable[[Progress], None]
-) -> list[Shard]:
-    mine = plan.part(settings.part, settings.parts)
-    there = {number: finished_shard(folder, number) for number in mine}
-    todo = deque(number for number, shard in there.items() if shard is None)
-    for number in todo:
-        for rest in folder.glob(f".{shard_file(folder, number).name}.*"):
-            rest.unlink(missing_ok=True)
-    wanted = sum(len(plan.range_of(number)) for number in mine)
-    finished = [shard for shard in there.values() if shard is not None]
-    before = sum(shard.stop - shard.first for shard in finished)
-    bad_before = sum(len(shard.bad) for shard in finished)
-    needed = (wanted - before) * plan.probe_bytes * _SPARE
-    free = shutil.disk_usage(folder).free
-    if todo and needed + _SPARE_BYTES > free:
-        raise DiskFull(
-            f"{_gb(needed)} are needed, and {folder} has room for {_gb(free)}.", "Give a folder on a larger disk."
-        )
-    asked = msgspec.to_builtins(plan)
-    under_way: dict[int, list[int]] = {worker: [] for worker in range(settings.workers)}
-    partial: dict[int, tuple[int, int]] = {}
-    computed: list[Shard] = []
-    largest = plan.probe_bytes * plan.shard_samples
-    begun = time.monotonic()
-
-    def hand_out(worker: int) -> None:
-        free = shutil.disk_usage(folder).free
-        if (sum(map(len, under_way.values())) + 1) * largest * _SPARE + _SPARE_BYTES > free:
-            raise DiskFull(
-                f"stopped before {folder} would run full: {_gb(free)} are left.",
-                "Make room, then run the same command again: it goes on where it stopped.",
-            )
-        under_way[worker].append(todo.popleft())
-        pool.ask(worker, do="shard", plan=asked, number=under_way[worker][-1], folder=str(folder))
-
-    full: DiskFull | None = None
-    for _ in range(_AHEAD):
-        for worker in range(settings.workers):
-            full = full or _try(hand_out, worker, todo)
-    answers = pool.answers(lambda worker: _in_words(plan, under_way[worker]))
-    while any(under_way.values()):
-        try:
-            worker, answer = next(answers)
-        except DiskFull as error:
-            hint = f"{len(finished) + len(computed)} of {len(mine)} shards are kept; make room, then run the same command again."
-            raise DiskFull(f"{folder} has run full.", hint) from error
-        if "progress" in answer:
-            partial[answer["number"]] = (answer["progress"], answer["bad"])
-        elif "shard" in answer:
-            shard = msgspec.convert(answer["shard"], Shard)
-            computed.append(shard)
-            largest = max(largest, shard.file_bytes)
-            partial.pop(shard.number, None)
-            under_way[worker].remove(shard.number)
-            full = full or _try(hand_out, worker, todo)
-        new = sum(s.stop - s.first for s in computed) + sum(samples for samples, _ in partial.values())
-        bad = bad_before + sum(len(s.bad) for s in computed) + sum(count for _, count in partial.values())
-        tell(Progress(before + new, wanted, bad, new, time.monotonic() - begun))
-        if bad > settings.max_bad * wanted:
-            reasons = [b.reason for s in computed for b in s.bad][-1:] or [answer.get("reason", "")]
-            raise UserCodeError(
-                f"{bad} samples could not be computed, more than --max-bad {100 * settings.max_bad:g} % of {wanted}"
-                f" (the last: {reasons[0]}).",
-                "Mend the dataset, or allow more.",
-            )
-    if full is not None:
-        raise full
-    return computed
-
-
-def _try(hand_out: Callable[[int], None], worker: int, todo: deque[int]) -> DiskFull | None:
-    """Hand out a shard if there is one; where there is no room for it, what is under way may still end."""
-    try:
-        if todo:
-            hand_out(worker)
-    except DiskFull as error:
-        return error
-    return None
-
-
-def _in_words(plan: ShardPlan, numbers: list[int]) -> str:
-    covered = [plan.range_of(number) for number in numbers]
-    return f"computing samples {covered[0].start} to {covered[-1].stop - 1}" if covered else "waiting"
 
 
 def _finish(folder: Path, plan: ShardPlan, shards: list[Shard]) -> None:
@@ -335,7 +216,3 @@ def _finish(folder: Path, plan: ShardPlan, shards: list[Shard]) -> None:
 def _absolute(target: str) -> str:
     file, _, name = target.rpartition(":")
     return f"{os.path.abspath(file)}:{name}"
-
-
-def _gb(size: float) -> str:
-    return f"{format_number(size / 1e9)} GB" if size >= 1e8 else f"{format_number(size / 1e6)} MB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from trainpace.datapath.precompute import Progress
+from trainpace.datapath.shard_work import Progress
 from trainpace.units import format_duration, format_number
 
 _LOG_EVERY_S = 10.0
