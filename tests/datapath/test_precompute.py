@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from shard_folders import NUMBERS
+from trainpace.datapath import precompute_pool
+from trainpace.datapath.precompute import Settings, precompute
 from trainpace.datapath.precompute_estimate import SampleCosts, decide
 from trainpace.datapath.shard_dataset import ShardDataset
 
@@ -241,6 +243,15 @@ def test_a_full_disk(small_disk, tmp_path):
     refused = run(f"{tmp_path}/huge.py:Numbers", "--out", small_disk / "other", "--workers", "1")
     assert refused.returncode == 2
     assert "32.4 MB" in refused.stderr or "33 MB" in refused.stderr
+
+
+def test_a_sample_that_hangs_is_told_of(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(precompute_pool, "PATIENCE_S", 0.4)
+    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(1.5 * (index == 26)); return np.full"))
+    notes = []
+    settings = Settings(target=f"{file}:Numbers", folder=str(tmp_path / "out"), workers=1, shard_samples=10)
+    assert precompute(settings, note=notes.append).finished
+    assert [note for note in notes if "no sample has come for 400 ms (computing samples 20 to " in note]
 
 
 def test_estimate_leaves_nothing_behind(file, tmp_path):

@@ -101,6 +101,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
                 repair=tuple(one.number for one in damaged),
             ),
             line,
+            lambda words: click.echo(f"note: {words}", err=True),
         )  # fmt: skip
     finally:
         line.end()

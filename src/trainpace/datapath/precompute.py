@@ -55,7 +55,9 @@ class Damage(Record):
     problem: str
 
 
-def precompute(settings: Settings, tell: Callable[[Progress], None] = lambda _: None) -> Precomputed:
+def precompute(
+    settings: Settings, tell: Callable[[Progress], None] = lambda _: None, note: Callable[[str], None] = lambda _: None
+) -> Precomputed:
     """Compute the shards of this part that are not there yet, and the manifest once all are.
 
     Raises `Contradiction` where the folder was begun with other code, source or settings, `DiskFull` before the disk is, and
@@ -64,7 +66,7 @@ def precompute(settings: Settings, tell: Callable[[Progress], None] = lambda _: 
     folder = Path(settings.folder)
     _make_ready(folder, settings)
     begun = time.monotonic()
-    with _alone(folder, settings), Pool(settings.target, settings.workers) as pool:
+    with _alone(folder, settings), Pool(settings.target, settings.workers, note) as pool:
         plan = _agreed_plan(pool, folder, settings)
         _set_aside(folder, settings.repair)
         computed = Work(pool, plan, folder, settings, tell).run()

@@ -15,7 +15,9 @@ from typing import Any
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.isolation import LIFELINE
+from trainpace.units import format_duration
 
+PATIENCE_S = 60.0
 Answer = dict[str, Any]
 
 
@@ -24,10 +26,13 @@ class DiskFull(TrainpaceError):
 
 
 class Pool:
-    """`count` workers, each with the dataset of `target`. Use as a context: leaving it ends them all."""
+    """`count` workers, each with the dataset of `target`. Use as a context: leaving it ends them all.
 
-    def __init__(self, target: str, count: int) -> None:
-        self._target, self._count = target, count
+    `note` is told when nothing has come from any worker for a minute.
+    """
+
+    def __init__(self, target: str, count: int, note: Callable[[str], None] = lambda _: None) -> None:
+        self._target, self._count, self._note = target, count, note
         self._answers: queue.Queue[tuple[int, Answer | None]] = queue.Queue()
 
     def __enter__(self) -> Pool:
@@ -67,7 +72,12 @@ class Pool:
     def answers(self, what: Callable[[int], str]) -> Iterator[tuple[int, Answer]]:
         """(worker, answer) as they come. Raises what a worker says went wrong; `what` names a worker's work."""
         while True:
-            worker, answer = self._answers.get()
+            try:
+                worker, answer = self._answers.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                doing = sorted({what(worker) for worker in range(self._count)})
+                self._note(f"no sample has come for {format_duration(PATIENCE_S)} ({'; '.join(doing)})")
+                continue
             if answer is None:
                 code = self._workers[worker].wait()
                 cause = f"it died of {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
