@@ -224,10 +224,11 @@ def test_a_full_disk(small_disk, tmp_path):
     out = small_disk / "out"
     (small_disk / "ballast").write_bytes(bytes(2_000_000))
     command = [f"{tmp_path}/large.py:Numbers", "--out", out, "--workers", "1", "--shard-samples"]
-    whole = run(*command, 45)
-    assert whole.returncode == 2
-    assert "has run full" in whole.stderr
-    assert not list(out.glob(".shard-*"))
+    for samples in (45, 90):  # full with a shard still to come, and with the last one
+        whole = run(*command, samples, "--again")
+        assert whole.returncode == 2
+        assert "has run full" in whole.stderr
+        assert not list(out.glob(".shard-*"))
     full = run(*command, 10, "--again")
     assert full.returncode == 2
     assert "would run full" in full.stderr or "has run full" in full.stderr

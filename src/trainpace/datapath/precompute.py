@@ -162,9 +162,7 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
     """The folder's plan, checked against code and source as they are now; for a new folder a plan from a look at samples."""
     begun = (folder / PLAN).exists()
     pool.ask(0, do="fingerprint" if begun else "inspect")
-    for worker in range(1, settings.workers):
-        pool.ask(worker, do="load")
-    answer = next(answer for worker, answer in pool.answers(lambda _: "looking at the first samples") if worker == 0)
+    _, answer = next(pool.answers(lambda worker: "waiting" if worker else "looking at the first samples"))
     if not begun:
         seen = msgspec.convert(answer["inspection"], Inspection)
         samples, rows = shard_sizes(

@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -89,27 +89,82 @@ def compute(
     return kept, bad
 
 
-class _Writer:
-    """Writes a shard while the next one is computed: a disk's fsync would idle the core."""
-
-    def __init__(self, say: Callable[..., None]) -> None:
-        self._say, self._pool, self._last = say, ThreadPoolExecutor(1), Future[None]()
-        self._last.set_result(None)
-
-    def write(self, *shard: Any) -> None:
-        self._last.result()  # one at a time, so that no more than two shards are in memory
-        self._last = self._pool.submit(self._write, *shard)
-
-    def wait(self) -> None:
-        self._last.result()
-
-    def _write(self, *shard: Any) -> None:
-        self._say(shard=msgspec.to_builtins(write_shard(*shard)))
-
-
 def _reason(error: Exception) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+class _Worker:
+    """Answers requests. A shard is written while the next one is computed, since a disk's fsync would idle the core."""
+
+    def __init__(self, target: str, answers: IO[str]) -> None:
+        self._target, self._answers, self._telling = target, answers, threading.Lock()
+        self._writer, self._written = ThreadPoolExecutor(1), Future[None]()
+        self._written.set_result(None)
+
+    def serve(self, requests: Iterable[str]) -> None:
+        """Until there are no more requests; ends the process."""
+        try:
+            import_pyarrow()
+            self._dataset = load_dataset(self._target)
+            self._settings = settings_of(self._dataset)
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(1)
+            for line in requests:
+                self._answer(**json.loads(line))
+            self._written.result()
+        except (Exception, SystemExit) as error:
+            self._fail(error)
+        os._exit(0)  # threads of the user's code must not keep the process
+
+    def _answer(self, do: str, **request: Any) -> None:
+        if do == "inspect":
+            self._say(inspection=msgspec.to_builtins(inspect(self._dataset, self._target, self._settings)))
+        elif do == "fingerprint":
+            now = fingerprint(self._dataset, self._target, self._settings)
+            self._say(fingerprint=msgspec.to_builtins(now))
+        elif do == "estimate":
+            from trainpace.datapath.precompute_estimate import estimate_here
+
+            self._say(estimate=msgspec.to_builtins(estimate_here(self._dataset, self._target, **request["options"])))
+        else:
+            self._compute(msgspec.convert(request["plan"], ShardPlan), request["number"], Path(request["folder"]))
+
+    def _compute(self, plan: ShardPlan, number: int, folder: Path) -> None:
+        if plan.fingerprint.source[SETTINGS] != self._settings:
+            raise TrainpaceError(
+                f"{self._target} is put together differently in every process: an index does not always mean the same sample.",
+                "Sort what it lists, and seed what it shuffles.",
+            )
+
+        def progress(samples: int, bad: int, reason: str) -> None:
+            self._say(number=number, progress=samples, bad=bad, reason=reason)
+
+        kept, bad = compute(self._dataset, plan, number, progress)
+        self._written.result()  # one at a time, so that no more than two shards are in memory
+        self._written = self._writer.submit(self._write, folder, plan, number, kept, bad)
+
+    def _write(self, *shard: Any) -> None:
+        try:
+            self._say(shard=msgspec.to_builtins(write_shard(*shard)))
+        except Exception as error:
+            self._fail(error)  # at once: the main thread may be waiting for a request that will not come
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._say(error="the disk is full.", hint="", disk_full=True)
+        elif isinstance(error, TrainpaceError):
+            self._say(error=error.message, hint=error.hint, misuse=not isinstance(error, UserCodeError))
+        elif isinstance(error, MemoryError):
+            self._say(error="the memory is not enough.", hint="Try fewer --workers or a smaller --shard-samples.")
+        else:
+            self._say(error=explain(error).replace("the model's code", "the dataset's code"), hint="")
+        os._exit(0)
+
+    def _say(self, **answer: Any) -> None:
+        with self._telling:
+            self._answers.write(json.dumps(answer) + "\n")
+            self._answers.flush()
 
 
 def _serve(target: str) -> None:
@@ -118,59 +173,7 @@ def _serve(target: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-
-    telling = threading.Lock()
-
-    def say(**answer: Any) -> None:
-        with telling:
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-
-    try:
-        dataset, settings, writer = None, "", _Writer(say)
-        for line in requests:
-            request = json.loads(line)
-            if dataset is None:
-                import_pyarrow()
-                dataset = load_dataset(target)
-                settings = settings_of(dataset)
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(1)
-            if request["do"] == "load":
-                say(loaded=True)
-            elif request["do"] == "inspect":
-                say(inspection=msgspec.to_builtins(inspect(dataset, target, settings)))
-            elif request["do"] == "fingerprint":
-                say(fingerprint=msgspec.to_builtins(fingerprint(dataset, target, settings)), samples=len(dataset))
-            elif request["do"] == "estimate":
-                from trainpace.datapath.precompute_estimate import estimate_here
-
-                say(estimate=msgspec.to_builtins(estimate_here(dataset, target, **request["options"])))
-            else:
-                plan, number = msgspec.convert(request["plan"], ShardPlan), request["number"]
-                if plan.fingerprint.source[SETTINGS] != settings:
-                    raise TrainpaceError(
-                        f"{target} is put together differently in every process: an index does not always mean the same sample.",
-                        "Sort what it lists, and seed what it shuffles.",
-                    )
-
-                def progress(samples: int, bad: int, reason: str, number: int = number) -> None:
-                    say(number=number, progress=samples, bad=bad, reason=reason)
-
-                kept, bad = compute(dataset, plan, number, progress)
-                writer.write(Path(request["folder"]), plan, number, kept, bad)
-        writer.wait()
-    except (Exception, SystemExit) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            say(error="the disk is full.", hint="", disk_full=True)
-        elif isinstance(error, TrainpaceError):
-            say(error=error.message, hint=error.hint, misuse=not isinstance(error, UserCodeError))
-        elif isinstance(error, MemoryError):
-            say(error="the memory is not enough.", hint="Try fewer --workers or a smaller --shard-samples.")
-        else:
-            say(error=explain(error).replace("the model's code", "the dataset's code"), hint="")
-    answers.flush()
-    os._exit(0)  # threads of the user's code must not keep the process
+    _Worker(target, answers).serve(requests)
 
 
 if __name__ == "__main__":
