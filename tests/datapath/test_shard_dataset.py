@@ -1,13 +1,18 @@
 """Reading back: exactly once over ranks and workers, the same order, resumed mid-epoch."""
 
 import pickle
+from itertools import zip_longest
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shard_folders import write_folder
+from trainpace.datapath import shard_dataset
 from trainpace.datapath.shard_dataset import ShardDataset, ShardStream
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 
@@ -164,3 +169,33 @@ def test_missing_and_damaged_folders(tmp_path):
     assert data[0].shape == (3,)
     with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet is not as long as it was written"):
         data[3]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ranks=st.integers(1, 5), workers=st.integers(1, 4), batch=st.integers(1, 40), buffer=st.integers(1, 250),
+    epoch=st.integers(0, 3), drop_last=st.booleans(),
+)  # fmt: skip
+def test_exactly_once_over_ranks_and_workers(folder, monkeypatch, ranks, workers, batch, buffer, epoch, drop_last):
+    taken, counts = [], set()
+    for rank in range(ranks):
+        one = ShardStream(
+            folder, batch, seed=2, buffer_samples=buffer, rank=rank, world_size=ranks, drop_last=drop_last
+        )
+        one.place(epoch)
+        of_workers = []
+        for worker in range(workers):
+            info = SimpleNamespace(id=worker, num_workers=workers)
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.utils.data, "get_worker_info", lambda info=info: info)
+                patch.setattr(shard_dataset, "_allocate", lambda count: torch.empty(count, dtype=torch.uint8))
+                of_workers.append(ids(one))
+        in_turn = [b for group in zip_longest(*of_workers) for b in group if b is not None]
+        assert in_turn == ids(one)
+        taken += flat(in_turn)
+        counts.add(len(in_turn))
+    if drop_last:
+        assert len(counts) == 1
+        assert len(set(taken)) == len(taken) > len(GOOD) - ranks * batch
+    else:
+        assert sorted(taken) == GOOD
