@@ -24,11 +24,12 @@ SHAPE = (SIDE, SIDE, 3)
 
 
 def _sample(path: str) -> dict[str, Any]:
-    return {"image": decode(Path(path).read_bytes()), "label": int(Path(path).stem) % 10}
+    # as bytes, which litdata reads 20 times as fast as arrays and twice as fast as tensors
+    return {"image": decode(Path(path).read_bytes()).tobytes(), "label": int(Path(path).stem) % 10}
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    return {"image": decode(Path(row["path"]).read_bytes()).tobytes(), "label": int(Path(row["path"]).stem) % 10}
+    return _sample(row["path"])
 
 
 def write_huggingface(folder: Path) -> None:
@@ -141,8 +142,14 @@ def read_huggingface(folder: Path, workers: int) -> Iterable[Any]:
 
 def read_litdata(folder: Path, workers: int) -> Iterable[Any]:
     import litdata
+    import torch
 
-    data = litdata.StreamingDataset(str(folder / "lit"), shuffle=True)
+    class Photographs(litdata.StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8).reshape(SHAPE), sample["label"]
+
+    data = Photographs(str(folder / "lit"), shuffle=True)
     return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0)
 
 
@@ -183,7 +190,7 @@ def time_epochs(loader: Iterable[Any]) -> Iterator[tuple[int, float]]:
     for epoch in range(EPOCHS + 1):
         start, samples, total = time.perf_counter(), 0, 0
         for batch in loader:
-            images = batch["image"] if isinstance(batch, dict) else batch[0]
+            images = batch[0]
             samples += len(images)
             total += int(images[0, 0, 0, 0])  # the batch is really there
         if epoch:
