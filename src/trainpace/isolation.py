@@ -70,7 +70,7 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
 
 def serve(work: Work) -> None:
     """The worker's side: do `work` on the request, and answer with its result or one sentence of what went wrong."""
-    _end_with_parent()
+    end_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text())
     answer: dict[str, Any]
     try:
@@ -117,7 +117,7 @@ def _has_fileno() -> bool:
     return True
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process, and what it started, once the parent has gone without ending it: killed, say."""
     end = os.environ.pop(LIFELINE, None)
     if end is None:

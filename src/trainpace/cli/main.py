@@ -16,6 +16,7 @@ VERBS = {
     "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
+    "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",
     "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",
     "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
     "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",

@@ -1,0 +1,180 @@
+"""A sample as columns: the tensors, arrays, pictures, numbers and texts in it, each as bytes or a plain value, and back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from trainpace.records import Record
+
+Kind = Literal["tensor", "array", "scalar", "image", "int", "float", "bool", "str", "bytes"]
+SHAPED = frozenset({"tensor", "array", "scalar", "image"})
+"""Kinds whose bytes need a shape to be read."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+class UnsupportedSample(ValueError):
+    """A sample that holds something that no column can keep."""
+
+
+class Field(Record):
+    """One column. `dtype` is torch's or numpy's name of it, or a picture's mode."""
+
+    name: str
+    kind: Kind
+    dtype: str = ""
+
+
+class Layout(Record):
+    """What every sample of a dataset looks like: its columns, and how tuples, lists and dicts nest them (JSON)."""
+
+    structure: str
+    fields: tuple[Field, ...]
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """The sample (or batch) whose columns hold `leaves`."""
+        return self.builder()(leaves)
+
+    def builder(self) -> Callable[[Sequence[Any]], Any]:
+        """`rebuild` with the structure parsed once."""
+        return _builder(json.loads(self.structure))
+
+
+class Encoded(NamedTuple):
+    """A sample taken apart: bytes or plain values, one per column, and the shapes of those that have one."""
+
+    layout: Layout
+    values: list[Any]
+    shapes: list[tuple[int, ...] | None]
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly what it takes in a shard."""
+        return sum(len(v) if isinstance(v, bytes | str) else 8 for v in self.values)
+
+
+def encode(sample: Any, known: Layout | None = None) -> Encoded:
+    """Take a sample apart. Its bytes are copied, so a dataset may use its buffers again.
+
+    `known` is the layout that the others have: anything else raises `UnsupportedSample`, as do None, objects and sparse tensors.
+    """
+    leaves: list[tuple[str, Any]] = []
+    structure = _take_apart(sample, "", leaves)
+    fields, values, shapes = [], [], []
+    for name, leaf in leaves:
+        kind, dtype, value, shape = _encode_leaf(name, leaf)
+        fields.append((name, kind, dtype))
+        values.append(value)
+        shapes.append(shape)
+    if known is not None:
+        expected = [(f.name, f.kind, f.dtype) for f in known.fields]
+        if fields != expected or json.dumps(structure) != known.structure:
+            raise UnsupportedSample(_difference(fields, expected))
+        return Encoded(known, values, shapes)
+    names = [name for name, _, _ in fields]
+    if not names:
+        raise UnsupportedSample("the sample is empty")
+    if len(set(names)) < len(names):
+        raise UnsupportedSample(
+            f"two parts of the sample have the name {next(n for n in names if names.count(n) > 1)!r}"
+        )
+    made = tuple(Field(name=name, kind=kind, dtype=dtype) for name, kind, dtype in fields)
+    return Encoded(Layout(structure=json.dumps(structure), fields=made), values, shapes)
+
+
+def same(a: Encoded, b: Encoded) -> list[str]:
+    """Names of the columns in which two encodings of one sample differ, bit by bit."""
+    if a.layout != b.layout:
+        return [f.name for f in a.layout.fields]
+    return [
+        f.name
+        for f, x, y, s, t in zip(a.layout.fields, a.values, b.values, a.shapes, b.shapes, strict=True)
+        if s != t or repr(x) != repr(y)
+    ]
+
+
+def _take_apart(value: Any, name: str, leaves: list[tuple[str, Any]]) -> Any:
+    """The nesting: a leaf is its column's number."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise UnsupportedSample(f"{name or 'the sample'} is a dict whose keys are not all text")
+        return ["dict", list(value), *(_take_apart(v, f"{name}.{k}" if name else k, leaves) for k, v in value.items())]
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return [kind, *(_take_apart(v, f"{name}.{i}" if name else str(i), leaves) for i, v in enumerate(value))]
+    leaves.append((name or "sample", value))
+    return len(leaves) - 1
+
+
+def _builder(node: Any) -> Callable[[Sequence[Any]], Any]:
+    if isinstance(node, int):
+        return lambda leaves: leaves[node]
+    kind, *parts = node
+    if kind == "dict":
+        keys, *parts = parts
+        builders = [_builder(part) for part in parts]
+        return lambda leaves: {key: build(leaves) for key, build in zip(keys, builders, strict=True)}
+    builders = [_builder(part) for part in parts]
+    if kind == "tuple":
+        return lambda leaves: tuple([build(leaves) for build in builders])
+    return lambda leaves: [build(leaves) for build in builders]
+
+
+def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] | None]:
+    # torch and PIL only where the user's code has loaded them: a worker without them starts a second sooner
+    torch, image = sys.modules.get("torch"), sys.modules.get("PIL.Image")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        if leaf.layout != torch.strided or leaf.is_quantized:
+            raise UnsupportedSample(f"{name} is a sparse or quantized tensor")
+        flat = leaf.detach().cpu().contiguous().reshape(-1)
+        return (
+            "tensor",
+            str(leaf.dtype).removeprefix("torch."),
+            flat.view(torch.uint8).numpy().tobytes(),
+            tuple(leaf.shape),
+        )
+    if isinstance(leaf, np.ndarray | np.generic):
+        if leaf.dtype.kind not in "biufc":
+            raise UnsupportedSample(f"{name} is an array of dtype {leaf.dtype}")
+        kind: Kind = "array" if isinstance(leaf, np.ndarray) else "scalar"
+        return kind, leaf.dtype.str, leaf.tobytes(), leaf.shape
+    if image is not None and isinstance(leaf, image.Image):
+        pixels = np.asarray(leaf)
+        if leaf.mode not in ("L", "RGB", "RGBA", "I", "F"):
+            raise UnsupportedSample(f"{name} is a picture of mode {leaf.mode}; convert it to RGB or L")
+        return "image", leaf.mode, pixels.tobytes(), pixels.shape
+    if isinstance(leaf, bool):
+        return "bool", "", leaf, None
+    if isinstance(leaf, int):
+        if leaf not in _INT64:
+            raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
+        return "int", "", int(leaf), None
+    if isinstance(leaf, float):
+        return "float", "", float(leaf), None
+    if isinstance(leaf, str):
+        return "str", "", str(leaf), None
+    if isinstance(leaf, bytes):
+        return "bytes", "", bytes(leaf), None
+    raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can keep")
+
+
+def _difference(found: list[Any], expected: list[Any]) -> str:
+    for (name, kind, dtype), (_, kind_, dtype_) in zip(found, expected, strict=False):
+        if (kind, dtype) != (kind_, dtype_):
+            return f"{name} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
+    return f"it has {len(found)} parts in another arrangement than the other samples, which have {len(expected)}"
+
+
+def spread(count: int, total: int) -> Iterator[int]:
+    """`count` indices spread evenly over range(total), ends included; all of them where there are fewer."""
+    if total <= count:
+        yield from range(total)
+    elif count == 1:
+        yield 0
+    else:
+        yield from (i * (total - 1) // (count - 1) for i in range(count))

@@ -1,0 +1,71 @@
+"""Precomputing for the terminal: progress, what was done, what is damaged, and whether it is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainpace.datapath.precompute import Damage, Precomputed
+from trainpace.datapath.precompute_estimate import Estimate
+from trainpace.report.terminal import print_lines, print_table
+from trainpace.units import format_duration, format_number
+
+
+def print_precomputed(done: Precomputed, all_shards: int) -> None:
+    """What there is now, and what comes next."""
+    if done.shards_computed:
+        rate = format_number(done.samples_computed / done.seconds)
+        print_lines(
+            f"Computed {done.samples_computed:,} samples in {format_duration(done.seconds)} ({rate}/s), as"
+            f" {done.shards_computed} of {all_shards} shards."
+        )
+    else:
+        print_lines("Nothing was left to compute.")
+    if done.bad:
+        print_lines(f"{done.bad:,} bad samples are left out; bad_samples.jsonl has their indices and reasons.")
+    if done.finished:
+        print_lines(
+            f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {format_bytes(done.total_bytes)}."
+        )
+        print_lines(
+            f'Next: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.datapath.shard_dataset'
+        )
+    else:
+        print_lines(f"{done.shards} of {all_shards} shards are there. The part that ends last writes the manifest.")
+
+
+def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
+    """One line a damaged shard, and the verdict."""
+    for one in damaged:
+        print_lines(f"{one.file}: {one.problem}")
+    if damaged:
+        print_lines(
+            f"{len(damaged)} of {shards} shards are damaged. Next: trainpace precompute --repair --out {folder}"
+        )
+    else:
+        print_lines(f"All {shards} shards are as they were written.")
+
+
+def print_estimate(e: Estimate) -> None:
+    """What it costs, what it saves, and the verdict."""
+    c = e.costs
+    rows = [
+        ("computing a sample", format_duration(c.compute_s), "one process"),
+        ("reading it back", format_duration(c.read_s), f"from the page cache; {format_duration(c.read_cold_s)} from the disk"),
+        ("precomputing once", format_duration(e.compute_once_s), f"{e.workers} workers"),
+        ("on the disk", format_bytes(e.total_bytes), f"{format_bytes(c.free_bytes)} are free"),
+        ("an epoch now", format_duration(e.epoch_now_s), f"{e.workers} workers"),
+        ("an epoch after", format_duration(e.epoch_after_s), "from the page cache" if e.from_cache else "from the disk"),
+    ]  # fmt: skip
+    print_table(("", "", ""), rows, title=f"{c.samples:,} samples, {c.measured} of them measured")
+    if e.pays:
+        print_lines(
+            f"Yes: an epoch becomes {format_duration(e.saved_per_epoch_s)} shorter, and after {e.epochs_to_pay:.1f} epochs it"
+            " has paid."
+        )
+    else:
+        print_lines(f"No: {e.reason}.")
+
+
+def format_bytes(size: float) -> str:
+    """MB below 100 MB, GB above."""
+    return f"{format_number(size / 1e9)} GB" if size >= 1e8 else f"{format_number(size / 1e6)} MB"
