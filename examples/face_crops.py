@@ -10,6 +10,7 @@ photographs show no faces; the work is that of a detector and a landmark finder 
 
 import argparse
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,7 @@ class SmallNet(nn.Module):
         super().__init__()
         widths = (3, 16, 32, 64)
         self.features = nn.Sequential(
-            *(nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)) for a, b in zip(widths, widths[1:]))
+            *(nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)) for a, b in pairwise(widths))
         )
         self.head = nn.Linear(64 * (SIDE // 8) ** 2 + 2 * POINTS, 2)
 
