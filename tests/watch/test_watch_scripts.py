@@ -225,3 +225,23 @@ def test_a_compiled_model_trains_the_same(tmp_path, monkeypatch):
     assert code == 0
     assert watched_losses == losses(path)
     assert recording.ranks[0].parts_ms["forward"] > 0
+
+
+EVALUATES = """
+if len(losses) % 3 == 0:
+    model.eval()
+    with torch.no_grad():
+        for x, y in torch.utils.data.DataLoader(Data(), batch_size=64):
+            model(x)
+    model.train()
+"""
+
+
+def test_an_evaluation_and_an_epoch_come_to_their_end_also_with_a_cached_batch(tmp_path, monkeypatch):
+    path = script(tmp_path, epochs=50, extra=EVALUATES)
+    trials = {"block_steps": 30, "rounds": 1, "warm_up_steps": 6, "limit_s": 60}
+    code, recording, _ = watched(path, monkeypatch, trials=trials)
+    assert code == 0
+    cached = next(b for b in recording.ranks[0].blocks if b.trial == "cached_batch")
+    assert cached.steps == 30
+    assert cached.parts_ms["evaluation"] > 0

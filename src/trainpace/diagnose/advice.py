@@ -113,11 +113,13 @@ def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice
         )
     )  # fmt: skip
     offline = max(0.0, waiting if now == 0 else min(waiting, measured - compute * micro))
-    if cost.sample_wall_ms * cost.batch_size > 0.05 * compute:
+    if cost.sample_wall_ms * cost.batch_size + cost.collate_ms > 0.05 * compute:
         advice.append(
             Advice(
                 cause="data", title="prepare samples once, offline",
-                how="trainpace precompute FILE.py:DATASET writes them into shards; --estimate says first what that costs.",
+                how="trainpace precompute FILE.py:DATASET writes them into shards; --estimate says first what that costs."
+                + (" What the collate function does to each sample anew belongs into the dataset first."
+                   if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
                 saves_ms=offline, ceiling_ms=ceiling,
                 basis="steps with a cached batch: what is left is reading shards back and random augmentation",
                 settings={"precompute": "yes"},

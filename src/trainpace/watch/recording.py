@@ -177,14 +177,15 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
     plain = [s for s in steps if s.trial == 0]
     programme_starts = notes.get("warm_up_steps", 0)
     kept = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
-    times = [ms(s) for s in kept]
-    mean, half = mean_and_half_width(times)
+    _, half = mean_and_half_width([ms(s) for s in kept])
+    parts = _parts(kept) | _occasional(steps, kept[0].number)
+    step_ms = math.fsum(parts.values())
     model = max(models, key=lambda m: m["parameters"], default={})
     fetches = list(in_workers) or [r for r in records if isinstance(r, Fetch)]
     rank, world = notes.get("rank", header["rank"]), notes.get("world_size", header["world_size"])
     return Rank(
-        rank=rank or 0, world_size=world or 1, host=header["host"], steps=len(kept), step_ms=mean,
-        step_ms_low=max(0.0, mean - half), step_ms_high=mean + half, parts_ms=_parts(kept),
+        rank=rank or 0, world_size=world or 1, host=header["host"], steps=len(kept), step_ms=step_ms,
+        step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=_mean(s.micro_steps for s in kept), samples_per_step=_mean(s.samples for s in kept),
         cpus=header["cpus"], torch=notes.get("torch", ""), threads=notes.get("threads", 1),
         loader=_training_loader(loaders, steps), fetch=_fetch_cost(fetches, bool(in_workers)),
@@ -217,6 +218,17 @@ def _mean(values: Iterable[float]) -> float:
 
 def _parts(steps: Sequence[Step]) -> dict[str, float]:
     return {part: _mean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
+
+
+def _occasional(steps: Sequence[Step], first: int) -> dict[str, float]:
+    """What comes now and then, from all steps that it may come in: also those under trials, but for a loader's start where the
+    loader was not asked."""
+    steps = [s for s in steps if s.number >= first]
+    asked = [s for s in steps if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
+    return {
+        part: _mean(s.parts_ns[PARTS.index(part)] / 1e6 for s in (asked if part == "loader_start" else steps))
+        for part in OCCASIONAL
+    }
 
 
 def mean_and_half_width(times: Sequence[float], blocks: int = 10) -> tuple[float, float]:

@@ -122,6 +122,8 @@ class Recorder:
         self._evaluating = evaluating
         if not evaluating:
             self.samples += self.fetched_samples
+            if self.trials is not None:
+                self.trials.trains()
         self.fetched_samples = 0
         self._settle()
 

@@ -38,6 +38,8 @@ class Trials:
         self.deadline_ns = now_ns() + int(settings["limit_s"] * 1e9)
         self.without: list[str] = settings.get("without", [])
         self.batch: Any = None
+        self.dataset: Any = None
+        self.latest: Any = None
         self.batch_size = 0
         self.stock = 0
         self.programme: list[tuple[int, int]] | None = None
@@ -51,6 +53,8 @@ class Trials:
             self.counting()
             self.counting = None
         if self.programme is None:
+            if self.batch is None:  # the model's call was not seen
+                self.trains()
             if self.warm_up - COUNTED_STEPS <= step.number + 1 < self.warm_up:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
@@ -106,10 +110,25 @@ class Trials:
         self.recorder.trial = kind if kind >= 0 else SETTLING
 
     def keep(self, batch: Any, size: int, iterator: Any) -> None:
-        """Remember the latest batch until the first block begins."""
-        if self.programme is None:
-            self.batch, self.batch_size = batch, size
-            self.stock = int(iterator._num_workers * (iterator._prefetch_factor or 0)) if iterator._num_workers else 0
+        """Remember the latest batch, until it is known whether it is for training."""
+        self.latest = (batch, size, iterator._dataset,
+                       int(iterator._num_workers * (iterator._prefetch_factor or 0)) if iterator._num_workers else 0)  # fmt: skip
+
+    def trains(self) -> None:
+        """The latest batch goes into training: until the first block begins, it is the one to hand out again."""
+        if self.programme is None and self.latest is not None:
+            self.batch, self.batch_size, self.dataset, self.stock = self.latest
+
+    def replaces(self, iterator: Any) -> bool:
+        """Whether this iterator is asked for training's batches, and has not come to its end."""
+        if self.recorder.active_trial not in (CACHED_BATCH, FEW_SAMPLES) or iterator._dataset is not self.dataset:
+            return False
+        given = iterator.__dict__.get("_trainpace_given", 0)
+        with contextlib.suppress(TypeError):  # an iterable dataset has no length
+            if given >= len(iterator):
+                raise StopIteration
+        iterator._trainpace_given = given + 1
+        return True
 
 
 def install(recorder: Recorder) -> None:
@@ -149,11 +168,11 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
     trials = recorder.trials
     if trials is None:
         return fetch(iterator)
-    if recorder.active_trial == CACHED_BATCH and trials.batch is not None:
-        return _copy(trials.batch, trials.batch_size, trials.batch_size)
-    if recorder.active_trial == FEW_SAMPLES:
-        return _copy(trials.batch, trials.batch_size, FEW)
+    if trials.replaces(iterator):
+        few = recorder.active_trial == FEW_SAMPLES
+        return _copy(trials.batch, trials.batch_size, FEW if few else trials.batch_size)
     fetched = fetch(iterator)
+    iterator._trainpace_given = iterator.__dict__.get("_trainpace_given", 0) + 1
     if trials.programme is None:
         from trainpace.watch.inside.patches import size_of
 
