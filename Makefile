@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-datapath docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-datapath bench-diagnose docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
 	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
 	@echo "make bench-measure   how good measure, its jumps and calibrate are, on a machine that does nothing else (an hour)"
+	@echo "make bench-diagnose  verdicts, planted milliseconds and foretold savings on 32 scripts; what watching costs (half an hour)"
 	@echo "make bench-datapath  precompute and reading back against litdata, webdataset and Hugging Face datasets (a quarter of an hour)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
@@ -36,6 +37,11 @@ $(VENV)/installed: requirements.lock pyproject.toml
 .engines/installed: requirements-engines.lock | $(VENV)/installed
 	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target .engines -r requirements-engines.lock
+	@touch $@
+
+# TraceML, whose verdicts stand beside ours.
+.peers-watch/installed: | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers-watch traceml-ai==0.5.0
 	@touch $@
 
 # Peers that are only measured against, likewise apart: they would pull versions of their own into .venv.
@@ -68,8 +74,12 @@ bench-measure: $(VENV)/installed .zoo/installed
 	$(BIN)/python benchmarks/jumps.py --data $(DATA)
 	$(BIN)/python benchmarks/journal.py
 
+bench-diagnose: $(VENV)/installed .engines/installed .peers-watch/installed
+	$(BIN)/python benchmarks/diagnose.py
+
 bench-datapath: $(VENV)/installed .peers/installed
 	$(BIN)/python benchmarks/datapath.py
+	$(BIN)/python benchmarks/thesis_case.py
 
 # The measured runs are traced once into out/traces (about six minutes), then every use of them takes seconds.
 TRACES ?= out/traces

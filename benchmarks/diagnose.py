@@ -1,7 +1,7 @@
 """How good are `trainpace watch` and `diagnose`: verdicts, planted milliseconds, savings foretold, and the cost of watching.
 
-Run on a machine that does nothing else: python benchmarks/diagnose.py [cases overhead] [--only NAME ...]. Each part prints its
-lines and keeps them in benchmarks/results/diagnose.md. On two cores all parts take about twenty minutes.
+Run on a machine that does nothing else: python benchmarks/diagnose.py [cases overhead peer] [--only NAME ...]. Each part prints
+its lines and keeps them in benchmarks/results/diagnose.md. On two cores all parts take about half an hour.
 """
 
 from __future__ import annotations
@@ -226,7 +226,24 @@ def overhead(only: list[str]) -> list[str]:
     ]
 
 
-PARTS: dict[str, Callable[[list[str]], list[str]]] = {"cases": cases, "overhead": overhead}
+def peer(only: list[str]) -> list[str]:
+    """What TraceML says of the same scripts, in its words; right where the words name the cause."""
+    from traceml import traceml_says
+
+    lines = ["| case | true cause | TraceML 0.5.0 says |", "|---|---|---|"]
+    for case in CASES:
+        if only and case.name not in only:
+            continue
+        try:
+            said = traceml_says(case).verdict
+        except Exception as error:
+            said = f"no verdict ({str(error).splitlines()[0]})"
+        lines.append(f"| {case.name} | {case.expected} | {said} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+PARTS: dict[str, Callable[[list[str]], list[str]]] = {"cases": cases, "overhead": overhead, "peer": peer}
 
 
 def main() -> None:

@@ -81,7 +81,8 @@ def main() -> None:
     lines += [
         "",
         f"Precomputing took {once:.1f} s once ({size:.1f} MB), which the first {once / saved:.1f} epochs pay back. "
-        f"The first diagnosis foretold {foretold['saves_ms']:.0f} ms a step; measured {rungs[0][3]['step_ms'] - rungs[-1][3]['step_ms']:.0f}.",
+        "The first diagnosis foretold "
+        f"{foretold['saves_ms']:.0f} ms a step; measured {rungs[0][3]['step_ms'] - rungs[-1][3]['step_ms']:.0f}.",
         f"`precompute` said: {said.strip().splitlines()[0]}",
         "",
     ]
