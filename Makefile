@@ -52,7 +52,7 @@ $(VENV)/installed: requirements.lock pyproject.toml
 run: $(VENV)/installed
 	$(BIN)/python examples/first_look.py
 
-test: $(VENV)/installed .zoo/installed lint
+test: $(VENV)/installed .zoo/installed .engines/installed lint
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/installed

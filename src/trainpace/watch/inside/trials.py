@@ -21,6 +21,7 @@ from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import LOGGING, TRIALS, Step
 
 PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED = range(len(TRIALS))
+REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 FEW = 2
 SETTLE_STEPS = 2
 COUNTED_STEPS = 3
@@ -40,6 +41,8 @@ class Trials:
         self.batch: Any = None
         self.dataset: Any = None
         self.latest: Any = None
+        self.device: Any = None
+        self.batch_on_device: Any = None
         self.batch_size = 0
         self.stock = 0
         self.programme: list[tuple[int, int]] | None = None
@@ -74,6 +77,9 @@ class Trials:
         kinds = []
         if self.batch is not None:
             kinds.append(CACHED_BATCH)
+            self.device = self.elsewhere()
+            if self.device is not None:
+                kinds.append(BATCH_ON_DEVICE)
         distributed: Any = sys.modules.get("torch.distributed")
         many = distributed is not None and distributed.is_available() and distributed.is_initialized()
         if many and distributed.get_world_size() > 1:
@@ -93,6 +99,14 @@ class Trials:
                 for kind in (FEW_SAMPLES, CACHED_BATCH):
                     programme += [(SETTLING, SETTLE_STEPS), (kind, self.block)]
         return [(self.settling_as(programme, i), n) for i, (_, n) in enumerate(programme)]
+
+    def elsewhere(self) -> Any:
+        """The device that is trained on, where it is not the host."""
+        optimizer = self.recorder.optimizer() if self.recorder.optimizer is not None else None
+        if optimizer is None or not optimizer.param_groups[0]["params"]:
+            return None
+        device = optimizer.param_groups[0]["params"][0].device
+        return None if device.type == "cpu" else device
 
     @staticmethod
     def settling_as(programme: list[tuple[int, int]], i: int) -> int:
@@ -121,7 +135,7 @@ class Trials:
 
     def replaces(self, iterator: Any) -> bool:
         """Whether this iterator is asked for training's batches, and has not come to its end."""
-        if self.recorder.active_trial not in (CACHED_BATCH, FEW_SAMPLES) or iterator._dataset is not self.dataset:
+        if self.recorder.active_trial not in REPLACING or iterator._dataset is not self.dataset:
             return False
         given = iterator.__dict__.get("_trainpace_given", 0)
         with contextlib.suppress(TypeError):  # an iterable dataset has no length
@@ -169,33 +183,46 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
     if trials is None:
         return fetch(iterator)
     if trials.replaces(iterator):
-        few = recorder.active_trial == FEW_SAMPLES
-        return _copy(trials.batch, trials.batch_size, FEW if few else trials.batch_size)
+        if recorder.active_trial == BATCH_ON_DEVICE and trials.batch_on_device is None:
+            trials.batch_on_device = _mapped(trials.batch, lambda tensor: tensor.to(trials.device))
+        if recorder.active_trial == FEW_SAMPLES:
+            return _few(trials.batch, trials.batch_size)
+        return _mapped(
+            trials.batch_on_device if recorder.active_trial == BATCH_ON_DEVICE else trials.batch, lambda t: t
+        )
     fetched = fetch(iterator)
     iterator._trainpace_given = iterator.__dict__.get("_trainpace_given", 0) + 1
     if trials.programme is None:
         from trainpace.watch.inside.patches import size_of
 
-        trials.keep(_copy(fetched, -1, -1), size_of(fetched), iterator)
+        trials.keep(_mapped(fetched, lambda tensor: tensor), size_of(fetched), iterator)
     return fetched
 
 
-def _copy(value: Any, size: int, keep: int) -> Any:
-    """The same tensors in new containers, which scripts pop things from; of `size` samples the first `keep`."""
+def _few(value: Any, size: int) -> Any:
+    """The first samples of a batch of `size`."""
+
+    def first(part: Any) -> Any:
+        if isinstance(part, list):
+            return part[:FEW] if len(part) == size else part
+        return part[:FEW] if len(part.shape) and part.shape[0] == size else part
+
+    return _mapped(value, first, first)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any], change_list: Callable[[Any], Any] = lambda part: part) -> Any:
+    """A batch in new containers, which scripts pop things from, with its tensors changed; and lists of other things."""
     if isinstance(value, dict):
-        return type(value)({k: _copy(v, size, keep) for k, v in value.items()})
+        return type(value)({k: _mapped(v, change, change_list) for k, v in value.items()})
     if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding of transformers
-        return type(value)({k: _copy(v, size, keep) for k, v in value.data.items()})
+        return type(value)({k: _mapped(v, change, change_list) for k, v in value.data.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_copy(v, size, keep) for v in value))
+        return type(value)(*(_mapped(v, change, change_list) for v in value))
     if isinstance(value, list | tuple):
-        if keep != size and len(value) == size and not hasattr(value[0], "shape"):
-            value = value[:keep]
-        return type(value)(_copy(v, size, keep) for v in value)
-    shape = getattr(value, "shape", None)
-    if keep != size and shape is not None and len(shape) and shape[0] == size:
-        return value[:keep]
-    return value
+        if isinstance(value, list) and not any(hasattr(v, "shape") for v in value[:1]):
+            value = change_list(value)
+        return type(value)(_mapped(v, change, change_list) for v in value)
+    return change(value) if hasattr(value, "is_floating_point") else value
 
 
 # ---- gradients, output, checkpoints

@@ -1,0 +1,51 @@
+"""What the interventions hand out in place of a loader's batch."""
+
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+
+from trainpace.watch.inside.trials import FEW, _few, _mapped
+
+Pair = namedtuple("Pair", "image label")
+BATCHES = [
+    (torch.ones(8, 3), torch.zeros(8)),
+    [torch.ones(8, 3), torch.zeros(8)],
+    {"input_ids": torch.ones(8, 5), "text": [f"text {i}" for i in range(8)], "weight": torch.tensor(0.5)},
+    OrderedDict(a=torch.ones(8)),
+    Pair(torch.ones(8, 3), {"deep": [torch.ones(8)]}),
+]
+
+
+def leaves(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda b: type(b).__name__)
+def test_few_samples_of_every_kind_of_batch(batch):
+    few = _few(batch, 8)
+    assert type(few) is type(batch)
+    sizes = {len(leaf) for leaf in leaves(few) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+    assert sizes == {FEW}
+    if isinstance(batch, dict) and "text" in batch:
+        assert few["text"] == ["text 0", "text 1"]
+        assert few["weight"] == 0.5
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda b: type(b).__name__)
+def test_a_batch_is_handed_out_in_new_containers_with_the_same_tensors(batch):
+    again = _mapped(batch, lambda tensor: tensor)
+    assert all(a is b for a, b in zip(leaves(batch), leaves(again), strict=True))
+    if isinstance(batch, dict):
+        again.popitem()
+        assert len(batch) == len(again) + 1
+
+
+def test_tensors_are_moved_and_nothing_else():
+    moved = _mapped(BATCHES[2], lambda tensor: tensor.to("meta"))
+    assert moved["input_ids"].device.type == "meta"
+    assert moved["text"] == BATCHES[2]["text"]

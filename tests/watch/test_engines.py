@@ -1,0 +1,48 @@
+"""Scripts of every engine, unchanged under the recorder: each rank is seen, and trains as it does without."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainpace.watch.command import COMMAND_FILE, environment
+from trainpace.watch.recording import read_recording
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
+from cases import CASES  # noqa: E402
+from launch import environment as engines  # noqa: E402
+from launch import run  # noqa: E402
+
+NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
+EXPECTED = {
+    "lightning_checkpoint": ("data", "forward", "backward", "optimizer", "checkpoint"),
+    "hf_evaluate": ("data", "forward", "backward", "optimizer", "evaluation"),
+    "accelerate_compressed": ("data", "forward", "backward", "optimizer"),
+    "fsdp2_gather": ("data", "forward", "backward", "optimizer", "communication"),
+    "deepspeed_zero2": ("data", "forward", "backward", "optimizer", "communication"),
+    "ddp_accumulation": ("data", "forward", "backward", "optimizer"),
+}
+
+
+@NEEDS_ENGINES
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_engines_script_is_recorded_and_trains_the_same(name, tmp_path):
+    case = next(c for c in CASES if c.name == name)
+    trails = tmp_path / "trails"
+    trails.mkdir()
+    (trails / COMMAND_FILE).write_text(json.dumps({"command": [name], "seconds": 1.0, "exit_code": 0}))
+    for which, env in (("bare", {}), ("watched", environment(trails, engines()))):
+        outcome = run(case, env={**env, "LOSSES": str(tmp_path / which)})
+    ranks = read_recording(trails).ranks
+    losses = {w: [p.read_text() for p in sorted(tmp_path.glob(f"{w}*"))] for w in ("bare", "watched")}
+    assert losses["watched"], outcome.output[-2000:]
+    assert losses["watched"] == losses["bare"]
+    assert [r.rank for r in ranks] == list(range(case.ranks))
+    for rank in ranks:
+        assert rank.steps > 20
+        assert rank.micro_steps == case.micro_steps
+        assert sum(rank.parts_ms.values()) == pytest.approx(rank.step_ms)
+        assert all(rank.parts_ms[part] > 0 for part in EXPECTED[name])
