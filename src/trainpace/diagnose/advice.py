@@ -112,7 +112,8 @@ def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice
             settings={"num_workers": fewest},
         )
     )  # fmt: skip
-    offline = max(0.0, waiting if now == 0 else min(waiting, measured - compute * micro))
+    stays = cost.collate_ms * micro if now == 0 and cost.collate_ms < cost.sample_wall_ms * cost.batch_size else 0.0
+    offline = max(0.0, waiting - stays)
     if cost.sample_wall_ms * cost.batch_size + cost.collate_ms > 0.05 * compute:
         advice.append(
             Advice(
@@ -121,7 +122,7 @@ def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice
                 + (" What the collate function does to each sample anew belongs into the dataset first."
                    if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
                 saves_ms=offline, ceiling_ms=ceiling,
-                basis="steps with a cached batch: what is left is reading shards back and random augmentation",
+                basis="the waiting, less the collate that stays; reading shards back and random augmentation are left as well",
                 settings={"precompute": "yes"},
             )
         )  # fmt: skip

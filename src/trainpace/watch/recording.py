@@ -178,7 +178,8 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
     programme_starts = notes.get("warm_up_steps", 0)
     kept = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
     _, half = mean_and_half_width([ms(s) for s in kept])
-    parts = _parts(kept) | _occasional(steps, kept[0].number)
+    loader = _training_loader(loaders, steps)
+    parts = _parts(kept) | _occasional(steps, kept, loader)
     step_ms = math.fsum(parts.values())
     model = max(models, key=lambda m: m["parameters"], default={})
     fetches = list(in_workers) or [r for r in records if isinstance(r, Fetch)]
@@ -188,7 +189,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=_mean(s.micro_steps for s in kept), samples_per_step=_mean(s.samples for s in kept),
         cpus=header["cpus"], torch=notes.get("torch", ""), threads=notes.get("threads", 1),
-        loader=_training_loader(loaders, steps), fetch=_fetch_cost(fetches, bool(in_workers)),
+        loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         optimizer=notes.get("optimizer", ""), optimizer_settings=notes.get("settings", {}),
         optimizer_numbers=notes.get("numbers", 0), optimizer_tensors=notes.get("tensors", 0),
         model=model.get("model", ""), wrapped=model.get("wrapped") or "", parameters=model.get("parameters", 0),
@@ -220,15 +221,18 @@ def _parts(steps: Sequence[Step]) -> dict[str, float]:
     return {part: _mean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
 
 
-def _occasional(steps: Sequence[Step], first: int) -> dict[str, float]:
-    """What comes now and then, from all steps that it may come in: also those under trials, but for a loader's start where the
-    loader was not asked."""
-    steps = [s for s in steps if s.number >= first]
-    asked = [s for s in steps if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
-    return {
-        part: _mean(s.parts_ns[PARTS.index(part)] / 1e6 for s in (asked if part == "loader_start" else steps))
-        for part in OCCASIONAL
-    }
+def _occasional(steps: Sequence[Step], kept: Sequence[Step], loader: Loader | None) -> dict[str, float]:
+    """Means of what comes now and then, from all steps after the warm-up, under trials or not.
+
+    Under trials the loader is not asked in all steps: there its starts count once an epoch.
+    """
+    after = [s for s in steps if s.number >= kept[0].number]
+    means = _parts(after)
+    starts = [ns for s in after if (ns := s.parts_ns[PARTS.index("loader_start")])]
+    if len(after) > len(kept) and starts and loader is not None and loader.batches:
+        micro_steps = max(1.0, _mean(s.micro_steps for s in kept))
+        means["loader_start"] = _mean(starts) / 1e6 * micro_steps / loader.batches
+    return {part: means[part] for part in OCCASIONAL}
 
 
 def mean_and_half_width(times: Sequence[float], blocks: int = 10) -> tuple[float, float]:

@@ -64,6 +64,7 @@ class Trials:
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
             if step.number + 1 >= self.warm_up:
                 self.programme = self.planned(step.number)
+                self.look_around()
                 names = [TRIALS[trial] for trial, _ in self.programme]
                 self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
                 self.advance()
@@ -99,6 +100,16 @@ class Trials:
                 for kind in (FEW_SAMPLES, CACHED_BATCH):
                     programme += [(SETTLING, SETTLE_STEPS), (kind, self.block)]
         return [(self.settling_as(programme, i), n) for i, (_, n) in enumerate(programme)]
+
+    def look_around(self) -> None:
+        """Time what the device and the optimizer could do, while there are gradients."""
+        thread, self.recorder.thread = self.recorder.thread, -1  # these steps are none of the script's
+        try:
+            with contextlib.suppress(Exception):
+                note_rate(self.recorder)
+                note_optimizers(self.recorder)
+        finally:
+            self.recorder.thread = thread
 
     def elsewhere(self) -> Any:
         """The device that is trained on, where it is not the host."""
@@ -155,10 +166,6 @@ def install(recorder: Recorder) -> None:
 
 def end(recorder: Recorder) -> None:
     """Leave, without what the script would do at its end: all ranks have come this far, or soon will."""
-    with contextlib.suppress(Exception):
-        note_rate(recorder)
-        recorder.thread = -1  # what follows is no step of the script's
-        note_optimizers(recorder)
     recorder.trail.note({"trials": "complete", "ended": now_ns()})
     recorder.before_end()
     recorder.trail.flush()

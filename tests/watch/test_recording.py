@@ -1,0 +1,115 @@
+"""Trails summed up."""
+
+import json
+
+import pytest
+
+from trainpace.errors import UnreadableInput
+from trainpace.watch.inside.trail import (
+    CHECKPOINT,
+    DATA,
+    FORWARD,
+    LOADER_START,
+    PARTS,
+    TRIALS,
+    Fetch,
+    Step,
+    TrailWriter,
+)
+from trainpace.watch.recording import mean_and_half_width, read_recording
+
+MS = 1_000_000
+LOADER = {
+    "loader": 1, "dataset": "Data", "samples_in_dataset": 160, "batches": 10, "batch_size": 16, "workers": 2,
+    "prefetch_factor": 2, "pin_memory": False, "persistent_workers": False,
+}  # fmt: skip
+
+
+def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0):
+    """steps: (trial, {part: ms})."""
+    trail = TrailWriter(
+        str(folder / "process-7-here.trail"),
+        {"role": "process", "pid": 7, "host": "here", "rank": 0, "world_size": 1, "cpus": 2},
+    )
+    for note in notes:
+        trail.note(note)
+    at = 0
+    for number, (trial, spent) in enumerate(steps):
+        parts = [0] * len(PARTS)
+        for part, ms in spent.items():
+            parts[part] = int(ms * MS)
+        trail.step(Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, 0.0, tuple(parts)))
+        at += sum(parts)
+    trail.note({"ended": at})
+    trail.flush()
+    worker = TrailWriter(
+        str(folder / "worker-7-0-8-here.trail"), {"role": "worker", "worker": 0, "pid": 8, "parent": 7, "host": "here"}
+    )
+    for fetch in fetches:
+        worker.fetch(fetch)
+    worker.flush()
+    (folder / "command.json").write_text(json.dumps({"command": ["x"], "seconds": seconds, "exit_code": 0}))
+
+
+def test_the_warm_up_is_left_out(tmp_path):
+    write(tmp_path, [("plain", {FORWARD: 1000})] * 3 + [("plain", {FORWARD: 10, DATA: 5})] * 20)
+    (rank,) = read_recording(tmp_path).ranks
+    assert rank.steps == 20
+    assert rank.step_ms == pytest.approx(15)
+    assert rank.first_step_ms == pytest.approx(1000)
+    assert rank.complete
+
+
+def test_blocks_are_runs_of_one_trial_without_settling_and_what_comes_now_and_then(tmp_path):
+    plain, cached = {FORWARD: 10, DATA: 5}, {FORWARD: 10}
+    steps = [("plain", plain)] * 8
+    for _ in range(2):
+        steps += [("settling", {FORWARD: 99})] * 2 + [("plain", plain)] * 3 + [("plain", {**plain, CHECKPOINT: 40})]
+        steps += [("settling", {FORWARD: 99})] * 2 + [("cached_batch", cached)] * 4
+    write(tmp_path, steps, notes=(LOADER, {"programme": ["plain"], "warm_up_steps": 8}))
+    (rank,) = read_recording(tmp_path).ranks
+    assert [(b.trial, b.steps, round(b.step_ms, 6)) for b in rank.blocks] == [
+        ("plain", 4, 15),
+        ("cached_batch", 4, 10),
+    ] * 2
+    assert rank.blocks[0].parts_ms["checkpoint"] == pytest.approx(10)
+    assert rank.steps == 8
+    assert rank.parts_ms["checkpoint"] == pytest.approx(2 * 40 / 24)  # over all steps after the warm-up
+
+
+def test_under_trials_a_loaders_start_counts_once_an_epoch(tmp_path):
+    steps = [("plain", {FORWARD: 10})] * 8 + [("settling", {FORWARD: 10})] * 2
+    steps += [("plain", {FORWARD: 10, LOADER_START: 50})] + [("plain", {FORWARD: 10})] * 3
+    write(tmp_path, steps, notes=(LOADER, {"warm_up_steps": 8}))
+    (rank,) = read_recording(tmp_path).ranks
+    assert rank.parts_ms["loader_start"] == pytest.approx(50 / 10)
+    assert rank.step_ms == pytest.approx(15)
+
+
+def test_samples_cost_what_their_workers_say(tmp_path):
+    fetches = [Fetch(0, 16, 0, 40 * MS, 24 * MS, 8 * MS)] * 6
+    write(tmp_path, [("plain", {FORWARD: 10})] * 12, fetches)
+    fetch = read_recording(tmp_path).ranks[0].fetch
+    assert fetch.in_workers
+    assert fetch.sample_wall_ms == pytest.approx(2)
+    assert fetch.sample_cpu_ms == pytest.approx(1)
+    assert fetch.collate_ms == pytest.approx(8)
+
+
+def test_an_interval_knows_that_neighbouring_steps_are_alike():
+    alternating = [10.0, 20.0] * 50
+    drifting = [10.0] * 50 + [20.0] * 50
+    assert mean_and_half_width(alternating)[1] < 0.1 < 2 < mean_and_half_width(drifting)[1]
+
+
+def test_a_command_that_was_killed_has_no_exit_code(tmp_path):
+    write(tmp_path, [("plain", {FORWARD: 10})] * 12, seconds=None)
+    (tmp_path / "command.json").write_text('{"command": ["x"], "seconds": null, "exit_code": null}')
+    assert read_recording(tmp_path).exit_code is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"command": "x"', '{"seconds": 1}'])
+def test_a_damaged_note_of_the_command_is_said(tmp_path, text):
+    (tmp_path / "command.json").write_text(text)
+    with pytest.raises(UnreadableInput, match=r"command\.json is damaged"):
+        read_recording(tmp_path)
