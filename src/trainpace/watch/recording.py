@@ -229,7 +229,7 @@ def _occasional(steps: Sequence[Step], kept: Sequence[Step], loader: Loader | No
     after = [s for s in steps if s.number >= kept[0].number]
     means = _parts(after)
     starts = [ns for s in after if (ns := s.parts_ns[PARTS.index("loader_start")])]
-    if len(after) > len(kept) and starts and loader is not None and loader.batches:
+    if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
         micro_steps = max(1.0, _mean(s.micro_steps for s in kept))
         means["loader_start"] = _mean(starts) / 1e6 * micro_steps / loader.batches
     return {part: means[part] for part in OCCASIONAL}
