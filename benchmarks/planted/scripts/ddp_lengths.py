@@ -30,7 +30,7 @@ dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 length = ranks * 8 * args.steps
-dataset = [(torch.randint(1000, (16 + int(240 * (i / length) ** 3),)), i % 2) for i in range(length)]
+dataset = [(torch.randint(1000, (16 + int(600 * (i / length) ** 3),)), i % 2) for i in range(length)]
 mine = range(rank, length, ranks) if args.interleave else range(rank * length // ranks, (rank + 1) * length // ranks)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import write_whole
+from trainpace.watch.inside.trail import ASIDE
 
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
@@ -50,8 +51,20 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
         code = _wait(process, limit_s)
     finally:
         signal.signal(signal.SIGINT, before)
+    if trials is not None:
+        _remove_asides(folder)
     write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
     return code
+
+
+def _remove_asides(folder: Path) -> None:
+    """Checkpoints that trials wrote beside the script's own."""
+    from trainpace.watch.trails import records_of
+
+    for path in folder.glob("process-*.trail"):
+        for record in records_of(path):
+            if isinstance(record, dict) and str(record.get("aside", "")).endswith(ASIDE):
+                Path(record["aside"]).unlink(missing_ok=True)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> int:

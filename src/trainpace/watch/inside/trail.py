@@ -28,6 +28,9 @@ PARTS = (
 TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
 """What a step ran under; settling steps follow a change and are not counted."""
 
+ASIDE = ".trainpace-trial"
+"""Ends the names of checkpoints that a script writes under trials."""
+
 _STEP = struct.Struct(f"<cBHIqqIfff{len(PARTS)}q")
 _SPAN = struct.Struct("<cBBHIqq")
 _FETCH = struct.Struct("<cBHIqqqq")

@@ -18,14 +18,13 @@ from typing import Any
 
 from trainpace.watch.inside.operators import count_one_step, note_optimizers, note_rate
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
-from trainpace.watch.inside.trail import LOGGING, TRIALS, Step
+from trainpace.watch.inside.trail import ASIDE, LOGGING, TRIALS, Step
 
 PLAIN, SETTLING, CACHED_BATCH, BATCH_ON_DEVICE, NO_SYNC, FEW_SAMPLES, MUTED = range(len(TRIALS))
 REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 FEW = 2
 SETTLE_STEPS = 2
 COUNTED_STEPS = 3
-SUFFIX = ".trainpace-trial"
 
 
 class Trials:
@@ -47,6 +46,7 @@ class Trials:
         self.stock = 0
         self.programme: list[tuple[int, int]] | None = None
         self.left = 0
+        self.asides: set[str] = set()
         self.logging_ns = 0
         self.counting: Callable[[], None] | None = None
 
@@ -316,17 +316,18 @@ def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def checkpoints(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Under trials a checkpoint is written beside its place and removed: the user's own must stay as it is."""
+    """Under trials a checkpoint is written beside its place: the user's own must stay as it is. It lies there until the end,
+    since one that is overwritten costs more than one that is removed before it reached the disk; `watch` removes it."""
 
     @functools.wraps(save)
     def maybe(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.trials is None or not isinstance(f, str | os.PathLike):
             return save(obj, f, *args, **kwargs)
-        aside = os.fspath(f) + SUFFIX
-        try:
-            return save(obj, aside, *args, **kwargs)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
+        aside = os.path.abspath(os.fspath(f)) + ASIDE
+        if aside not in recorder.trials.asides:
+            recorder.trials.asides.add(aside)
+            recorder.trail.note({"aside": aside})
+            recorder.trail.flush()  # so that they are removed also if this process is killed
+        return save(obj, aside, *args, **kwargs)
 
     return maybe
