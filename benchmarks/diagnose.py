@@ -127,24 +127,24 @@ def one_case(case: Case) -> Row:
     planted = truth.planted_ms if truth is not None and case.planted_ms else None
     return Row(
         case, found.verdict, found.verdict in accepted, step, fixed, saved, foretold(case, recording, found), planted,
-        None if planted is None else part_of(case, watched), same,
+        None if planted is None else part_of(case, watched) - part_of(case, recorded(case, None, fixed=True)[0]), same,
     )  # fmt: skip
 
 
-def recorded(case: Case, trials: dict[str, object] | None) -> tuple[Recording, Truth | None, bool]:
+def recorded(case: Case, trials: dict[str, object] | None, fixed: bool = False) -> tuple[Recording, Truth | None, bool]:
     """A run of the case under the recorder; by the script's own clock; whether its losses were a bare run's."""
     with tempfile.TemporaryDirectory() as folder:
         trails, times, losses, bare = (Path(folder) / name for name in ("trails", "times", "losses", "bare"))
         trails.mkdir()
         env = environment(trails, engines(), trials)
         env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(HERE.parent / "src")])
-        outcome = run(case, env={**env, "STEP_TIMES": str(times), "LOSSES": str(losses)})
+        outcome = run(case, fixed=fixed, env={**env, "STEP_TIMES": str(times), "LOSSES": str(losses)})
         note = {"command": [case.name], "seconds": 0.0, "exit_code": 0}
         (trails / COMMAND_FILE).write_text(json.dumps(note))
         recording = read_recording(trails)
         if not recording.ranks:
             raise RuntimeError(f"nothing recorded: {recording.seen}\n{outcome.output[-1500:]}")
-        if trials is not None:
+        if trials is not None or fixed:
             return recording, None, False
         run(case, env={"LOSSES": str(bare)})
         own = f".{case.planted_rank}" if case.ranks > 1 else ""
@@ -153,7 +153,7 @@ def recorded(case: Case, trials: dict[str, object] | None) -> tuple[Recording, T
 
 
 def part_of(case: Case, recording: Recording) -> float:
-    """Milliseconds of the part that the planted time lies in, on its rank."""
+    """Milliseconds of the part that the planted time lies in, on its rank: with and without the plant, their difference is it."""
     rank = next(r for r in recording.ranks if r.rank == case.planted_rank)
     return rank.parts_ms[case.part]
 

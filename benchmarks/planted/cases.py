@@ -21,6 +21,7 @@ Verdict = Literal[
     "synchronisation",
     "checkpoint",
     "evaluation",
+    "own_code",
 ]
 Part = Literal["data", "forward", "logging", "none"]
 
@@ -99,8 +100,8 @@ CASES = (
     ),
     _case("ddp_lengths", "ddp", "straggler", "--interleave", ranks=2),
     _case("log_remote", "plain", "synchronisation", "--log-every 50", planted_ms=10.0, part="logging"),
-    _case("log_items", "plain", "synchronisation", "--log-every 50", also_accepted=("launch",)),
-    _case("collect_garbage", "plain", "launch", "--leave-garbage", also_accepted=("synchronisation",)),
+    _case("log_items", "plain", "synchronisation", "--log-every 50", also_accepted=("own_code",)),
+    _case("collect_garbage", "plain", "own_code", "--leave-garbage"),
     _case("checkpoint_often", "plain", "checkpoint", "--save-every 50"),
     _case("lightning_checkpoint", "lightning", "checkpoint", "--save-every 45"),
     _case("evaluate_often", "plain", "evaluation", "--evaluate-every 50"),

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--steps", type=int, default=90)
 parser.add_argument("--average-every", type=int, default=0, help="local SGD: average parameters now and then instead")
 args = parser.parse_args()
 

@@ -25,6 +25,7 @@ REPLACING = (CACHED_BATCH, BATCH_ON_DEVICE, FEW_SAMPLES)
 FEW = 2
 SETTLE_STEPS = 2
 COUNTED_STEPS = 3
+LEAST_LOGGING_NS = 100_000
 
 
 class Trials:
@@ -76,16 +77,14 @@ class Trials:
     def planned(self, steps: int) -> list[tuple[int, int]]:
         """Blocks, each after settling steps; after a block without data, as many more as the loader had fetched ahead."""
         kinds = []
-        if self.batch is not None:
-            kinds.append(CACHED_BATCH)
-            self.device = self.elsewhere()
-            if self.device is not None:
-                kinds.append(BATCH_ON_DEVICE)
-        distributed: Any = sys.modules.get("torch.distributed")
-        many = distributed is not None and distributed.is_available() and distributed.is_initialized()
-        if many and distributed.get_world_size() > 1:
+        world: Any = sys.modules.get("torch.distributed")
+        many = world is not None and world.is_available() and world.is_initialized() and world.get_world_size() > 1
+        self.device = self.elsewhere()
+        if many:
             kinds.append(NO_SYNC)
-        if many or self.logging_ns > 100_000 * max(1, steps):  # ranks must agree, so not by their own times
+        if self.batch is not None:
+            kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
+        if self.any_rank_says(self.logging_ns > LEAST_LOGGING_NS * max(1, steps), world if many else None):
             kinds.append(MUTED)
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
         programme: list[tuple[int, int]] = []
@@ -110,6 +109,16 @@ class Trials:
                 note_optimizers(self.recorder)
         finally:
             self.recorder.thread = thread
+
+    def any_rank_says(self, yes: bool, world: Any) -> bool:
+        """Ranks run the same programme, so they decide together."""
+        if world is None:
+            return yes
+        import torch
+
+        said = torch.tensor([float(yes)], device=self.device)
+        world.all_reduce(said, op=world.ReduceOp.MAX)
+        return bool(said.item())
 
     def elsewhere(self) -> Any:
         """The device that is trained on, where it is not the host."""
