@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -16,7 +17,8 @@ _waiting: dict[str, Callback] = {}
 
 def warn(message: str) -> None:
     """One line on stderr: a failure of ours must not become one of the script's."""
-    print(f"trainpace: warning: {message}", file=sys.stderr)
+    with contextlib.suppress(Exception):  # a closed stderr
+        print(f"trainpace: warning: {message}", file=sys.stderr)
 
 
 def when_imported(name: str, callback: Callback) -> None:

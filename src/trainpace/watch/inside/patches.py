@@ -119,7 +119,7 @@ class _Calls:
                         _note_model(recorder, module, model)
                 recorder.begins_forward(False)
         elif id(core(module)) in self.trained:
-            recorder.begins_forward(True)
+            recorder.begins_forward(True, surely=not module.training)
         return recorder.enter(FORWARD)
 
     def losses(self, functional: Any) -> None:
