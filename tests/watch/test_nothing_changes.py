@@ -1,0 +1,126 @@
+"""What scripts may do with torch, they may do under the recorder; and what fails inside them fails for them alone."""
+
+import gc
+
+import torch
+
+from trainpace.watch.inside.patches import _Optimizers
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter, read_trail
+from watch.test_watch_scripts import run
+
+ODD = """
+import functools, sys, warnings
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import nn
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x, y):
+        return F.cross_entropy(self.layer(x), y)
+
+torch.jit.script(WithLoss())
+torch.jit.script(nn.CrossEntropyLoss())
+
+class Batch(dict):
+    __getattr__ = dict.__getitem__  # raises KeyError where getattr expects AttributeError
+
+def collate(samples):
+    return Batch(x=torch.stack([x for x, _ in samples]), y=torch.tensor([y for _, y in samples]))
+
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 3
+    def __iter__(self):
+        return iter(range(5))
+
+with warnings.catch_warnings():
+    warnings.simplefilter("error")  # a length that the script never asks for must not be checked
+    assert len(list(torch.utils.data.DataLoader(Stream()))) == 5
+
+class Loader(torch.utils.data.DataLoader):
+    def __eq__(self, other):  # so it has no hash
+        return False
+
+calls = []
+
+def doubled(plain):
+    @functools.wraps(plain)
+    def loss(*args, **kwargs):
+        calls.append(plain)
+        return 2 * plain(*args, **kwargs)
+    return loss
+
+model = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = [(torch.ones(4), 1)] * 32
+for i, batch in enumerate(Loader(data, batch_size=4, collate_fn=collate)):
+    F.cross_entropy(model(batch.x), batch.y).backward()
+    optimizer.step()
+    if i == 0:
+        F.cross_entropy = doubled(F.cross_entropy)
+assert len(calls) == 7, "the script's own loss was taken away"
+nn.LazyLinear(3).to("cpu")
+traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
+assert [n.op for n in traced.graph.nodes] == ["placeholder", "call_module", "output"]
+"""
+
+
+def test_odd_scripts_run_as_without_the_recorder(tmp_path, capfd):
+    code, recording = run(tmp_path, ODD)
+    assert "Traceback" not in capfd.readouterr().err
+    assert code == 0
+    assert recording.ranks[0].steps == 6
+    assert recording.ranks[0].samples_per_step == 4
+
+
+def watched(tmp_path):
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    return recorder, _Optimizers(recorder)
+
+
+def optimizer_of():
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+
+
+def test_a_step_that_raised_is_not_charged_for_what_follows(tmp_path):
+    recorder, optimizers = watched(tmp_path)
+    optimizer = optimizer_of()
+    for _ in range(300):
+        optimizers.before(optimizer, (), {})  # and no `after`: it raised, and the script tries again
+    optimizers.before(optimizer, (), {})
+    optimizers.after(optimizer, (), {})
+    assert (recorder.part, recorder._stack, recorder.steps) == (OTHER, [], 1)
+
+
+def test_an_optimizer_that_raised_is_let_go(tmp_path):
+    recorder, optimizers = watched(tmp_path)
+    optimizer = optimizer_of()
+    optimizers.before(optimizer, (), {})
+    assert recorder.part == OPTIMIZER
+    del optimizer
+    gc.collect()
+    assert optimizers.first() is None
+    another, third = optimizer_of(), optimizer_of()
+    for used in (another, third, another, third):  # the first of them is now the one whose steps count
+        optimizers.before(used, (), {})
+        optimizers.after(used, (), {})
+    assert (recorder.part, recorder.steps) == (OTHER, 2)
+
+
+def test_a_step_within_its_own_step_counts_once(tmp_path):
+    recorder, optimizers = watched(tmp_path)
+    optimizer = optimizer_of()
+    for _ in range(2):
+        optimizers.before(optimizer, (), {})  # a subclass and its base class both call the hooks
+        optimizers.before(optimizer, (), {})
+        optimizers.after(optimizer, (), {})
+        optimizers.after(optimizer, (), {})
+    recorder.trail.flush()
+    steps = [r for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Step)]
+    assert len(steps) == 2
+    assert [sum(s.parts_ns) for s in steps] == [s.end_ns - s.start_ns for s in steps]
