@@ -1,11 +1,18 @@
 """What scripts may do with torch, they may do under the recorder; and what fails inside them fails for them alone."""
 
 import gc
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from types import SimpleNamespace
 
 import torch
 
-from trainpace.watch.inside.patches import _Optimizers
+from trainpace.watch.inside.patches import _Optimizers, _timed_fetch
 from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.sampler import Sampler
 from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter, read_trail
 from watch.test_watch_scripts import run
 
@@ -124,3 +131,72 @@ def test_a_step_within_its_own_step_counts_once(tmp_path):
     steps = [r for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Step)]
     assert len(steps) == 2
     assert [sum(s.parts_ns) for s in steps] == [s.end_ns - s.start_ns for s in steps]
+
+IMPORTS_TORCH = """
+from safetensors.torch import save_file  # which imports torch, and so is half imported when torch has come
+import torch
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for _ in range(5):
+    save_file()
+    optimizer.step()
+"""
+
+
+def test_what_imports_torch_is_watched_also_without_our_packages(tmp_path, monkeypatch):
+    packages = tmp_path / "packages"
+    (packages / "safetensors").mkdir(parents=True)
+    (packages / "safetensors" / "__init__.py").touch()
+    (packages / "safetensors" / "torch.py").write_text(
+        "import time, torch\ndef save_file(): time.sleep(0.01)\ndef save_model(): pass\n"
+    )
+    (packages / "msgspec.py").write_text("raise ImportError('not in this environment')")
+    monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    code, recording = run(tmp_path, IMPORTS_TORCH)
+    assert code == 0
+    assert recording.ranks[0].parts_ms["checkpoint"] > 9
+
+
+def test_no_file_descriptor_left_in_a_worker_costs_the_recording_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0))
+    recorder, _ = watched(tmp_path)
+    fetcher = SimpleNamespace(collate_fn=list)
+    fetch = _timed_fetch(lambda self, indices: self.collate_fn(indices), recorder, str(tmp_path / "gone"))
+    assert fetch(fetcher, [1, 2]) == [1, 2]
+
+
+def test_lines_are_told_while_others_are_counted(tmp_path):
+    recorder, _ = watched(tmp_path)
+    sampler = Sampler(recorder, 0)
+
+    class Counted(Counter):
+        def items(self):  # as the thread that counts would, in the middle of it
+            for item in super().items():
+                self[0, f"line {len(self)}", ""] = 1
+                yield item
+
+    sampler._counts = Counted({(0, "line", ""): 3})
+    assert sampler.counts()[0] == ("other", "line", "", 3)
+
+
+def test_the_sampler_keeps_no_frame(tmp_path):
+    recorder, _ = watched(tmp_path)
+    sampler = Sampler(recorder, threading.get_ident())
+    sampler.at_step(None)
+
+    class Large:
+        pass
+
+    def function():
+        large = Large()
+        gone.append(weakref.ref(large))
+        while not sampler._counts:
+            time.sleep(0.001)
+
+    gone = []
+    for _ in range(10):
+        sampler._counts.clear()
+        function()
+        time.sleep(0.002)
+        assert gone[-1]() is None
+    sampler.stop()

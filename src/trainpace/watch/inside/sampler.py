@@ -45,7 +45,8 @@ class Sampler:
 
     def counts(self) -> list[tuple[str, str, str, int]]:
         """(part, file:line function, what it called, how often seen), the most frequent first."""
-        return [(PARTS[part], line, callee, n) for (part, line, callee), n in self._counts.most_common(60)]
+        counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
+        return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
@@ -53,6 +54,7 @@ class Sampler:
             frame = sys._current_frames().get(self._thread)
             if frame is not None:
                 self._counts[(part, *_line_of(frame))] += 1
+            del frame  # it holds the function's tensors, which must go when the function ends
 
 
 def _line_of(frame: FrameType) -> tuple[str, str]:
