@@ -132,6 +132,7 @@ def test_a_step_within_its_own_step_counts_once(tmp_path):
     assert len(steps) == 2
     assert [sum(s.parts_ns) for s in steps] == [s.end_ns - s.start_ns for s in steps]
 
+
 IMPORTS_TORCH = """
 from safetensors.torch import save_file  # which imports torch, and so is half imported when torch has come
 import torch

@@ -57,7 +57,9 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
+        before[signal.SIGINT] = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # the terminal sends it to the command as well
     try:
         code = _wait(process, limit_s)
     finally:
