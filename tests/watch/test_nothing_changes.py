@@ -17,7 +17,7 @@ from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter, re
 from watch.test_watch_scripts import run
 
 ODD = """
-import functools, sys, warnings
+import functools, pickle, warnings
 import torch
 import torch.fx
 import torch.nn.functional as F
@@ -72,6 +72,7 @@ for i, batch in enumerate(Loader(data, batch_size=4, collate_fn=collate)):
         F.cross_entropy = doubled(F.cross_entropy)
 assert len(calls) == 7, "the script's own loss was taken away"
 nn.LazyLinear(3).to("cpu")
+assert all(pickle.loads(pickle.dumps(f)) is f for f in (torch.save, nn.utils.clip_grad_norm_, print))
 traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
 assert [n.op for n in traced.graph.nodes] == ["placeholder", "call_module", "output"]
 """

@@ -44,8 +44,12 @@ def install(torch: Any, recorder: Recorder, folder: str) -> None:
     _optimizers(torch, recorder)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
     torch.autograd.grad = recorder.wraps(torch.autograd.grad, BACKWARD, "autograd.grad")
-    torch.nn.utils.clip_grad_norm_ = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
-    torch.save = trials.checkpoints(recorder, recorder.wraps(torch.save, CHECKPOINT, "torch.save"))
+    clip = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
+    # under both their names, or else pickle finds another function than the one that it was given
+    torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
+    torch.save = torch.serialization.save = trials.checkpoints(
+        recorder, recorder.wraps(torch.save, CHECKPOINT, "torch.save")
+    )
     when_imported("torch.utils.data.dataloader", lambda module: _loader(module, recorder))
     when_imported("torch.utils.data._utils.fetch", lambda module: _fetchers(module, recorder, folder))
     _outputs(recorder)
