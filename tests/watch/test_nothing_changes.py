@@ -202,3 +202,37 @@ def test_the_sampler_keeps_no_frame(tmp_path):
         time.sleep(0.002)
         assert gone[-1]() is None
     sampler.stop()
+
+
+OWN_LOSS = """
+import gc, weakref
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x):
+        logits = self.layer(x)
+        return {"loss": logits.sum(), "logits": logits}
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+outputs = []
+for _ in range(5):
+    output = model(torch.ones(2, 4))
+    outputs.append(weakref.ref(output["logits"]))
+    output["loss"].backward()
+    optimizer.step()
+del output
+gc.collect()
+assert not any(ref() is not None for ref in outputs), "an output is still held"
+"""
+
+
+def test_no_output_is_held_after_its_step(tmp_path, capfd):
+    code, _ = run(tmp_path, OWN_LOSS)
+    assert "still held" not in capfd.readouterr().err
+    assert code == 0
+    assert (tmp_path / "recording" / "workload.json").exists()

@@ -112,3 +112,12 @@ def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
     monkeypatch.undo()
     writer.flush()
     assert read_trail((tmp_path / "a").read_bytes())[1] == [{"first": 1}, {"other": 1}]
+
+
+def test_names_beyond_those_that_a_number_can_tell_apart_have_none(tmp_path):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    for i in range(0x10001):
+        writer.span(4, 0, f"Net {i}", 0, 5, 9)
+    writer.flush()
+    spans = [r for r in read_trail((tmp_path / "a").read_bytes())[1] if isinstance(r, Span)]
+    assert [s.name for s in spans] == [*range(1, 0x10000), 0, 0]

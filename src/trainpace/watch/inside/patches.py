@@ -151,6 +151,7 @@ class _Calls:
                 for name in LOSSES:
                     watch(name)
             elif step.number == CAPTURED_IN_STEP:
+                self.recorder.capture.output = None  # its memory is the script's
                 for name, (plain, call) in watched.items():
                     if getattr(functional, name) is call:  # else it is the script's own by now
                         setattr(functional, name, plain)

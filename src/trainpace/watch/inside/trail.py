@@ -93,12 +93,12 @@ class TrailWriter:
 
     def span(self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int) -> None:
         """Append a span; each name is written once and then stands as a number."""
-        number = self._names.get(name)
-        if number is None:
+        number = self._names.get(name) or 0
+        if not number and len(self._names) < 0xFFFF:
             number = next(self._numbers)
             self.note({"name": name, "number": number})
             self._names[name] = number
-        self._append(_SPAN.pack(b"P", part, depth & 0xFF, number & 0xFFFF, thread & 0xFFFFFFFF, start_ns, end_ns))
+        self._append(_SPAN.pack(b"P", part, depth & 0xFF, number, thread & 0xFFFFFFFF, start_ns, end_ns))
 
     def fetch(self, fetch: Fetch) -> None:
         """Append a fetched batch."""
