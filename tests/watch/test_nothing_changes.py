@@ -1,7 +1,10 @@
 """What scripts may do with torch, they may do under the recorder; and what fails inside them fails for them alone."""
 
 import gc
+import importlib
+import importlib.machinery
 import os
+import sys
 import threading
 import time
 import weakref
@@ -10,6 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
+from trainpace.watch.inside.late import when_imported
 from trainpace.watch.inside.patches import _Optimizers, _timed_fetch
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.sampler import Sampler
@@ -236,3 +240,27 @@ def test_no_output_is_held_after_its_step(tmp_path, capfd):
     assert "still held" not in capfd.readouterr().err
     assert code == 0
     assert (tmp_path / "recording" / "workload.json").exists()
+
+
+class Unchangeable:
+    """A loader that takes no attribute."""
+
+    __slots__ = ()
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.loaded = True
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, Unchangeable()) if name == "odd_to_load" else None
+
+
+def test_a_module_whose_loader_cannot_be_watched_is_imported(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    when_imported("odd_to_load", lambda module: None)
+    assert importlib.import_module("odd_to_load").loaded
+    sys.modules.pop("odd_to_load")

@@ -50,7 +50,8 @@ class _Finder(importlib.abc.MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                _wrap(spec.loader, fullname)
+                with contextlib.suppress(Exception):  # a loader that takes no attribute
+                    _wrap(spec.loader, fullname)
                 return spec
         return None
 
