@@ -153,3 +153,12 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     assert not ended
     assert second.left == trials.left
     assert json.loads(store.get(f"trainpace-trials-end-{len(second.programme) + 1}")) is False
+
+
+def test_the_time_limit_ends_the_script_within_a_block(trials, monkeypatch):
+    warm_up(trials, Batches(TRAINING, [16] * 4))
+    ended = []
+    monkeypatch.setattr(module, "end", ended.append)
+    trials.left, trials.deadline_ns = 100, 0
+    step(trials, 4)
+    assert ended == [trials.recorder]
