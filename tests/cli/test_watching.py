@@ -103,3 +103,21 @@ def test_a_damaged_recording_is_named(tmp_path):
     done = trainpace("diagnose", tmp_path)
     assert done.returncode == 2
     assert "process-1-here.trail cannot be read" in done.stderr
+
+
+def test_a_command_that_fails_before_anything_is_proved_fails_the_diagnosis(train, tmp_path):
+    train.write_text(
+        train.read_text().replace("losses.append", "len(losses) < 6 or sys.exit(7)\n            losses.append")
+    )
+    done = trainpace("diagnose", "--output", tmp_path / "r", "--", sys.executable, train)
+    assert done.returncode == 7
+    assert "the command ended with exit code 7" in " ".join(done.stdout.split())
+
+
+def test_two_scripts_one_after_the_other_are_not_two_ranks(train, tmp_path):
+    train.write_text(train.read_text().replace("range(40)", "range(len(sys.argv))"))
+    both = f"{sys.executable} {train}; {sys.executable} {train} longer"
+    done = trainpace("watch", "--json", "--output", tmp_path / "r", "--", "sh", "-c", both)
+    said = json.loads(done.stdout)
+    assert [r["steps"] for r in said["ranks"]] == [45]
+    assert "1 more process trained as the same rank" in said["seen"]

@@ -173,3 +173,47 @@ def test_spans_stop_after_the_first_steps_and_come_back_now_and_then(tmp_path, c
     assert not on[300]
     assert on[1000]
     assert not on[1010]
+
+
+def test_a_generator_called_without_gradients_is_no_evaluation(tmp_path, clock):
+    r = recorder(tmp_path)
+    for _ in range(2):
+        r.begins_batch()
+        spend(r, clock, DATA, 20)
+        r.fetched_samples += 8
+        r.begins_forward(True, surely=False)
+        spend(r, clock, FORWARD, 30)
+        r.begins_forward(False)
+        spend(r, clock, FORWARD, 100)
+        r.ends_step()
+    for step in steps_of(r):
+        assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (20, 130, 0)
+        assert step.samples == 8
+
+
+def test_an_evaluation_in_training_mode_is_known_by_its_next_batch(tmp_path, clock):
+    r = recorder(tmp_path)
+    for evaluating in (True, True, False):
+        r.begins_batch()
+        spend(r, clock, DATA, 20)
+        r.fetched_samples += 8
+        r.begins_forward(evaluating, surely=False)
+        spend(r, clock, FORWARD, 100)
+    r.ends_step()
+    (step,) = steps_of(r)
+    assert (step.parts_ns[DATA], step.parts_ns[FORWARD], step.parts_ns[EVALUATION]) == (20, 100, 240)
+    assert step.samples == 8
+
+
+def test_a_failure_of_ours_at_a_steps_end_is_a_warning(tmp_path, clock, capsys):
+    r = recorder(tmp_path)
+    seen = []
+
+    def fails(step):
+        raise KeyError("ours")
+
+    r.after_step += [fails, lambda step: seen.append(step.number)]
+    r.ends_step()
+    r.ends_step()
+    assert seen == [0, 1]
+    assert capsys.readouterr().err.count("trainpace: warning: ") == 1

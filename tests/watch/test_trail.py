@@ -67,3 +67,57 @@ def test_a_full_disk_ends_the_trail_and_nothing_else(tmp_path):
     writer.note({"b": 2})
     writer.flush()
     assert read_trail((tmp_path / "a").read_bytes())[1] == []
+
+
+def test_after_a_full_disk_nothing_piles_up_in_memory(tmp_path):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    os.close(writer._file)
+    for _ in range(100):
+        writer.span(4, 0, "Net", 0, 5, 9)
+        writer.flush()
+    assert not writer._waiting
+
+
+def test_a_forked_child_keeps_nothing(tmp_path):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    writer.forget()
+    writer.span(4, 0, "Net", 0, 5, 9)
+    assert not writer._waiting
+
+
+def test_half_a_write_ends_the_trail(tmp_path, monkeypatch):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+    writer.fetch(Fetch(0, 1, 2, 3, 4, 5))
+    writer.flush()
+    monkeypatch.undo()
+    writer.fetch(Fetch(0, 1, 2, 3, 4, 5))
+    writer.flush()
+    assert read_trail((tmp_path / "a").read_bytes())[1] == []
+
+
+def test_a_thread_may_write_while_another_hands_over(tmp_path, monkeypatch):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    write = os.write
+
+    def meanwhile(file, data):
+        with memoryview(data):  # as os.write holds it while other threads run
+            writer.note({"other": 1})
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", meanwhile)
+    writer.note({"first": 1})
+    writer.flush()
+    monkeypatch.undo()
+    writer.flush()
+    assert read_trail((tmp_path / "a").read_bytes())[1] == [{"first": 1}, {"other": 1}]
+
+
+def test_names_beyond_those_that_a_number_can_tell_apart_have_none(tmp_path):
+    writer = TrailWriter(str(tmp_path / "a"), {})
+    for i in range(0x10001):
+        writer.span(4, 0, f"Net {i}", 0, 5, 9)
+    writer.flush()
+    spans = [r for r in read_trail((tmp_path / "a").read_bytes())[1] if isinstance(r, Span)]
+    assert [s.name for s in spans] == [*range(1, 0x10000), 0, 0]

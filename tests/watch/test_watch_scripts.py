@@ -136,6 +136,38 @@ def test_a_command_that_is_not_there(tmp_path):
         watch(["no-such-command"], tmp_path / "r")
 
 
+def test_a_command_that_cannot_be_started(tmp_path):
+    (tmp_path / "odd").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "odd").chmod(0o755)
+    with pytest.raises(TrainpaceError, match="cannot start"):
+        watch([str(tmp_path / "odd")], tmp_path / "r")
+    with pytest.raises(TrainpaceError, match="cannot record into"):
+        watch([sys.executable], tmp_path / "odd" / "r")
+
+
+def test_a_command_that_a_signal_ended_has_the_shells_exit_code(tmp_path):
+    assert run(tmp_path, "import os; os.kill(os.getpid(), 9)")[0] == 137
+
+
+SAVES_ITSELF = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+
+
+def test_a_schedulers_signal_reaches_the_script(tmp_path):
+    ready = tmp_path / "ready"
+    arguments = ("watch", "--output", str(tmp_path / "r"), "--", sys.executable, "-c", SAVES_ITSELF, str(ready))
+    process = subprocess.Popen([sys.executable, "-m", "trainpace", *arguments])
+    deadline = time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 5
+
+
 def test_another_sitecustomize_still_runs(tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()

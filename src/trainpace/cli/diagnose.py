@@ -35,7 +35,8 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
 
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
     exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
-    in such a run, its checkpoints are not kept; what else it writes, it writes.
+    in such a run, its checkpoints are not kept; what else it writes, it writes. The exit code is the command's own where it
+    failed before anything was proved.
 
     In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved.
 
@@ -51,6 +52,7 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
 
     if not command:
         raise click.UsageError("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
+    code = 0
     if len(command) == 1 and Path(command[0]).is_dir():
         folder = Path(command[0])
     else:
@@ -59,10 +61,10 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
             "block_steps": o["block"], "rounds": o["rounds"], "warm_up_steps": max(4, o["warm_up"]), "limit_s": o["limit"],
             "without": list(o["without"]),
         }  # fmt: skip
-        run(command, folder, o["as_json"], trials)
+        code = run(command, folder, o["as_json"], trials)
     found = diagnose_recording(read_recording(folder), o["epochs"])
     if o["as_json"]:
         echo_json({"folder": str(folder), **to_jsonable(found)})
     else:
         print_diagnosis(found, str(folder))
-    return 0
+    return 0 if found.proofs else code

@@ -11,7 +11,7 @@ from trainpace.datapath.loader_model import LoaderCost, step_ms
 from trainpace.diagnose.interventions import Proof, part_ms
 from trainpace.diagnose.shares import Split
 from trainpace.records import Record
-from trainpace.watch.recording import Rank
+from trainpace.watch.recording import Rank, batches_per_step
 
 WORTH = 0.03
 """A change that saves a smaller share of the step than this is said not to be worth making."""
@@ -44,6 +44,8 @@ def advise(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
     changes: list[Advice] = []
     for advisor in ADVISORS:
         changes += advisor(ranks, split, proofs)
+    # one rank may wait longer than the mean of all, which is what its cause takes
+    changes = [msgspec.structs.replace(a, saves_ms=min(a.saves_ms, a.ceiling_ms)) for a in changes]
     return sorted(changes, key=lambda a: -a.saves_ms)
 
 
@@ -51,7 +53,7 @@ def loader_cost(rank: Rank) -> LoaderCost | None:
     """What a batch costs its loader, in workers or in the training process, as it was seen while training ran."""
     if rank.fetch is None:
         return None
-    batch = round(rank.samples_per_step / max(1.0, rank.micro_steps)) or (rank.loader and rank.loader.batch_size) or 1
+    batch = round(rank.samples_per_step / batches_per_step(rank)) or (rank.loader and rank.loader.batch_size) or 1
     return LoaderCost(
         sample_wall_ms=rank.fetch.sample_wall_ms, sample_cpu_ms=rank.fetch.sample_cpu_ms,
         collate_ms=rank.fetch.collate_ms, batch_size=batch,
@@ -67,7 +69,7 @@ def compute_ms(rank: Rank, split: Split) -> float:
         if blocks
         else rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
     )
-    return max(0.0, whole) / max(1.0, rank.micro_steps)
+    return max(0.0, whole) / batches_per_step(rank)
 
 
 def _cores(ranks: Sequence[Rank]) -> float:
@@ -80,7 +82,7 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     assert cost is not None
     # threads of a computation wait for each other at its ends, so that one core is what it keeps busy at least
     per_micro_step = step_ms(cost, compute_ms(ranks[0], split), workers, _cores(ranks), 1.0)
-    return per_micro_step * max(1.0, ranks[0].micro_steps)
+    return per_micro_step * batches_per_step(ranks[0])
 
 
 def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
@@ -88,9 +90,9 @@ def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice
     if cost is None or rank.loader is None:
         return []
     cores = _cores(ranks)
-    compute, micro = compute_ms(rank, split), max(1.0, rank.micro_steps)
-    by_workers = {w: with_workers_ms(ranks, split, w) for w in range(1, MANY_WORKERS + 1)}
+    compute, micro = compute_ms(rank, split), batches_per_step(rank)
     now = rank.loader.workers
+    by_workers = {w: with_workers_ms(ranks, split, w) for w in range(1, max(MANY_WORKERS, now + 1) + 1)}
     waiting = rank.parts_ms["data"]
     measured = compute * micro + waiting
     best = min(by_workers.values())
@@ -99,8 +101,8 @@ def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice
     advice = []
     if now and fewest <= now:
         fewest = now + 1
-    saves = max(0.0, min(measured - by_workers[min(fewest, MANY_WORKERS)], waiting))
-    limited = cost.sample_wall_ms * cost.batch_size / (fewest or 1) < by_workers[min(fewest, MANY_WORKERS)] * 0.97
+    saves = max(0.0, min(measured - by_workers[fewest], waiting))
+    limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
     why = f"a sample takes {cost.sample_wall_ms:.2g} ms, {cost.sample_cpu_ms:.2g} of them on a core"
     if limited and best > 1.05 * compute * micro:
         why += f"; {cores:g} core{'s' if cores != 1 else ''} a rank then are the limit"
@@ -162,7 +164,7 @@ def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
     if launch < LEAST_LAUNCH * step:
         return []
     count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
-    samples = rank.samples_per_step / max(1.0, rank.micro_steps)
+    samples = rank.samples_per_step / batches_per_step(rank)
     if split.fixed_ms is not None and split.fixed_ms < 0.5 * launch and samples > 1:
         return [
             Advice(
@@ -181,7 +183,7 @@ def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
             cause="launch", title=f"a batch {LARGER_BATCH} times as large, or torch.compile",
             how=f"{count}, most too small to fill the device: larger batches share their launches among more samples (mind the "
             "learning rate); torch.compile or CUDA graphs launch fewer.",
-            saves_ms=saves, ceiling_ms=launch + split.by_cause["optimizer"],
+            saves_ms=saves, ceiling_ms=min(fixed, step),
             basis="the line through steps with a full and with a tiny batch; a step's worth of samples",
             settings={"batch_factor": LARGER_BATCH},
         )
@@ -208,7 +210,7 @@ def _optimizer(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
 
 
 def _exchange(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
-    exposed, micro = split.by_cause["communication"], max(1.0, ranks[0].micro_steps)
+    exposed, micro = split.by_cause["communication"], batches_per_step(ranks[0])
     if len(ranks) < 2 and ranks[0].world_size < 2:
         return []
     if micro >= 2 and not ranks[0].skips_sync:

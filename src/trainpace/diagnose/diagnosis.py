@@ -10,7 +10,7 @@ from trainpace.diagnose.shares import CAUSES, IN_WORDS, split
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.watch.inside.trail import TRIALS
-from trainpace.watch.recording import Line, Rank, Recording
+from trainpace.watch.recording import Line, Rank, Recording, batches_per_step
 
 
 class Share(Record):
@@ -85,7 +85,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
 def _steps_per_epoch(rank: Rank) -> float | None:
     if rank.loader is None or rank.loader.batches is None:
         return None
-    return rank.loader.batches / max(1.0, rank.micro_steps)
+    return rank.loader.batches / batches_per_step(rank)
 
 
 def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
@@ -139,6 +139,8 @@ def _warnings(recording: Recording) -> list[str]:
         warnings.append("a process was killed: its last moments may be missing.")
     if len(ranks) < ranks[0].world_size:
         warnings.append(f"{len(ranks)} of {ranks[0].world_size} ranks were recorded here.")
+    if recording.seen:
+        warnings.append(recording.seen)
     fewest = min(r.steps for r in ranks)
     if fewest < 20:
         warnings.append(f"only {fewest} steps were counted.")

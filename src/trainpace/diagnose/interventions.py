@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainpace.forecast.intervals import student_t_95
 from trainpace.records import Record
-from trainpace.watch.recording import Block, Rank
+from trainpace.watch.recording import Block, Rank, batches_per_step
 
 FORWARD_AND_BACKWARD = ("forward", "backward")
 FEW_SAMPLES = 2
@@ -81,7 +81,7 @@ def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
     """
     full = part_ms(rank, "cached_batch", *FORWARD_AND_BACKWARD)
     few = part_ms(rank, "few_samples", *FORWARD_AND_BACKWARD)
-    samples = rank.samples_per_step / max(1.0, rank.micro_steps)
+    samples = rank.samples_per_step / batches_per_step(rank)
     if full is None or few is None or samples <= FEW_SAMPLES:
         return None
     slope = max(0.0, (full - few) / (samples - FEW_SAMPLES))

@@ -114,7 +114,7 @@ def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
     exposed = []
     for rank in ranks:
         whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get("avg_backward_compute_comm_overlap_time", 0)
-        exposed.append(max(0.0, whole / 1e6) * max(1.0, rank.micro_steps))
+        exposed.append(max(0.0, whole / 1e6) * (1.0 if rank.skips_sync else max(1.0, rank.micro_steps)))
     return min(math.fsum(exposed) / len(exposed), math.fsum(r.parts_ms["backward"] for r in ranks) / len(ranks))
 
 

@@ -75,6 +75,8 @@ def _said(recording: Recording, step: float) -> list[str]:
         lines.append("A process was killed; what it did up to its last moments is counted.")
     if len(recording.ranks) < first.world_size:
         lines.append(f"{len(recording.ranks)} of {first.world_size} ranks were recorded here.")
+    if recording.seen:
+        lines.append(recording.seen)
     return lines
 
 

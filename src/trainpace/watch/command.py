@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from trainpace.watch.inside.trail import ASIDE
 
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which a job's scheduler tells a script to save itself: only the command knows what to do."""
 
 
 def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, object] | None = None) -> dict[str, str]:
@@ -31,30 +34,42 @@ def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, ob
 
 def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None,
           limit_s: float | None = None, output: int | None = None) -> int:  # fmt: skip
-    """Run the command to its end, recording into `folder`, and return its exit code.
+    """Run the command to its end, recording into `folder`, and return its exit code: 128 + n where signal n ended it.
 
     Its input, output (unless `output` names another file descriptor) and signals are its own: an interrupt reaches it
-    as usual, and what was recorded is kept. After
+    as usual, others are passed on, and what was recorded is kept. After
     `limit_s` seconds it is interrupted. Raises TrainpaceError when it cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise TrainpaceError(
             f"there is no command {command[0]}.", "Give the whole command: -- python train.py ARGUMENTS"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     started = time.time()
     note = {"command": list(command), "started": started, "seconds": None, "exit_code": None, "trials": trials}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainpaceError(f"cannot record into {folder}: {(error.strerror or str(error)).lower()}.") from None
     write_whole(folder / COMMAND_FILE, json.dumps(note))
-    process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials), stdout=output)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
+    try:
+        process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials), stdout=output)
+    except OSError as error:
+        raise TrainpaceError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}.") from None
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}
+        before[signal.SIGINT] = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # the terminal sends it to the command as well
     try:
         code = _wait(process, limit_s)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for n, handler in before.items():
+            signal.signal(n, handler)
     if trials is not None:
         _remove_asides(folder)
     write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
-    return code
+    return code if code >= 0 else 128 - code
 
 
 def _remove_asides(folder: Path) -> None:

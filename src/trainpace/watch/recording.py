@@ -109,7 +109,8 @@ class Rank(Record):
 
 
 class Recording(Record):
-    """A watched command: what was run, how it ended, and its ranks. Without ranks, `seen` says what there was."""
+    """A watched command: what was run, how it ended, and its ranks. Without ranks, `seen` says what there was; with them,
+    it names what is left out: of processes that trained as the same rank, all but the one with the most steps."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -140,10 +141,21 @@ def read_recording(folder: Path) -> Recording:
         for header, records in processes
         if sum(isinstance(r, Step) for r in records) > 1
     ]
-    ranks.sort(key=lambda r: r.rank)
+    longest = {r.rank: r for r in sorted(ranks, key=lambda r: r.steps)}
+    left_out = len(ranks) - len(longest)
+    also = f"{left_out} more process{'es' if left_out > 1 else ''} trained as the same rank, for no more steps, and are left out."
     return Recording(
-        command=command, seconds=seconds, exit_code=code, ranks=tuple(ranks), seen="" if ranks else _seen(processes)
-    )
+        command=command, seconds=seconds, exit_code=code, ranks=tuple(r for _, r in sorted(longest.items())),
+        seen=_seen(processes) if not ranks else also if left_out else "",
+    )  # fmt: skip
+
+
+def batches_per_step(rank: Rank) -> float:
+    """How many batches a step takes: its backward passes, or fewer where one batch has several, as a GAN's."""
+    size = rank.loader.batch_size if rank.loader is not None else None
+    backward = max(1.0, rank.micro_steps)
+    batches = rank.samples_per_step / size if size else 0.0
+    return min(backward, max(1.0, float(round(batches)))) if batches >= 0.5 else backward
 
 
 def _seen(processes: Sequence[tuple[dict[str, Any], list[Any]]]) -> str:

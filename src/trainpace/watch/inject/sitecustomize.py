@@ -40,10 +40,9 @@ def _start() -> None:
         return
     try:
         _load_trainpace()
-        from trainpace.watch.inside.late import when_imported
-        from trainpace.watch.inside.start import on_torch
+        from trainpace.watch.inside.start import begin
 
-        when_imported("torch", on_torch)
+        begin()
     except Exception as error:  # the script must run in any case
         print(f"trainpace: warning: this process is not recorded ({error}).", file=sys.stderr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -16,7 +17,8 @@ _waiting: dict[str, Callback] = {}
 
 def warn(message: str) -> None:
     """One line on stderr: a failure of ours must not become one of the script's."""
-    print(f"trainpace: warning: {message}", file=sys.stderr)
+    with contextlib.suppress(Exception):  # a closed stderr
+        print(f"trainpace: warning: {message}", file=sys.stderr)
 
 
 def when_imported(name: str, callback: Callback) -> None:
@@ -48,7 +50,8 @@ class _Finder(importlib.abc.MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                _wrap(spec.loader, fullname)
+                with contextlib.suppress(Exception):  # a loader that takes no attribute
+                    _wrap(spec.loader, fullname)
                 return spec
         return None
 

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import functools
 import logging
+import multiprocessing
 import os
 import socket
 import sys
@@ -43,8 +44,12 @@ def install(torch: Any, recorder: Recorder, folder: str) -> None:
     _optimizers(torch, recorder)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
     torch.autograd.grad = recorder.wraps(torch.autograd.grad, BACKWARD, "autograd.grad")
-    torch.nn.utils.clip_grad_norm_ = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
-    torch.save = trials.checkpoints(recorder, recorder.wraps(torch.save, CHECKPOINT, "torch.save"))
+    clip = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
+    # under both their names, or else pickle finds another function than the one that it was given
+    torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
+    torch.save = torch.serialization.save = trials.checkpoints(
+        recorder, recorder.wraps(torch.save, CHECKPOINT, "torch.save")
+    )
     when_imported("torch.utils.data.dataloader", lambda module: _loader(module, recorder))
     when_imported("torch.utils.data._utils.fetch", lambda module: _fetchers(module, recorder, folder))
     _outputs(recorder)
@@ -81,7 +86,7 @@ class _Calls:
         self.classes: set[type] = set()
         self.inside = False
         self.plain = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = self.charged(self.plain)
+        torch.nn.Module.__call__ = self.watching = self.charged(self.plain)
         recorder.after_step.append(self.narrow)
 
     def charged(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +97,9 @@ class _Calls:
             if is_compiling() or self.inside or get_ident() != recorder.thread or recorder.part == BACKWARD:
                 return original(module, *args, **kwargs)
             self.inside = True
-            depth = self.begins(module, args, kwargs)
+            with contextlib.suppress(Exception):
+                self.begins(module, args, kwargs)
+            depth = recorder.enter(FORWARD)
             try:
                 output = original(module, *args, **kwargs)
                 if recorder.steps == CAPTURED_IN_STEP:
@@ -104,7 +111,7 @@ class _Calls:
 
         return call
 
-    def begins(self, module: Any, args: Any, kwargs: Any) -> int:
+    def begins(self, module: Any, args: Any, kwargs: Any) -> None:
         self.classes.add(type(module))
         recorder = self.recorder
         recorder.compiled |= type(module).__name__ == "OptimizedModule"
@@ -119,29 +126,37 @@ class _Calls:
                         _note_model(recorder, module, model)
                 recorder.begins_forward(False)
         elif id(core(module)) in self.trained:
-            recorder.begins_forward(True)
-        return recorder.enter(FORWARD)
+            recorder.begins_forward(True, surely=not module.training)
 
     def losses(self, functional: Any) -> None:
-        """Losses that are called as functions, outside modules, are noticed in the one step that is captured."""
-        for name in LOSSES:
+        """Losses that are called as functions, outside modules, are noticed in the one step that is captured, and only then
+        watched: TorchScript cannot compile what is wrapped."""
+        watched = {}
+
+        def watch(name: str) -> None:
             plain = getattr(functional, name)
 
             @functools.wraps(plain)
-            def call(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 capture = self.recorder.capture
                 if not self.is_compiling() and not self.inside and capture.output is not None:
                     self.captured(lambda: capture.made_by(plain, args, kwargs))
                 return plain(*args, **kwargs)
 
+            watched[name] = plain, call
             setattr(functional, name, call)
 
-        def restore(step: Step) -> None:
-            if step.number == CAPTURED_IN_STEP:
+        def at_step(step: Step) -> None:
+            if step.number == CAPTURED_IN_STEP - 1:
                 for name in LOSSES:
-                    setattr(functional, name, getattr(functional, name).__wrapped__)
+                    watch(name)
+            elif step.number == CAPTURED_IN_STEP:
+                self.recorder.capture.output = None  # its memory is the script's
+                for name, (plain, call) in watched.items():
+                    if getattr(functional, name) is call:  # else it is the script's own by now
+                        setattr(functional, name, plain)
 
-        self.recorder.after_step.append(restore)
+        self.recorder.after_step.append(at_step)
 
     def captured(self, what: Callable[[], None]) -> None:
         try:
@@ -153,9 +168,17 @@ class _Calls:
     def narrow(self, step: Step) -> None:
         if step.number != 1:
             return
-        self.torch.nn.Module.__call__ = self.plain
+        every: Any = self.torch.nn.Module
+        if every.__call__ is self.watching:  # else it is the script's own by now
+            every.__call__ = self.plain
+
+        @functools.wraps(self.plain)
+        def whatever_it_is_then(module: Any, *args: Any, **kwargs: Any) -> Any:
+            return every.__call__(module, *args, **kwargs)  # torch.fx changes it while it traces
+
         for kind in self.classes:
-            setattr(kind, "__call__", self.charged(kind.__call__))  # noqa: B010
+            own = kind.__call__
+            setattr(kind, "__call__", self.charged(whatever_it_is_then if own is every.__call__ else own))  # noqa: B010
 
 
 def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
@@ -192,7 +215,7 @@ class _Optimizers:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.first: weakref.ref[Any] | None = None
-        self.depths: list[tuple[Any, int]] = []
+        self.depths: list[tuple[weakref.ref[Any], int]] = []
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
@@ -200,10 +223,18 @@ class _Optimizers:
             if recorder.steps or recorder.thread == -1:
                 return
             recorder.thread = get_ident()
-        if self.first is None:
+        if self.first is None or self.first() is None:
             self.first = weakref.ref(optimizer)
-            _note_optimizer(recorder, optimizer)
-        self.depths.append((optimizer, recorder.enter(OPTIMIZER)))
+            with contextlib.suppress(Exception):
+                _note_optimizer(recorder, optimizer)
+        for i, (owner, depth) in enumerate(self.depths):
+            if (
+                owner() is None or owner() is optimizer
+            ):  # its step raised, as when memory was full, and the script went on
+                recorder.leave(depth, type(optimizer).__name__)
+                del self.depths[i:]
+                break
+        self.depths.append((weakref.ref(optimizer), recorder.enter(OPTIMIZER)))
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self.recorder
@@ -211,11 +242,11 @@ class _Optimizers:
             return
         while self.depths:
             owner, depth = self.depths.pop()
-            if owner is optimizer:
+            if owner() is optimizer:
                 recorder.leave(depth, type(optimizer).__name__)
+                if not recorder.step_is_the_engines and self.first is not None and self.first() is optimizer:
+                    recorder.ends_step()
                 break
-        if not recorder.step_is_the_engines and self.first is not None and self.first() in (optimizer, None):
-            recorder.ends_step()
 
 
 def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
@@ -265,9 +296,10 @@ def _loader(module: Any, recorder: Recorder) -> None:
     def start(self: Any) -> Any:
         if get_ident() != recorder.thread:
             return plain_iter(self)
-        if self not in seen:
-            seen.add(self)
-            _note_loader(recorder, self)
+        with contextlib.suppress(Exception):
+            if self not in seen:
+                seen.add(self)
+                _note_loader(recorder, self)
         recorder.begins_batch()
         depth = recorder.enter(LOADER_START if self.num_workers else DATA)
         try:
@@ -280,7 +312,14 @@ def _loader(module: Any, recorder: Recorder) -> None:
 
 def size_of(batch: Any, deep: int = 3) -> int:
     """Samples in a batch: the first dimension of the first tensor found in it; 0 when there is none."""
-    shape = getattr(batch, "shape", None)
+    try:
+        return _size_of(batch, deep)
+    except Exception:  # a batch of the user's own kind, whose attributes may be anything
+        return 0
+
+
+def _size_of(batch: Any, deep: int) -> int:
+    shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
     if deep and isinstance(batch, dict):
@@ -288,7 +327,7 @@ def size_of(batch: Any, deep: int = 3) -> int:
     elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
         batch = list(batch.data.values())
     if deep and isinstance(batch, list | tuple):
-        return next((n for part in batch if (n := size_of(part, deep - 1))), 0)
+        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
     return 0
 
 
@@ -300,11 +339,16 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
             return None
 
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    asked_before = loader._IterableDataset_len_called
+    batches = length(loader)
+    loader._IterableDataset_len_called = (
+        asked_before  # else the loader warns of a length that the script never asked for
+    )
     recorder.trail.note({
         "loader": id(loader),
         "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
         "samples_in_dataset": length(loader.dataset),
-        "batches": length(loader),
+        "batches": batches,
         "batch_size": loader.batch_size or getattr(sampler, "batch_size", None),
         "workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor,
@@ -348,20 +392,23 @@ def _timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> 
             end, cpu = now_ns(), time.thread_time_ns() - cpu
             samples = len(indices) if isinstance(indices, list | tuple) else 1
             record = Fetch(-1 if worker is None else worker.id, samples, start, end, cpu, collating[0])
-            if worker is None:
-                if recorder.spans_on:
-                    recorder.trail.fetch(record)
-            else:
-                trail = trails.get(os.getpid())
-                if trail is None:
-                    host, parent = socket.gethostname(), os.getppid()
-                    path = os.path.join(folder, f"worker-{parent}-{worker.id}-{os.getpid()}-{host}.trail")
-                    header = {"role": "worker", "worker": worker.id, "pid": os.getpid(), "parent": parent, "host": host}
-                    trail = trails[os.getpid()] = TrailWriter(path, header)
-                trail.fetch(record)
-                trail.flush()
+            if worker is not None:
+                with contextlib.suppress(Exception):  # such as no file descriptor left
+                    trail = trails.get(os.getpid()) or _worker_trail(trails, folder, worker.id)
+                    trail.fetch(record)
+                    trail.flush()
+            elif recorder.spans_on:
+                recorder.trail.fetch(record)
 
     return timed
+
+
+def _worker_trail(trails: dict[int, TrailWriter], folder: str, worker: int) -> TrailWriter:
+    trainer = multiprocessing.parent_process()  # which a fork server is not, though it be the parent
+    pid, host, parent = os.getpid(), socket.gethostname(), trainer.pid if trainer is not None else os.getppid()
+    header = {"role": "worker", "worker": worker, "pid": pid, "parent": parent, "host": host}
+    trails[pid] = TrailWriter(os.path.join(folder, f"worker-{parent}-{worker}-{pid}-{host}.trail"), header)
+    return trails[pid]
 
 
 # ---- copies, synchronisation, output
@@ -377,13 +424,18 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
         @functools.wraps(plain)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
+            if is_compiling():
                 return plain(self, *args, **kwargs)
-            if has_torch_function(self):
-                return torch.overrides.handle_torch_function(call, (self,), self, *args, **kwargs)
+            run = plain
+            if has_torch_function(
+                self
+            ):  # kinds of tensors know torch's own function, which C++ would look up as this one
+                run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
+            if recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
+                return run(self, *args, **kwargs)
             depth = recorder.enter(part)
             try:
-                return plain(self, *args, **kwargs)
+                return run(self, *args, **kwargs)
             finally:
                 recorder.leave(depth, name)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from trainpace.watch.inside.late import warn
 from trainpace.watch.inside.trail import (
     CHECKPOINT,
     EVALUATION,
@@ -56,7 +57,7 @@ class Recorder:
         self._mark = self._step_start = self._flushed = now_ns()
         self._pending = [0] * len(PARTS)
         self._spent = [0] * len(PARTS)
-        self._evaluating = self._evaluating_before = False
+        self._evaluating = self._evaluating_before = self._unsure = False
 
     # ---- spans
 
@@ -112,18 +113,25 @@ class Recorder:
 
     def begins_batch(self) -> None:
         """A batch is about to be fetched, for training or for an evaluation."""
+        if self._unsure:
+            self.fetched_samples, self._unsure = 0, False
         self._settle()
 
-    def begins_forward(self, evaluating: bool) -> None:
-        """The trained model is called: what was fetched for this call counts as it does."""
+    def begins_forward(self, evaluating: bool, surely: bool = True) -> None:
+        """The trained model is called: what was fetched for this call counts as it does.
+
+        Not `surely` an evaluation: one if the next batch follows, none if a call with gradients does, as where a GAN's
+        generator makes images for its discriminator.
+        """
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now
         self._evaluating = evaluating
+        self._unsure = evaluating and not surely
+        if self._unsure:
+            return
         if not evaluating:
             self.samples += self.fetched_samples
-            if self.trials is not None:
-                self.trials.trains()
         self.fetched_samples = 0
         self._settle()
 
@@ -161,8 +169,12 @@ class Recorder:
         self.micro_steps = self.samples = 0
         self.spans_on = self.steps < SPANS_FOR_STEPS or self.steps % SPANS_AGAIN_EVERY < SPANS_AGAIN_FOR
         part, self.part = self.part, TRAINPACE
-        for callback in self.after_step:
-            callback(step)
+        for callback in tuple(self.after_step):
+            try:
+                callback(step)
+            except Exception as error:  # the script must go on
+                self.after_step.remove(callback)
+                warn(f"something of this step is not recorded ({type(error).__name__}: {error}).")
         if now - self._flushed > FLUSH_NS:
             self.trail.flush()
             self._flushed = now

@@ -12,7 +12,7 @@ from types import FrameType
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import PARTS, Step
 
-INTERVAL_S = 0.02
+INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
 _OTHERS_CODE = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -45,14 +45,18 @@ class Sampler:
 
     def counts(self) -> list[tuple[str, str, str, int]]:
         """(part, file:line function, what it called, how often seen), the most frequent first."""
-        return [(PARTS[part], line, callee, n) for (part, line, callee), n in self._counts.most_common(60)]
+        counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
+        return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
+        # each look takes the interpreter's lock from the script for a moment
+        interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
+        while not self._stop.wait(interval_s):
             part = self._recorder.part
             frame = sys._current_frames().get(self._thread)
             if frame is not None:
                 self._counts[(part, *_line_of(frame))] += 1
+            del frame  # it holds the function's tensors, which must go when the function ends
 
 
 def _line_of(frame: FrameType) -> tuple[str, str]:

@@ -41,6 +41,13 @@ def _number(*names: str) -> int | None:
     return None
 
 
+def begin() -> None:
+    """Wait for torch. Whatever else is watched is waited for as well: it may be what imports torch, half-way through."""
+    when_imported("torch", on_torch)
+    for name in engines.ENGINES:
+        when_imported(name, lambda module: None)
+
+
 def on_torch(torch: ModuleType) -> None:
     """Record this process from now on."""
     folder = os.environ["TRAINPACE_WATCH"]

@@ -7,9 +7,11 @@ Times are ``time.perf_counter_ns``, the same clock for all processes of a host.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,60 +77,66 @@ class Fetch(NamedTuple):
 
 
 class TrailWriter:
-    """Appends records; `flush` hands them to the operating system, which keeps them if the process is killed."""
+    """Appends records; `flush` hands them to the operating system, which keeps them if the process is killed.
+
+    Any thread may append: a deque needs no lock, which a fork could leave locked.
+    """
 
     def __init__(self, path: str, header: dict[str, Any]) -> None:
         self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._buffer = bytearray(json.dumps({"trail": VERSION, **header}).encode() + b"\n")
+        self._waiting = deque([json.dumps({"trail": VERSION, **header}).encode() + b"\n"])
         self._names: dict[str, int] = {}
+        self._numbers = itertools.count(1)
         self.flush()
 
     def step(self, step: Step) -> None:
         """Append a step."""
-        self._buffer += _STEP.pack(b"S", *step[:9], *step.parts_ns)
+        self._append(_STEP.pack(b"S", *step[:9], *step.parts_ns))
 
     def span(self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int) -> None:
         """Append a span; each name is written once and then stands as a number."""
-        number = self._names.get(name)
-        if number is None:
-            number = self._names[name] = len(self._names) + 1
+        number = self._names.get(name) or 0
+        if not number and len(self._names) < 0xFFFF:
+            number = next(self._numbers)
             self.note({"name": name, "number": number})
-        self._buffer += _SPAN.pack(b"P", part, depth, number & 0xFFFF, thread & 0xFFFFFFFF, start_ns, end_ns)
+            self._names[name] = number
+        self._append(_SPAN.pack(b"P", part, depth & 0xFF, number, thread & 0xFFFFFFFF, start_ns, end_ns))
 
     def fetch(self, fetch: Fetch) -> None:
         """Append a fetched batch."""
-        self._buffer += _FETCH.pack(b"F", fetch.worker & 0xFF, 0, *fetch[1:])
+        self._append(_FETCH.pack(b"F", fetch.worker & 0xFF, 0, *fetch[1:]))
 
     def note(self, content: dict[str, Any]) -> None:
         """Append anything else, as JSON."""
         text = json.dumps(content).encode()
-        self._buffer += _JSON.pack(b"J", len(text)) + text
+        self._append(_JSON.pack(b"J", len(text)) + text)
 
-    @property
-    def waiting(self) -> int:
-        """Bytes not yet handed over."""
-        return len(self._buffer)
+    def _append(self, record: bytes) -> None:
+        if self._file >= 0:
+            self._waiting.append(record)
 
     def flush(self) -> None:
         """Hand everything over. A full disk ends the trail, not the script."""
-        if self._file < 0 or not self._buffer:
+        if self._file < 0 or not self._waiting:
             return
+        data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
         try:
-            os.write(self._file, self._buffer)
+            whole = os.write(self._file, data) == len(data)
         except OSError:
+            whole = False
+        if not whole:
             self._close()
-        self._buffer = bytearray()
 
     def forget(self) -> None:
         """In a forked child: the file is the parent's."""
-        self._buffer = bytearray()
         self._close()
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._file)
         self._file = -1
+        self._waiting.clear()
 
 
 def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | dict[str, Any]]]:

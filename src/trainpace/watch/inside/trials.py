@@ -7,14 +7,17 @@ last block. All ranks change at the same step, since they count the same steps.
 from __future__ import annotations
 
 import contextlib
+import copy
+import datetime
 import functools
 import json
 import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainpace.watch.inside.operators import count_one_step, note_optimizers, note_rate
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
@@ -28,6 +31,14 @@ COUNTED_STEPS = 3
 LEAST_LOGGING_NS = 100_000
 
 
+class _Kept(NamedTuple):
+    """A dataset's largest batch of the warm-up, since the last of an epoch may be a small one."""
+
+    dataset: Any
+    batch: Any
+    size: int
+
+
 class Trials:
     """The programme of one process: (trial, steps) blocks, made once the first steps have shown what applies."""
 
@@ -36,35 +47,38 @@ class Trials:
         self.block: int = settings["block_steps"]
         self.rounds: int = settings["rounds"]
         self.warm_up: int = settings["warm_up_steps"]
-        self.deadline_ns = now_ns() + int(settings["limit_s"] * 1e9)
+        self.limit_s: float = settings["limit_s"]
+        self.deadline_ns = now_ns() + int(self.limit_s * 1e9)
         self.without: list[str] = settings.get("without", [])
-        self.batch: Any = None
-        self.dataset: Any = None
-        self.latest: Any = None
+        self.kept: dict[int, _Kept] = {}
+        self._fetched_from: set[int] = set()
+        self._steps_fed: Counter[int] = Counter()
         self.device: Any = None
-        self.batch_on_device: Any = None
-        self.batch_size = 0
+        self.on_device: dict[int, Any] = {}
+        self.asides: set[str] = set()
         self.stock = 0
         self.programme: list[tuple[int, int]] | None = None
         self.left = 0
-        self.asides: set[str] = set()
         self.logging_ns = 0
         self.counting: Callable[[], None] | None = None
 
     def at_step(self, step: Step) -> None:
         """Count, and change over where a block ends."""
         if self.counting is not None:
-            self.counting()
+            with contextlib.suppress(Exception):
+                self.counting()
             self.counting = None
+        if not _many() and now_ns() > self.deadline_ns:
+            end(self.recorder)
         if self.programme is None:
-            if self.batch is None:  # the model's call was not seen
-                self.trains()
+            self._steps_fed.update(self._fetched_from)
+            self._fetched_from.clear()
             if self.warm_up - COUNTED_STEPS <= step.number + 1 < self.warm_up:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
             if step.number + 1 >= self.warm_up:
-                self.programme = self.planned(step.number)
+                self.programme = [(kind, steps) for kind, steps in self.agreed("plan", self.planned(step.number))]
                 self.look_around()
                 names = [TRIALS[trial] for trial, _ in self.programme]
                 self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
@@ -76,25 +90,22 @@ class Trials:
 
     def planned(self, steps: int) -> list[tuple[int, int]]:
         """Blocks, each after settling steps; after a block without data, as many more as the loader had fetched ahead."""
-        kinds = []
-        world: Any = sys.modules.get("torch.distributed")
-        many = world is not None and world.is_available() and world.is_initialized() and world.get_world_size() > 1
+        most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
+        self.kept = {key: kept for key, kept in self.kept.items() if 2 * self._steps_fed[key] >= most}
         self.device = self.elsewhere()
-        if many:
-            kinds.append(NO_SYNC)
-        if self.batch is not None:
+        kinds = [NO_SYNC] if _many() else []
+        if self.kept:
             kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
-        if self.any_rank_says(self.logging_ns > LEAST_LOGGING_NS * max(1, steps), world if many else None):
-            kinds.append(MUTED)
+        kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
         programme: list[tuple[int, int]] = []
         for _ in range(self.rounds):
             for kind in (PLAIN, *kinds):
                 programme += [
-                    (SETTLING, SETTLE_STEPS + (self.stock if kind != CACHED_BATCH else 0)),
+                    (SETTLING, SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)),
                     (kind, self.block),
                 ]
-        if CACHED_BATCH in kinds and self.batch_size >= 4 * FEW and "few_samples" not in self.without:
+        if CACHED_BATCH in kinds and "few_samples" not in self.without and all(map(_may_be_few, self.kept.values())):
             for _ in range(2):  # last, since a script may not bear it
                 for kind in (FEW_SAMPLES, CACHED_BATCH):
                     programme += [(SETTLING, SETTLE_STEPS), (kind, self.block)]
@@ -110,23 +121,12 @@ class Trials:
         finally:
             self.recorder.thread = thread
 
-    def any_rank_says(self, yes: bool, world: Any) -> bool:
-        """Ranks run the same programme, so they decide together."""
-        if world is None:
-            return yes
-        import torch
-
-        said = torch.tensor([float(yes)], device=self.device)
-        world.all_reduce(said, op=world.ReduceOp.MAX)
-        return bool(said.item())
-
     def elsewhere(self) -> Any:
         """The device that is trained on, where it is not the host."""
-        optimizer = self.recorder.optimizer() if self.recorder.optimizer is not None else None
-        if optimizer is None or not optimizer.param_groups[0]["params"]:
-            return None
-        device = optimizer.param_groups[0]["params"][0].device
-        return None if device.type == "cpu" else device
+        with contextlib.suppress(Exception):
+            device = self.recorder.optimizer().param_groups[0]["params"][0].device
+            return None if device.type == "cpu" else device
+        return None
 
     @staticmethod
     def settling_as(programme: list[tuple[int, int]], i: int) -> int:
@@ -136,33 +136,69 @@ class Trials:
 
     def advance(self) -> None:
         """The next block, or the end."""
-        if not self.programme or now_ns() > self.deadline_ns:
+        if not self.programme or self.agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns):
             end(self.recorder)
             return
         kind, self.left = self.programme.pop(0)
         self.recorder.active_trial = kind if kind >= 0 else -kind - 1
         self.recorder.trial = kind if kind >= 0 else SETTLING
 
-    def keep(self, batch: Any, size: int, iterator: Any) -> None:
-        """Remember the latest batch, until it is known whether it is for training."""
-        self.latest = (batch, size, iterator._dataset,
-                       int(iterator._num_workers * (iterator._prefetch_factor or 0)) if iterator._num_workers else 0)  # fmt: skip
+    def agreed(self, about: str, answer: Any) -> Any:
+        """The first rank's answer: ranks that went different ways would wait for each other until a timeout."""
+        if not _many():
+            return answer
+        with contextlib.suppress(Exception):
+            distributed: Any = sys.modules["torch.distributed"]
+            store, key = distributed.distributed_c10d._get_default_store(), f"trainpace-trials-{about}"
+            if distributed.get_rank() == 0:
+                store.set(key, json.dumps(answer))
+            else:
+                store.wait([key], datetime.timedelta(seconds=self.limit_s))
+                return json.loads(store.get(key))
+        return answer
 
-    def trains(self) -> None:
-        """The latest batch goes into training: until the first block begins, it is the one to hand out again."""
-        if self.programme is None and self.latest is not None:
-            self.batch, self.batch_size, self.dataset, self.stock = self.latest
+    def keep(self, batch: Any, iterator: Any) -> None:
+        """Remember a batch of the warm-up."""
+        from trainpace.watch.inside.patches import size_of
 
-    def replaces(self, iterator: Any) -> bool:
-        """Whether this iterator is asked for training's batches, and has not come to its end."""
-        if self.recorder.active_trial not in REPLACING or iterator._dataset is not self.dataset:
+        key, size = id(iterator._dataset), size_of(batch)
+        self._fetched_from.add(key)
+        if key not in self.kept or size >= self.kept[key].size:
+            self.kept[key] = _Kept(iterator._dataset, _copy(batch, -1, -1), size)
+        if iterator._num_workers:
+            self.stock = max(self.stock, int(iterator._num_workers * (iterator._prefetch_factor or 0)))
+
+    def gives(self, iterator: Any) -> bool:
+        """Whether this iterator is to give a kept batch. Raises StopIteration when it has given as many as it has of its own:
+        an evaluation in such a block must end."""
+        if self.recorder.active_trial not in REPLACING or id(iterator._dataset) not in self.kept:
             return False
-        given = iterator.__dict__.get("_trainpace_given", 0)
-        with contextlib.suppress(TypeError):  # an iterable dataset has no length
-            if given >= len(iterator):
-                raise StopIteration
-        iterator._trainpace_given = given + 1
+        left = iterator.__dict__.get("_trainpace_left")
+        if left is None:
+            try:
+                left = len(iterator)
+            except Exception:  # of unknown length
+                left = sys.maxsize
+        iterator._trainpace_left = left - 1 if left else None
+        if not left:
+            raise StopIteration
         return True
+
+
+def _many() -> bool:
+    """Whether there are other ranks."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return int(distributed.get_world_size()) > 1
+
+
+def _may_be_few(kept: _Kept) -> bool:
+    from trainpace.watch.inside.patches import size_of
+
+    with contextlib.suppress(Exception):
+        return kept.size >= 4 * FEW and size_of(_copy(kept.batch, kept.size, FEW)) == FEW
+    return False
 
 
 def install(recorder: Recorder) -> None:
@@ -175,19 +211,20 @@ def install(recorder: Recorder) -> None:
 
 def end(recorder: Recorder) -> None:
     """Leave, without what the script would do at its end: all ranks have come this far, or soon will."""
-    recorder.trail.note({"trials": "complete", "ended": now_ns()})
-    recorder.before_end()
-    recorder.trail.flush()
-    with contextlib.suppress(Exception):
-        distributed: Any = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_initialized():
-            distributed.barrier()
-            time.sleep(0.2)
-    for child in multiprocessing.active_children():
-        child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    try:
+        recorder.trail.note({"trials": "complete", "ended": now_ns()})
+        recorder.before_end()
+        recorder.trail.flush()
+        with contextlib.suppress(Exception):
+            if _many():
+                sys.modules["torch.distributed"].barrier()
+                time.sleep(0.2)
+        for child in multiprocessing.active_children():
+            child.kill()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
 
 
 # ---- the batch
@@ -198,47 +235,42 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
     trials = recorder.trials
     if trials is None:
         return fetch(iterator)
-    if trials.replaces(iterator):
-        if recorder.active_trial == BATCH_ON_DEVICE and trials.batch_on_device is None:
-            trials.batch_on_device = _mapped(trials.batch, lambda tensor: tensor.to(trials.device))
-        if recorder.active_trial == FEW_SAMPLES:
-            return _few(trials.batch, trials.batch_size)
-        return _mapped(
-            trials.batch_on_device if recorder.active_trial == BATCH_ON_DEVICE else trials.batch, lambda t: t
-        )
+    if trials.gives(iterator):
+        key = id(iterator._dataset)
+        _, kept, size = trials.kept[key]
+        if recorder.active_trial == BATCH_ON_DEVICE:
+            if key not in trials.on_device:
+                trials.on_device[key] = _copy(kept, size, size, trials.device)
+            kept = trials.on_device[key]
+        return _copy(kept, size, FEW if recorder.active_trial == FEW_SAMPLES else size)
     fetched = fetch(iterator)
-    iterator._trainpace_given = iterator.__dict__.get("_trainpace_given", 0) + 1
     if trials.programme is None:
-        from trainpace.watch.inside.patches import size_of
-
-        trials.keep(_mapped(fetched, lambda tensor: tensor), size_of(fetched), iterator)
+        with contextlib.suppress(Exception):  # a batch of the user's own kind may not bear being copied
+            trials.keep(fetched, iterator)
     return fetched
 
 
-def _few(value: Any, size: int) -> Any:
-    """The first samples of a batch of `size`."""
-
-    def first(part: Any) -> Any:
-        if isinstance(part, list):
-            return part[:FEW] if len(part) == size else part
-        return part[:FEW] if len(part.shape) and part.shape[0] == size else part
-
-    return _mapped(value, first, first)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any], change_list: Callable[[Any], Any] = lambda part: part) -> Any:
-    """A batch in new containers, which scripts pop things from, with its tensors changed; and lists of other things."""
+def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
+    """The same tensors in new containers, which scripts pop things from; of `size` samples the first `keep`; on a device."""
     if isinstance(value, dict):
-        return type(value)({k: _mapped(v, change, change_list) for k, v in value.items()})
+        copied = copy.copy(value)
+        for k, v in value.items():
+            copied[k] = _copy(v, size, keep, device)
+        return copied
     if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding of transformers
-        return type(value)({k: _mapped(v, change, change_list) for k, v in value.data.items()})
+        return type(value)({k: _copy(v, size, keep, device) for k, v in value.data.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(v, change, change_list) for v in value))
+        return type(value)(*(_copy(v, size, keep, device) for v in value))
     if isinstance(value, list | tuple):
-        if isinstance(value, list) and not any(hasattr(v, "shape") for v in value[:1]):
-            value = change_list(value)
-        return type(value)(_mapped(v, change, change_list) for v in value)
-    return change(value) if hasattr(value, "is_floating_point") else value
+        if keep != size and len(value) == size and not hasattr(value[0], "shape"):
+            value = value[:keep]
+        return type(value)(_copy(v, size, keep, device) for v in value)
+    if device is not None and hasattr(value, "is_floating_point"):
+        value = value.to(device)
+    shape = getattr(value, "shape", None)
+    if keep != size and shape is not None and len(shape) and shape[0] == size:
+        return value[:keep]
+    return value
 
 
 # ---- gradients, output, checkpoints
@@ -262,8 +294,9 @@ def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[...
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial == NO_SYNC and _is_bulk(args, kwargs):
-            _fill(function.__name__, args, kwargs)
-            return _Done() if kwargs.get("async_op") or args[-1:] == (True,) else None
+            with contextlib.suppress(Exception):
+                _fill(function.__name__, args, kwargs)
+            return _Done() if kwargs.get("async_op") or (args and args[-1] is True) else None
         return function(*args, **kwargs)
 
     return maybe

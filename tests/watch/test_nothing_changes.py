@@ -1,0 +1,266 @@
+"""What scripts may do with torch, they may do under the recorder; and what fails inside them fails for them alone."""
+
+import gc
+import importlib
+import importlib.machinery
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from types import SimpleNamespace
+
+import torch
+
+from trainpace.watch.inside.late import when_imported
+from trainpace.watch.inside.patches import _Optimizers, _timed_fetch
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.sampler import Sampler
+from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter, read_trail
+from watch.test_watch_scripts import run
+
+ODD = """
+import functools, pickle, warnings
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import nn
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x, y):
+        return F.cross_entropy(self.layer(x), y)
+
+torch.jit.script(WithLoss())
+torch.jit.script(nn.CrossEntropyLoss())
+
+class Batch(dict):
+    __getattr__ = dict.__getitem__  # raises KeyError where getattr expects AttributeError
+
+def collate(samples):
+    return Batch(x=torch.stack([x for x, _ in samples]), y=torch.tensor([y for _, y in samples]))
+
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 3
+    def __iter__(self):
+        return iter(range(5))
+
+with warnings.catch_warnings():
+    warnings.simplefilter("error")  # a length that the script never asks for must not be checked
+    assert len(list(torch.utils.data.DataLoader(Stream()))) == 5
+
+class Loader(torch.utils.data.DataLoader):
+    def __eq__(self, other):  # so it has no hash
+        return False
+
+calls = []
+
+def doubled(plain):
+    @functools.wraps(plain)
+    def loss(*args, **kwargs):
+        calls.append(plain)
+        return 2 * plain(*args, **kwargs)
+    return loss
+
+model = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = [(torch.ones(4), 1)] * 32
+for i, batch in enumerate(Loader(data, batch_size=4, collate_fn=collate)):
+    F.cross_entropy(model(batch.x), batch.y).backward()
+    optimizer.step()
+    if i == 0:
+        F.cross_entropy = doubled(F.cross_entropy)
+assert len(calls) == 7, "the script's own loss was taken away"
+nn.LazyLinear(3).to("cpu")
+assert all(pickle.loads(pickle.dumps(f)) is f for f in (torch.save, nn.utils.clip_grad_norm_, print))
+traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
+assert [n.op for n in traced.graph.nodes] == ["placeholder", "call_module", "output"]
+"""
+
+
+def test_odd_scripts_run_as_without_the_recorder(tmp_path, capfd):
+    code, recording = run(tmp_path, ODD)
+    assert "Traceback" not in capfd.readouterr().err
+    assert code == 0
+    assert recording.ranks[0].steps == 6
+    assert recording.ranks[0].samples_per_step == 4
+
+
+def watched(tmp_path):
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    return recorder, _Optimizers(recorder)
+
+
+def optimizer_of():
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+
+
+def test_a_step_that_raised_is_not_charged_for_what_follows(tmp_path):
+    recorder, optimizers = watched(tmp_path)
+    optimizer = optimizer_of()
+    for _ in range(300):
+        optimizers.before(optimizer, (), {})  # and no `after`: it raised, and the script tries again
+    optimizers.before(optimizer, (), {})
+    optimizers.after(optimizer, (), {})
+    assert (recorder.part, recorder._stack, recorder.steps) == (OTHER, [], 1)
+
+
+def test_an_optimizer_that_raised_is_let_go(tmp_path):
+    recorder, optimizers = watched(tmp_path)
+    optimizer = optimizer_of()
+    optimizers.before(optimizer, (), {})
+    assert recorder.part == OPTIMIZER
+    del optimizer
+    gc.collect()
+    assert optimizers.first() is None
+    another, third = optimizer_of(), optimizer_of()
+    for used in (another, third, another, third):  # the first of them is now the one whose steps count
+        optimizers.before(used, (), {})
+        optimizers.after(used, (), {})
+    assert (recorder.part, recorder.steps) == (OTHER, 2)
+
+
+def test_a_step_within_its_own_step_counts_once(tmp_path):
+    recorder, optimizers = watched(tmp_path)
+    optimizer = optimizer_of()
+    for _ in range(2):
+        optimizers.before(optimizer, (), {})  # a subclass and its base class both call the hooks
+        optimizers.before(optimizer, (), {})
+        optimizers.after(optimizer, (), {})
+        optimizers.after(optimizer, (), {})
+    recorder.trail.flush()
+    steps = [r for r in read_trail((tmp_path / "a.trail").read_bytes())[1] if isinstance(r, Step)]
+    assert len(steps) == 2
+    assert [sum(s.parts_ns) for s in steps] == [s.end_ns - s.start_ns for s in steps]
+
+
+IMPORTS_TORCH = """
+from safetensors.torch import save_file  # which imports torch, and so is half imported when torch has come
+import torch
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for _ in range(5):
+    save_file()
+    optimizer.step()
+"""
+
+
+def test_what_imports_torch_is_watched_also_without_our_packages(tmp_path, monkeypatch):
+    packages = tmp_path / "packages"
+    (packages / "safetensors").mkdir(parents=True)
+    (packages / "safetensors" / "__init__.py").touch()
+    (packages / "safetensors" / "torch.py").write_text(
+        "import time, torch\ndef save_file(): time.sleep(0.01)\ndef save_model(): pass\n"
+    )
+    (packages / "msgspec.py").write_text("raise ImportError('not in this environment')")
+    monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    code, recording = run(tmp_path, IMPORTS_TORCH)
+    assert code == 0
+    assert recording.ranks[0].parts_ms["checkpoint"] > 9
+
+
+def test_no_file_descriptor_left_in_a_worker_costs_the_recording_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0))
+    recorder, _ = watched(tmp_path)
+    fetcher = SimpleNamespace(collate_fn=list)
+    fetch = _timed_fetch(lambda self, indices: self.collate_fn(indices), recorder, str(tmp_path / "gone"))
+    assert fetch(fetcher, [1, 2]) == [1, 2]
+
+
+def test_lines_are_told_while_others_are_counted(tmp_path):
+    recorder, _ = watched(tmp_path)
+    sampler = Sampler(recorder, 0)
+
+    class Counted(Counter):
+        def items(self):  # as the thread that counts would, in the middle of it
+            for item in super().items():
+                self[0, f"line {len(self)}", ""] = 1
+                yield item
+
+    sampler._counts = Counted({(0, "line", ""): 3})
+    assert sampler.counts()[0] == ("other", "line", "", 3)
+
+
+def test_the_sampler_keeps_no_frame(tmp_path):
+    recorder, _ = watched(tmp_path)
+    sampler = Sampler(recorder, threading.get_ident())
+    sampler.at_step(None)
+
+    class Large:
+        pass
+
+    def function():
+        large = Large()
+        gone.append(weakref.ref(large))
+        while not sampler._counts:
+            time.sleep(0.001)
+
+    gone = []
+    for _ in range(10):
+        sampler._counts.clear()
+        function()
+        time.sleep(0.002)
+        assert gone[-1]() is None
+    sampler.stop()
+
+
+OWN_LOSS = """
+import gc, weakref
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x):
+        logits = self.layer(x)
+        return {"loss": logits.sum(), "logits": logits}
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+outputs = []
+for _ in range(5):
+    output = model(torch.ones(2, 4))
+    outputs.append(weakref.ref(output["logits"]))
+    output["loss"].backward()
+    optimizer.step()
+del output
+gc.collect()
+assert not any(ref() is not None for ref in outputs), "an output is still held"
+"""
+
+
+def test_no_output_is_held_after_its_step(tmp_path, capfd):
+    code, _ = run(tmp_path, OWN_LOSS)
+    assert "still held" not in capfd.readouterr().err
+    assert code == 0
+    assert (tmp_path / "recording" / "workload.json").exists()
+
+
+class Unchangeable:
+    """A loader that takes no attribute."""
+
+    __slots__ = ()
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.loaded = True
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, Unchangeable()) if name == "odd_to_load" else None
+
+
+def test_a_module_whose_loader_cannot_be_watched_is_imported(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    when_imported("odd_to_load", lambda module: None)
+    assert importlib.import_module("odd_to_load").loaded
+    sys.modules.pop("odd_to_load")

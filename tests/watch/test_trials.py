@@ -1,0 +1,164 @@
+"""The programme of interventions: what each gives the script, and that ranks agree."""
+
+import json
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trainpace.watch.inside import trials as module
+from trainpace.watch.inside.recorder import Recorder
+from trainpace.watch.inside.trail import PARTS, Step, TrailWriter
+from trainpace.watch.inside.trials import CACHED_BATCH, FEW_SAMPLES, NO_SYNC, PLAIN, Trials, batch, collective
+
+SETTINGS = {"block_steps": 4, "rounds": 1, "warm_up_steps": 4, "limit_s": 60, "without": []}
+TRAINING, EVALUATION = torch.utils.data.TensorDataset(torch.zeros(80, 3)), ["an evaluation's"] * 8
+
+
+class Batches:
+    """Stands for a DataLoader's iterator."""
+
+    _num_workers = 0
+
+    def __init__(self, dataset, sizes, make=torch.zeros):
+        self._dataset, self._all = dataset, [make(n) for n in sizes]
+        self._left = list(self._all)
+
+    def __len__(self):
+        return len(self._all)
+
+
+def fetch(iterator):
+    if not iterator._left:
+        raise StopIteration
+    return iterator._left.pop(0)
+
+
+@pytest.fixture
+def trials(tmp_path):
+    recorder = Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
+    recorder.trials = Trials(recorder, SETTINGS)
+    return recorder.trials
+
+
+def step(trials, number):
+    trials.at_step(Step(0, 1, number, 0, 1, 0, 0.0, 0.0, 0.0, (0,) * len(PARTS)))
+
+
+def warm_up(trials, *iterators):
+    for number in range(4):
+        for iterator in iterators:
+            batch(trials.recorder, iterator, fetch)
+        step(trials, number)
+
+
+def all_of(trials, iterator):
+    given = []
+    while True:
+        try:
+            given.append(batch(trials.recorder, iterator, fetch))
+        except StopIteration:
+            return given
+
+
+def test_an_epochs_last_small_batch_is_not_the_one_that_is_kept(trials):
+    warm_up(trials, Batches(TRAINING, [16, 16, 16, 3]))
+    trials.recorder.active_trial = CACHED_BATCH
+    assert batch(trials.recorder, Batches(TRAINING, [16]), fetch).shape == (16,)
+    trials.recorder.active_trial = FEW_SAMPLES
+    assert batch(trials.recorder, Batches(TRAINING, [16]), fetch).shape == (2,)
+
+
+def test_an_evaluation_in_a_block_without_data_ends(trials):
+    training, evaluation = Batches(TRAINING, [16] * 10), Batches(EVALUATION, [5] * 3)
+    all_of(trials, Batches(EVALUATION, [5] * 3))
+    warm_up(trials, training)
+    trials.recorder.active_trial = CACHED_BATCH
+    assert [len(b) for b in all_of(trials, evaluation)] == [5] * 3
+    assert [len(b) for b in all_of(trials, Batches(TRAINING, [16] * 2))] == [16] * 2  # so would one on the same dataset
+
+
+def test_two_loaders_of_a_step_each_give_their_own_again(trials):
+    other = object()
+    warm_up(trials, Batches(TRAINING, [16] * 4), Batches(other, [8] * 4))
+    trials.recorder.active_trial = CACHED_BATCH
+    assert len(batch(trials.recorder, Batches(TRAINING, [16]), fetch)) == 16
+    assert len(batch(trials.recorder, Batches(other, [8]), fetch)) == 8
+
+
+class Odd:
+    """A batch with whose attributes nothing can be done."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_batches_that_cannot_be_copied_are_left_alone(trials):
+    iterator = Batches(TRAINING, [0] * 10, make=lambda n: Odd())
+    warm_up(trials, iterator)
+    assert CACHED_BATCH not in [kind for kind, _ in trials.programme]
+    trials.recorder.active_trial = FEW_SAMPLES
+    assert isinstance(batch(trials.recorder, iterator, fetch), Odd)
+
+
+def test_dictionaries_of_all_kinds_are_copied(trials):
+    def make(n):
+        return defaultdict(list, x=torch.zeros(n))
+
+    iterator = Batches(TRAINING, [16] * 10, make=make)
+    warm_up(trials, iterator)
+    trials.recorder.active_trial = FEW_SAMPLES
+    given = batch(trials.recorder, iterator, fetch)
+    assert given["x"].shape == (2,)
+    assert given["missing"] == []
+
+
+def test_a_plain_exchange_is_left_out_and_answers_as_it_did(trials):
+    called = []
+
+    def all_reduce(*args, **kwargs):
+        called.append(args)
+
+    watched = collective(trials.recorder, all_reduce)
+    trials.recorder.active_trial = NO_SYNC
+    assert watched(torch.zeros(2000)) is None
+    assert watched(tensor=torch.zeros(2000)) is None
+    assert watched(torch.zeros(2000), None, None, True).wait()
+    assert not called
+    trials.recorder.active_trial = PLAIN
+    watched(torch.zeros(2000))
+    assert len(called) == 1
+
+
+def test_all_ranks_do_as_the_first(trials, monkeypatch):
+    store = torch.distributed.HashStore()
+    rank = SimpleNamespace(now=0)
+    monkeypatch.setattr(module, "_many", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank.now)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+    second = Trials(trials.recorder, SETTINGS)
+    warm_up(trials, Batches(TRAINING, [16] * 4))
+    rank.now = 1
+    warm_up(second, Batches(TRAINING, [3] * 4))  # too few for fewer still, and it has no data of its own to take away
+    second.kept.clear()
+    assert second.programme == trials.programme
+    assert FEW_SAMPLES in [kind for kind, _ in second.programme]
+    ended = []
+    monkeypatch.setattr(module, "end", ended.append)
+    rank.now = 0
+    trials.advance()
+    rank.now, second.deadline_ns = 1, 0  # its own time is up
+    second.advance()
+    assert not ended
+    assert second.left == trials.left
+    assert json.loads(store.get(f"trainpace-trials-end-{len(second.programme) + 1}")) is False
+
+
+def test_the_time_limit_ends_the_script_within_a_block(trials, monkeypatch):
+    warm_up(trials, Batches(TRAINING, [16] * 4))
+    ended = []
+    monkeypatch.setattr(module, "end", ended.append)
+    trials.left, trials.deadline_ns = 100, 0
+    step(trials, 4)
+    assert ended == [trials.recorder]
