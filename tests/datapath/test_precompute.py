@@ -72,6 +72,13 @@ def test_once_then_nothing_then_damage_is_repaired_alone(file, tmp_path):
     assert {n for n in after if after[n] != before[n]} == {f"shard-00000{i}.parquet" for i in (1, 2, 5, 8)}
 
 
+def test_from_the_folder_of_the_script_with_torch_loaded(tmp_path):
+    (tmp_path / "squares.py").write_text("import torch\nsquares = [(torch.tensor(i * i), i) for i in range(20)]\n")
+    done = run("squares.py:squares", "--out", "out", *FLAGS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(read(tmp_path / "out")) == 20
+
+
 def test_bad_samples_are_set_aside(file, tmp_path):
     out = tmp_path / "out"
     done = run(f"{file}:broken_at_7_and_50", "--out", out, *FLAGS, "--json")

@@ -74,7 +74,8 @@ def _notice(event: str, arguments: tuple[Any, ...]) -> None:
 def _project_files(root: Path) -> list[Path]:
     """Source files of loaded modules that lie in the target's folder or below it, and in no installed package."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    paths = {Path(file).resolve() for file in files if file and file.endswith(".py")}
+    # torch.classes and torch.ops state "_classes.py" and "_ops.py", files that would lie in any working directory
+    paths = {Path(file).resolve() for file in files if file and file.endswith(".py") and os.path.isabs(file)}
     return sorted(p for p in paths if p.is_relative_to(root) and not _is_library(p))
 
 
