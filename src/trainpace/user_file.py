@@ -37,6 +37,7 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
     return getattr(module, name)
 
 
+@functools.cache
 def is_users(file: str) -> bool:
     """Whether a file is the user's own: no library's, no built-in, and not ours."""
     if file.startswith(("~", "<")) or not file:

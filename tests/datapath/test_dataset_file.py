@@ -51,7 +51,7 @@ def test_what_has_samples(file, name):
     ("name", "words"),
     [
         ("of", r"needs arguments \(folder, size\)\. Write a function without arguments that returns of\(\.\.\.\)"),
-        ("Stream", "gives an IterableDataset"), ("streamed", "gives an IterableDataset"), ("MADE", "unknown name"),
+        ("Stream", "is an IterableDataset"), ("streamed", "is an IterableDataset"), ("MADE", "unknown name"),
     ],
 )  # fmt: skip
 def test_what_has_not(file, name, words):

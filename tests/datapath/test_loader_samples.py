@@ -189,11 +189,11 @@ def test_equality_sees_every_kind():
     ("code", "said"),
     [
         ("def data(): return []", "is empty"),
-        ("def data(): return 3", "returned a int, which is no dataset"),
-        ("def data(): return {'a': 1}", "returned a dict"),
+        ("def data(): return 3", "is of type int, which is no dataset"),
+        ("def data(): return {'a': 1}", "is of type dict"),
         ("import torch.utils.data as d\nclass I(d.IterableDataset):\n  def __iter__(self): return iter([1])\ndef data(): return I()", "IterableDataset"),
         ("import torch.utils.data as d\ndef data(): return d.DataLoader([1, 2], batch_size=None)", "has no batch size"),
-        ("data = 3", "unknown function"),
+        ("data = 3", "is of type int"),
     ],
 )  # fmt: skip
 def test_what_is_no_dataset_is_said(tmp_path, code, said):

@@ -42,11 +42,13 @@ def load_dataset(target: str) -> Any:
     dataset = made[3] if is_task(made) else made
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
         raise TrainpaceError(
-            f"{target} gives an IterableDataset, whose samples have no numbers to be cut into shards by.",
+            f"{target} is an IterableDataset, whose samples have no numbers to be cut into shards by.",
             "Name the map-style dataset behind it.",
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TrainpaceError(f"{target} gives a {type(dataset).__name__}, which lacks __len__ or __getitem__.", WANTED)
+        raise TrainpaceError(
+            f"{target} is of type {type(dataset).__name__}, which lacks __len__ or __getitem__.", WANTED
+        )
     if len(dataset) < 1:
         raise TrainpaceError(f"{target} is a dataset of no samples.")
     return dataset

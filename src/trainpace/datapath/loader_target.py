@@ -102,7 +102,7 @@ def _length(name: str, dataset: Any) -> int:
         or not hasattr(dataset, "__getitem__")
         or not hasattr(dataset, "__len__")
     ):
-        raise TrainpaceError(f"{name} gives a {type(dataset).__name__}, which is no dataset.", WANTED)
+        raise TrainpaceError(f"{name} is of type {type(dataset).__name__}, which is no dataset.", WANTED)
     length = len(dataset)
     if length < 1:
         raise TrainpaceError(f"the dataset of {name} is empty.")

@@ -56,7 +56,7 @@ def inspect(dataset: Any, target: str, settings: str, looked_at: int = _LOOKED_A
             reason = f"sample {index}: {_reason(error)}"
             continue
         times.append(time.perf_counter() - start)
-        sample = computed_twice(dataset, index, target.rpartition(":")[0])
+        sample = computed_twice(dataset, index)
         layout = sample.layout
         sizes.append(sample.size_bytes)
         if time.perf_counter() - begun > _LOOKING_S:

@@ -67,7 +67,7 @@ def encode(sample: Any, known: Layout | None = None) -> Encoded:
     structure = _take_apart(sample, "", leaves)
     fields, values, shapes = [], [], []
     for name, leaf in leaves:
-        kind, dtype, value, shape = _encode_leaf(name, leaf)
+        kind, dtype, value, shape = _encode_leaf(spoken(name), leaf)
         fields.append((name, kind, dtype))
         values.append(value)
         shapes.append(shape)
@@ -96,6 +96,11 @@ def same(a: Encoded, b: Encoded) -> list[str]:
         for f, x, y, s, t in zip(a.layout.fields, a.values, b.values, a.shapes, b.shapes, strict=True)
         if s != t or repr(x) != repr(y)
     ]
+
+
+def spoken(name: str) -> str:
+    """A column's name in a sentence: those of tuples and lists are numbers."""
+    return f"part {name}" if name[:1].isdigit() else name
 
 
 def _take_apart(value: Any, name: str, leaves: list[tuple[str, Any]]) -> Any:
@@ -166,7 +171,7 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
 def _difference(found: list[Any], expected: list[Any]) -> str:
     for (name, kind, dtype), (_, kind_, dtype_) in zip(found, expected, strict=False):
         if (kind, dtype) != (kind_, dtype_):
-            return f"{name} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
+            return f"{spoken(name)} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
     return f"it has {len(found)} parts in another arrangement than the other samples, which have {len(expected)}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpace.datapath.samples import SHAPED, Field
+from trainpace.datapath.samples import SHAPED, Field, spoken
 from trainpace.datapath.shard_plan import MANIFEST, Column, Manifest, shard_file
 from trainpace.errors import UnreadableInput
 from trainpace.records import load
@@ -116,7 +116,10 @@ class ShardReader:
             leaves = [self._leaf(column, *at) for at in zip(*(part.tolist() for part in where), strict=True)]
             return torch.utils.data.default_collate(leaves)
         if field.kind == "image":
-            raise UnreadableInput(f"{field.name} is a picture, and a batch holds tensors.", "Give a transform.")
+            raise UnreadableInput(
+                f"{spoken(field.name)} is a picture, and a batch holds tensors.",
+                "Give a transform that makes one of it.",
+            )
         width = column.widths[int(where[0][0])]
         out = allocate(n * width)
         self._bytes(column, where, out.numpy())
