@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trainpace.datapath.samples import SHAPED, Field, spoken
-from trainpace.datapath.shard_plan import MANIFEST, Column, Manifest, shard_file
+from trainpace.datapath.shard_plan import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.errors import UnreadableInput
 from trainpace.records import load
 
@@ -32,10 +32,12 @@ class ShardReader:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not (self.folder / MANIFEST).exists():
-            what = "holds no finished shards" if self.folder.is_dir() else "does not exist"
-            raise UnreadableInput(
-                f"{folder} {what}.", "Make them with: trainpace precompute FILE.py:NAME --out FOLDER."
-            )
+            if (self.folder / PLAN).exists():
+                hint = "Give its trainpace precompute command again: it goes on where it stopped."
+                raise UnreadableInput(f"{folder} is not finished.", hint)
+            what = "holds no finished shards" if self.folder.is_dir() else "is no folder"
+            hint = "Make them with: trainpace precompute FILE.py:NAME --out FOLDER."
+            raise UnreadableInput(f"{folder} {what}.", hint)
         self.manifest = load(self.folder / MANIFEST, Manifest)
         layout, shards = self.manifest.plan.layout, self.manifest.shards
         self.fields = layout.fields
