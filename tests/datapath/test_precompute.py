@@ -187,7 +187,27 @@ def test_two_at_once_are_refused(file, tmp_path):
     second = run(f"{file}:Numbers", "--out", out, *FLAGS)
     assert second.returncode == 2
     assert "another precompute is at work" in second.stderr
+    part = run(f"{file}:Numbers", "--out", out, *FLAGS, "--part", "1/2")
+    assert "another precompute is at work" in part.stderr
     assert first.wait() == 0
+
+
+def test_interrupted(file, tmp_path):
+    out = tmp_path / "out"
+    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full"))
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "trainpace", "precompute", f"{file}:Numbers", "--out", str(out), *FLAGS],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (out / "shard-000000.json").exists():
+        assert begun.poll() is None
+        time.sleep(0.02)
+    begun.send_signal(signal.SIGINT)
+    _, said = begun.communicate()
+    assert begun.returncode == 130
+    assert "note: finished shards are kept; the same command goes on from there" in said
+    assert run(f"{file}:Numbers", "--out", out, *FLAGS).returncode == 0
+    assert read(out) == list(range(90))
 
 
 @pytest.mark.slow

@@ -102,8 +102,12 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
                 repair=tuple(one.number for one in damaged),
             ),
             line,
-            lambda words: click.echo(f"note: {words}", err=True),
+            _note,
         )  # fmt: skip
+    except KeyboardInterrupt:
+        line.end()
+        _note("finished shards are kept; the same command goes on from there")
+        raise
     finally:
         line.end()
     if as_json:
@@ -113,3 +117,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
 
         print_precomputed(done, work.read_plan(Path(folder)).shards)
     return 0
+
+
+def _note(words: str) -> None:
+    click.echo(f"note: {words}", err=True)

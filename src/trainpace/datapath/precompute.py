@@ -143,10 +143,15 @@ def _make_ready(folder: Path, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path, settings: Settings) -> Iterator[None]:
-    """The lock goes with the process, however that ends."""
-    with open(folder / f".lock-{settings.part + 1}-of-{settings.parts}", "w") as lock:
+    """Alone at all of it, or beside other parts at one part. The locks go with the process, however that ends."""
+    whole = settings.parts == 1
+    with (
+        open(folder / ".lock", "w") as all_of_it,
+        open(folder / f".lock-{settings.part + 1}-of-{settings.parts}", "w") as own,
+    ):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(all_of_it, (fcntl.LOCK_EX if whole else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Contradiction(f"another precompute is at work on {folder}.", "Wait for it, or end it.") from None
         except OSError:  # a file system without locks; shards are renamed into place all the same
