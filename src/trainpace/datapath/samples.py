@@ -74,7 +74,8 @@ def encode(sample: Any, known: Layout | None = None) -> Encoded:
     if known is not None:
         expected = [(f.name, f.kind, f.dtype) for f in known.fields]
         if fields != expected or json.dumps(structure) != known.structure:
-            raise UnsupportedSample(_difference(fields, expected))
+            unequal = _unequal(structure, json.loads(known.structure), "")
+            raise UnsupportedSample(unequal or _difference(fields, expected))
         return Encoded(known, values, shapes)
     names = [name for name, _, _ in fields]
     if not names:
@@ -166,6 +167,28 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
     if isinstance(leaf, bytes):
         return "bytes", "", bytes(leaf), None
     raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can keep")
+
+
+def _unequal(found: Any, expected: Any, name: str) -> str | None:
+    """In words, the first list that has another length than in the other samples."""
+    if isinstance(found, int) or isinstance(expected, int) or found[0] != expected[0]:
+        return None
+    kind, *parts = found
+    keys: Sequence[Any] = range(len(parts))
+    if kind == "dict":
+        keys, *parts = parts
+        expected = expected[1:]
+        if keys != expected[0]:
+            return None
+    elif len(found) != len(expected):
+        return (
+            f"{spoken(name) or 'it'} is a {kind} of {len(parts)}, in the other samples of {len(expected) - 1};"
+            " make it an array or a tensor, whose shape may differ"
+        )
+    for key, part, other in zip(keys, parts, expected[1:], strict=True):
+        if (said := _unequal(part, other, f"{name}.{key}" if name else str(key))) is not None:
+            return said
+    return None
 
 
 def _difference(found: list[Any], expected: list[Any]) -> str:
