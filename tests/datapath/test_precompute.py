@@ -282,6 +282,14 @@ def test_a_sample_that_hangs_is_told_of(file, tmp_path, monkeypatch):
     assert [note for note in notes if "no sample has come for 400 ms (computing samples 20 to " in note]
 
 
+def test_a_random_dataset_is_refused_before_it_is_estimated(tmp_path):
+    flipping = "import random\nclass D(list):\n    def __getitem__(self, i): return random.random() < 0.5\nflips = D(range(9))\n"
+    (tmp_path / "flipping.py").write_text(flipping)
+    done = run("flipping.py:flips", "--out", "out", "--estimate", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "flipping.py line 3 (__getitem__) draws from the generator of Python" in done.stderr
+
+
 def test_estimate_leaves_nothing_behind(file, tmp_path):
     file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(0.003); return np.full"))
     done = run(f"{file}:Numbers", "--out", tmp_path / "out", "--estimate", "--json")

@@ -17,8 +17,9 @@ STARTUP_SHARE = 0.05
 class LoaderAdvice(Record):
     """The fewest workers within 5 % of the best step, against the workers of now (none where the user named none).
 
-    `compute_ms` None: only the loader is known, the times are of batches, and one worker at least is kept. `saved_s_per_epoch` has the workers' start-up taken
-    off. `limit`: what sets the pace then (`trainpace.datapath.loader_model.limit_of`).
+    `compute_ms` None: only the loader is known, the times are of batches, and one worker at least is kept.
+    `saved_s_per_epoch` has the workers' start-up taken off. `limit`: what sets the pace then
+    (`trainpace.datapath.loader_model.limit_of`).
     """
 
     compute_ms: float | None
