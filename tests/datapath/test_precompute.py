@@ -165,10 +165,14 @@ def test_bad_input_is_told_in_a_sentence(text, tmp_path):
         (["none.py:D", "--out", "x"], "no such file"), (["none", "--out", "x"], "is not FILE.py:NAME"),
         (["--out", "x"], "Name a TARGET"), (["--verify", "--out", "x"], "holds no precomputed samples"),
         (["a.py:D", "--out", "x", "--part", "3/2"], "not a part"), (["a.py:D", "--out", "."], "holds other files"),
+        (["a.py:D", "--out", "locked"], "cannot use locked: is a directory"),
+        (["a.py:D", "--out", "/proc/x", "--estimate"], "trainpace: cannot write into /proc: no such file or directory"),
     ],
 )  # fmt: skip
 def test_misuse(arguments, words, tmp_path):
     (tmp_path / "something").touch()
+    (tmp_path / "a.py").write_text("D = [1]")
+    (tmp_path / "locked" / ".lock").mkdir(parents=True)
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr

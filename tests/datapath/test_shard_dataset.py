@@ -172,6 +172,12 @@ def test_missing_and_damaged_folders(tmp_path):
     assert data[0].shape == (3,)
     with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet is not as long as it was written"):
         data[3]
+    (place / "shard-000001.parquet").unlink()
+    with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet is missing\. Mend it"):
+        data[3]
+    (place / "shard-000001.parquet").mkdir()
+    with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet cannot be read: is a directory\.$"):
+        data[3]
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

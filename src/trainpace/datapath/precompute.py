@@ -33,6 +33,9 @@ from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.records import Record, load, save, to_json, write_whole
 
 
+_LOCK = ".lock"
+
+
 class Precomputed(Record):
     """What a run left behind. `finished`: the manifest is written; else other parts still have shards to compute."""
 
@@ -135,6 +138,7 @@ def _make_ready(folder: Path, settings: Settings) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = [p.name for p in folder.iterdir() if not p.name.startswith(".")]
+        (folder / _LOCK).open("w").close()
     except OSError as error:
         raise UnreadableInput(f"cannot use {folder}: {(error.strerror or str(error)).lower()}.") from None
     if others and PLAN not in others:
@@ -146,7 +150,7 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
     """Alone at all of it, or beside other parts at one part. The locks go with the process, however that ends."""
     whole = settings.parts == 1
     with (
-        open(folder / ".lock", "w") as all_of_it,
+        open(folder / _LOCK, "w") as all_of_it,
         open(folder / f".lock-{settings.part + 1}-of-{settings.parts}", "w") as own,
     ):
         try:

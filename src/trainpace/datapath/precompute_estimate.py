@@ -13,7 +13,7 @@ from trainpace.datapath.determinism import computed_twice
 from trainpace.datapath.samples import Encoded, encode, spread
 from trainpace.datapath.shard_plan import MANIFEST, Fingerprint, Manifest, ShardPlan, shard_sizes
 from trainpace.datapath.shards import write_shard
-from trainpace.errors import UserCodeError
+from trainpace.errors import UnreadableInput, UserCodeError
 from trainpace.records import Record, save
 
 _WARM_SHARE = 0.7
@@ -92,7 +92,11 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
     if layout is None:
         raise UserCodeError(f"not one of {len(order)} samples looked at could be computed ({reason}).")
     beside = next(p for p in Path(folder).resolve().parents if p.is_dir())
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".trainpace-estimate-") as place:
+    try:
+        aside = tempfile.TemporaryDirectory(dir=beside, prefix=".trainpace-estimate-")
+    except OSError as error:
+        raise UnreadableInput(f"cannot write into {beside}: {(error.strerror or str(error)).lower()}.") from None
+    with aside as place:
         _write(Path(place), target, [(i, sample) for i, (_, sample) in enumerate(kept)])
         data = ShardDataset(place)
         positions = list(range(len(kept)))

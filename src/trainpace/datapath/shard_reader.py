@@ -175,11 +175,13 @@ class ShardReader:
             try:
                 with open(path, "rb") as file:
                     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError):
+            except (FileNotFoundError, ValueError):  # mmap's word for an empty file
                 whole = None
+            except OSError as error:
+                raise UnreadableInput(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
             if whole is None or len(whole) != record.file_bytes:
                 raise UnreadableInput(
-                    f"{path} is {'missing' if whole is None else 'not as long as it was written'}.",
+                    f"{path} is {'not as long as it was written' if path.exists() else 'missing'}.",
                     f"Mend it: trainpace precompute --repair --out {self.folder}.",
                 )
             mapped = self._maps[shard] = memoryview(whole)
