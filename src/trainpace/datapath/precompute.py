@@ -32,7 +32,6 @@ from trainpace.datapath.shards import damage, finished_shard
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.records import Record, load, save, to_json, write_whole
 
-
 _LOCK = ".lock"
 
 
