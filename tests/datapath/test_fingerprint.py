@@ -81,3 +81,13 @@ def test_it_sees(project, change, words):
     change(project)
     found = first.differences(taken(project))
     assert all(word in found for word in words), found
+
+
+def test_it_sees_code_outside_the_folder(project):
+    inner = project / "inner"
+    inner.mkdir()
+    (inner / "data.py").write_text(f"import sys\nsys.path.append({str(project)!r})\n{textwrap.dedent(CODE)}")
+    (inner / "0.txt").write_text("0")
+    first = taken(inner)
+    rewrite(project / "helper.py", "2 *", "3 *")
+    assert first.differences(taken(inner)) == ["../helper.py has changed"]

@@ -77,6 +77,23 @@ def test_fewer_workers_are_advised_where_cores_are_short():
     assert a.limit == "cores"
 
 
+def test_workers_are_not_given_up_for_a_loader_alone():
+    """Loading a batch by itself is fastest in the process that wants it, but then nothing is loaded while it computes."""
+    cost = LoaderCost(sample_wall_ms=0.01, sample_cpu_ms=0.01, collate_ms=0.1, batch_size=10, send_ms=1, handover_ms=1)
+    m = measurement(cost, given=2)
+    assert advise(m).workers == 2
+    assert advise(m, compute_ms=0.0).workers == 0
+    alone = measurement(cost)
+    assert advise(alone).workers == 0
+    assert "say --compute-ms" in next_step(alone, advise(alone))
+
+
+def test_precomputing_what_costs_nothing_is_not_advised():
+    stages = (Stage(name="__getitem__", kind="function", wall_ms=0.01, offline=True),)
+    m = measurement(replace(COST, sample_wall_ms=0.01, sample_cpu_ms=0.01), stages=stages)
+    assert "precompute" not in next_step(m, advise(m))
+
+
 def test_the_measured_time_counts_and_not_the_predicted():
     m = measurement()
     slower = replace(m, points=tuple(replace(p, batch_ms=p.batch_ms * 2) for p in m.points))

@@ -99,11 +99,11 @@ def test_without_a_range_it_stops_where_more_bring_nothing(folder):
     [
         ("broken", "sample 3 cannot be had: the dataset raised ValueError at mine.py line 13: cannot decode this."),
         ("empty", "the dataset of mine.py:empty is empty."),
-        ("nothing", "mine.py:nothing returned a NoneType, which is no dataset."),
+        ("nothing", "mine.py:nothing is of type NoneType, which is no dataset."),
         ("raising", "mine.py:raising raised RuntimeError at mine.py line 36: no data today."),
         ("only_here", "RuntimeError: not in a worker"),
         ("dying", "exited unexpectedly"),
-        ("absent", "unknown function in mine.py 'absent'."),
+        ("absent", "unknown name in mine.py 'absent'."),
     ],
 )
 def test_bad_input_is_one_sentence(folder, what, said):
@@ -122,4 +122,4 @@ def test_a_dataset_that_hangs_is_ended(folder):
 def test_a_range_that_is_none(folder):
     done = trainpace(folder, "mine.py:data", "--workers", "4:0", code=2)
     assert "'4:0' is no number of workers" in done.stderr
-    assert "is not FILE.py:FUNCTION" in trainpace(folder, "resnet50", code=2).stderr
+    assert "is not FILE.py:NAME" in trainpace(folder, "resnet50", code=2).stderr

@@ -72,6 +72,13 @@ def test_once_then_nothing_then_damage_is_repaired_alone(file, tmp_path):
     assert {n for n in after if after[n] != before[n]} == {f"shard-00000{i}.parquet" for i in (1, 2, 5, 8)}
 
 
+def test_from_the_folder_of_the_script_with_torch_loaded(tmp_path):
+    (tmp_path / "squares.py").write_text("import torch\nsquares = [(torch.tensor(i * i), i) for i in range(20)]\n")
+    done = run("squares.py:squares", "--out", "out", *FLAGS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(read(tmp_path / "out")) == 20
+
+
 def test_bad_samples_are_set_aside(file, tmp_path):
     out = tmp_path / "out"
     done = run(f"{file}:broken_at_7_and_50", "--out", out, *FLAGS, "--json")
@@ -158,10 +165,14 @@ def test_bad_input_is_told_in_a_sentence(text, tmp_path):
         (["none.py:D", "--out", "x"], "no such file"), (["none", "--out", "x"], "is not FILE.py:NAME"),
         (["--out", "x"], "Name a TARGET"), (["--verify", "--out", "x"], "holds no precomputed samples"),
         (["a.py:D", "--out", "x", "--part", "3/2"], "not a part"), (["a.py:D", "--out", "."], "holds other files"),
+        (["a.py:D", "--out", "locked"], "cannot use locked: is a directory"),
+        (["a.py:D", "--out", "/proc/x", "--estimate"], "trainpace: cannot write into /proc: no such file or directory"),
     ],
 )  # fmt: skip
 def test_misuse(arguments, words, tmp_path):
     (tmp_path / "something").touch()
+    (tmp_path / "a.py").write_text("D = [1]")
+    (tmp_path / "locked" / ".lock").mkdir(parents=True)
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
@@ -180,7 +191,27 @@ def test_two_at_once_are_refused(file, tmp_path):
     second = run(f"{file}:Numbers", "--out", out, *FLAGS)
     assert second.returncode == 2
     assert "another precompute is at work" in second.stderr
+    part = run(f"{file}:Numbers", "--out", out, *FLAGS, "--part", "1/2")
+    assert "another precompute is at work" in part.stderr
     assert first.wait() == 0
+
+
+def test_interrupted(file, tmp_path):
+    out = tmp_path / "out"
+    file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(0.05); return np.full"))
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "trainpace", "precompute", f"{file}:Numbers", "--out", str(out), *FLAGS],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (out / "shard-000000.json").exists():
+        assert begun.poll() is None
+        time.sleep(0.02)
+    begun.send_signal(signal.SIGINT)
+    _, said = begun.communicate()
+    assert begun.returncode == 130
+    assert "note: finished shards are kept; the same command goes on from there" in said
+    assert run(f"{file}:Numbers", "--out", out, *FLAGS).returncode == 0
+    assert read(out) == list(range(90))
 
 
 @pytest.mark.slow
@@ -253,6 +284,14 @@ def test_a_sample_that_hangs_is_told_of(file, tmp_path, monkeypatch):
     settings = Settings(target=f"{file}:Numbers", folder=str(tmp_path / "out"), workers=1, shard_samples=10)
     assert precompute(settings, note=notes.append).finished
     assert [note for note in notes if "no sample has come for 400 ms (computing samples 20 to " in note]
+
+
+def test_a_random_dataset_is_refused_before_it_is_estimated(tmp_path):
+    flipping = "import random\nclass D(list):\n    def __getitem__(self, i): return random.random() < 0.5\nflips = D(range(9))\n"
+    (tmp_path / "flipping.py").write_text(flipping)
+    done = run("flipping.py:flips", "--out", "out", "--estimate", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "flipping.py line 3 (__getitem__) draws from the generator of Python" in done.stderr
 
 
 def test_estimate_leaves_nothing_behind(file, tmp_path):

@@ -113,7 +113,7 @@ def test_every_parquet_reader_can_read_it(tmp_path):
 @pytest.mark.parametrize(
     ("sample", "reason"),
     [
-        (None, "NoneType"), ((1, None), "1 is a NoneType"), ({1: 2}, "keys are not all text"), ((), "empty"),
+        (None, "NoneType"), ((1, None), "^part 1 is a NoneType"), ({1: 2}, "keys are not all text"), ((), "empty"),
         (2**70, "beyond 64 bits"), (np.array(["a"]), "dtype <U1"), (torch.eye(3).to_sparse(), "sparse"),
         ({"a": {"b": 1}, "a.b": 2}, "have the name 'a.b'"), (Image.new("CMYK", (2, 2)), "mode CMYK"),
     ],
@@ -130,6 +130,19 @@ def test_a_sample_unlike_the_others_is_said():
         encode((np.zeros(3), 1), known)
     with pytest.raises(UnsupportedSample, match="another arrangement"):
         encode([np.zeros(3, np.float32), 1], known)
+
+
+@pytest.mark.parametrize(
+    ("others", "sample", "reason"),
+    [
+        ({"ids": [1, 2], "label": 3}, {"ids": [1, 2, 3], "label": 3}, "^ids is a list of 3, in the other samples of 2; make it an"),
+        ((0, {"a": [(1,)]}), (0, {"a": [(1, 2)]}), r"^part 1\.a\.0 is a tuple of 2, in the other samples of 1"),
+        ([1, 2], [1], "^it is a list of 1, in the other samples of 2"), ({"a": 1}, {"b": 1}, "another arrangement"),
+    ],
+)  # fmt: skip
+def test_lists_of_another_length_are_named(others, sample, reason):
+    with pytest.raises(UnsupportedSample, match=reason):
+        encode(sample, encode(others).layout)
 
 
 def test_bits_count_not_values():

@@ -158,16 +158,25 @@ def test_another_state_is_refused(folder):
 
 
 def test_missing_and_damaged_folders(tmp_path):
-    with pytest.raises(UnreadableInput, match="does not exist"):
+    with pytest.raises(UnreadableInput, match="is no folder"):
         ShardDataset(tmp_path / "none")
     with pytest.raises(UnreadableInput, match="holds no finished shards"):
         ShardStream(tmp_path, 4)
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(UnreadableInput, match=r"is not finished\. Give its trainpace precompute command again"):
+        ShardDataset(tmp_path)
     place = write_folder(tmp_path / "s", [np.zeros(3)] * 6, 3, 3)
     with open(place / "shard-000001.parquet", "r+b") as file:
         file.truncate(100)
     data = ShardDataset(place)
     assert data[0].shape == (3,)
     with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet is not as long as it was written"):
+        data[3]
+    (place / "shard-000001.parquet").unlink()
+    with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet is missing\. Mend it"):
+        data[3]
+    (place / "shard-000001.parquet").mkdir()
+    with pytest.raises(UnreadableInput, match=r"shard-000001\.parquet cannot be read: is a directory\.$"):
         data[3]
 
 
@@ -199,3 +208,24 @@ def test_exactly_once_over_ranks_and_workers(folder, monkeypatch, ranks, workers
         assert len(set(taken)) == len(taken) > len(GOOD) - ranks * batch
     else:
         assert sorted(taken) == GOOD
+
+
+def padded(samples):
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_of_many_lengths_are_collated_by_the_users_function(tmp_path, workers):
+    place = write_folder(tmp_path / "s", [torch.arange(n % 5 + 1) for n in range(20)], 10, 5)
+    by_position = ShardDataset(place).loader(4, shuffle=False, collate_fn=padded, num_workers=workers)
+    assert [batch.shape for batch in by_position] == [(4, 4), (4, 5), (4, 5), (4, 5), (4, 5)]
+    streamed = ShardStream(place, 4, shuffle=False, collate_fn=padded).loader(num_workers=workers)
+    assert all(map(torch.equal, streamed, by_position))
+
+
+def test_what_belongs_to_the_stream_is_not_the_loaders(folder):
+    with pytest.raises(
+        TrainpaceError,
+        match=r"collate_fn: for the stream, not for its loader\. ShardStream\(folder, \.\.\., collate_fn",
+    ):
+        stream(folder).loader(collate_fn=padded)

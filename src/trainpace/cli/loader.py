@@ -11,7 +11,7 @@ from trainpace.cli.options import COUNT, DURATION, WORKERS, echo_json
 
 
 @click.command()
-@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.argument("target", metavar="FILE.py:NAME")
 @click.option("--batch", "batch_size", type=COUNT, help="Samples in a batch.  [default: the DataLoader's own, or 32]")
 @click.option(
     "--workers",
@@ -33,9 +33,9 @@ from trainpace.cli.options import COUNT, DURATION, WORKERS, echo_json
 def loader(target: str, batch_size: int | None, workers: Any, compute_ms: float | None, **o: Any) -> int:
     """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and the settings for this machine.
 
-    FUNCTION returns a Dataset, a DataLoader, or (model, loss, optimizer, dataset). Of the last the compute is measured too,
-    and a step is the later of data and compute. With --compute-ms the compute is taken to keep one core busy, as a GPU's host
-    does.
+    NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. Of a
+    task the compute is measured too, and a step is the later of data and compute. With --compute-ms the compute is taken to
+    keep one core busy, as a GPU's host does.
 
     \b
     trainpace loader train.py:make_dataset --batch 64

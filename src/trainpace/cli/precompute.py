@@ -38,9 +38,10 @@ from trainpace.cli.options import COUNT, DURATION, echo_json
 def precompute(target: str | None, folder: str, workers: int | None, part: str | None, as_json: bool, **o: Any) -> int:
     """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
 
-    TARGET is FILE.py:NAME, a dataset with __len__ and __getitem__, its class, or a function that returns it. Its samples must
-    be the same whenever they are computed: random augmentation stays online, as ShardDataset's transform. What is finished
-    survives a kill, and the same command goes on from there. Samples that raise are set aside in bad_samples.jsonl.
+    TARGET is FILE.py:NAME, a dataset with __len__ and __getitem__, its class, or a function that returns it; of a DataLoader or
+    a task (model, loss, optimizer, dataset) its dataset is taken. Samples must be the same whenever they are computed: random
+    augmentation stays online, as ShardDataset's transform. What is finished survives a kill, and the same command goes on
+    from there. Samples that raise are set aside in bad_samples.jsonl.
 
     \b
     trainpace precompute faces.py:Faces --out shards --estimate
@@ -101,8 +102,12 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
                 repair=tuple(one.number for one in damaged),
             ),
             line,
-            lambda words: click.echo(f"note: {words}", err=True),
+            _note,
         )  # fmt: skip
+    except KeyboardInterrupt:
+        line.end()
+        _note("finished shards are kept; the same command goes on from there")
+        raise
     finally:
         line.end()
     if as_json:
@@ -112,3 +117,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
 
         print_precomputed(done, work.read_plan(Path(folder)).shards)
     return 0
+
+
+def _note(words: str) -> None:
+    click.echo(f"note: {words}", err=True)

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
-import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
 
-from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.errors import TrainpaceError
+from trainpace.user_file import load_name
+
+WANTED = "NAME is a dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it."
+
+
+def made_by(target: str) -> Any:
+    """What NAME is or, where it is a class or a function, returns. What the user's code raises goes through."""
+    file, _, name = target.rpartition(":")
+    if not file.endswith(".py"):
+        raise TrainpaceError(f"{target!r} is not FILE.py:NAME.", WANTED)
+    found = load_name(Path(file), name)
+    if not isinstance(found, type) and (hasattr(found, "__getitem__") or not callable(found)):
+        return found
+    needed = _needed(found)
+    if needed:
+        hint = f"Write a function without arguments that returns {name}(...), and name that."
+        raise TrainpaceError(f"{target} needs arguments ({', '.join(needed)}).", hint)
+    return found()
+
+
+def is_task(made: Any) -> bool:
+    """Whether it is (model, loss, optimizer, dataset)."""
+    return isinstance(made, tuple | list) and len(made) == 4 and hasattr(made[0], "parameters")
 
 
 def load_dataset(target: str) -> Any:
-    """The map-style dataset that NAME is: an object with __len__ and __getitem__, a class or function that makes one, or a
-    function that returns a task (model, loss, optimizer, dataset)."""
-    file, colon, name = target.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    """The map-style dataset that NAME is, makes or holds: an object with __len__ above 0 and __getitem__."""
+    made = made_by(target)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(made, torch.utils.data.DataLoader):
+        made = made.dataset
+    dataset = made[3] if is_task(made) else made
+    if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
         raise TrainpaceError(
-            f"{target!r} is not FILE.py:NAME.", "NAME is a dataset, its class, or a function returning it."
+            f"{target} is an IterableDataset, whose samples have no numbers to be cut into shards by.",
+            "Name the map-style dataset behind it.",
         )
-    path = Path(file)
-    if not path.is_file():
-        raise UnreadableInput(f"cannot read {path}: no such file.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if found is None:
-        raise UnknownName(f"name in {path}", name, [n for n in vars(module) if not n.startswith("_")])
-    made = found() if isinstance(found, type) or (not hasattr(found, "__getitem__") and callable(found)) else found
-    if isinstance(made, tuple | list) and len(made) == 4 and hasattr(made[0], "parameters"):
-        made = made[3]  # a task: (model, loss, optimizer, dataset)
-    if not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
-        hint = "An iterable dataset has no order to cut into shards." if hasattr(made, "__iter__") else ""
-        raise TrainpaceError(f"{target} gives a {type(made).__name__}, which lacks __len__ or __getitem__.", hint)
-    if len(made) < 1:
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise TrainpaceError(
+            f"{target} is of type {type(dataset).__name__}, which lacks __len__ or __getitem__.", WANTED
+        )
+    if len(dataset) < 1:
         raise TrainpaceError(f"{target} is a dataset of no samples.")
-    return made
+    return dataset
+
+
+def _needed(made: Any) -> list[str]:
+    """Arguments that have no default."""
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,26 +12,32 @@ from typing import Any
 
 import numpy as np
 
-from trainpace.datapath.samples import Encoded, encode, same
+from trainpace.datapath import random_states
+from trainpace.datapath.samples import Encoded, encode, same, spoken
 from trainpace.errors import TrainpaceError
+from trainpace.user_file import is_users
 
 _SEEDS = (1, 20_011)
 _MORE_SEEDS = range(2, 18)
+_TRIALS = 18
 _MOST_LINES = 20_000
 
 
-_HINT = "Leave the random part out of the dataset, and give it to ShardDataset(folder, transform=...), where it stays online."
+_HINT = (
+    "Leave the random part, and what follows it, out of the dataset, and give both to ShardDataset(folder, transform=...),"
+    " where they stay online."
+)
 
 
 class NotDeterministic(TrainpaceError):
     """A sample comes out differently when it is computed again."""
 
 
-def computed_twice(dataset: Any, index: int, file: str) -> Encoded:
+def computed_twice(dataset: Any, index: int) -> Encoded:
     """The sample, if it comes out the same under differently seeded generators of Python, numpy and torch.
 
     Raises `NotDeterministic`, naming the transform, the line or the field that is random. Whatever the dataset itself raises
-    goes through. `file` is the user's source file.
+    goes through.
     """
     first, drew = _under(_SEEDS[0], lambda: encode(dataset[index]))
     # where a generator was used, twice the same may be luck: a flip is not made every second time
@@ -41,14 +46,12 @@ def computed_twice(dataset: Any, index: int, file: str) -> Encoded:
         differing = same(first, again)
         drew += [name for name in drew_again if name not in drew]
         if differing:
-            raise NotDeterministic(_in_words(dataset, index, file, first, again, differing, drew), _HINT)
+            raise NotDeterministic(_in_words(dataset, index, first, again, differing, drew), _HINT)
     return first
 
 
-def _in_words(
-    dataset: Any, index: int, file: str, a: Encoded, b: Encoded, differing: list[str], drew: list[str]
-) -> str:
-    fields = "every part" if len(differing) == len(a.layout.fields) > 1 else ", ".join(differing)
+def _in_words(dataset: Any, index: int, a: Encoded, b: Encoded, differing: list[str], drew: list[str]) -> str:
+    fields = "every part" if len(differing) == len(a.layout.fields) > 1 else ", ".join(map(spoken, differing))
     where = "" if a.layout.structure == "0" else f" in {fields},"
     message = (
         f"sample {index} comes out differently each time it is computed ({f'{where}{_by_how_much(a, b)}'.strip(' ,')})"
@@ -56,7 +59,7 @@ def _in_words(
     transform = random_transform(dataset, index)
     if transform is not None:
         return f"{message}: {transform} is random."
-    line = _drawing_line(dataset, index, Path(file).resolve().parent)
+    line = _drawing_line(dataset, index)
     if line is not None:
         return f"{message}: {line}."
     if drew:
@@ -71,12 +74,13 @@ def random_transform(dataset: Any, index: int) -> str | None:
         inputs: dict[int, Any] = {}
         try:
             owner.transforms = [_Recording(member, i, inputs) for i, member in enumerate(members)]
-            with contextlib.suppress(Exception), _generators_kept():
+            with contextlib.suppress(Exception), random_states.kept():
                 dataset[index]
         finally:
             owner.transforms = members
         for i, member in enumerate(members):
-            if i in inputs and not hasattr(member, "transforms") and _is_random(member, inputs[i]):
+            tried = i in inputs and not hasattr(member, "transforms")
+            if tried and random_states.gives_two_results(member, inputs[i], {}, _TRIALS):
                 what = type(member).__name__ if not hasattr(member, "__name__") else member.__name__
                 return f"{what}, transform {i + 1} of {len(members)} in {name},"
     return None
@@ -91,23 +95,6 @@ class _Recording:
     def __call__(self, *values: Any) -> Any:
         self._inputs[self._number] = copy.deepcopy(values)
         return self._member(*values)
-
-
-def _is_random(member: Callable[..., Any], values: tuple[Any, ...]) -> bool:
-    first = None
-    for seed in (*_SEEDS, *_MORE_SEEDS):
-        try:
-            result, _ = _under(seed, lambda: encode(_plain(member(*copy.deepcopy(values)))))
-        except Exception:  # what no column keeps cannot be compared; another part is then named
-            return False
-        if first is not None and same(first, result):
-            return True
-        first = first or result
-    return False
-
-
-def _plain(value: Any) -> Any:
-    return value if not isinstance(value, tuple) else list(value)
 
 
 def _composes(owner: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -126,23 +113,23 @@ def _composes(owner: Any, name: str, depth: int, seen: set[int]) -> Iterator[tup
         yield name, owner
 
 
-def _drawing_line(dataset: Any, index: int, project: Path) -> str | None:
+def _drawing_line(dataset: Any, index: int) -> str | None:
     """The line of the user's code during which a generator moved on, found by looking at the generators after every line."""
     found: list[str] = []
     seen = 0
     before = ("", 0, "")
-    state = _states()
+    state = random_states.states()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal state, seen, before
         file = frame.f_code.co_filename
-        if not file.startswith(str(project)) or "site-packages" in file:
+        if not is_users(file):
             return None
         seen += 1
         if found or seen > _MOST_LINES:
             return None
-        now = _states()
-        moved = [name for name in now if now[name] != state.get(name, now[name])]
+        now = random_states.states()
+        moved = random_states.moved(state, now)
         if moved and before[1]:
             name, line, function = before
             found.append(
@@ -151,7 +138,7 @@ def _drawing_line(dataset: Any, index: int, project: Path) -> str | None:
         state, before = now, (file, frame.f_lineno, frame.f_code.co_name)
         return trace
 
-    with _generators_kept(), contextlib.suppress(Exception):
+    with random_states.kept(), contextlib.suppress(Exception):
         traced = sys.gettrace()
         sys.settrace(trace)
         try:
@@ -173,36 +160,8 @@ def _by_how_much(a: Encoded, b: Encoded) -> str:
 
 def _under(seed: int, work: Callable[[], Encoded]) -> tuple[Encoded, list[str]]:
     """The result of `work` under this seed, and the names of the generators that it drew from."""
-    with _generators_kept():
-        random.seed(seed)
-        np.random.seed(seed)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.manual_seed(seed)
-        before = _states()
+    with random_states.kept():
+        random_states.seed(seed)
+        before = random_states.states()
         result = work()
-        after = _states()
-    return result, [name for name in before if before[name] != after[name]]
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    torch = sys.modules.get("torch")
-    python, numpy = random.getstate(), np.random.get_state()
-    state = torch.get_rng_state() if torch is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if torch is not None and state is not None:
-            torch.set_rng_state(state)
-
-
-def _states() -> dict[str, Any]:
-    _, keys, position, *rest = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {"Python": random.getstate(), "numpy": (keys.tobytes(), position, *rest)}  # type: ignore[union-attr]
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        states["torch"] = torch.get_rng_state().numpy().tobytes()
-    return states
+        return result, random_states.moved(before, random_states.states())

@@ -8,19 +8,17 @@ import hashlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainpace.datapath import opened_files
 from trainpace.datapath.samples import spread
 from trainpace.datapath.shard_plan import Fingerprint
+from trainpace.user_file import is_users
 
 _LOOKED_AT = 3
 _DEPTH = 4
-_opened: set[str] | None = None
-_hooked = False
-
-
 SETTINGS = "dataset settings"
 
 
@@ -34,61 +32,27 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
     """`code`: syntax trees, so that comments and line breaks do not count. `source`: how many samples, the dataset's
     `settings`, and size and time of the files that three of its samples open."""
     total = len(dataset)
-    with files_opened() as opened:
+    with opened_files.recorded() as opened:
         for index in spread(_LOOKED_AT, total):
             with contextlib.suppress(Exception):  # a bad sample is told of when it is computed
                 dataset[index]
     root = Path(target.rpartition(":")[0]).resolve().parent
-    modules = _project_files(root)
+    modules = _users_files()
     source = {"number of samples": str(total), SETTINGS: settings}
-    for name in sorted(opened):
-        path = Path(name)
-        if path.suffix not in (".py", ".pyc") and not _is_library(path) and path.is_file():
+    for path in sorted({Path(os.path.abspath(name)) for name in opened}):
+        if is_users(str(path)):
             status = path.stat()
             source[os.path.relpath(path, root)] = f"{status.st_size} bytes, {status.st_mtime_ns}"
     code = {os.path.relpath(path, root): _hash(_tree(path)) for path in modules}
     return Fingerprint(code=code, packages=_packages(modules), source=source)
 
 
-@contextlib.contextmanager
-def files_opened() -> Iterator[set[str]]:
-    """Names of files opened for reading meanwhile. Python's audit hooks cannot be taken off, so one serves all calls."""
-    global _opened, _hooked
-    if not _hooked:
-        sys.addaudithook(_notice)
-        _hooked = True
-    before, _opened = _opened, set()
-    try:
-        yield _opened
-    finally:
-        _opened = before
-
-
-def _notice(event: str, arguments: tuple[Any, ...]) -> None:
-    if _opened is not None and event == "open" and isinstance(arguments[0], str | os.PathLike):
-        flags = arguments[2] if isinstance(arguments[2], int) else 0
-        if not flags & (os.O_WRONLY | os.O_RDWR):
-            _opened.add(os.path.abspath(os.fspath(arguments[0])))
-
-
-def _project_files(root: Path) -> list[Path]:
-    """Source files of loaded modules that lie in the target's folder or below it, and in no installed package."""
+def _users_files() -> list[Path]:
+    """Source files of loaded modules that are in no installed package."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    paths = {Path(file).resolve() for file in files if file and file.endswith(".py")}
-    return sorted(p for p in paths if p.is_relative_to(root) and not _is_library(p))
-
-
-def _is_library(path: Path) -> bool:
-    own = Path(__file__).resolve().parents[1]
-    return (
-        "site-packages" in path.parts
-        or "dist-packages" in path.parts
-        or path.is_relative_to(own)
-        or any(
-            path.is_relative_to(place)
-            for place in (Path(os.__file__).parent, Path("/proc"), Path("/sys"), Path("/dev"))
-        )
-    )
+    # torch.classes and torch.ops state "_classes.py" and "_ops.py", files that would lie in any working directory
+    paths = {Path(file).resolve() for file in files if file and file.endswith(".py") and os.path.isabs(file)}
+    return sorted(path for path in paths if path.is_file() and is_users(str(path)))
 
 
 def _tree(path: Path) -> str:

@@ -8,11 +8,7 @@ small calls more than few large ones, so its shares are taken of the time that a
 from __future__ import annotations
 
 import cProfile
-import functools
-import os
 import pstats
-import sys
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from typing import Any
 from trainpace.datapath.loader_records import Stage
 from trainpace.datapath.loader_samples import one_thread
 from trainpace.datapath.loader_target import LoaderTarget
+from trainpace.user_file import is_users
 
 LEAST_SHARE = 0.01
 MOST = 12
@@ -62,28 +59,6 @@ def function_stages(
     rest = total - sum(s for _, s in shown)
     named = [*shown, (OTHER, rest)] if rest > LEAST_SHARE * total else shown
     return tuple(Stage(name=n, kind="function", wall_ms=wall_ms * s / total, offline=not random) for n, s in named)
-
-
-def is_users(file: str) -> bool:
-    """Whether a file is the user's own: no library's, no built-in, and not ours."""
-    if file.startswith(("~", "<")) or not file:
-        return False
-    return Path(file) != Path(sys.executable) and not _is_installed(os.path.dirname(os.path.abspath(file)))
-
-
-@functools.cache
-def _is_installed(folder: str) -> bool:
-    """In the standard library, in trainpace, or in a folder into which pip installed packages."""
-    paths = sysconfig.get_paths()
-    if any(Path(folder).is_relative_to(known) for known in (paths["stdlib"], paths["platstdlib"], _OURS)):
-        return True
-    root = Path(folder)
-    while (root / "__init__.py").exists():
-        root = root.parent
-    return root.name in ("site-packages", "dist-packages") or any(root.glob("*.dist-info"))
-
-
-_OURS = Path(__file__).parents[1]
 
 
 def _library_name(function: Function) -> str:

@@ -17,8 +17,9 @@ STARTUP_SHARE = 0.05
 class LoaderAdvice(Record):
     """The fewest workers within 5 % of the best step, against the workers of now (none where the user named none).
 
-    `compute_ms` None: only the loader is known, and the times are of batches. `saved_s_per_epoch` has the workers' start-up taken
-    off. `limit`: what sets the pace then (`trainpace.datapath.loader_model.limit_of`).
+    `compute_ms` None: only the loader is known, the times are of batches, and one worker at least is kept.
+    `saved_s_per_epoch` has the workers' start-up taken off. `limit`: what sets the pace then
+    (`trainpace.datapath.loader_model.limit_of`).
     """
 
     compute_ms: float | None
@@ -43,7 +44,9 @@ def advise(m: LoaderMeasurement, compute_ms: float | None = None, compute_cores:
     cores_taken = min(compute_cores, m.cores) if compute_ms else 0.0
     compute = compute_ms or 0.0
     steps = {p.workers: step_ms(_as_measured(m, p.workers), compute, p.workers, m.cores, cores_taken) for p in m.points}
-    workers = fewest_workers(steps)
+    # without workers nothing is loaded while a step computes, which a loader alone does not show
+    beside = {w: ms for w, ms in steps.items() if w} if compute_ms is None and m.given_workers else steps
+    workers = fewest_workers(beside)
     now = m.given_workers if m.given_workers in steps else 0 if 0 in steps else min(steps)
     assert now is not None
     startup_s = m.point(workers).startup_s

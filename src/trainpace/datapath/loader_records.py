@@ -11,7 +11,7 @@ from trainpace.records import Record
 
 
 class LoaderConditions(Record):
-    """What to measure. `target`: ``FILE.py:FUNCTION`` that returns a Dataset, a DataLoader or (model, loss, optimizer, dataset).
+    """What to measure. `target`: ``FILE.py:NAME``, a Dataset, a DataLoader or (model, loss, optimizer, dataset).
 
     `batch_size` None takes the DataLoader's own, or 32. `workers` None begins at 0 and stops where more bring nothing.
     `compute_ms`: a step without its data; where data takes less than half of it, more workers are not tried. `seconds` is the

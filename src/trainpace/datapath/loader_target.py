@@ -1,4 +1,4 @@
-"""Whose loader is measured: a Dataset, DataLoader or task from one function in the user's own file."""
+"""Whose loader is measured: a Dataset, DataLoader or task from the user's own file."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from trainpace.datapath.dataset_file import WANTED, is_task, made_by
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.isolation import explain
-from trainpace.trace.task import load_function
 
 DEFAULT_BATCH = 32
-WANTED = "FILE.py:FUNCTION should return a Dataset, a DataLoader, or (model, loss, optimizer, dataset)."
 
 
 class LoaderTarget(NamedTuple):
@@ -51,24 +49,21 @@ class LoaderTarget(NamedTuple):
 
 
 def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
-    """Run the function and look at what it returns. Raises `TrainpaceError` for anything that has no samples."""
-    kind, _, function = spec.rpartition(":")
-    if not kind.endswith(".py"):
-        raise TrainpaceError(f"{spec!r} is not FILE.py:FUNCTION.", WANTED)
-    name = f"{Path(kind).name}:{function}"
+    """Look at what the target is or makes. Raises `TrainpaceError` for anything that has no samples."""
+    file, _, function = spec.rpartition(":")
+    name = f"{Path(file).name}:{function}"
     try:
-        made = load_function(Path(kind), function)()
+        made = made_by(spec)
     except TrainpaceError:
         raise
     except Exception as error:
         raise UserCodeError(_sentence(explain(error, name))) from error
     if isinstance(made, DataLoader):
         return _of_loader(name, made, batch_size)
-    is_task = isinstance(made, tuple | list) and len(made) == 4 and isinstance(made[0], nn.Module)
-    dataset = made[3] if is_task else made
+    dataset = made[3] if is_task(made) else made
     length = _length(name, dataset)
     collate = getattr(dataset, "collate_fn", None) or default_collate
-    return LoaderTarget(name, dataset, length, collate, batch_size or DEFAULT_BATCH, False, is_task=is_task)
+    return LoaderTarget(name, dataset, length, collate, batch_size or DEFAULT_BATCH, False, is_task=is_task(made))
 
 
 def _of_loader(name: str, loader: DataLoader[Any], batch_size: int | None) -> LoaderTarget:
@@ -107,7 +102,7 @@ def _length(name: str, dataset: Any) -> int:
         or not hasattr(dataset, "__getitem__")
         or not hasattr(dataset, "__len__")
     ):
-        raise TrainpaceError(f"{name} returned a {type(dataset).__name__}, which is no dataset.", WANTED)
+        raise TrainpaceError(f"{name} is of type {type(dataset).__name__}, which is no dataset.", WANTED)
     length = len(dataset)
     if length < 1:
         raise TrainpaceError(f"the dataset of {name} is empty.")

@@ -17,6 +17,7 @@ from typing import Any
 from trainpace.measure.storage import drop_from_cache, filesystem_of, share_in_cache
 
 _CODE = (".py", ".pyc", ".so", ".pyd", ".pth")
+_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _CACHED_SHARE = 0.1
 _LOOKED_AT = 16
 _recording: list[str] | None = None
@@ -24,13 +25,15 @@ _hooked = False
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _recording is not None and isinstance(arguments[0], str | bytes | os.PathLike):
+    if event != "open" or _recording is None or not isinstance(arguments[0], str | bytes | os.PathLike):
+        return
+    if not (isinstance(arguments[2], int) and arguments[2] & _WRITING):
         _recording.append(os.fsdecode(arguments[0]))
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[str]]:
-    """The paths that this process opens meanwhile, in order, code left out when the block ends."""
+    """The paths that this process opens for reading meanwhile, in order, code left out when the block ends."""
     global _recording, _hooked
     if not _hooked:
         sys.addaudithook(_hook)  # for good: Python has no way to take one away

@@ -32,6 +32,8 @@ from trainpace.datapath.shards import damage, finished_shard
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.records import Record, load, save, to_json, write_whole
 
+_LOCK = ".lock"
+
 
 class Precomputed(Record):
     """What a run left behind. `finished`: the manifest is written; else other parts still have shards to compute."""
@@ -135,6 +137,7 @@ def _make_ready(folder: Path, settings: Settings) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = [p.name for p in folder.iterdir() if not p.name.startswith(".")]
+        (folder / _LOCK).open("w").close()
     except OSError as error:
         raise UnreadableInput(f"cannot use {folder}: {(error.strerror or str(error)).lower()}.") from None
     if others and PLAN not in others:
@@ -143,10 +146,15 @@ def _make_ready(folder: Path, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path, settings: Settings) -> Iterator[None]:
-    """The lock goes with the process, however that ends."""
-    with open(folder / f".lock-{settings.part + 1}-of-{settings.parts}", "w") as lock:
+    """Alone at all of it, or beside other parts at one part. The locks go with the process, however that ends."""
+    whole = settings.parts == 1
+    with (
+        open(folder / _LOCK, "w") as all_of_it,
+        open(folder / f".lock-{settings.part + 1}-of-{settings.parts}", "w") as own,
+    ):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(all_of_it, (fcntl.LOCK_EX if whole else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Contradiction(f"another precompute is at work on {folder}.", "Wait for it, or end it.") from None
         except OSError:  # a file system without locks; shards are renamed into place all the same

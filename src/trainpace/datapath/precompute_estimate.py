@@ -9,14 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainpace.datapath.determinism import computed_twice
 from trainpace.datapath.samples import Encoded, encode, spread
 from trainpace.datapath.shard_plan import MANIFEST, Fingerprint, Manifest, ShardPlan, shard_sizes
 from trainpace.datapath.shards import write_shard
-from trainpace.errors import UserCodeError
+from trainpace.errors import UnreadableInput, UserCodeError
 from trainpace.records import Record, save
 
 _WARM_SHARE = 0.7
 """Of the memory: up to so much of it, shards are read from the page cache after the first epoch."""
+_COMPUTED_TWICE = 2
+"""Samples: a random dataset, which would be refused afterwards, is not worth an answer."""
 _LEAST_SHARE = 0.02
 """Of an epoch: what saves less is not worth a copy of the data."""
 
@@ -56,7 +59,10 @@ class Estimate(Record):
 
 
 def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: int) -> SampleCosts:
-    """Compute up to `most` samples spread over the dataset for at most `seconds`, write them beside `folder`, read them back."""
+    """Compute up to `most` samples spread over the dataset for at most `seconds`, write them beside `folder`, read them back.
+
+    Raises `NotDeterministic`, as the work itself would.
+    """
     import random
 
     import torch
@@ -81,10 +87,16 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
         kept.append((index, encoded))
         if time.perf_counter() > deadline:
             break
+    for index, _ in kept[:_COMPUTED_TWICE]:
+        computed_twice(dataset, index)
     if layout is None:
         raise UserCodeError(f"not one of {len(order)} samples looked at could be computed ({reason}).")
     beside = next(p for p in Path(folder).resolve().parents if p.is_dir())
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".trainpace-estimate-") as place:
+    try:
+        aside = tempfile.TemporaryDirectory(dir=beside, prefix=".trainpace-estimate-")
+    except OSError as error:
+        raise UnreadableInput(f"cannot write into {beside}: {(error.strerror or str(error)).lower()}.") from None
+    with aside as place:
         _write(Path(place), target, [(i, sample) for i, (_, sample) in enumerate(kept)])
         data = ShardDataset(place)
         positions = list(range(len(kept)))

@@ -21,7 +21,7 @@ import msgspec
 from trainpace.datapath.dataset_file import load_dataset
 from trainpace.datapath.determinism import computed_twice
 from trainpace.datapath.fingerprint import SETTINGS, fingerprint, settings_of
-from trainpace.datapath.samples import Encoded, Layout, encode, spread
+from trainpace.datapath.samples import Encoded, Layout, UnsupportedSample, encode, spread
 from trainpace.datapath.shard_plan import BadSample, Fingerprint, ShardPlan
 from trainpace.datapath.shards import import_pyarrow, write_shard
 from trainpace.errors import TrainpaceError, UserCodeError
@@ -56,7 +56,7 @@ def inspect(dataset: Any, target: str, settings: str, looked_at: int = _LOOKED_A
             reason = f"sample {index}: {_reason(error)}"
             continue
         times.append(time.perf_counter() - start)
-        sample = computed_twice(dataset, index, target.rpartition(":")[0])
+        sample = computed_twice(dataset, index)
         layout = sample.layout
         sizes.append(sample.size_bytes)
         if time.perf_counter() - begun > _LOOKING_S:
@@ -91,6 +91,8 @@ def compute(
 
 def _reason(error: Exception) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, UnsupportedSample):
+        return text
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 

@@ -1,47 +1,77 @@
-"""The states of Python's, numpy's and torch's random numbers: whether code drew from them, and the same numbers again."""
+"""The states of Python's, numpy's and torch's random numbers: whether code drew from them, and the same numbers again.
+
+torch counts only where the user's code has loaded it: a process without it starts a second sooner.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 
-def states() -> tuple[Any, ...]:
-    """Comparable with ==; equal before and after code that drew no random number."""
+def states() -> dict[str, Any]:
+    """By name, comparable with ==; equal before and after code that drew no random number."""
     of_numpy: Any = np.random.get_state()
-    keys = (of_numpy[1].tobytes(), *of_numpy[2:])
-    return random.getstate(), keys, torch.get_rng_state().numpy().tobytes()
+    found = {"Python": random.getstate(), "numpy": (of_numpy[1].tobytes(), *of_numpy[2:])}
+    torch = sys.modules.get("torch")
+    return found if torch is None else {**found, "torch": torch.get_rng_state().numpy().tobytes()}
+
+
+def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names of the generators that were drawn from between two `states`."""
+    return [name for name, state in after.items() if before.get(name, state) != state]
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Leave the states as they were found."""
-    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    torch = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()
+    of_torch = torch.get_rng_state() if torch is not None else None
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(of_torch)
+        if torch is not None:
+            torch.set_rng_state(of_torch)
 
 
 def seed(value: int) -> None:
-    """Seed all three."""
+    """Seed all of them."""
     random.seed(value)
     np.random.seed(value)
-    torch.manual_seed(value)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(value)
+
+
+def gives_two_results(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trials: int) -> bool:
+    """Whether `call` makes different things of copies of one input under `trials` seeds. What cannot be tried twice does not."""
+    first: Any = None
+    with kept(), contextlib.suppress(Exception):
+        for trial in range(trials):
+            copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
+            seed(trial)
+            out = call(*copied_args, **copied_kwargs)
+            if trial and not same(first, out):
+                return True
+            first = out if trial == 0 else first
+    return False
 
 
 def same(a: Any, b: Any) -> bool:
     """Whether two samples are equal: tensors, arrays, pictures, numbers and text, in tuples, lists and dicts."""
+    torch = sys.modules.get("torch")
     if type(a) is not type(b):
         return False
-    if isinstance(a, torch.Tensor):
+    if torch is not None and isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -67,14 +67,15 @@ def encode(sample: Any, known: Layout | None = None) -> Encoded:
     structure = _take_apart(sample, "", leaves)
     fields, values, shapes = [], [], []
     for name, leaf in leaves:
-        kind, dtype, value, shape = _encode_leaf(name, leaf)
+        kind, dtype, value, shape = _encode_leaf(spoken(name), leaf)
         fields.append((name, kind, dtype))
         values.append(value)
         shapes.append(shape)
     if known is not None:
         expected = [(f.name, f.kind, f.dtype) for f in known.fields]
         if fields != expected or json.dumps(structure) != known.structure:
-            raise UnsupportedSample(_difference(fields, expected))
+            unequal = _unequal(structure, json.loads(known.structure), "")
+            raise UnsupportedSample(unequal or _difference(fields, expected))
         return Encoded(known, values, shapes)
     names = [name for name, _, _ in fields]
     if not names:
@@ -96,6 +97,11 @@ def same(a: Encoded, b: Encoded) -> list[str]:
         for f, x, y, s, t in zip(a.layout.fields, a.values, b.values, a.shapes, b.shapes, strict=True)
         if s != t or repr(x) != repr(y)
     ]
+
+
+def spoken(name: str) -> str:
+    """A column's name in a sentence: those of tuples and lists are numbers."""
+    return f"part {name}" if name[:1].isdigit() else name
 
 
 def _take_apart(value: Any, name: str, leaves: list[tuple[str, Any]]) -> Any:
@@ -163,10 +169,32 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
     raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can keep")
 
 
+def _unequal(found: Any, expected: Any, name: str) -> str | None:
+    """In words, the first list that has another length than in the other samples."""
+    if isinstance(found, int) or isinstance(expected, int) or found[0] != expected[0]:
+        return None
+    kind, *parts = found
+    keys: Sequence[Any] = range(len(parts))
+    if kind == "dict":
+        keys, *parts = parts
+        expected = expected[1:]
+        if keys != expected[0]:
+            return None
+    elif len(found) != len(expected):
+        return (
+            f"{spoken(name) or 'it'} is a {kind} of {len(parts)}, in the other samples of {len(expected) - 1};"
+            " make it an array or a tensor, whose shape may differ"
+        )
+    for key, part, other in zip(keys, parts, expected[1:], strict=True):
+        if (said := _unequal(part, other, f"{name}.{key}" if name else str(key))) is not None:
+            return said
+    return None
+
+
 def _difference(found: list[Any], expected: list[Any]) -> str:
     for (name, kind, dtype), (_, kind_, dtype_) in zip(found, expected, strict=False):
         if (kind, dtype) != (kind_, dtype_):
-            return f"{name} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
+            return f"{spoken(name)} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
     return f"it has {len(found)} parts in another arrangement than the other samples, which have {len(expected)}"
 
 

@@ -18,6 +18,7 @@ from trainpace.errors import Contradiction, TrainpaceError
 
 Transform = Callable[[Any], Any]
 _MOST_CHANGES = 32
+_OF_THE_STREAM = {"batch_size", "collate_fn", "drop_last", "shuffle"}
 
 
 class ShardDataset(Dataset):
@@ -52,7 +53,12 @@ class ShardDataset(Dataset):
         return int(self.reader.source_indices([index])[0])
 
     def loader(self, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options: Any) -> DataLoader:
-        """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...)."""
+        """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...).
+
+        With a `collate_fn` its samples are copied as in any DataLoader.
+        """
+        if options.get("collate_fn") is not None:
+            return DataLoader(self, batch_size, shuffle=shuffle, drop_last=drop_last, **options)
         order = RandomSampler(self, generator=options.get("generator")) if shuffle else SequentialSampler(self)
         return DataLoader(self, sampler=BatchSampler(order, batch_size, drop_last), batch_size=None, **options)
 
@@ -69,13 +75,13 @@ class ShardStream(IterableDataset):
     def __init__(
         self, folder: str | Path, batch_size: int, *, shuffle: bool = True, seed: int = 0, buffer_samples: int = 10_000,
         drop_last: bool = False, rank: int | None = None, world_size: int | None = None, transform: Transform | None = None,
-        collate: Callable[[list[Any]], Any] = torch_collate,
+        collate_fn: Callable[[list[Any]], Any] = torch_collate,
     ) -> None:  # fmt: skip
         if batch_size < 1 or buffer_samples < 1 or seed < 0:
             raise TrainpaceError("batch_size and buffer_samples are 1 or more, and seed 0 or more.")
         self.reader = ShardReader(folder)
         self.batch_size, self.shuffle, self.seed, self.buffer_samples = batch_size, shuffle, seed, buffer_samples
-        self.drop_last, self.transform, self.collate = drop_last, transform, collate
+        self.drop_last, self.transform, self.collate_fn = drop_last, transform, collate_fn
         self.rank, self.world_size = _place(rank, world_size)
         # epoch, changes, then (world size, samples taken by each rank) of every resumption; shared, so that workers that
         # live on from epoch to epoch see it
@@ -121,7 +127,7 @@ class ShardStream(IterableDataset):
         for number in range(first, count, step):
             wanted = cut(spans, number * self.batch_size, (number + 1) * self.batch_size)
             positions = np.concatenate([order.at(*span) for span in wanted])
-            yield _batch(self.reader, positions, self.transform, self.collate)
+            yield _batch(self.reader, positions, self.transform, self.collate_fn)
 
     def loader(self, **options: Any) -> ShardLoader:
         """Its DataLoader; `options` are DataLoader's own (num_workers, pin_memory, persistent_workers, ...)."""
@@ -137,6 +143,11 @@ class ShardLoader:
 
     def __init__(self, stream: ShardStream, **options: Any) -> None:
         self.stream = stream
+        taken = sorted(options.keys() & _OF_THE_STREAM)
+        if taken:
+            raise TrainpaceError(
+                f"{', '.join(taken)}: for the stream, not for its loader.", f"ShardStream(folder, ..., {taken[0]}=...)"
+            )
         self.loader = DataLoader(stream, batch_size=None, **options)
         self._history: list[Span] = []
         self._batches = 0

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpace.datapath.samples import SHAPED, Field
-from trainpace.datapath.shard_plan import MANIFEST, Column, Manifest, shard_file
+from trainpace.datapath.samples import SHAPED, Field, spoken
+from trainpace.datapath.shard_plan import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.errors import UnreadableInput
 from trainpace.records import load
 
@@ -32,10 +32,12 @@ class ShardReader:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not (self.folder / MANIFEST).exists():
-            what = "holds no finished shards" if self.folder.is_dir() else "does not exist"
-            raise UnreadableInput(
-                f"{folder} {what}.", "Make them with: trainpace precompute FILE.py:NAME --out FOLDER."
-            )
+            if (self.folder / PLAN).exists():
+                hint = "Give its trainpace precompute command again: it goes on where it stopped."
+                raise UnreadableInput(f"{folder} is not finished.", hint)
+            what = "holds no finished shards" if self.folder.is_dir() else "is no folder"
+            hint = "Make them with: trainpace precompute FILE.py:NAME --out FOLDER."
+            raise UnreadableInput(f"{folder} {what}.", hint)
         self.manifest = load(self.folder / MANIFEST, Manifest)
         layout, shards = self.manifest.plan.layout, self.manifest.shards
         self.fields = layout.fields
@@ -116,7 +118,10 @@ class ShardReader:
             leaves = [self._leaf(column, *at) for at in zip(*(part.tolist() for part in where), strict=True)]
             return torch.utils.data.default_collate(leaves)
         if field.kind == "image":
-            raise UnreadableInput(f"{field.name} is a picture, and a batch holds tensors.", "Give a transform.")
+            raise UnreadableInput(
+                f"{spoken(field.name)} is a picture, and a batch holds tensors.",
+                "Give a transform that makes one of it.",
+            )
         width = column.widths[int(where[0][0])]
         out = allocate(n * width)
         self._bytes(column, where, out.numpy())
@@ -170,11 +175,13 @@ class ShardReader:
             try:
                 with open(path, "rb") as file:
                     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError):
+            except (FileNotFoundError, ValueError):  # mmap's word for an empty file
                 whole = None
+            except OSError as error:
+                raise UnreadableInput(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
             if whole is None or len(whole) != record.file_bytes:
                 raise UnreadableInput(
-                    f"{path} is {'missing' if whole is None else 'not as long as it was written'}.",
+                    f"{path} is {'not as long as it was written' if path.exists() else 'missing'}.",
                     f"Mend it: trainpace precompute --repair --out {self.folder}.",
                 )
             mapped = self._maps[shard] = memoryview(whole)

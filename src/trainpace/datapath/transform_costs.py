@@ -7,7 +7,6 @@ seeded by its input alone, counts as deterministic, which it is.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -131,7 +130,7 @@ class _Timed:
         before = random_states.states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
         if not self.random:
-            self.random = _differs(self._transform, args, kwargs)
+            self.random = random_states.gives_two_results(self._transform, args, kwargs, TRIALS)
         out = self._transform(*args, **kwargs)
         clock.last_state = random_states.states()
         self.random |= before != clock.last_state
@@ -143,22 +142,6 @@ def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
     clock.last_state, clock.drew_outside = random_states.states(), False
     target.sample(index)
     return bool(clock.drew_outside or random_states.states() != clock.last_state)
-
-
-def _differs(transform: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    with random_states.kept():
-        first: Any = None
-        for trial in range(TRIALS):
-            try:
-                copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
-            except Exception:  # an input that cannot be copied cannot be tried twice
-                return False
-            random_states.seed(trial)
-            out = transform(*copied_args, **copied_kwargs)
-            if trial and not random_states.same(first, out):
-                return True
-            first = out if trial == 0 else first
-    return False
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:

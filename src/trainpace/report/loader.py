@@ -13,6 +13,8 @@ from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_duration, format_number
 
 _WORTH_PRECOMPUTING = 0.2
+_WORTH_PRECOMPUTING_MS = 0.05
+"""A sample of some KiB is read back in about a hundredth of a millisecond; the disk's room is not free either."""
 _SMALL_SHARE = 0.02
 _BUSY_SHARE = 0.1
 
@@ -64,8 +66,12 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         said.append(
             f"persistent_workers=True, for starting the workers takes {format_duration(a.startup_s)} of every epoch"
         )
+    if a.compute_ms is None and a.workers == 0:
+        said.append(
+            "say --compute-ms, a step's own time: workers load while it computes, which is not in these figures"
+        )
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
-    if waiting and a.offline_share > _WORTH_PRECOMPUTING:
+    if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
         said.append(
             f"trainpace precompute, which could take up to {format_number(a.offline_ms)} ms ({a.offline_share:.0%}) off every"
             " sample, less what reading it back costs"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from trainpace.trace import zoo
 from trainpace.trace.generated import build_generated, loss_of
 from trainpace.trace.generator import is_random
 from trainpace.trace.transformers_mapping import fuse_mpt_attention
+from trainpace.user_file import load_name
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
@@ -218,32 +217,13 @@ def _longer_positions(config: Any, sequence_length: int | None) -> None:
             setattr(config, name, sequence_length)
 
 
-def load_function(path: Path, name: str) -> Callable[[], Any]:
-    """A function of a user's Python file, whose folder joins the import path as it does under ``python FILE.py``."""
-    if not path.is_file():
-        raise UnreadableInput(f"cannot read {path}: no such file.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise UnknownName(f"function in {path}", name, known)
-    made: Callable[[], Any] = found
-    return made
-
-
 def _from_file(path: Path, function: str) -> Task:
     """The function returns (model, loss, optimizer, dataset); `loss` takes (output, target).
 
     A data set whose samples differ in length brings its own `collate_fn` (a list of samples into a batch), as an attribute.
     """
-    task_function = load_function(path, function)
-    parts = task_function()
+    task_function = load_name(path, function, "function")
+    parts = task_function() if callable(task_function) else task_function
     wanted = "FILE.py:FUNCTION must return (model, loss, optimizer, dataset)"
     if not isinstance(parts, tuple | list) or len(parts) != 4:
         raise TrainpaceError(f"{path}:{function} returned {type(parts).__name__}.", f"{wanted}.")

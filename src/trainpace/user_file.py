@@ -1,0 +1,99 @@
+"""The user's own Python file: a name loaded from it, and its code told from libraries.
+
+For a process of its own (`trainpace.isolation`): loading runs the user's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trainpace.errors import UnknownName, UnreadableInput
+
+
+def load_name(path: Path, name: str, what: str = "name") -> Any:
+    """What `name` is in a Python file, whose folder joins the import path as it does under ``python FILE.py``.
+
+    A file with relative imports is loaded as a part of the package that its folders make. Raises `UnreadableInput` or
+    `UnknownName` (which calls it `what`); what the file's own code raises goes through.
+    """
+    if not path.is_file():
+        raise UnreadableInput(f"cannot read {path}: no such file.")
+    source = path.read_text(encoding="utf-8", errors="replace")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = _as_part_of_a_package(path.resolve(), source) or _alone(path)
+    if not hasattr(module, name):
+        own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_from(v, module)]
+        hidden = "What a function or `if __name__ == ...` defines is not there when the file is imported."
+        raise UnknownName(f"{what} in {path}", name, own, hidden if name in _names(source) else "")
+    return getattr(module, name)
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Whether a file is the user's own: no library's, no built-in, and not ours."""
+    if file.startswith(("~", "<")) or not file:
+        return False
+    return Path(file) != Path(sys.executable) and not _is_installed(os.path.dirname(os.path.abspath(file)))
+
+
+def _alone(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _as_part_of_a_package(path: Path, source: str) -> ModuleType | None:
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return None
+    depth = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
+    if not depth:
+        return None
+    parts, folder = [path.stem], path.parent
+    while len(parts) <= depth or (folder / "__init__.py").exists():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    sys.path.insert(0, str(folder))
+    return importlib.import_module(".".join(parts))
+
+
+def _is_from(value: Any, module: ModuleType) -> bool:
+    return not isinstance(value, ModuleType) and getattr(value, "__module__", module.__name__) == module.__name__
+
+
+def _names(source: str) -> set[str]:
+    try:
+        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    except SyntaxError:
+        return set()
+
+
+@functools.cache
+def _is_installed(folder: str) -> bool:
+    """In the standard library, in trainpace, or in a folder into which pip installed packages."""
+    paths = sysconfig.get_paths()
+    if any(Path(folder).is_relative_to(known) for known in (paths["stdlib"], paths["platstdlib"], _OURS)):
+        return True
+    root = Path(folder)
+    if "site-packages" in root.parts or "dist-packages" in root.parts:
+        return True
+    while (root / "__init__.py").exists():
+        root = root.parent
+    return any(root.glob("*.dist-info"))
+
+
+_OURS = Path(__file__).parent
