@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from trainpace.datapath.loader_model import LoaderCost, step_ms
 from trainpace.diagnose.interventions import Proof, part_ms
@@ -16,6 +17,10 @@ from trainpace.watch.recording import Rank, batches_per_step
 WORTH = 0.03
 """A change that saves a smaller share of the step than this is said not to be worth making."""
 MANY_WORKERS = 16
+SEND_MS = HANDOVER_MS = 0.5
+"""What a worker takes to send a batch and the training process to receive it, at the least (measured on two cores)."""
+LEAST_BATCH_MS = 1.0
+"""A batch that is made faster than this is not worth preparing offline."""
 LARGER_BATCH = 4
 SELDOMER = 10
 LEAST_LAUNCH = 0.1
@@ -80,6 +85,8 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     """A step, without what comes now and then, if its loader had so many workers. The recording must have fetch costs."""
     cost = loader_cost(ranks[0])
     assert cost is not None
+    if not ranks[0].loader or not ranks[0].loader.workers:
+        cost = replace(cost, send_ms=SEND_MS, handover_ms=HANDOVER_MS)
     # threads of a computation wait for each other at its ends, so that one core is what it keeps busy at least
     per_micro_step = step_ms(cost, compute_ms(ranks[0], split), workers, _cores(ranks), 1.0)
     return per_micro_step * batches_per_step(ranks[0])
@@ -116,7 +123,8 @@ def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice
     )  # fmt: skip
     stays = cost.collate_ms * micro if now == 0 and cost.collate_ms < cost.sample_wall_ms * cost.batch_size else 0.0
     offline = max(0.0, waiting - stays)
-    if cost.sample_wall_ms * cost.batch_size + cost.collate_ms > 0.05 * compute:
+    batch = cost.sample_wall_ms * cost.batch_size + cost.collate_ms
+    if rank.loader.samples_in_dataset is not None and batch > max(LEAST_BATCH_MS, 0.05 * compute):
         advice.append(
             Advice(
                 cause="data", title="prepare samples once, offline",

@@ -112,9 +112,8 @@ def _why(
         )
     if verdict == "data" and first.fetch is not None:
         kind = "waiting" if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
-        where = (
-            f"in {first.loader.workers} workers" if first.loader and first.loader.workers else "in the training process"
-        )
+        workers = first.loader.workers if first.loader else 0
+        where = f"in {workers} worker{'s' if workers > 1 else ''}" if workers else "in the training process"
         lines.append(
             f"A sample takes {first.fetch.sample_wall_ms:.3g} ms {where}, mostly {kind}; "
             f"a batch's collate {first.fetch.collate_ms:.3g} ms."
