@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import torch
 
+from trainpace.watch.inside.fetches import timed_fetch
 from trainpace.watch.inside.late import when_imported
-from trainpace.watch.inside.patches import _Optimizers, _timed_fetch
+from trainpace.watch.inside.patches import _Optimizers
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.sampler import Sampler
 from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter, read_trail
@@ -167,7 +168,7 @@ def test_no_file_descriptor_left_in_a_worker_costs_the_recording_only(tmp_path, 
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0))
     recorder, _ = watched(tmp_path)
     fetcher = SimpleNamespace(collate_fn=list)
-    fetch = _timed_fetch(lambda self, indices: self.collate_fn(indices), recorder, str(tmp_path / "gone"))
+    fetch = timed_fetch(lambda self, indices: self.collate_fn(indices), recorder, str(tmp_path / "gone"))
     assert fetch(fetcher, [1, 2]) == [1, 2]
 
 
