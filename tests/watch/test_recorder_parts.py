@@ -169,8 +169,8 @@ def test_spans_stop_after_the_first_steps_and_come_back_now_and_then(tmp_path, c
     for _ in range(1015):
         on.append(r.spans_on)
         r.ends_step()
-    assert on[299]
-    assert not on[300]
+    assert on[99]
+    assert not on[100]
     assert on[1000]
     assert not on[1010]
 

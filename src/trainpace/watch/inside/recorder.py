@@ -23,7 +23,7 @@ now_ns = time.perf_counter_ns
 get_ident = threading.get_ident
 
 FLUSH_NS = 300_000_000
-SPANS_FOR_STEPS = 300
+SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
 """Spans are kept for the first steps and now and then later; every step's totals are kept."""
 
