@@ -37,10 +37,14 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
     return getattr(module, name)
 
 
+_MACHINES = ("sitecustomize.py", "usercustomize.py")
+"""What Python itself loads at its start, wherever a system keeps it."""
+
+
 @functools.cache
 def is_users(file: str) -> bool:
     """Whether a file is the user's own: no library's, no built-in, and not ours."""
-    if file.startswith(("~", "<")) or not file:
+    if file.startswith(("~", "<")) or not file or os.path.basename(file) in _MACHINES:
         return False
     return Path(file) != Path(sys.executable) and not _is_installed(os.path.dirname(os.path.abspath(file)))
 

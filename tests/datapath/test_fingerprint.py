@@ -70,9 +70,9 @@ def test_it_is_the_same_for_the_same(project):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda p: rewrite(p / "helper.py", "2 *", "3 *"), ["helper.py has changed"]),
+        (lambda p: rewrite(p / "helper.py", "2 *", "30 *"), ["helper.py has changed"]),
         (lambda p: (p / "1.txt").write_text("other"), ["1.txt has changed"]),
-        (lambda p: rewrite(p / "data.py", "32", "64"), ["data.py has changed", "dataset settings has changed"]),
+        (lambda p: rewrite(p / "data.py", "32", "128"), ["data.py has changed", "dataset settings has changed"]),
         (lambda p: (p / "9.txt").write_text("9"), ["number of samples has changed", "dataset settings has changed"]),
     ],
 )
