@@ -240,7 +240,8 @@ def _occasional(steps: Sequence[Step], kept: Sequence[Step], loader: Loader | No
     """
     after = [s for s in steps if s.number >= kept[0].number]
     means = _parts(after)
-    starts = [ns for s in after if (ns := s.parts_ns[PARTS.index("loader_start")])]
+    asked = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
+    starts = [ns for s in asked if (ns := s.parts_ns[PARTS.index("loader_start")])]
     if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
         micro_steps = max(1.0, _mean(s.micro_steps for s in kept))
         means["loader_start"] = _mean(starts) / 1e6 * micro_steps / loader.batches
