@@ -36,6 +36,7 @@ from truth import Truth, read_truth, truth_of  # noqa: E402
 
 TRIALS: dict[str, object] = {"block_steps": 6, "rounds": 3, "warm_up_steps": 8, "limit_s": 60}
 PAIRS = 12
+BARE_RUNS = 2
 VERDICTS = {"synchronisation": "logging"}
 PREDICTED: dict[str, str | tuple[str, float]] = {
     # what the fix of a case changes, in the words of the diagnosis: an advice's beginning, or a share of a cause
@@ -90,7 +91,7 @@ def cases(only: list[str]) -> list[str]:
     return [
         f"verdict right in {right} of {len(rows)}; planted ms within 5 % or 0.3 ms in {sum(planted)} of {len(planted)}; "
         f"saving foretold within 15 % in {sum(close)} of {len(close)}; losses the same under watch in "
-        f"{sum(r.same_losses for r in rows)} of {len(rows)}",
+        f"{sum(r.same_losses for r in rows)} of {len(rows)}; {BARE_RUNS} bare runs each way",
         "",
         "| case | engine | ranks | true cause | said | step ms | fixed ms | saved ms | foretold ms | off | planted | found |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -116,7 +117,7 @@ def one_case(case: Case) -> Row:
     recording = recorded(case, TRIALS)[0]
     found = diagnose(recording)
     slow, fast = [], []
-    for _ in range(2):
+    for _ in range(BARE_RUNS):
         slow.append(truth_of(case).mean_ms)
         if case.fix is not None:
             fast.append(truth_of(case, fixed=True).mean_ms)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 SIDE = 48
 POINTS = 5
 SCALES = (0.35, 0.45, 0.6, 0.8, 1.0)
-PHOTOS = Path("out/photos")
+PHOTOS = Path("out/faces")
 
 
 def make_photos(folder: Path, count: int = 480) -> None:

@@ -30,7 +30,6 @@ def write_process(
                 8,
                 0.0,
                 0.0,
-                0.0,
                 tuple(spent),
             )
         )

@@ -6,8 +6,10 @@ On disk a record is one JSON object headed by its name and the schema version th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
@@ -82,17 +84,28 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write aside, then rename, so that a reader sees the old file or the new one and never half of it."""
+    """Write text aside, then rename, so that a reader sees the old file or the new one and never half of it."""
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A new file beside `path`, which takes its place when the block ends, and is removed when the block raises.
+
+    Raises UnreadableInput for whatever the file system refuses.
+    """
     target = Path(path)
     try:
-        handle, aside = tempfile.mkstemp(dir=target.parent or ".", prefix=f".{target.name}.")
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(handle)
+        aside = Path(name)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(aside, 0o666 & ~_umask())
-            os.replace(aside, target)
+            yield aside
+            aside.chmod(0o666 & ~_umask())
+            aside.replace(target)
         except BaseException:
-            Path(aside).unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise UnreadableInput(f"cannot write {target}: {(error.strerror or str(error)).lower()}.") from None

@@ -156,7 +156,7 @@ def test_this_cpu_has_plausible_figures():
     assert profile.device.fp32_tflops.kind == "measured"
     assert 0 <= profile.kernels.host_us_per_operator < 500
     assert len(profile.kernels.step_factors) >= 3
-    assert all(factor > 0.3 for factor in profile.kernels.step_factors)
+    assert all(0 < factor < 100 for factor in profile.kernels.step_factors)
     assert {"gemm", "conv", "conv_wgrad", "native_batch_norm"} <= set(profile.kernels.timings.classes())
     assert profile.drift >= 0
     assert profile.machine.cpu.name == profile.device.name

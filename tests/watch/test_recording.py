@@ -16,7 +16,7 @@ from trainpace.watch.inside.trail import (
     Step,
     TrailWriter,
 )
-from trainpace.watch.recording import mean_and_half_width, read_recording
+from trainpace.watch.recording import half_width_ms, read_recording
 
 MS = 1_000_000
 LOADER = {
@@ -38,7 +38,7 @@ def write(folder, steps, fetches=(), notes=(LOADER,), seconds=1.0):
         parts = [0] * len(PARTS)
         for part, ms in spent.items():
             parts[part] = int(ms * MS)
-        trail.step(Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, 0.0, tuple(parts)))
+        trail.step(Step(TRIALS.index(trial), 1, number, at, at + sum(parts), 16, 0.0, 0.0, tuple(parts)))
         at += sum(parts)
     trail.note({"ended": at})
     trail.flush()
@@ -99,7 +99,7 @@ def test_samples_cost_what_their_workers_say(tmp_path):
 def test_an_interval_knows_that_neighbouring_steps_are_alike():
     alternating = [10.0, 20.0] * 50
     drifting = [10.0] * 50 + [20.0] * 50
-    assert mean_and_half_width(alternating)[1] < 0.1 < 2 < mean_and_half_width(drifting)[1]
+    assert half_width_ms(alternating) < 0.1 < 2 < half_width_ms(drifting)
 
 
 def test_a_command_that_was_killed_has_no_exit_code(tmp_path):

@@ -238,7 +238,7 @@ SPANS = st.lists(
 def test_stretches_fill_a_step_and_never_overlap(spans, evaluation):
     spent = [0] * len(PARTS)
     spent[EVALUATION] = evaluation
-    step = Step(0, 1, 0, 0, 100, 8, 0.0, 0.0, 0.0, tuple(spent))
+    step = Step(0, 1, 0, 0, 100, 8, 0.0, 0.0, tuple(spent))
     stretches = charged(step, [Span(part, 0, 1, 0, start, start + length) for part, start, length in spans])
     assert stretches[0][2] == 0
     assert stretches[-1][3] == 100

@@ -9,7 +9,7 @@ from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, 
 ns = st.integers(0, 2**62)
 STEPS = st.builds(
     Step, trial=st.integers(0, 6), micro_steps=st.integers(0, 65535), number=st.integers(0, 2**31), start_ns=ns, end_ns=ns,
-    samples=st.integers(0, 2**31), reserved_gib=st.just(0.5), device_busy_ms=st.just(0.0), allocator_retries=st.just(2.0),
+    samples=st.integers(0, 2**31), reserved_gib=st.just(0.5), allocator_retries=st.just(2.0),
     parts_ns=st.tuples(*[ns] * len(PARTS)),
 )  # fmt: skip
 FETCHES = st.builds(

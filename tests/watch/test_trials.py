@@ -43,7 +43,7 @@ def trials(tmp_path):
 
 
 def step(trials, number):
-    trials.at_step(Step(0, 1, number, 0, 1, 0, 0.0, 0.0, 0.0, (0,) * len(PARTS)))
+    trials.at_step(Step(0, 1, number, 0, 1, 0, 0.0, 0.0, (0,) * len(PARTS)))
 
 
 def warm_up(trials, *iterators):

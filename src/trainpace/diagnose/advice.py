@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
 
 from trainpace.datapath.loader_model import LoaderCost, step_ms
-from trainpace.diagnose.interventions import Proof, part_ms
+from trainpace.diagnose.interventions import part_ms
 from trainpace.diagnose.shares import Split
 from trainpace.records import Record
 from trainpace.watch.recording import Rank, batches_per_step
@@ -41,16 +42,16 @@ class Advice(Record):
     settings: dict[str, int | str] = msgspec.field(default_factory=dict)
 
 
-Proofs = dict[str, Proof]
+Advisor = Callable[[Sequence[Rank], Split], list[Advice]]
 
 
-def advise(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     """All changes that this recording allows a figure for, those that save most first; also the ones that save nothing."""
     changes: list[Advice] = []
     for advisor in ADVISORS:
-        changes += advisor(ranks, split, proofs)
+        changes += advisor(ranks, split)
     # one rank may wait longer than the mean of all, which is what its cause takes
-    changes = [msgspec.structs.replace(a, saves_ms=min(a.saves_ms, a.ceiling_ms)) for a in changes]
+    changes = [replace(a, saves_ms=min(a.saves_ms, a.ceiling_ms)) for a in changes]
     return sorted(changes, key=lambda a: -a.saves_ms)
 
 
@@ -70,9 +71,7 @@ def compute_ms(rank: Rank, split: Split) -> float:
     blocks = [b.step_ms for b in rank.blocks if b.trial == "cached_batch"]
     occasional = split.by_cause["checkpoint"] + split.by_cause["evaluation"] + split.by_cause["trainpace"]
     whole = (
-        math.fsum(blocks) / len(blocks)
-        if blocks
-        else rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
+        fmean(blocks) if blocks else rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
     )
     return max(0.0, whole) / batches_per_step(rank)
 
@@ -92,7 +91,7 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     return per_micro_step * batches_per_step(ranks[0])
 
 
-def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def _workers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     rank, cost = ranks[0], loader_cost(ranks[0])
     if cost is None or rank.loader is None:
         return []
@@ -139,8 +138,8 @@ def _workers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice
     return advice
 
 
-def _worker_start(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
-    starts = math.fsum(r.parts_ms["loader_start"] for r in ranks) / len(ranks)
+def _worker_start(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+    starts = fmean(r.parts_ms["loader_start"] for r in ranks)
     loader = ranks[0].loader
     if loader is None or not loader.workers or loader.persistent_workers:
         return []
@@ -154,7 +153,7 @@ def _worker_start(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[A
     ]  # fmt: skip
 
 
-def _transfers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def _transfers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     copies = split.by_cause["host_to_device"]
     return [
         Advice(
@@ -166,7 +165,7 @@ def _transfers(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
     ] if copies > 0 else []  # fmt: skip
 
 
-def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def _launching(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     launch, rank = split.by_cause["launch"], ranks[0]
     step = math.fsum(split.by_cause.values())
     if launch < LEAST_LAUNCH * step:
@@ -198,7 +197,7 @@ def _launching(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
     ]  # fmt: skip
 
 
-def _optimizer(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def _optimizer(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     rank, spent = ranks[0], split.by_cause["optimizer"]
     advice = []
     for name, ms in sorted(rank.optimizer_variants_ms.items(), key=lambda item: item[1]):
@@ -217,7 +216,7 @@ def _optimizer(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
     return advice
 
 
-def _exchange(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def _exchange(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     exposed, micro = split.by_cause["communication"], batches_per_step(ranks[0])
     if len(ranks) < 2 and ranks[0].world_size < 2:
         return []
@@ -242,7 +241,7 @@ def _exchange(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advic
     ]  # fmt: skip
 
 
-def _straggler(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def _straggler(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     lost = split.by_cause["straggler"]
     if not lost:
         return []
@@ -252,7 +251,7 @@ def _straggler(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
     def more(part: str) -> float:
         a = part_ms(slow, "no_sync", part) or 0.0
         b = [part_ms(r, "no_sync", part) or 0.0 for r in rest]
-        return a - math.fsum(b) / max(1, len(b))
+        return a - (fmean(b) if b else 0.0)
 
     part = max(slow.parts_ms, key=more)
     where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
@@ -266,8 +265,8 @@ def _straggler(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advi
     ]  # fmt: skip
 
 
-def _seldomer(cause: str, title: str, how: str) -> Callable[[Sequence[Rank], Split, Proofs], list[Advice]]:
-    def advise_less(ranks: Sequence[Rank], split: Split, proofs: Proofs) -> list[Advice]:
+def _seldomer(cause: str, title: str, how: str) -> Advisor:
+    def advise_less(ranks: Sequence[Rank], split: Split) -> list[Advice]:
         spent = split.by_cause[cause]
         return [
             Advice(
@@ -279,7 +278,7 @@ def _seldomer(cause: str, title: str, how: str) -> Callable[[Sequence[Rank], Spl
     return advise_less
 
 
-ADVISORS: tuple[Callable[[Sequence[Rank], Split, Proofs], list[Advice]], ...] = (
+ADVISORS: tuple[Advisor, ...] = (
     _workers,
     _worker_start,
     _transfers,

@@ -63,7 +63,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         key=lambda s: -s.ms,
     )  # fmt: skip
     verdict = next(s.cause for s in shares if s.cause != "trainpace")
-    changes = advise(ranks, parted, proofs)
+    changes = advise(ranks, parted)
     first = ranks[0]
     return Diagnosis(
         verdict=verdict,

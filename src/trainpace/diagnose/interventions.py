@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
-from trainpace.forecast.intervals import student_t_95
+from trainpace.measure.statistics import mean_and_half_width
 from trainpace.records import Record
 from trainpace.watch.recording import Block, Rank, batches_per_step
 
@@ -38,23 +39,15 @@ def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
     plain = [_over_ranks(ranks, "plain", i) for i in range(rounds)]
     without = [_over_ranks(ranks, trial, i) for i in range(rounds)]
     differences = [a - b for a, b in zip(plain, without, strict=True)]
-    saved = _mean(differences)
-    half = abs(saved)
-    if rounds > 1:
-        spread = math.sqrt(math.fsum((d - saved) ** 2 for d in differences) / (rounds - 1))
-        half = student_t_95(rounds - 1) * spread / math.sqrt(rounds)
+    saved, half = mean_and_half_width(differences)
     return Proof(
-        trial=trial, plain_ms=_mean(plain), without_ms=_mean(without), saved_ms=saved, low_ms=saved - half,
+        trial=trial, plain_ms=fmean(plain), without_ms=fmean(without), saved_ms=saved, low_ms=saved - half,
         high_ms=saved + half, rounds=rounds,
     )  # fmt: skip
 
 
 def _over_ranks(ranks: Sequence[Rank], trial: str, i: int) -> float:
-    return _mean([of_trial(r, trial)[i].step_ms for r in ranks])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return fmean(of_trial(r, trial)[i].step_ms for r in ranks)
 
 
 def own_pace_ms(ranks: Sequence[Rank]) -> list[float] | None:
@@ -64,14 +57,14 @@ def own_pace_ms(ranks: Sequence[Rank]) -> list[float] | None:
         blocks = of_trial(rank, "no_sync")
         if not blocks:
             return None
-        paces.append(_mean([b.step_ms for b in blocks]))
+        paces.append(fmean(b.step_ms for b in blocks))
     return paces
 
 
 def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
     """The mean time of some parts under a trial."""
     blocks = of_trial(rank, trial)
-    return _mean([math.fsum(b.parts_ms[p] for p in parts) for b in blocks]) if blocks else None
+    return fmean(math.fsum(b.parts_ms[p] for p in parts) for b in blocks) if blocks else None
 
 
 def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from trainpace.diagnose.interventions import fixed_ms, of_trial, own_pace_ms, part_ms, proof
@@ -51,17 +52,17 @@ def split(ranks: Sequence[Rank]) -> Split:
     if paces is not None and len(ranks) > 1:
         last = paces.index(max(paces))
         rest = [pace for i, pace in enumerate(paces) if i != last]
-        behind = paces[last] - math.fsum(rest) / len(rest)
+        behind = paces[last] - fmean(rest)
         if behind > STRAGGLES * paces[last]:
             others, slowest, straggler = [r for r in ranks if r is not ranks[last]], ranks[last].rank, behind
-    parts = {part: math.fsum(r.parts_ms[part] for r in others) / len(others) for part in ranks[0].parts_ms}
+    parts = {part: fmean(r.parts_ms[part] for r in others) for part in ranks[0].parts_ms}
     communication = parts["communication"]
     if paces is not None and len(ranks) > 1:
-        plain = [math.fsum(b.step_ms for b in of_trial(r, "plain")) / len(of_trial(r, "plain")) for r in ranks]
+        plain = [fmean(b.step_ms for b in of_trial(r, "plain")) for r in ranks]
         found = proof(ranks, "no_sync")
         assert found is not None
         if found.low_ms > 0 or not communication:  # noise may hide what blocking calls show
-            communication = max(0.0, math.fsum(plain) / len(plain) - max(paces))
+            communication = max(0.0, fmean(plain) - max(paces))
             proved |= {"communication", "straggler"}
     elif ranks[0].ddp:
         communication += _exposed_by_ddp(ranks)
@@ -75,11 +76,11 @@ def split(ranks: Sequence[Rank]) -> Split:
     lines = [f for r, w in zip(others, in_backward, strict=True) if (f := fixed_ms(r, w)) is not None]
     large = [r.large_operators_ms for r in others if r.large_operators_ms is not None]
     if lines:
-        fixed = min(math.fsum(lines) / len(lines), computing)
+        fixed = min(fmean(lines), computing)
         launch = fixed
     if large:
         proved |= {"launch", "compute"}
-        launch = max(0.0, computing - math.fsum(large) / len(large))
+        launch = max(0.0, computing - fmean(large))
     for cause, trial in (("data", "cached_batch"), ("logging", "muted")):
         if proof(ranks, trial) is not None:
             proved.add(cause)
@@ -115,7 +116,7 @@ def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
     for rank in ranks:
         whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get("avg_backward_compute_comm_overlap_time", 0)
         exposed.append(max(0.0, whole / 1e6) * (1.0 if rank.skips_sync else max(1.0, rank.micro_steps)))
-    return min(math.fsum(exposed) / len(exposed), math.fsum(r.parts_ms["backward"] for r in ranks) / len(ranks))
+    return min(fmean(exposed), fmean(r.parts_ms["backward"] for r in ranks))
 
 
 def _take(waiting: float, forward: float, backward: float, optimizer: float) -> tuple[float, float, float]:

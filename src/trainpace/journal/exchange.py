@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any, TextIO
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.journal.entry import Entry, Sweep
-from trainpace.records import to_json
+from trainpace.records import to_json, written_aside
 
 ROWS_AT_ONCE = 10_000
 
@@ -40,22 +38,8 @@ def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
     write = writers.get(path.suffix.lower())
     if write is None:
         raise TrainpaceError(f"{path.name} is no name for an export.", "End it in .parquet, .csv or .json.")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        aside = Path(name)
-        try:
-            count = write(aside, records)
-            mask = os.umask(0)
-            os.umask(mask)
-            aside.chmod(0o666 & ~mask)
-            aside.replace(path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UnreadableInput(f"cannot write {path}: {(error.strerror or str(error)).lower()}.") from None
-    return count
+    with written_aside(path) as aside:
+        return write(aside, records)
 
 
 def columns_of(record: Entry | Sweep) -> dict[str, Any]:

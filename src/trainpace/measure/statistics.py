@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from trainpace.forecast.intervals import student_t_95
+
 
 def median(values: Sequence[float]) -> float:
     """The middle value."""
@@ -22,6 +24,14 @@ def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, f
     half = z * math.sqrt(n) / 2
     low, high = math.floor(n / 2 - half), math.ceil(n / 2 + half)
     return ordered[max(0, min(low, n - 1))], ordered[max(0, min(high, n - 1))]
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and half of its 90 % interval by Student's t; of one value, half of the interval is the value itself."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, abs(mean)
+    return mean, student_t_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2) -> int:

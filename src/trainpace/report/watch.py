@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from statistics import fmean
 
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_number
@@ -34,7 +34,7 @@ def print_recording(recording: Recording, folder: str) -> None:
         )
         return
     ranks = recording.ranks
-    step = _mean([r.step_ms for r in ranks])
+    step = fmean(r.step_ms for r in ranks)
     columns = ["part of a step", "", "ms", "share"]
     if len(ranks) > 1:
         columns += [f"rank {r.rank}" for r in ranks[:8]]
@@ -46,7 +46,7 @@ def print_recording(recording: Recording, folder: str) -> None:
 
 def _rows(ranks: tuple[Rank, ...], step: float) -> list[list[str]]:
     rows = []
-    means = {part: _mean([r.parts_ms[part] for r in ranks]) for part in IN_WORDS}
+    means = {part: fmean([r.parts_ms[part] for r in ranks]) for part in IN_WORDS}
     for part, ms in sorted(means.items(), key=lambda item: -item[1]):
         if ms < 0.0005 * step:
             continue
@@ -78,7 +78,3 @@ def _said(recording: Recording, step: float) -> list[str]:
     if recording.seen:
         lines.append(recording.seen)
     return lines
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)

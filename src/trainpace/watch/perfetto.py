@@ -6,15 +6,13 @@ The Trace Event Format: complete events (X) in microseconds, which must nest wit
 from __future__ import annotations
 
 import gzip
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from trainpace.errors import UnreadableInput
+from trainpace.records import written_aside
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
 from trainpace.watch.timeline import evaluation_in
 from trainpace.watch.trails import Process, read_processes, records_of
@@ -33,26 +31,15 @@ def write_trace(folder: Path, path: Path) -> int:
     """
     processes = read_processes(folder)
     count, encode = 0, msgspec.json.Encoder().encode
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        aside = Path(name)
-        try:
-            with gzip.open(aside, "wb", compresslevel=5) if path.suffix == ".gz" else aside.open("wb") as file:
-                file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
-                for event in trace_events(processes):
-                    file.write((b"," if count else b"") + encode(event) + b"\n")
-                    count += 1
-                file.write(b"]}\n")
-            mask = os.umask(0)
-            os.umask(mask)
-            aside.chmod(0o666 & ~mask)
-            aside.replace(path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UnreadableInput(f"cannot write {path}: {(error.strerror or str(error)).lower()}.") from None
+    with (
+        written_aside(path) as aside,
+        gzip.open(aside, "wb", compresslevel=5) if path.suffix == ".gz" else aside.open("wb") as file,
+    ):
+        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for event in trace_events(processes):
+            file.write((b"," if count else b"") + encode(event) + b"\n")
+            count += 1
+        file.write(b"]}\n")
     return count
 
 

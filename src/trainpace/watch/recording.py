@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
 
 from trainpace.errors import UnreadableInput
+from trainpace.measure.statistics import mean_and_half_width
 from trainpace.records import Record, read_bytes
 from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
@@ -152,9 +154,13 @@ def read_recording(folder: Path) -> Recording:
 
 def batches_per_step(rank: Rank) -> float:
     """How many batches a step takes: its backward passes, or fewer where one batch has several, as a GAN's."""
-    size = rank.loader.batch_size if rank.loader is not None else None
-    backward = max(1.0, rank.micro_steps)
-    batches = rank.samples_per_step / size if size else 0.0
+    return _batches_per_step(rank.loader, rank.micro_steps, rank.samples_per_step)
+
+
+def _batches_per_step(loader: Loader | None, micro_steps: float, samples: float) -> float:
+    size = loader.batch_size if loader is not None else None
+    backward = max(1.0, micro_steps)
+    batches = samples / size if size else 0.0
     return min(backward, max(1.0, float(round(batches)))) if batches >= 0.5 else backward
 
 
@@ -189,7 +195,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
     plain = [s for s in steps if s.trial == 0]
     programme_starts = notes.get("warm_up_steps", 0)
     kept = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
-    _, half = mean_and_half_width([ms(s) for s in kept])
+    half = half_width_ms([ms(s) for s in kept])
     loader = _training_loader(loaders, steps)
     parts = _parts(kept) | _occasional(steps, kept, loader)
     step_ms = math.fsum(parts.values())
@@ -199,7 +205,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
     return Rank(
         rank=rank or 0, world_size=world or 1, host=header["host"], steps=len(kept), step_ms=step_ms,
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
-        micro_steps=_mean(s.micro_steps for s in kept), samples_per_step=_mean(s.samples for s in kept),
+        micro_steps=fmean(s.micro_steps for s in kept), samples_per_step=fmean(s.samples for s in kept),
         cpus=header["cpus"], torch=notes.get("torch", ""), threads=notes.get("threads", 1),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         optimizer=notes.get("optimizer", ""), optimizer_settings=notes.get("settings", {}),
@@ -224,13 +230,8 @@ def ms(step: Step) -> float:
     return (step.end_ns - step.start_ns) / 1e6
 
 
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return math.fsum(values) / len(values) if values else 0.0
-
-
 def _parts(steps: Sequence[Step]) -> dict[str, float]:
-    return {part: _mean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
+    return {part: fmean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
 
 
 def _occasional(steps: Sequence[Step], kept: Sequence[Step], loader: Loader | None) -> dict[str, float]:
@@ -243,23 +244,16 @@ def _occasional(steps: Sequence[Step], kept: Sequence[Step], loader: Loader | No
     asked = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
     starts = [ns for s in asked if (ns := s.parts_ns[PARTS.index("loader_start")])]
     if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
-        micro_steps = max(1.0, _mean(s.micro_steps for s in kept))
-        means["loader_start"] = _mean(starts) / 1e6 * micro_steps / loader.batches
+        batches = _batches_per_step(loader, fmean(s.micro_steps for s in kept), fmean(s.samples for s in kept))
+        means["loader_start"] = fmean(starts) / 1e6 * batches / loader.batches
     return {part: means[part] for part in OCCASIONAL}
 
 
-def mean_and_half_width(times: Sequence[float], blocks: int = 10) -> tuple[float, float]:
-    """The mean and half of its 90 % interval, from the means of consecutive blocks: steps beside each other are alike."""
-    from trainpace.forecast.intervals import student_t_95
-
-    mean = _mean(times)
+def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
+    """Half of the mean's 90 % interval, from the means of consecutive blocks: steps beside each other are alike."""
     blocks = min(blocks, len(times))
-    if blocks < 2:
-        return mean, mean
     edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
-    means = [_mean(times[a:b]) for a, b in pairwise(edges)]
-    spread = math.sqrt(math.fsum((m - mean) ** 2 for m in means) / (blocks - 1))
-    return mean, student_t_95(blocks - 1) * spread / math.sqrt(blocks)
+    return mean_and_half_width([fmean(times[a:b]) for a, b in pairwise(edges)])[1]
 
 
 def _blocks(steps: Sequence[Step]) -> Iterable[Block]:

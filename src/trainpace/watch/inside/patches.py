@@ -224,9 +224,8 @@ class _Optimizers:
             with contextlib.suppress(Exception):
                 _note_optimizer(recorder, optimizer)
         for i, (owner, depth) in enumerate(self.depths):
-            if (
-                owner() is None or owner() is optimizer
-            ):  # its step raised, as when memory was full, and the script went on
+            # its step raised, as when memory was full, and the script went on
+            if owner() is None or owner() is optimizer:
                 recorder.leave(depth, type(optimizer).__name__)
                 del self.depths[i:]
                 break
@@ -337,9 +336,8 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     asked_before = loader._IterableDataset_len_called
     batches = length(loader)
-    loader._IterableDataset_len_called = (
-        asked_before  # else the loader warns of a length that the script never asked for
-    )
+    # else the loader warns of a length that the script never asked for
+    loader._IterableDataset_len_called = asked_before
     recorder.trail.note({
         "loader": id(loader),
         "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
@@ -369,9 +367,8 @@ def _copies(torch: Any, recorder: Recorder) -> None:
             if is_compiling():
                 return plain(self, *args, **kwargs)
             run = plain
-            if has_torch_function(
-                self
-            ):  # kinds of tensors know torch's own function, which C++ would look up as this one
+            # kinds of tensors know torch's own function, which C++ would look up as this one
+            if has_torch_function(self):
                 run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
             if recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
                 return run(self, *args, **kwargs)

@@ -158,7 +158,7 @@ class Recorder:
         self._settle()
         step = Step(
             self.trial, min(self.micro_steps, 65535), self.steps, self._step_start, now, min(self.samples, 2**31),
-            self.reserved_gib() if self.reserved_gib is not None else 0.0, 0.0,
+            self.reserved_gib() if self.reserved_gib is not None else 0.0,
             self.allocator_retries() if self.allocator_retries is not None else 0.0,
             tuple(self._spent),
         )  # fmt: skip

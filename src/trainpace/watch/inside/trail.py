@@ -33,7 +33,7 @@ TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "fe
 ASIDE = ".trainpace-trial"
 """Ends the names of checkpoints that a script writes under trials."""
 
-_STEP = struct.Struct(f"<cBHIqqIfff{len(PARTS)}q")
+_STEP = struct.Struct(f"<cBHIqqIff{len(PARTS)}q")
 _SPAN = struct.Struct("<cBBHIqq")
 _FETCH = struct.Struct("<cBHIqqqq")
 _JSON = struct.Struct("<cI")
@@ -49,7 +49,6 @@ class Step(NamedTuple):
     end_ns: int
     samples: int
     reserved_gib: float
-    device_busy_ms: float
     allocator_retries: float
     parts_ns: tuple[int, ...]
 
@@ -92,7 +91,7 @@ class TrailWriter:
 
     def step(self, step: Step) -> None:
         """Append a step."""
-        self._append(_STEP.pack(b"S", *step[:9], *step.parts_ns))
+        self._append(_STEP.pack(b"S", *step[:8], *step.parts_ns))
 
     def span(self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int) -> None:
         """Append a span; each name is written once and then stands as a number."""
@@ -178,7 +177,7 @@ def records_from(data: bytes | mmap.mmap, at: int) -> Iterator[Step | Span | Fet
         values = form.unpack_from(data, at)
         at += form.size
         if kind == b"S":
-            yield Step._make((*values[1:10], tuple(values[10:])))
+            yield Step._make((*values[1:9], tuple(values[9:])))
         elif kind == b"P":
             yield Span(*values[1:])
         else:
