@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import msgspec
+
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.records import Record
 
@@ -24,11 +26,25 @@ unoverlapped: the same, reduced after the backward pass. data_parallel: torch's 
 all devices of a node."""
 
 
+Checkpointing = Literal["none", "selective", "full"]
+"""Which activations are computed again in the backward pass instead of kept. selective: what is large and cheap, the
+products inside attention (Korthikanti et al. 2022). full: everything but the input of each repeated block."""
+
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
+"""gpipe: all forward passes, then all backward passes. 1f1b: one of each in turn, which keeps fewer activations.
+interleaved: 1f1b over several smaller stages a device (`virtual_stages`; Narayanan et al. 2021)."""
+
+
 class Execution(Record):
     """One way to execute a workload. Sizes are counts >= 1.
 
     With plain data parallelism every process is a data-parallel rank; tensor (`tp`), pipeline (`pp`) and context
     parallelism (`cp`) divide that number. Nodes are not pipeline stages, and the GPUs of a node are not tensor shards.
+
+    `zero_stage` 1, 2, 3 shard optimizer states, gradients, parameters over the data-parallel ranks, or over `shard_size`
+    of them (hybrid sharding). FSDP is stage 3; with `reshard_after_forward` off it keeps the gathered parameters from
+    the forward to the backward pass (SHARD_GRAD_OP). `sequence_parallel` divides norms and residuals along the sequence
+    over the tensor-parallel ranks; `async_tensor_parallel` splits products to hide their communication.
     """
 
     micro_batch: int = 1
@@ -42,13 +58,24 @@ class Execution(Record):
     optimizer: str = "sgd"
     engine: Engine = "ddp"
     zero_stage: ZeroStage = 0
+    shard_size: int | None = None
+    reshard_after_forward: bool = True
     offload_optimizer: bool = False
-    activation_checkpointing: bool = False
+    offload_parameters: bool = False
+    activation_checkpointing: Checkpointing | bool = "none"
+    sequence_parallel: bool = False
+    async_tensor_parallel: bool = False
+    pipeline_schedule: PipelineSchedule = "1f1b"
+    virtual_stages: int = 1
     compile: bool = False
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp"):
+        if isinstance(self.activation_checkpointing, bool):  # as older records have it
+            msgspec.structs.force_setattr(
+                self, "activation_checkpointing", "full" if self.activation_checkpointing else "none"
+            )
+        for name in ("micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages"):
             value = getattr(self, name)
             if value < 1:
                 raise TrainpaceError(f"{name} is {value}; it must be a whole number from 1.")
@@ -58,6 +85,17 @@ class Execution(Record):
                 f"world size {self.world_size} (nnodes {self.nnodes} x nproc_per_node {self.nproc_per_node}) cannot be"
                 f" divided by tp {self.tp} x pp {self.pp} x cp {self.cp} = {shards}.",
                 f"Use a world size that is a multiple of {shards}, or smaller tp, pp or cp.",
+            )
+
+        if self.virtual_stages > 1 and (self.pp == 1 or self.pipeline_schedule != "interleaved"):
+            raise Contradiction(
+                f"virtual_stages is {self.virtual_stages}, with pp {self.pp} and the schedule {self.pipeline_schedule}.",
+                "Several stages a device need pp of at least 2 and the interleaved schedule.",
+            )
+        if self.shard_size is not None and (self.shard_size < 1 or self.data_parallel_size % self.shard_size):
+            raise Contradiction(
+                f"shard_size {self.shard_size} does not divide the data-parallel size {self.data_parallel_size}.",
+                "States are sharded over all data-parallel ranks, or over a divisor of them.",
             )
 
     @property

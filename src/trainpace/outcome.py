@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import msgspec
+
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.records import Record
@@ -133,6 +135,10 @@ class Forecast(Record):
     training_time: TrainingTime | None = None
     training_time_interval_s: Interval | None = None
     cost_usd: float | None = None
+    exposed_ms: dict[str, float] = msgspec.field(default_factory=dict)
+    """What of `step.communication_ms` each kind of exchange takes; the kinds add up to it."""
+    scaling_efficiency: float | None = None
+    """Throughput over that of the same micro-batch on one device times the number of devices; None on one device."""
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -171,11 +171,53 @@ class MemoryProfile(Record):
         return float(self.peaks[peak, 0]), float(activation[peak])
 
 
+Role = Literal["", "column", "row", "sharded", "replicated"]
+"""What tensor parallelism does to an operator. column: its weight is divided by outputs, so that it reads a whole input and
+writes a part. row: by inputs, so that its results have to be summed over the ranks. sharded: it works on what column wrote.
+replicated: norms, residuals and dropout between them, which sequence parallelism divides. "": outside."""
+
+
+class Blocks(Record):
+    """The longest chain of alike modules (a transformer's layers), along which pipelines, tensor parallelism and
+    recomputation cut. Bytes are affine in the batch size (constant, per sample) where they are pairs.
+
+    operator_counts: n, how many of each row's operators run inside the blocks, all blocks together. roles: n, see `Role`;
+    rows outside of the blocks have one too where they can be divided (the vocabulary's embedding and head).
+    heads, key_value_heads: of attention, 0 where there is none. parameters: numbers in one block; tensor_parameters: those
+    in weights that tensor parallelism divides. outside_parameters: before and after the blocks, outside_tensor_parameters:
+    those in the vocabulary's weights; tied_parameters: counted once among them, but needed at both ends of a pipeline.
+    input_bytes: the hidden state that enters a block. saved_bytes: what one block keeps from its forward to its backward
+    pass, its input included; sharded_saved_bytes: the part of it that tensor parallelism divides without sequence
+    parallelism; attention_saved_bytes: the part that selective recomputation gives up. working_bytes: the most that is alive
+    in a block's backward pass beyond what is saved and beyond gradients. outside_saved_bytes: kept outside of the blocks
+    (embedding, head, loss).
+    """
+
+    module: str
+    count: int
+    heads: int
+    key_value_heads: int
+    parameters: int
+    tensor_parameters: int
+    outside_parameters: int
+    outside_tensor_parameters: int
+    tied_parameters: int
+    operator_counts: np.ndarray
+    roles: tuple[Role, ...]
+    input_bytes: tuple[float, float]
+    saved_bytes: tuple[float, float]
+    sharded_saved_bytes: tuple[float, float]
+    attention_saved_bytes: tuple[float, float]
+    working_bytes: tuple[float, float]
+    outside_saved_bytes: tuple[float, float]
+
+
 class TracedForm(Record):
-    """The operators and memory of one number form."""
+    """The operators and memory of one number form, and the repeated blocks where the model has any."""
 
     operators: Operators
     memory: MemoryProfile
+    blocks: Blocks | None = None
 
 
 class Workload(Record):

@@ -124,7 +124,8 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     run = Execution(
         micro_batch=batches[0], accumulation=o["accumulate"], nnodes=o["nodes"], nproc_per_node=o["num_gpus"],
         precision=o["precision"], optimizer=workload.optimizer, zero_stage=o["zero"], compile=o["compiled"],
-        channels_last=o["channels_last"], activation_checkpointing=o["checkpointing"] or workload.checkpointed,
+        channels_last=o["channels_last"],
+        activation_checkpointing="full" if o["checkpointing"] or workload.checkpointed else "none",
     )  # fmt: skip
     ratio, source = 1.0, ""
     if o["transfer_from"]:

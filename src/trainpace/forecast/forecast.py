@@ -164,7 +164,7 @@ def _not_modelled(execution: Execution, workload: Workload) -> str:
     missing = [name for name, is_wanted in wanted.items() if is_wanted]
     if missing:
         return f"{', '.join(missing)}: not forecast yet."
-    if execution.activation_checkpointing and not workload.checkpointed:
+    if execution.activation_checkpointing == "full" and not workload.checkpointed:
         return "activation checkpointing: this workload was traced without it."
     return ""
 

@@ -52,7 +52,7 @@ def columns_of(record: Entry | Sweep) -> dict[str, Any]:
         "gpu": e.device, "precision": x.precision, "memory_format": "nhwc" if x.channels_last else "nchw",
         "compile": "compile" if x.compile else "eager", "optimizer": x.optimizer,
         "parallelism": f"dp={x.data_parallel_size},tp={x.tp},pp={x.pp},cp={x.cp},zero={x.zero_stage}"
-        + (",ac=full" if x.activation_checkpointing else ""),
+        + (f",ac={x.activation_checkpointing}" if x.activation_checkpointing != "none" else ""),
         "mode": e.mode, "notes": e.notes, "file": e.source, "num_gpus": e.num_devices, "num_nodes": x.nnodes,
         "batch_per_gpu": x.micro_batch, "global_batch": x.global_batch, "grad_accum": x.accumulation,
         "seq_len": e.sequence_length, "img_size": e.image_size, "step_time_ms": e.step_time_ms,

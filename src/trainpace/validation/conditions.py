@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Engine, Execution, Precision
+from trainpace.execution import PRECISIONS, Checkpointing, Engine, Execution, Precision
 from trainpace.hardware import Cluster, Device, find_device
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
@@ -65,7 +65,7 @@ def case_of(run: Run, folder: Path) -> Case:
         image_size=int(run.img_size) if run.img_size and not spec.startswith("transformers:") else None,
         mode=mode,
         legacy=_is_legacy(run, spec),
-        checkpointing=execution.activation_checkpointing,
+        checkpointing=execution.activation_checkpointing == "full",
     )
     network, assumed = _network(run, execution.nproc_per_node), ""
     if network is None and execution.nnodes > 1:
@@ -200,9 +200,9 @@ def _parallelism(text: str) -> dict[str, int]:
     return sizes
 
 
-def _checkpointing(text: str) -> bool:
+def _checkpointing(text: str) -> Checkpointing:
     """Selective checkpointing keeps the products and repeats what is cheap: in time it is near to none."""
-    return bool(re.search(r"\bac=full", text))
+    return "full" if re.search(r"\bac=full", text) else "none"
 
 
 def _engine(run: Run, spec: str) -> Engine:
