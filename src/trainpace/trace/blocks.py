@@ -10,7 +10,7 @@ from torch import nn
 
 from trainpace.trace.chain import LEAST_SHARE, Chain
 from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorder
-from trainpace.trace.roles import Division, divide_block, divide_vocabulary
+from trainpace.trace.roles import Division, Step, divide_block, divide_vocabulary
 from trainpace.workload import MATRIX_KINDS, Blocks, Role
 
 _HOST_KINDS = frozenset({"view", "module"})
@@ -36,6 +36,8 @@ class Layout(NamedTuple):
             return "replicated" if is_inside else ""
         roles = self.inside.roles if is_inside else self.outside.roles
         role = roles.get(origin.call, "replicated" if is_inside else "")
+        if kind == "embedding" and role == "row" and function != "embedding":
+            return "sharded"  # a table's gradient is as large as the rank's part of it
         if role in ("column", "row") and kind not in _PRODUCTS:
             is_whole = (role == "column") == (function in _SUMS)
             role = "replicated" if is_whole else "sharded"
@@ -46,10 +48,13 @@ def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
     """The layout of a recorded step; None where the blocks did not run one after the other, or are a small part."""
     if chain is None or run.steps is None or not _ran_in_order(chain, run) or not _is_most(chain, run):
         return None
-    inside: list[Division] = []
-    for number, (_, _, _, hidden) in enumerate(run.entered, 1):
-        steps = {call: step for call, step in run.steps.items() if run.places[call] == number}
-        inside.append(divide_block(steps, [hidden], [run.left[number - 1]], run.parameter_names))
+    by_place: dict[int, dict[int, Step]] = {}
+    for call, step in run.steps.items():
+        by_place.setdefault(run.places[call], {})[call] = step
+    inside = [
+        divide_block(by_place.get(number, {}), [hidden], [run.left[number - 1]], run.parameter_names)
+        for number, *_, hidden in run.entered
+    ]
     shapes = {value: tuple(run.shape_of(name)) for value, name in run.parameter_names.items()}
     outside = {call: step for call, step in run.steps.items() if run.places[call] <= BEFORE}
     together = Division(
@@ -165,7 +170,7 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
     feeding = [call for call in layout.inside.attention_inputs if run.places[call] == 1]
     products = [(row, origin.call) for row, origin, phase in zip(run.rows, run.origins, run.phases, strict=True)
                 if origin.place == 1 and phase == "forward" and row.kind == "gemm"]  # fmt: skip
-    width = sum(row.dims[3 - 1] for row, call in products if call in feeding)
+    width = sum(row.dims[2] for row, call in products if call in feeding)
     if attention:
         heads, head_dim = attention[0].dims[1], attention[0].dims[4]
     else:
