@@ -84,20 +84,22 @@ def rank_memory(
     gradient_bytes = float(form.memory.peaks[:, 0].max())
     megatron = half & ((grid.tp > 1) | (grid.pp > 1))[:, None] & (stage < 3) & (state_bytes > 0)
     mixed = half & (state_bytes > 0) & ((stage == 1) | (stage == 2)) | megatron
-    states = held * np.where(mixed, 2 * (state_bytes + parameter_bytes), state_bytes * np.where(half & (stage == 3), 2, 1))
+    states = held * np.where(
+        mixed, 2 * (state_bytes + parameter_bytes), state_bytes * np.where(half & (stage == 3), 2, 1)
+    )
     states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
     whole = held * parameter_bytes
     parameters = np.where(stage >= 3, whole * (2.0 if half else 1.0) / shard * ~grid.offload_parameters[:, None], whole)
     parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
     width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where(stage >= 2, 1 / shard, 1.0)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
-    width = width * np.where(buckets, 2.0, 1.0)[:, None]
+    reduced = held * gradient_bytes * buckets[:, None]
     activations, working, is_plain = _activations(grid, blocks, stages, checkpointed)
     kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
     # moments: (gradients, activations), the trace's and, where those are scaled, the end of the backward pass
-    moments = [(np.where(is_plain, 0.0, held * gradient_bytes * width), working)]
+    moments = [(np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working)]
     for gradient, constant, slope in form.memory.peaks.tolist():
-        alive = np.where(kept, gradient_bytes, gradient) * held * width
+        alive = np.where(kept, gradient_bytes, gradient) * held * width + reduced
         of_batch = activations * (constant + slope * grid.micro_batch)[:, None]
         of_states = held * constant / np.where(stage >= 1, shard, 1.0)
         moments.append((alive, of_states if slope == 0 else of_batch))
@@ -106,7 +108,12 @@ def rank_memory(
     fullest = allocated.argmax(axis=1)
     every = np.arange(len(fullest))
     when = (alive + active).argmax(axis=0)[every, fullest]
-    parts = [parameters[every, fullest], alive[when, every, fullest], states[every, fullest], active[when, every, fullest]]
+    parts = [
+        parameters[every, fullest],
+        alive[when, every, fullest],
+        states[every, fullest],
+        active[when, every, fullest],
+    ]
     gib = [gib_from_bytes(part) for part in parts]
     summed = gib[0] + gib[1] + gib[2] + gib[3]
     reserved = summed * (RESERVED_FACTOR if on_gpu else 1.0)
@@ -124,9 +131,7 @@ def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, 
     return np.where(is_sharded, np.where(grid.reshard_after_forward[:, None], some, whole), 0.0)
 
 
-def _activations(
-    grid: Grid, blocks: Blocks | None, stages: Stages, checkpointed: bool
-) -> tuple[Floats, Floats, Flags]:
+def _activations(grid: Grid, blocks: Blocks | None, stages: Stages, checkpointed: bool) -> tuple[Floats, Floats, Flags]:
     """Activations of a stage's micro-batches in flight over those of the whole model in one piece (n x 3), the bytes that are
     alive at the end of the backward pass, and which executions are in one piece."""
     shape = stages.blocks.shape
@@ -169,7 +174,9 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats]:
     chunks = 2 * (pp[:, None] - 1 - position) + ((v - 1) * pp)[:, None] + 1
     chunks = np.minimum(chunks, (m * v)[:, None]) / v[:, None]
     schedule = grid.pipeline_schedule[:, None]
-    staged = np.select([schedule == GPIPE, schedule == INTERLEAVED], [m[:, None] * np.ones_like(position), chunks], one_by_one)
+    staged = np.select(
+        [schedule == GPIPE, schedule == INTERLEAVED], [m[:, None] * np.ones_like(position), chunks], one_by_one
+    )
     flying = np.where(pp[:, None] > 1, staged, 1.0)
     return flying * stages.blocks, np.where((grid.pipeline_schedule == GPIPE) & (grid.pp > 1), m, 1.0)
 

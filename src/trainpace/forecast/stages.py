@@ -78,9 +78,7 @@ def rank_times(
         host_ms = machine_host_us(operators, model) * 1e-3 * factor
         return RankTimes(operators, times, host_ms, 0.0, found[0][1])
     constants = model or fitted_constants()
-    rates = sustained_rates(
-        device, precision, bool((~operators.half).any()), bool(operators.half.any()), constants
-    )
+    rates = sustained_rates(device, precision, bool((~operators.half).any()), bool(operators.half.any()), constants)
     if isinstance(rates, str):
         return rates
     times = KernelTable(operators).times(batches[:, None], rates, constants, channels_last, compiled)
@@ -100,7 +98,9 @@ def stage_costs(
 ) -> StageCosts | str:
     """The costs of every execution of a grid, whose kernels are evaluated once for each distinct table and batch."""
     result = StageCosts(*(np.zeros((len(grid.tp), 2)) for _ in range(6)), *(np.zeros(len(grid.tp)) for _ in range(5)))
-    sharded = np.stack([grid.tp, grid.cp, grid.sequence_parallel & (grid.tp > 1), grid.compile], axis=1).astype(np.int64)
+    sharded = np.stack([grid.tp, grid.cp, grid.sequence_parallel & (grid.tp > 1), grid.compile], axis=1).astype(
+        np.int64
+    )
     tables, table_of = np.unique(sharded, axis=0, return_inverse=True)
     for i, (tp, cp, sequence, compiled) in enumerate(tables.tolist()):
         rows = np.flatnonzero(table_of.reshape(-1) == i)
@@ -142,9 +142,7 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
         core = attention_rows(operators, blocks) & (phase == "forward")
 
     def by_phase(values: Floats, weight: Floats) -> Floats:
-        return np.stack(
-            [(values * weight)[:, phase == name].sum(axis=1) for name in ("forward", "backward")], axis=1
-        )
+        return np.stack([(values * weight)[:, phase == name].sum(axis=1) for name in ("forward", "backward")], axis=1)
 
     per_batch = [by_phase(values, share[where]) for where in ("block", "first", "last") for values in (device, host)]
     updates = phase == "optimizer"
