@@ -51,7 +51,9 @@ def stages_of(grid: Grid, blocks: Blocks | None, all_parameters: float) -> Stage
     vocabulary = blocks.outside_tensor_parameters
     # an embedding and a head that are not tied are alike in size
     before = vocabulary if blocks.tied_parameters else vocabulary / 2
-    behind = np.where(pp > 1, blocks.tied_parameters or vocabulary / 2, 0.0 if blocks.tied_parameters else vocabulary / 2)
+    behind = np.where(
+        pp > 1, blocks.tied_parameters or vocabulary / 2, 0.0 if blocks.tied_parameters else vocabulary / 2
+    )
     rest = blocks.outside_parameters - vocabulary
     parameters = held * block[:, None]
     parameters += has_first * (before / tp + rest)[:, None] + has_last * (behind / tp)[:, None]

@@ -37,7 +37,9 @@ def rank_operators(operators: Operators, blocks: Blocks | None, tp: int, cp: int
         for name in ("flops", "read_bytes", "written_bytes")
     }
     if tp > 1:
-        _divide_features(dims, tables, kind, np.where(works, role, ""), np.array(operators.phase), tp, sequence_parallel)
+        _divide_features(
+            dims, tables, kind, np.where(works, role, ""), np.array(operators.phase), tp, sequence_parallel
+        )
     return replace(operators, dims=dims, **tables)
 
 
@@ -88,5 +90,3 @@ def _product(dims: Floats, a: int, b: int) -> Floats:
     """Coefficients of the product of two sizes of which at most one grows with the batch."""
     x, y = dims[:, a], dims[:, b]
     return np.stack([x[:, 0] * y[:, 0], x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]], axis=1)
-
-
