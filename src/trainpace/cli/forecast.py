@@ -169,26 +169,26 @@ def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[A
     """(cluster, the machine's own kernel model or None) for every GPU and profile that was named."""
     from trainpace.hardware import Cluster, find_device
 
-    machines: list[tuple[Any, Any]] = []
+    machines: list[tuple[Any, Any, Any]] = []
     for gpu in gpus:
         if gpu.casefold() == "cpu":
             from trainpace.cli.machine import profile_or_brief
 
             profile = profile_or_brief()
-            machines.append((profile.device, profile.kernels))
+            machines.append((profile.device, profile.kernels, profile.host_links))
         else:
-            machines.append((find_device(gpu, own), None))
+            machines.append((find_device(gpu, own), None, None))
     if o["calibrated"]:
         from trainpace.measure.profile import MachineProfile
         from trainpace.records import load
 
         profile = load(o["calibrated"], MachineProfile)
-        machines.append((profile.device, profile.kernels))
+        machines.append((profile.device, profile.kernels, profile.host_links))
     network = None if o["network"] is None else o["network"] / o["num_gpus"]
     return [
         (Cluster(device=device, devices_per_node=o["num_gpus"], nodes=o["nodes"], price_usd_per_device_hour=o["price"],
-                 network_gb_per_s_per_device=network), kernels)
-        for device, kernels in machines
+                 network_gb_per_s_per_device=network, host_links=links), kernels)
+        for device, kernels, links in machines
     ]  # fmt: skip
 
 
