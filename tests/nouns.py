@@ -39,6 +39,16 @@ def operators(m=4096, n=4096, k=4096, half=False) -> Operators:
     )
 
 
+def blocks(count=4) -> Blocks:
+    """Of a transformer whose only row inside of the blocks is the first."""
+    return Blocks(
+        module="layers", count=count, heads=8, key_value_heads=2, parameters=2**20, tensor_parameters=2**19, outside_parameters=2**20,
+        outside_tensor_parameters=2**18, tied_parameters=0, operator_counts=np.array([1, 0, 0]), roles=("column", "", ""),
+        input_bytes=(0.0, 100.0), saved_bytes=(8.0, 1000.0), sharded_saved_bytes=(0.0, 800.0), attention_saved_bytes=(0.0, 300.0),
+        working_bytes=(0.0, 400.0), outside_saved_bytes=(0.0, 500.0),
+    )  # fmt: skip
+
+
 def workload(**sizes) -> Workload:
     """A model of one linear layer."""
     traced = {}
