@@ -17,7 +17,7 @@ from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.step import PhaseTimes, host_us
 from trainpace.records import load
 from trainpace.validation.conditions import Case, case_of
-from trainpace.validation.evaluate import PAGEABLE_COPY_GB_PER_S, trace_file
+from trainpace.validation.evaluate import CONFIGURATIONS, PAGEABLE_COPY_GB_PER_S, trace_file
 from trainpace.validation.runs import read_runs
 from trainpace.workload import PHASES, Workload
 
@@ -37,7 +37,7 @@ def read_pairs(data: Path, traces: Path) -> list[Pair]:
     for index, run in enumerate(every):
         run = replace(run, index=index)
         try:
-            case = case_of(run, data.resolve())
+            case = case_of(run, data.resolve(), traces / CONFIGURATIONS)
         except TrainpaceError:
             continue
         file = trace_file(traces, case)

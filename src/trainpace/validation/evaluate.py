@@ -25,6 +25,8 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 """Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
 
 MODELS_PER_PROCESS = 12
+CONFIGURATIONS = "configurations"
+"""Folder among the traces for the configurations of models that are known by their sizes."""
 TRACE_VERSION = 2
 """Raise when traces change, so that kept ones are made again."""
 Tell = Callable[[str], None]
@@ -71,7 +73,7 @@ def evaluate(
     refused: dict[int, str] = {}
     for run in runs:
         try:
-            cases[run.index] = case_of(run, folder)
+            cases[run.index] = case_of(run, folder, traces / CONFIGURATIONS)
         except TrainpaceError as error:
             refused[run.index] = str(error)
     workloads = _workloads(list(cases.values()), traces, tell, workers)
@@ -179,7 +181,7 @@ def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = Non
         return row
     memory = None
     if result.memory is not None:
-        memory = result.memory.device_gib if case.memory_of_device else result.memory.allocated_gib
+        memory = getattr(result.memory, f"{case.peak}_gib")
     row = replace(row, forecast_memory_gib=memory, fits=result.fits)
     if result.step is None or result.step_time_interval_ms is None:
         return row
