@@ -15,22 +15,22 @@ from trainpace.records import Record, from_json
 class KernelConstants(Record):
     """Shares are of the device's sustained figures, for large operators. The defaults are guesses from which the fit starts.
 
-        watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_power how
-        the rate falls below that; consumer_boost: how far GeForce
-        and Titan cards clock above their sheet (see `rates`).
-        tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
-        unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
-        winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
-        NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
-        grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
-        depthwise_*window: how it grows with the window, 1 for not at all. misaligned, conv_misaligned: factors where a
-        matrix unit meets sizes not a multiple of 8. traffic_*: share of the memory bandwidth by class of operator.
+    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_power how
+    the rate falls below that; consumer_boost: how far GeForce
+    and Titan cards clock above their sheet (see `rates`).
+    tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
+    unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
+    winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
+    NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
+    grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
+    depthwise_*window: how it grows with the window, 1 for not at all. misaligned, conv_misaligned: factors where a
+    matrix unit meets sizes not a multiple of 8. traffic_*: share of the memory bandwidth by class of operator.
     attention_hopper: what Hopper keeps of the attention kernels' share, which were written for Ampere's instructions.
-        l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
-        to 16 bits. compile_*: what torch.compile's fusion leaves of element-wise traffic, of launches and of the host's time.
-        latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
-        entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
-        host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
+    l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
+    to 16 bits. compile_*: what torch.compile's fusion leaves of element-wise traffic, of launches and of the host's time.
+    latency_us: start and end of a kernel on the device. host_*_us: the host's time per launch, per view and per module
+    entered; host_optimizer_us per launch of the optimizer; host_step_us once a step. host_old_torch,
+    host_tensorflow: factors on the host's times under torch before 1.10, and under Keras.
     """
 
     watts_plain: float = 0.8

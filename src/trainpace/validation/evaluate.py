@@ -27,7 +27,7 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 MODELS_PER_PROCESS = 12
 CONFIGURATIONS = "configurations"
 """Folder among the traces for the configurations of models that are known by their sizes."""
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 """Raise when traces change, so that kept ones are made again."""
 Tell = Callable[[str], None]
 
