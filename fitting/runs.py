@@ -30,8 +30,8 @@ THINNING = 3
 Pair = tuple[Case, Workload]
 
 
-def read_pairs(data: Path, traces: Path) -> list[Pair]:
-    """Every measured run that has a time and a traced workload (`trainpace validate` leaves the traces)."""
+def read_pairs(data: Path, traces: Path, timed: bool = True) -> list[Pair]:
+    """Every measured run that has a traced workload (`trainpace validate` leaves the traces) and, if `timed`, a time."""
     pairs, loaded = [], {}
     every = [run for name in FILES for run in read_runs(data / name)]
     for index, run in enumerate(every):
@@ -41,7 +41,7 @@ def read_pairs(data: Path, traces: Path) -> list[Pair]:
         except TrainpaceError:
             continue
         file = trace_file(traces, case)
-        if case.measured_ms is None or not file.is_file():
+        if (timed and case.measured_ms is None) or not file.is_file():
             continue
         if file not in loaded:
             loaded[file] = load(file, Workload)
