@@ -90,8 +90,8 @@ def micro_batch_exchanges(
     hidden_bytes = (blocks.input_bytes[0] + blocks.input_bytes[1] * grid.micro_batch) / grid.cp
     tensor = _tensor(grid, groups, hidden_bytes, stages, row_products, checkpointed, links)
     context = _context(grid, groups, blocks, hidden_bytes, attention_ms, links)[:, None] * stages.blocks
-    divided = np.where(grid.sequence_parallel, grid.tp, 1)
-    sends = links.ms("send", hidden_bytes / divided * (grid.pp > 1), 2, groups.pipeline_inside)
+    # every tensor-parallel rank sends its part, whole states too (Narayanan et al. 2021, section 4.1)
+    sends = links.ms("send", hidden_bytes / grid.tp * (grid.pp > 1), 2, groups.pipeline_inside)
     # inner stages receive and send in both passes, the ends do half of that
     boundaries = np.stack([np.ones_like(sends), np.full_like(sends, 2.0), np.ones_like(sends)], axis=1)
     inner = (grid.virtual_stages > 1)[:, None]  # the ends pass on to each other, from one virtual stage to the next

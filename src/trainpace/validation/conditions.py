@@ -47,6 +47,8 @@ class Case(NamedTuple):
     host: Host = ""
     copies_to_device: bool = False
     peak: Peak = "allocated"
+    native_attention: bool = False
+    """Are attention kernels written for the card's own generation? NVIDIA's containers bring cuDNN's."""
 
     assumed: str = ""
     """What the run does not state and its forecast needed."""
@@ -105,6 +107,7 @@ def case_of(run: Run, folder: Path, made: Path | None = None) -> Case:
     return Case(
         run, spec, form, variant, execution, cluster, measured, _host(run, device), copies,
         peak=_peak(run),
+        native_attention="NeMo" in run.framework,
         assumed=", ".join(assumed),
     )  # fmt: skip
 
@@ -151,10 +154,10 @@ def _execution(
         reshard_after_forward=stated.reshard_after_forward,
         activation_checkpointing=stated.checkpointing,
         sequence_parallel=stated.tp > 1 and (stated.sequence_parallel or _always_divides_sequences(run)),
-        async_tensor_parallel=stated.async_tensor_parallel and stated.tp > 1,
+        async_tensor_parallel=stated.tp > 1 and (stated.async_tensor_parallel or _hides_tensor_exchanges(run)),
         pipeline_schedule=schedule,
         virtual_stages=stages,
-        compile=run.compile in ("compile", "xla"),
+        compile=run.compile in ("compile", "xla") or _fuses_by_hand(run),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
     )
     return execution, assumed
@@ -208,6 +211,17 @@ def _is_neusight(run: Run) -> bool:
 
 def _cuts_blocks(execution: Execution) -> bool:
     return execution.tp * execution.pp * execution.cp > 1
+
+
+def _fuses_by_hand(run: Run) -> bool:
+    """Megatron-LM's and NeMo's kernels join bias and GELU, bias, dropout and addition, scale, mask and softmax, as
+    torch.compile would (Narayanan et al. 2021, section 4.2)."""
+    return _is_megatron(run) or "NeMo" in run.framework
+
+
+def _hides_tensor_exchanges(run: Run) -> bool:
+    """Under a weight's gradient: Megatron-LM since the end of 2021 (Korthikanti et al. 2022, section 4.2.2), and NeMo."""
+    return "NeMo" in run.framework or (_is_megatron(run) and "2205.05198" in run.framework_version)
 
 
 def _always_divides_sequences(run: Run) -> bool:

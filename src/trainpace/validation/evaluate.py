@@ -108,6 +108,8 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
         copied = 1e3 * workload.sample_bytes * case.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9)
         if case.execution.engine == "data_parallel":
             copied *= case.execution.data_parallel_size
+    if case.native_attention:
+        constants = replace(c, attention_hopper=1.0)
     return forecast(
         workload, case.execution, case.cluster, model=constants, host_factor=factor, host_to_device_ms=copied
     )
