@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from fitting.cluster_folds import HeldOutRun, held_out_runs
+from fitting.cluster_folds import NOTHING, HeldOutRun, forecasts, held_out_constants
 from fitting.runs import Pair, read_pairs
 
 from trainpace.validation.conditions import Case
@@ -35,16 +35,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--traces", type=Path, required=True, help="folder that `trainpace validate --traces` filled")
-    parser.add_argument("--held-out", type=Path, default=ROOT / "out/cluster_held_out.json", help="kept between runs")
-    parser.add_argument("--again", action="store_true", help="refit even if --held-out is there")
+    parser.add_argument("--constants", type=Path, default=ROOT / "out/cluster_constants.json", help="kept between runs")
+    parser.add_argument("--again", action="store_true", help="refit even if --constants is there")
+    parser.add_argument("--kinds", nargs="+", default=["model", "collection"], choices=["model", "collection"])
     options = parser.parse_args()
-    if options.again or not options.held_out.is_file():
-        options.held_out.parent.mkdir(exist_ok=True)
-        options.held_out.write_text(json.dumps(held_out_runs(options.data, options.traces)))
-    found = {
-        kind: [HeldOutRun(*row) for row in rows] for kind, rows in json.loads(options.held_out.read_text()).items()
-    }
-    pairs = {pair[0].run.index: pair for pair in read_pairs(options.data, options.traces, timed=False)}
+    if options.again or not options.constants.is_file():
+        options.constants.parent.mkdir(exist_ok=True)
+        options.constants.write_text(json.dumps(held_out_constants(options.data, options.traces, options.kinds)))
+    every = read_pairs(options.data, options.traces, timed=False)
+    pairs = {pair[0].run.index: pair for pair in every}
+    found = {kind: forecasts(every, kind, folds) for kind, folds in json.loads(options.constants.read_text()).items()}
     text = report(pairs, found)
     RESULT.write_text(text)
     print(text)
@@ -52,6 +52,7 @@ def main() -> None:
 
 def report(pairs: dict[int, Pair], found: dict[str, list[HeldOutRun]]) -> str:
     """The tables as Markdown, with date and machine."""
+    main = "model" if "model" in found else "collection"
     lines = [
         "# Forecasts of many GPUs, on held-out runs",
         "",
@@ -62,17 +63,17 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOutRun]]) -> str:
         "| runs | left out | n | mean | median | 95th | bias | in 90 % interval | to reach |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for kind in ("model", "collection"):
+    for kind in found:
         rows = [(pairs[row.run][0], row) for row in found[kind]]
         for name, goal, belongs in GROUPS:
             chosen = [(c, r) for c, r in rows if belongs(c) and c.measured_ms and r.forecast_ms]
-            if chosen and (kind == "model" or name.split(",")[0] not in ("megatron_papers_nemo", "bigscience_bloom")):
+            if chosen and (kind == main or all(r.fold != NOTHING for _, r in chosen)):
                 lines.append(_errors(name, kind, chosen, goal))
-    rows = [(pairs[row.run][0], row) for row in found["model"]]
-    lines += ["", *_unsupported(rows), "", "## Executions ranked right, model left out", "", *ranking(rows)]
-    lines += ["", "## Scaling efficiency of ResNet-50 (lambda_aggregated), model left out", "", *scaling(rows)]
+    rows = [(pairs[row.run][0], row) for row in found[main]]
+    lines += ["", *_unsupported(rows), "", f"## Executions ranked right, {main} left out", "", *ranking(rows)]
+    lines += ["", f"## Scaling efficiency of ResNet-50 (lambda_aggregated), {main} left out", "", *scaling(rows)]
     lines += ["", "## Peak memory by execution", "", *memory(rows)]
-    lines += ["", "## Every run of LLMs, model left out", "", *every(rows)]
+    lines += ["", f"## Every run of LLMs, {main} left out", "", *every(rows)]
     return "\n".join(lines) + "\n"
 
 

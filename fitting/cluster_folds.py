@@ -7,20 +7,23 @@ of these runs; the few shares of overlap in `trainpace.forecast` are documented 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fitting.kernels import read_kernels
 from fitting.problem import Problem
 from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
+from trainpace.records import from_json, to_jsonable
 from trainpace.validation.evaluate import forecast_case
 from trainpace.validation.summary import family_of
 
 COLLECTIONS = ("mosaic_llm_foundry", "torchtitan", "litgpt_flashattn_misc", "lambda_aggregated")
-NOTHING = "nothing, since none is fitted on,"
+NOTHING = "none of it is fitted on"
 NEVER_FITTED = ("megatron_papers_nemo", "bigscience_bloom", "llm_runs_and_misc")
 """Collections of which no run is fitted on."""
 
@@ -56,41 +59,48 @@ def fold_of(pair: Pair, kind: str) -> str:
     return case.spec.rpartition("/")[2] if kind == "model" else case.run.file
 
 
-def held_out_runs(data: Path, traces: Path, workers: int = 2) -> dict[str, list[HeldOutRun]]:
-    """{"model": ..., "collection": ...}: the forecast of every wanted run, with that much left out of the fit."""
+def folds_of(pairs: list[Pair], kind: str) -> list[str]:
+    """The folds of the runs that are wanted; "" is for runs of which nothing is ever fitted on."""
+    known = {fold_of(pair, kind) for pair in _fitted(pairs)}
+    return ["", *sorted(known & {fold_of(pair, kind) for pair in pairs if is_wanted(pair)})]
+
+
+def held_out_constants(data: Path, traces: Path, kinds: Sequence[str], workers: int = 2) -> dict[str, dict[str, Any]]:
+    """{"model" or "collection": {fold: constants fitted without it, as JSON's values}}."""
     pairs = read_pairs(data, traces, timed=False)
-    jobs = []
-    for kind in ("model", "collection"):
-        folds = {fold_of(pair, kind) for pair in _fitted(pairs)} & {
-            fold_of(pair, kind) for pair in pairs if is_wanted(pair)
-        }
-        jobs += [(kind, fold, str(data), str(traces)) for fold in ("", *sorted(folds))]
-    found: dict[str, list[HeldOutRun]] = {"model": [], "collection": []}
+    jobs = [(kind, fold, str(data), str(traces)) for kind in kinds for fold in folds_of(pairs, kind)]
+    jobs = [job for job in jobs if job[1]] + [("", "", str(data), str(traces))]  # one fit without nothing is enough
+    fitted: dict[tuple[str, str], Any] = {}
     with ProcessPoolExecutor(workers) as pool:
-        for (kind, fold, *_), results in zip(jobs, pool.map(_fold, jobs), strict=True):
-            found[kind] += results
-            print(f"{kind} {fold or NOTHING} left out: {len(results)} runs", flush=True)
-    return found
+        for (kind, fold, *_), constants in zip(jobs, pool.map(_fit, jobs), strict=True):
+            fitted[kind, fold] = constants
+            print(f"fitted without {kind} {fold}" if fold else "fitted on all", flush=True)
+    return {kind: {fold: fitted[kind if fold else "", fold] for fold in folds_of(pairs, kind)} for kind in kinds}
 
 
 def _fitted(pairs: list[Pair]) -> list[Pair]:
     return [pair for pair in usable(pairs) if pair[0].measured_ms is not None]
 
 
-def _fold(job: tuple[str, str, str, str]) -> list[HeldOutRun]:
-    """One fit; the fold without a name is for runs of which nothing is ever fitted on."""
+def _fit(job: tuple[str, str, str, str]) -> dict[str, Any]:
     kind, left_out, data, traces = job
-    pairs = read_pairs(Path(data), Path(traces), timed=False)
-    fitted = _fitted(pairs)
-    known = {fold_of(pair, kind) for pair in fitted}
-    rest = [pair for pair in fitted if fold_of(pair, kind) != left_out]
-    constants = Problem(RunTable(rest), read_kernels(Path(data)), KernelConstants()).solve()
-    wanted = [
+    rest = [
         pair
-        for pair in pairs
-        if is_wanted(pair) and (fold_of(pair, kind) if fold_of(pair, kind) in known else "") == left_out
+        for pair in _fitted(read_pairs(Path(data), Path(traces)))
+        if not left_out or fold_of(pair, kind) != left_out
     ]
-    return [_forecast(pair, left_out or NOTHING, constants) for pair in wanted]
+    return to_jsonable(Problem(RunTable(rest), read_kernels(Path(data)), KernelConstants()).solve())
+
+
+def forecasts(pairs: list[Pair], kind: str, constants: dict[str, Any]) -> list[HeldOutRun]:
+    """Every wanted run, forecast with the constants of its fold."""
+    records = {fold: from_json(json.dumps(values), KernelConstants) for fold, values in constants.items()}
+    found = []
+    for pair in pairs:
+        if is_wanted(pair):
+            fold = fold_of(pair, kind) if fold_of(pair, kind) in records else ""
+            found.append(_forecast(pair, fold or NOTHING, records[fold]))
+    return found
 
 
 def _forecast(pair: Pair, fold: str, constants: KernelConstants) -> HeldOutRun:

@@ -13,6 +13,7 @@ from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.executions import Grid
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.recomputation import repeated_share
 from trainpace.forecast.sharding import rank_operators
 from trainpace.forecast.step import host_us
 from trainpace.forecast.timings import MachineModel, machine_times, step_factor
@@ -40,7 +41,8 @@ class RankTimes(NamedTuple):
 
 class StageCosts(NamedTuple):
     """Milliseconds by execution (n, and n x 2 for forward and backward): device and host of one block, of what lies
-    before the blocks and behind them; of the whole optimizer step; of a block's attention alone (device, forward)."""
+    before the blocks and behind them; of the whole optimizer step; of a block's attention alone (device, forward), and of what
+    selective recomputation repeats of a block."""
 
     block_device: Floats
     block_host: Floats
@@ -51,7 +53,8 @@ class StageCosts(NamedTuple):
     optimizer_device: Floats
     optimizer_host: Floats
     attention_device: Floats
-    attention_host: Floats
+    repeated_device: Floats
+    repeated_host: Floats
     start: Floats
 
 
@@ -97,7 +100,7 @@ def stage_costs(
     channels_last: bool,
 ) -> StageCosts | str:
     """The costs of every execution of a grid, whose kernels are evaluated once for each distinct table and batch."""
-    result = StageCosts(*(np.zeros((len(grid.tp), 2)) for _ in range(6)), *(np.zeros(len(grid.tp)) for _ in range(5)))
+    result = StageCosts(*(np.zeros((len(grid.tp), 2)) for _ in range(6)), *(np.zeros(len(grid.tp)) for _ in range(6)))
     sharded = np.stack([grid.tp, grid.cp, grid.sequence_parallel & (grid.tp > 1), grid.compile], axis=1).astype(
         np.int64
     )
@@ -146,12 +149,14 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
 
     per_batch = [by_phase(values, share[where]) for where in ("block", "first", "last") for values in (device, host)]
     updates = phase == "optimizer"
+    repeated = repeated_share(operators, blocks)
     return StageCosts(
         *per_batch,
         device[:, updates].sum(axis=1),
         host[:, updates].sum(axis=1),
         (device * share["block"])[:, core].sum(axis=1),
-        (host * share["block"])[:, core].sum(axis=1),
+        (device * share["block"] * repeated).sum(axis=1),
+        (host * share["block"] * repeated).sum(axis=1),
         np.full(len(device), timed.start_ms),
     )
 

@@ -34,6 +34,11 @@ Peak = Literal["allocated", "reserved", "device"]
 """Which memory a run's peak is: live tensors', the allocator's, or what the device's own monitor shows."""
 
 
+AttentionKernels = Literal["", "first", "native"]
+"""Fused attention's kernels. "": FlashAttention 2, as torch has it since 2.2. first: its first version, before that. native:
+written for the card's own generation, as NVIDIA's containers bring with cuDNN."""
+
+
 class Case(NamedTuple):
     """One run, ready to be forecast."""
 
@@ -47,8 +52,7 @@ class Case(NamedTuple):
     host: Host = ""
     copies_to_device: bool = False
     peak: Peak = "allocated"
-    native_attention: bool = False
-    """Are attention kernels written for the card's own generation? NVIDIA's containers bring cuDNN's."""
+    attention: AttentionKernels = ""
 
     assumed: str = ""
     """What the run does not state and its forecast needed."""
@@ -107,7 +111,7 @@ def case_of(run: Run, folder: Path, made: Path | None = None) -> Case:
     return Case(
         run, spec, form, variant, execution, cluster, measured, _host(run, device), copies,
         peak=_peak(run),
-        native_attention="NeMo" in run.framework,
+        attention=_attention(run),
         assumed=", ".join(assumed),
     )  # fmt: skip
 
@@ -322,6 +326,14 @@ def _is_legacy(run: Run, spec: str) -> bool:
     if version is None:
         return False
     return version < ((2, 1, 1) if spec.startswith("transformers:") else (2, 0, 0))
+
+
+def _attention(run: Run) -> AttentionKernels:
+    """llm-foundry's tables are of 2023, with FlashAttention's first version or Triton's of the same time."""
+    if "NeMo" in run.framework:
+        return "native"
+    version = _torch_version(run)
+    return "first" if run.file == "mosaic_llm_foundry" or (version is not None and version < (2, 2)) else ""
 
 
 def _is_megatron(run: Run) -> bool:

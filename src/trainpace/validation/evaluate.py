@@ -108,8 +108,11 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
         copied = 1e3 * workload.sample_bytes * case.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9)
         if case.execution.engine == "data_parallel":
             copied *= case.execution.data_parallel_size
-    if case.native_attention:
+    if case.attention == "native":
         constants = replace(c, attention_hopper=1.0)
+    elif case.attention == "first":
+        share = c.attention_first
+        constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     return forecast(
         workload, case.execution, case.cluster, model=constants, host_factor=factor, host_to_device_ms=copied
     )
