@@ -176,12 +176,11 @@ class _Assembly:
         host = staged(costs.block_host, costs.first_host, costs.last_host)
         if self.form.blocks is not None and not self.workload.checkpointed:
             full = (grid.activation_checkpointing == FULL)[:, None]
-            keeps = self.form.blocks.attention_saved_bytes
-            core = ((grid.activation_checkpointing == SELECTIVE) & (max(keeps) > 0))[:, None]
-            for times, block, attention in (
-                (device, costs.block_device, costs.attention_device), (host, costs.block_host, costs.attention_host)
+            some = (grid.activation_checkpointing == SELECTIVE)[:, None]
+            for times, block, repeated in (
+                (device, costs.block_device, costs.repeated_device), (host, costs.block_host, costs.repeated_host)
             ):  # fmt: skip
-                again = np.where(full, block[:, :1], 0.0) + np.where(core, attention[:, None], 0.0)
+                again = np.where(full, block[:, :1], 0.0) + np.where(some, repeated[:, None], 0.0)
                 times[:, :, 1] += s.blocks * again
         return PhaseTimes(device, host)
 
