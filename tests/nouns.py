@@ -152,7 +152,7 @@ def _stacked_form(half: bool) -> TracedForm:
         module="layers", count=LAYERS, heads=HEADS, key_value_heads=HEADS // 2, parameters=block, tensor_parameters=4 * h * h,
         outside_parameters=outside, outside_tensor_parameters=outside, tied_parameters=0,
         operator_counts=np.array([LAYERS if n == LAYERS else 0 for n in count]), roles=roles, input_bytes=(0.0, hidden),
-        saved_bytes=(0.0, saved), sharded_saved_bytes=(0.0, 0.6 * saved), attention_saved_bytes=(0.0, 0.3 * saved),
+        saved_bytes=(0.0, saved), sharded_saved_bytes=(0.0, 0.6 * saved), attention_saved_bytes=(0.0, 0.0),
         working_bytes=(0.0, working), outside_saved_bytes=(0.0, head),
     )  # fmt: skip
     peaks = np.array([[0.0, 0.0, activations], [float(size * numbers), 0.0, hidden]])

@@ -31,8 +31,10 @@ def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
     batched = (kind == "gemm") & (operators.dims[:, 0, 1] > 0)
     forward = (np.array(operators.phase) == "forward") & (blocks.operator_counts > 0)
     if gives_up_attention(blocks):
-        return (forward & (batched | (kind == "softmax"))).astype(np.float64)
-    return forward * np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
+        alone: Floats = (forward & (batched | (kind == "softmax"))).astype(np.float64)
+        return alone
+    repeated: Floats = forward * np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
+    return repeated
 
 
 def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
