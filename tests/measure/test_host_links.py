@@ -18,8 +18,8 @@ from trainpace.hardware.cluster import HostLinks
 from trainpace.measure.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links
 
 LINKS = HostLinks(
-    start_us=200, message_us=100, gb_per_s=0.0375, link_share=1448 / 1514, burst_bytes=16384,
-    host_us_per_mib={"all_reduce": 500, "all_gather": 900, "reduce_scatter": 1500, "send": 100},
+    start_us=200, message_us=100, gb_per_s=0.0375, link_share=1448 / 1514, burst_bytes=16384, duplex_excess=0.25,
+    host_us_per_mib={"all_reduce": 500, "reduce_scatter": 1500, "send": 100},
 )  # fmt: skip
 CPU = Device(name="cpu", vendor="", architecture="", kind="cpu")
 
@@ -42,6 +42,7 @@ def test_the_fit_finds_what_was_planted():
     found = fit_host_links(timed(), 0.0375)
     assert found.start_us == pytest.approx(LINKS.start_us, rel=0.01)
     assert found.message_us == pytest.approx(LINKS.message_us, rel=0.01)
+    assert found.duplex_excess == pytest.approx(0.25, rel=0.02)
     assert found.burst_bytes == LINKS.burst_bytes
     assert found.host_us_per_mib == pytest.approx(LINKS.host_us_per_mib, rel=0.02)
 
