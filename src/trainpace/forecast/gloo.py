@@ -46,4 +46,4 @@ def gloo_seconds(
 
 def meets_itself(collective: str, ranks: Floats) -> NDArray[np.bool_]:
     """Whether both directions of one connection carry the tensor at the same time."""
-    return (ranks == 2) & (collective == "all_gather")
+    return np.asarray((ranks == 2) & (collective == "all_gather"))
