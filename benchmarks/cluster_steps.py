@@ -28,14 +28,13 @@ PLANTED = HERE / "planted"
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(PLANTED))
 
-from cluster_links import CALIBRATED_BYTES, CALIBRATED_HOSTS, CALIBRATED_MBIT, measure  # noqa: E402
+from cluster_links import CALIBRATED_BYTES, CALIBRATED_HOSTS, CALIBRATED_MBIT, cluster_of, measure  # noqa: E402
 from netns import hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
 from trainpace.execution import Execution  # noqa: E402
 from trainpace.forecast import forecast  # noqa: E402
 from trainpace.forecast.timings import MachineModel  # noqa: E402
-from trainpace.hardware import Cluster  # noqa: E402
 from trainpace.hardware.cluster import HostLinks  # noqa: E402
 from trainpace.measure import MachineProfile, calibrate  # noqa: E402
 from trainpace.measure.host_links import COLLECTIVES, fit_host_links  # noqa: E402
@@ -118,8 +117,7 @@ def forecast_of(
     crowd = max(1.0, number / (os.cpu_count() or 1))
     kernels: MachineModel = profile.kernels
     slower = replace(kernels, step_factors=tuple(crowd * f for f in kernels.step_factors or (1.0,)))
-    cluster = Cluster(device=profile.device, nodes=number, network_gb_per_s_per_device=mbit / 8e3, host_links=links)
-    return forecast(workload, way.execution, cluster, model=slower)
+    return forecast(workload, way.execution, cluster_of(links, number, mbit, profile.device), model=slower)
 
 
 def cases_of(number: int, workloads: dict[str, Workload]) -> list[tuple[str, Way]]:

@@ -13,6 +13,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
 SIZES_BYTES = (2**10, 2**14, 2**18, 2**20, 2**22)
 BURSTS_BYTES = tuple(4096.0 * k for k in range(17))
 ROUNDS = 20
+TINY = 1e-10
 CLOSE = 0.01
 """Errors below this share of a time are not told apart."""
 
@@ -84,13 +85,30 @@ def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Least squares with every unknown >= 0, by leaving out the most negative one until none is."""
-    free = list(range(a.shape[1]))
-    while True:
-        x = np.zeros(a.shape[1])
-        if not free:
-            return x
-        x[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
-        if (x >= 0).all():
-            return x
-        free.remove(int(np.argmin(x)))
+    """Least squares with every unknown >= 0 (Lawson and Hanson 1974), on columns of equal length."""
+    length = np.linalg.norm(a, axis=0)
+    scale = np.where(length > 0, length, 1.0)
+    scaled = a / scale
+    x = np.zeros(a.shape[1])
+    free: list[int] = []
+    for _ in range(3 * len(x)):
+        gradient = scaled.T @ (b - scaled @ x)
+        gradient[free] = -np.inf
+        if gradient.max() <= TINY:
+            break
+        free.append(int(np.argmax(gradient)))
+        while True:
+            inner = np.zeros_like(x)
+            inner[free] = np.linalg.lstsq(scaled[:, free], b, rcond=None)[0]
+            if (inner[free] > 0).all():
+                break
+            # as far towards the free solution as no unknown goes below 0
+            worst = [i for i in free if inner[i] <= 0]
+            x = x + min(x[i] / (x[i] - inner[i]) if x[i] > inner[i] else 0.0 for i in worst) * (inner - x)
+            free = [i for i in free if x[i] > TINY]
+            x[[i for i in range(len(x)) if i not in free]] = 0.0
+            if not free:
+                inner = np.zeros_like(x)
+                break
+        x = inner
+    return x / scale
