@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "cluster_links.md"
 sys.path.insert(0, str(HERE / "planted"))
 
+from msgspec.structs import replace  # noqa: E402
 from netns import Host, hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
@@ -68,9 +69,16 @@ def measure(
     return found
 
 
-def cluster_of(links: HostLinks, number: int, mbit: float) -> Cluster:
-    """So many CPU hosts on links of a known speed."""
-    device = Device(name="cpu", vendor="", architecture="", kind="cpu")
+CPU = Device(name="cpu", vendor="", architecture="", kind="cpu")
+
+
+def cluster_of(links: HostLinks, number: int, mbit: float, device: Device = CPU) -> Cluster:
+    """So many CPU hosts on links of a known speed. More hosts than cores take turns: all that hosts do takes longer."""
+    crowd = max(1.0, number / (os.cpu_count() or 1))
+    links = replace(
+        links, start_us=crowd * links.start_us, message_us=crowd * links.message_us,
+        host_us_per_mib={name: crowd * us for name, us in links.host_us_per_mib.items()},
+    )  # fmt: skip
     return Cluster(device=device, nodes=number, network_gb_per_s_per_device=mbit / 8e3, host_links=links)
 
 
