@@ -90,8 +90,11 @@ def micro_batch_exchanges(
     hidden_bytes = (blocks.input_bytes[0] + blocks.input_bytes[1] * grid.micro_batch) / grid.cp
     tensor = _tensor(grid, groups, hidden_bytes, stages, row_products, checkpointed, links)
     context = _context(grid, groups, blocks, hidden_bytes, attention_ms, links)[:, None] * stages.blocks
-    # every tensor-parallel rank sends its part, whole states too (Narayanan et al. 2021, section 4.1)
+    # tensor-parallel ranks send a part each, and gather it where it arrives unless sequence parallelism keeps it divided
+    # (Narayanan et al. 2021, section 4.1)
     sends = links.ms("send", hidden_bytes / grid.tp * (grid.pp > 1), 2, groups.pipeline_inside)
+    whole = np.where((grid.pp > 1) & ~grid.sequence_parallel, hidden_bytes, 0.0)
+    sends = sends + links.ms("all_gather", whole, grid.tp, groups.tensor_inside)
     # inner stages receive and send in both passes, the ends do half of that
     boundaries = np.stack([np.ones_like(sends), np.full_like(sends, 2.0), np.ones_like(sends)], axis=1)
     inner = (grid.virtual_stages > 1)[:, None]  # the ends pass on to each other, from one virtual stage to the next
