@@ -131,7 +131,7 @@ def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
     )
     f = forecast(even, execution, huge)
     busy = f.step.forward_ms + f.step.backward_ms + f.exposed_ms["pipeline"]
-    assert f.step.idle_ms / busy == pytest.approx((pp - 1) / (m * v), rel=0.02)
+    assert f.step.idle_ms / busy == pytest.approx((pp - 1) / (m * v), rel=0.05)
 
 
 def memory(**changes):

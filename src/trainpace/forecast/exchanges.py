@@ -106,16 +106,12 @@ def micro_batch_exchanges(
 def _tensor(
     grid: Grid, groups: Groups, hidden_bytes: Floats, stages: Stages, row_products: float, checkpointed: bool, links: Links
 ) -> Floats:  # fmt: skip
-    """Sums of hidden states, or with sequence parallelism scattering and gathering them, which moves the same. The backward
-    pass gathers a column's input once more (Korthikanti et al. 2022), under a product. Recomputing repeats the forward's."""
+    """Sums of hidden states; sequence parallelism scatters and gathers them instead, which counts as the same here. Its
+    backward pass gathers a column's input once more (Korthikanti et al. 2022), under a product. Recomputing repeats the forward's."""
     if (grid.tp == 1).all():
         return np.zeros(stages.blocks.shape)
     ranks, inside = grid.tp, groups.tensor_inside
-    whole = links.ms("all_reduce", hidden_bytes, ranks, inside)
-    parts = links.ms("reduce_scatter", hidden_bytes, ranks, inside) + links.ms(
-        "all_gather", hidden_bytes, ranks, inside
-    )
-    one = np.where(grid.sequence_parallel, parts, whole)
+    one = links.ms("all_reduce", hidden_bytes, ranks, inside)
     passes = np.where((grid.activation_checkpointing == FULL) & (not checkpointed), 3.0, 2.0)
     each = one * passes * row_products
     each = np.where(grid.async_tensor_parallel, each * (1 - ASYNC_HIDDEN), each)
