@@ -1,0 +1,82 @@
+"""Failures, and the checkpoints that limit what they cost: the exact expectation, for any failure rate.
+
+Failures arrive at a constant rate, at any moment: while working, while writing a checkpoint, while restarting. A segment of
+work ends with its checkpoint; a failure in it costs a restart and the segment from its start. Then (J. Daly, FGCS 22(3),
+2006, equation 13) a segment of length L takes M e^(R/M) (e^(L/M) - 1) on average, M the mean time between failures, R the
+restart. It holds for exponential times between failures, and not for those that come in bursts; `training_time` keeps
+Young's first-order form, which is its limit for L and R well below M.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record
+
+MOST_EXPONENT = 500.0
+"""Beyond e^500 mean times a run does not end."""
+
+
+class Interruption(Record):
+    """One kind of failure of a whole job: how often it comes, and what a restart after it takes."""
+
+    mean_time_between_s: float
+    restart_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.mean_time_between_s > 0 and math.isfinite(self.restart_s) and self.restart_s >= 0):
+            raise TrainpaceError(
+                f"an interruption every {self.mean_time_between_s} s with a restart of {self.restart_s} s cannot be."
+            )
+
+
+def segment_s(length_s: float, interruptions: Sequence[Interruption]) -> float:
+    """Mean seconds until `length_s` of work, its checkpoint included, have been done without an interruption.
+
+    For several kinds, a restart is drawn by which kind came, so that e^(R/M) becomes 1 / E[e^(-R/M)].
+    """
+    rate = _rate(interruptions)
+    if rate == 0.0:
+        return length_s
+    if length_s * rate > MOST_EXPONENT:
+        return math.inf
+    return math.expm1(length_s * rate) / rate / _restarted(interruptions, rate)
+
+
+def expected_s(work_s: float, segments: int, checkpoint_s: float, interruptions: Sequence[Interruption]) -> float:
+    """Mean seconds for `work_s`, cut into equal segments that each end with a checkpoint."""
+    return segments * segment_s(work_s / segments + checkpoint_s, interruptions)
+
+
+def best_interval_s(checkpoint_s: float, interruptions: Sequence[Interruption]) -> float:
+    """Seconds of work between checkpoints that make the mean time shortest; infinite where nothing fails.
+
+    The root x = interval / M of (1 - x) e^x = e^(-checkpoint / M); for a short checkpoint x is Young's sqrt(2 checkpoint / M).
+    """
+    rate = _rate(interruptions)
+    if rate == 0.0:
+        return math.inf
+    target = math.exp(-checkpoint_s * rate)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (1 - middle) * math.exp(middle) > target else (low, middle)
+    return high / rate
+
+
+def best_segments(work_s: float, checkpoint_s: float, interruptions: Sequence[Interruption]) -> int:
+    """Into how many segments to cut `work_s`, from 1."""
+    return max(1, round(work_s / best_interval_s(max(checkpoint_s, 1e-3), interruptions)))
+
+
+def _rate(interruptions: Sequence[Interruption]) -> float:
+    return math.fsum(1.0 / each.mean_time_between_s for each in interruptions)
+
+
+def _restarted(interruptions: Sequence[Interruption], rate: float) -> float:
+    """E[e^(-R x rate)]: the chance that a restart is not itself interrupted."""
+    return math.fsum(
+        math.exp(-each.restart_s * rate) / each.mean_time_between_s / rate for each in interruptions
+    )
