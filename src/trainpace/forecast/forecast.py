@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import spread_of
-from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.kernels import KernelTimes, kernel_table
 from trainpace.forecast.memory import fits, largest_micro_batch, step_memory
 from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
 from trainpace.forecast.step import PhaseTimes, heaviest, host_us, phase_sums, step_time
@@ -149,7 +149,7 @@ def _evaluate(
     if isinstance(rates, str):
         return rates
     batch = np.asarray(float(execution.micro_batch))
-    times = KernelTable(operators).times(batch, rates, constants, execution.channels_last, execution.compile)
+    times = kernel_table(operators).times(batch, rates, constants, execution.channels_last, execution.compile)
     factor = host_factor * (constants.compile_host if execution.compile else 1.0)
     host_ms = phase_sums(operators, host_us(operators, constants) * 1e-3) * factor
     phases = PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms)

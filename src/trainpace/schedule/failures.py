@@ -59,11 +59,13 @@ def best_interval_s(checkpoint_s: float, interruptions: Sequence[Interruption]) 
     if rate == 0.0:
         return math.inf
     target = math.exp(-checkpoint_s * rate)
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (1 - middle) * math.exp(middle) > target else (low, middle)
-    return high / rate
+    x = min(math.sqrt(2 * checkpoint_s * rate), 0.999)
+    for _ in range(50):  # Newton's method on a falling, concave function
+        change = ((1 - x) * math.exp(x) - target) / (x * math.exp(x))
+        x = min(max(x + change, 1e-12), 1.0)
+        if abs(change) < 1e-12:
+            break
+    return x / rate
 
 
 def best_segments(work_s: float, checkpoint_s: float, interruptions: Sequence[Interruption]) -> int:
