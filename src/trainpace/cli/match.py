@@ -33,17 +33,26 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option("--max-nodes", type=COUNT, default=4, show_default=True, help="Join up to this many servers of a kind.")
 @click.option("--spot", is_flag=True, help="Also spot prices, with what preemption costs.")
 @click.option(
-    "--preempted-every", type=DURATION, help="Mean time between preemptions of one spot server.  [default: 24h, assumed]"
+    "--preempted-every",
+    type=DURATION,
+    help="Mean time between preemptions of one spot server.  [default: 24h, assumed]",
 )
 @click.option("--data-gb", type=float, default=0.0, help="Data to copy to the servers first.")
 @click.option("--data-from", default="", metavar="PROVIDER", help="Where the data lie; leaving a cloud costs egress.")
 @click.option("--download", type=float, metavar="GB/S", help="Speed of that copy.  [default: 0.125, assumed]")
-@click.option("--sample-bytes", type=COUNT, default=0, help="Bytes read per sample; slow storage then shows as data wait.")
-@click.option("--storage", type=float, metavar="GB/S", help="Shared storage: checkpoints, samples.  [default: 1, assumed]")
+@click.option(
+    "--sample-bytes", type=COUNT, default=0, help="Bytes read per sample; slow storage then shows as data wait."
+)
+@click.option(
+    "--storage", type=float, metavar="GB/S", help="Shared storage: checkpoints, samples.  [default: 1, assumed]"
+)
+@click.option("--loader-rate", type=float, default=0.0, help="Samples per second that one CPU thread prepares.")
 @click.option("--evaluation-samples", type=COUNT, default=0, help="Samples evaluated after every epoch.")
 @click.option("--startup", type=DURATION, default="60s", show_default=True, help="Until the first step.")
 @click.option("--checkpoint-every", type=DURATION, help="Between checkpoints.  [default: what loses least]")
-@click.option("--mtbf", type=DURATION, help="Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]")
+@click.option(
+    "--mtbf", type=DURATION, help="Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]"
+)
 @click.option("--step-variation", type=float, default=0.0, help="Deviation of a node's step time over its mean: 0.03.")
 @click.option("--machines", metavar="FILE.toml", help="Also machines of your own: device, count, nodes, price.")
 @click.option("--only-machines", is_flag=True, help="Only those.")
@@ -81,7 +90,7 @@ def match(model: str, **o: Any) -> int:
         raise click.UsageError("Give --epochs or --max-steps.")
     if o["only_machines"] and not o["machines"]:
         raise click.UsageError("--only-machines needs --machines FILE.toml.")
-    precisions = o["precisions"] or ("amp_bf16", "amp_fp16")
+    precisions: tuple[Any, ...] = o["precisions"] or ("amp_bf16", "amp_fp16")
     own = devices_of(o["hardware"])
     offers, devices = chosen(
         offers_known(o["machines"], o["only_machines"]), o["providers"], o["regions"], o["gpus"], own
@@ -111,7 +120,8 @@ def _conditions(o: dict[str, Any]) -> Any:
     from trainpace.units import hours_from_s
 
     said = {
-        "startup_s": o["startup"], "sample_bytes": float(o["sample_bytes"]), "storage_gb_per_s": o["storage"],
+        "startup_s": o["startup"], "sample_bytes": float(o["sample_bytes"]),
+        "samples_per_cpu_s": o["loader_rate"], "storage_gb_per_s": o["storage"],
         "evaluation_samples": o["evaluation_samples"], "step_variation": o["step_variation"],
         "checkpoint_every_s": o["checkpoint_every"], "data_gb": o["data_gb"], "download_gb_per_s": o["download"],
         "device_mtbf_h": None if o["mtbf"] is None else hours_from_s(o["mtbf"]),

@@ -33,9 +33,7 @@ def offers(refresh: bool, as_json: bool, **o: Any) -> int:
     today = datetime.date.today()
     if refresh:
         _refresh(today)
-    found, _ = chosen(
-        offers_known(o["machines"]), o["providers"], o["regions"], o["gpus"], devices_of(o["hardware"])
-    )
+    found, _ = chosen(offers_known(o["machines"]), o["providers"], o["regions"], o["gpus"], devices_of(o["hardware"]))
     if as_json:
         echo_json({"record": "Offers", "schema_version": 1, "rows": [to_jsonable(offer) for offer in found]})
     else:

@@ -28,7 +28,11 @@ def offers_known(machines: str | None, only_machines: bool = False) -> tuple[Off
 
 
 def chosen(
-    offers: Sequence[Offer], providers: Sequence[str], regions: Sequence[str], gpus: Sequence[str], own: Sequence[Device]
+    offers: Sequence[Offer],
+    providers: Sequence[str],
+    regions: Sequence[str],
+    gpus: Sequence[str],
+    own: Sequence[Device],
 ) -> tuple[list[Offer], dict[str, Device]]:
     """The offers of these providers, regions (a part of the name) and GPUs, and their devices by name.
 

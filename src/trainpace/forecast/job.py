@@ -35,13 +35,15 @@ IDLE_POWER_SHARE = 0.15
 class JobConditions(Record):
     """What a job does besides steps, and what it runs on. Times in seconds, bandwidths in GB/s.
 
-    `sample_bytes`: what one sample reads from storage (0: loading is hidden). `step_variation`: standard deviation of a
+    `sample_bytes`: what one sample reads from storage; `samples_per_cpu_s`: how many a processor prepares (`trainpace loader`
+    measures it); 0: loading is hidden behind the steps. `step_variation`: standard deviation of a
     node's step over its mean (0: no stragglers). `checkpoint_every_s`: None is the interval that costs least.
     `device_mtbf_h` None: nothing fails. `data_gb` is copied to the servers before they train, at `download_gb_per_s`.
     """
 
     startup_s: float = 60.0
     sample_bytes: float = 0.0
+    samples_per_cpu_s: float = 0.0
     storage_gb_per_s: float = STORAGE_GB_PER_S
     evaluation_samples: int = 0
     step_variation: float = 0.0
@@ -53,7 +55,15 @@ class JobConditions(Record):
     download_gb_per_s: float = DOWNLOAD_GB_PER_S
 
     def __post_init__(self) -> None:
-        for name in ("startup_s", "sample_bytes", "evaluation_samples", "step_variation", "restart_s", "data_gb"):
+        for name in (
+            "startup_s",
+            "sample_bytes",
+            "samples_per_cpu_s",
+            "evaluation_samples",
+            "step_variation",
+            "restart_s",
+            "data_gb",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise TrainpaceError(f"{name} is {value}; it must be 0 or more.")
@@ -100,17 +110,21 @@ def job_time(
     state_bytes: float,
     conditions: JobConditions,
     spot: bool = False,
+    vcpus: int | None = None,
 ) -> JobTime:
     """The whole job on `nodes` nodes with `devices` devices in all.
 
-    `state_bytes` is what a checkpoint holds. Synchronous training waits for the slowest of its nodes: the largest of n normal
+    `state_bytes` is what a checkpoint holds; `vcpus` the processors of a node, None: not known, so that preparing samples
+    counts nothing. Synchronous training waits for the slowest of its nodes: the largest of n normal
     variables (Blom 1958). An evaluation after every epoch is the forward part of steps. A spot instance that is taken away
     stops the job, as synchronous training does.
     """
     c = conditions
     stepping = steps * step.total_ms / 1e3
-    read_ms = 1e3 * samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
-    data_wait = steps * max(0.0, read_ms - step.total_ms) / 1e3
+    loading_s = samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
+    if c.samples_per_cpu_s and vcpus:
+        loading_s = max(loading_s, samples_per_step / (c.samples_per_cpu_s * vcpus * nodes))
+    data_wait = steps * max(0.0, loading_s - step.total_ms / 1e3)
     stragglers = stepping * slowest_of(nodes, c.step_variation)
     evaluation = epochs * c.evaluation_samples / samples_per_step * forward_ms(step) / 1e3
     work = stepping + data_wait + stragglers + evaluation

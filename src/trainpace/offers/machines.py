@@ -1,15 +1,15 @@
 """A user's own machines as offers: what they cost an hour, whether rented, bought, or only plugged in.
 
-    [[machine]]
-    name = "lab"
-    device = "RTX 4090"
-    count = 4                       # devices of one machine
-    nodes = 2                       # machines of this kind
-    network_gbit_per_s = 10         # between them; without it each stands alone
-    price_usd_per_hour = 1.20       # of one machine, or:
-    purchase_usd = 12000            # ... spread over its years, at full use
-    years = 4
-    electricity_usd_per_kwh = 0.30  # of what the GPUs draw
+[[machine]]
+name = "lab"
+device = "RTX 4090"
+count = 4                       # devices of one machine
+nodes = 2                       # machines of this kind
+network_gbit_per_s = 10         # between them; without it each stands alone
+price_usd_per_hour = 1.20       # of one machine, or:
+purchase_usd = 12000            # ... spread over its years, at full use
+years = 4
+electricity_usd_per_kwh = 0.30  # of what the GPUs draw
 """
 
 from __future__ import annotations

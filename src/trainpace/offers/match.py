@@ -102,7 +102,11 @@ class Ranking(NamedTuple):
 
 
 def rank(
-    workload: Workload, offers: Sequence[Offer], devices: Mapping[str, Device], job: Job, by: Literal["usd", "hours"] = "usd"
+    workload: Workload,
+    offers: Sequence[Offer],
+    devices: Mapping[str, Device],
+    job: Job,
+    by: Literal["usd", "hours"] = "usd",
 ) -> Ranking:
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
     shapes = _Shapes(workload, [devices[name] for name in dict.fromkeys(offer.device for offer in offers)], job)
@@ -145,7 +149,7 @@ class _Shapes:
         one_rank = Execution(micro_batch=job.global_batch)
         self.steps, samples = total_steps(job.schedule, one_rank), job.schedule.samples_per_epoch
         self.epochs = job.schedule.epochs or (self.steps * job.global_batch / samples if samples else 0.0)
-        self._times: dict[tuple[int, bool, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
+        self._times: dict[tuple[int, bool, int | None, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
         self._sizes = divisors(job.global_batch)
         self._column = {size: i for i, size in enumerate(self._sizes)}
         self._row = {device.name: i for i, device in enumerate(devices)}
@@ -167,12 +171,13 @@ class _Shapes:
         return self._done[key]
 
     def times(
-        self, done: Forecast, nodes: int, spot: bool, conditions: JobConditions, device: Device
+        self, done: Forecast, nodes: int, spot: bool, vcpus: int | None, conditions: JobConditions, device: Device
     ) -> tuple[tuple[JobTime, float | None], ...]:
         """The job's time and energy: as forecast, at the low and at the high end of the step's interval."""
-        key = (id(done), spot, conditions)
+        key = (id(done), spot, vcpus if conditions.samples_per_cpu_s else None, conditions)
         if key not in self._times:
-            assert done.step is not None and done.step_time_interval_ms is not None
+            assert done.step is not None
+            assert done.step_time_interval_ms is not None
             interval, total_ms = done.step_time_interval_ms, done.step.total_ms
             form = self._workload.form(done.execution.precision)
             state_bytes = form.memory.parameter_bytes + form.memory.optimizer_bytes
@@ -181,7 +186,7 @@ class _Shapes:
                 step = _scaled(done.step, factor)
                 time = job_time(
                     self.steps, self.epochs, step, self._job.global_batch, nodes, done.num_devices, state_bytes,
-                    conditions, spot,
+                    conditions, spot, vcpus,
                 )  # fmt: skip
                 found.append((time, energy_kwh(device, done.num_devices, step, time.total_s)))
             self._times[key] = tuple(found)
@@ -263,18 +268,19 @@ def _match(shapes: _Shapes, offer: Offer, nodes: int, spot: bool, done: Forecast
     transfer = transfer_of(offer.provider, job.data_from, job.conditions)
     price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
     assert price is not None
-    found = shapes.times(done, nodes, spot, transfer.conditions, device)
+    found = shapes.times(done, nodes, spot, offer.vcpus, transfer.conditions, device)
     hours = [hours_from_s(time.total_s) for time, _ in found]
     usd = [
         price * nodes * hour + offer.electricity_usd_per_kwh * (kwh or 0.0) + transfer.egress_usd
+        if math.isfinite(hour) else math.inf
         for hour, (_, kwh) in zip(hours, found, strict=True)
-    ]
+    ]  # fmt: skip
     coverage, basis = done.step_time_interval_ms.coverage, done.step_time_interval_ms.basis
     return Match(
         offer=offer, nodes=nodes, spot=spot, forecast=done, steps=shapes.steps, time=found[0][0], kwh=found[0][1],
         egress_usd=transfer.egress_usd, mean_hours=hours[0], mean_usd=usd[0],
-        hours=Interval(low=hours[1], high=hours[2], coverage=coverage, basis=basis),
-        usd=Interval(low=usd[1], high=usd[2], coverage=coverage, basis=basis),
+        hours=Interval(low=min(hours[1:]), high=max(hours[1:]), coverage=coverage, basis=basis),
+        usd=Interval(low=min(usd[1:]), high=max(usd[1:]), coverage=coverage, basis=basis),
     )  # fmt: skip
 
 

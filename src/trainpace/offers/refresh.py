@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -23,7 +24,7 @@ def refreshed(today: datetime.date) -> tuple[tuple[Offer, ...], Counter[str]]:
     """
     stays = f"The packaged snapshot, known on {SNAPSHOT_KNOWN_ON}, stays in use."
     try:
-        import gpuhunt
+        gpuhunt = importlib.import_module("gpuhunt")
     except ImportError:
         raise TrainpaceError(
             "refreshing offers needs gpuhunt, which is not installed.", f"pip install 'trainpace[offers]'. {stays}"

@@ -54,7 +54,9 @@ def write_offers(offers: tuple[Offer, ...]) -> str:
     writer.writerow(COLUMNS)
     for offer in offers:
         values = (getattr(offer, column) for column in COLUMNS)
-        writer.writerow("" if value is None else f"{value:g}" if isinstance(value, float) else value for value in values)
+        writer.writerow(
+            "" if value is None else f"{value:g}" if isinstance(value, float) else value for value in values
+        )
     return text.getvalue()
 
 

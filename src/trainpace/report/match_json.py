@@ -52,7 +52,9 @@ def _offer(offer: Offer, nodes: int, today: datetime.date) -> dict[str, Any]:
 
 def _row(m: Match, today: datetime.date, rank: int | None) -> dict[str, Any]:
     f, time = m.forecast, m.time
-    assert f.step is not None and f.step_time_interval_ms is not None and f.memory is not None
+    assert f.step is not None
+    assert f.step_time_interval_ms is not None
+    assert f.memory is not None
     price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
     return {
         "rank": rank, **_offer(m.offer, m.nodes, today), "spot": m.spot, "pareto": m.on_front,

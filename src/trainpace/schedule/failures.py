@@ -3,8 +3,8 @@
 Failures arrive at a constant rate, at any moment: while working, while writing a checkpoint, while restarting. A segment of
 work ends with its checkpoint; a failure in it costs a restart and the segment from its start. Then (J. Daly, FGCS 22(3),
 2006, equation 13) a segment of length L takes M e^(R/M) (e^(L/M) - 1) on average, M the mean time between failures, R the
-restart. It holds for exponential times between failures, and not for those that come in bursts; `training_time` keeps
-Young's first-order form, which is its limit for L and R well below M.
+restart. Young's first-order form (CACM 17(9), 1974) is its limit for L and R well below M. It holds for exponential times
+between failures, and not for those that come in bursts.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def segment_s(length_s: float, interruptions: Sequence[Interruption]) -> float:
     rate = _rate(interruptions)
     if rate == 0.0:
         return length_s
-    if length_s * rate > MOST_EXPONENT:
-        return math.inf
-    return math.expm1(length_s * rate) / rate / _restarted(interruptions, rate)
+    restarted = _restarted(interruptions, rate)
+    if length_s * rate > MOST_EXPONENT or restarted < math.exp(-MOST_EXPONENT):
+        return math.inf if length_s > 0 else 0.0
+    return math.expm1(length_s * rate) / rate / restarted
 
 
 def expected_s(work_s: float, segments: int, checkpoint_s: float, interruptions: Sequence[Interruption]) -> float:
@@ -79,6 +80,4 @@ def _rate(interruptions: Sequence[Interruption]) -> float:
 
 def _restarted(interruptions: Sequence[Interruption], rate: float) -> float:
     """E[e^(-R x rate)]: the chance that a restart is not itself interrupted."""
-    return math.fsum(
-        math.exp(-each.restart_s * rate) / each.mean_time_between_s / rate for each in interruptions
-    )
+    return math.fsum(math.exp(-each.restart_s * rate) / each.mean_time_between_s / rate for each in interruptions)
