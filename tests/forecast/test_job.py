@@ -12,7 +12,10 @@ from trainpace.outcome import StepTime
 STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communication_ms=5.0)
 
 
-def job(conditions=JobConditions(), nodes=4, spot=False, vcpus=None):
+USUAL = JobConditions()
+
+
+def job(conditions=USUAL, nodes=4, spot=False, vcpus=None):
     return job_time(10_000, 10.0, STEP, 256, nodes, 8 * nodes, 1e10, conditions, spot, vcpus)
 
 
