@@ -14,8 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from failing_runs import simulated_s
-
+from failing_runs import simulated_s  # type: ignore[import-not-found]
 from trainpace.forecast.job import DEVICE_MTBF_H, RESTART_S
 from trainpace.schedule.failures import Interruption, best_segments, expected_s
 

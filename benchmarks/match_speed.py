@@ -21,7 +21,11 @@ from pathlib import Path
 ROUNDS = 9
 RESULT = Path(__file__).parent / "results" / "match_speed.md"
 JOB = ["--samples", "1281167", "--epochs", "90"]
-GOALS = {"cold, from the model's name": "2 s", "from a saved workload": "0.5 s", "... with spot prices, by hours": "0.5 s"}
+GOALS = {
+    "cold, from the model's name": "2 s",
+    "from a saved workload": "0.5 s",
+    "... with spot prices, by hours": "0.5 s",
+}
 
 
 def main() -> None:

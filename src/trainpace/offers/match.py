@@ -12,13 +12,19 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
-from trainpace.forecast import forecast
+from trainpace.forecast.constants import fitted_constants
+from trainpace.forecast.executions import execution_at, grid_from
+from trainpace.forecast.grid import GridForecast, forecast_grid
+from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.job import JobConditions, JobTime, energy_kwh, job_time
-from trainpace.forecast.memory import FIT_MARGIN, FRAGMENTATION, fits, step_memory
-from trainpace.forecast.sweep import sweep_ms
+from trainpace.forecast.kernels import KernelTimes
+from trainpace.forecast.memory import FIT_MARGIN, FRAGMENTATION
+from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.stages import rank_times
 from trainpace.hardware import Cluster, Device
 from trainpace.offers.offer import Offer
 from trainpace.offers.transfer import transfer_of
@@ -109,9 +115,9 @@ def rank(
     by: Literal["usd", "hours"] = "usd",
 ) -> Ranking:
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
-    shapes = _Shapes(workload, [devices[name] for name in dict.fromkeys(offer.device for offer in offers)], job)
+    shapes = _Shapes(workload, job)
     found, rejected = [], []
-    for offer in offers:
+    for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
         for nodes in _node_counts(offer, job.most_nodes):
             done = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
             if isinstance(done, Forecast):
@@ -141,33 +147,31 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
     return ranking.rejected[0].binding, ranking.rejected[0].reason, ranking.rejected[0]
 
 
-class _Shapes:
-    """Forecasts by shape, each made once; one array of step times a precision chooses their micro-batches."""
+Reason = tuple[Binding, str, float | None]
+"""What binds, in words, and the GiB that are short."""
 
-    def __init__(self, workload: Workload, devices: Sequence[Device], job: Job) -> None:
+
+class _Shapes:
+    """Forecasts by shape, each made once, and the jobs on them."""
+
+    def __init__(self, workload: Workload, job: Job) -> None:
         self._workload, self._job = workload, job
         one_rank = Execution(micro_batch=job.global_batch)
         self.steps, samples = total_steps(job.schedule, one_rank), job.schedule.samples_per_epoch
         self.epochs = job.schedule.epochs or (self.steps * job.global_batch / samples if samples else 0.0)
-        self._times: dict[tuple[int, bool, int | None, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
-        self._sizes = divisors(job.global_batch)
-        self._column = {size: i for i, size in enumerate(self._sizes)}
-        self._row = {device.name: i for i, device in enumerate(devices)}
-        self._done: dict[tuple[str, int, int, float | None], Forecast | tuple[Binding, str, float | None]] = {}
-        self._ms: dict[Precision, np.ndarray] = {}
-        for precision in job.precisions:
-            if form_of(precision) in workload.forms:
-                run = Execution(precision=precision, channels_last=job.channels_last, compile=job.compile)
-                self._ms[precision] = sweep_ms(workload, run, devices, self._sizes)
-        if not self._ms:
+        self._sizes = np.array(divisors(job.global_batch), dtype=np.float64)
+        self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
+        if not self._traced:
             workload.form(job.precisions[0])  # raises, and says which forms there are
+        self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
+        self._precisions: dict[str, list[Precision] | str] = {}
+        self._times: dict[tuple[int, bool, int | None, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
 
-    def forecast(
-        self, device: Device, count: int, nodes: int, network_gb_per_s: float | None
-    ) -> Forecast | tuple[Binding, str, float | None]:
+    def forecast(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> Forecast | Reason:
+        """The fastest execution of a shape, or why there is none."""
         key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None)
         if key not in self._done:
-            self._done[key] = self._one(*key, device)
+            self._done[key] = self._one(device, count, nodes, key[3])
         return self._done[key]
 
     def times(
@@ -192,61 +196,100 @@ class _Shapes:
             self._times[key] = tuple(found)
         return self._times[key]
 
-    def _one(
-        self, name: str, count: int, nodes: int, network: float | None, device: Device
-    ) -> Forecast | tuple[Binding, str, float | None]:
+    def _one(self, device: Device, count: int, nodes: int, network: float | None) -> Forecast | Reason:
         batch, ranks = self._job.global_batch, count * nodes
         if batch % ranks:
             return "batch", f"{batch:,} samples a step cannot be divided over {ranks} GPUs", None
-        chosen = self._fastest(device, count, nodes)
-        if not isinstance(chosen, Execution):
-            return chosen
+        if device.memory_gib is None:
+            return "device", f"{device.name} has no memory size in the catalogue", None
         cluster = Cluster(
             device=device, devices_per_node=count, nodes=nodes,
             network_gb_per_s_per_device=None if network is None else network / count,
         )  # fmt: skip
-        done = forecast(self._workload, chosen, cluster)
-        return done if done.step is not None else ("device", done.reason, None)
+        if device.name not in self._precisions:
+            self._precisions[device.name] = self._able(device)
+        precisions = self._precisions[device.name]
+        if isinstance(precisions, str):
+            return "device", precisions, None
+        share = batch // ranks
+        sizes = self._sizes[share % self._sizes == 0].astype(np.int64)
+        refused: list[Reason] = []
+        for precision in precisions:
+            found = self._fastest(cluster, precision, sizes, share)
+            if isinstance(found, Forecast):
+                return found
+            refused.append(found)
+        return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
-    def _fastest(self, device: Device, count: int, nodes: int) -> Execution | tuple[Binding, str, float | None]:
-        """The fastest precision and micro-batch that fit; plain data parallel before sharding."""
-        if device.memory_gib is None:
-            return "device", f"{device.name} has no memory size in the catalogue", None
-        capacity, share = device.memory_gib.value, self._job.global_batch // (count * nodes)
-        sizes = [size for size in self._sizes if share % size == 0]
-        least = math.inf
-        for zero in (0, 3) if count * nodes > 1 else (0,):
-            best, best_ms = None, math.inf
-            for precision, table in self._ms.items():
-                times = table[self._row[device.name]]
-                if np.isnan(times).any():
-                    continue
-                run = [self._execution(precision, size, share // size, count, nodes, zero) for size in sizes]
-                form = self._workload.form(precision)
-                while run and not fits(step_memory(form, run[-1], True), capacity):
-                    needed = needed_gib(step_memory(form, run.pop(), True))
-                    least = min(least, needed)
-                for execution in run:
-                    ms = execution.accumulation * float(times[self._column[execution.micro_batch]])
-                    if ms < best_ms:
-                        best, best_ms = execution, ms
-            if best is not None:
-                return best
-        if math.isinf(least):
-            wanted = " or ".join(self._ms)
-            return "device", f"{device.name} does not compute in {wanted}", None
-        return (
-            "memory",
-            f"needs {format_number(least)} GiB on each GPU even with one sample, {device.name} has {format_number(capacity)}",
-            least - capacity,
-        )
+    def _able(self, device: Device) -> list[Precision] | str:
+        """The precisions that a device computes in, the fastest first; one of several at the same rates."""
+        seconds: list[tuple[float, Precision]] = []
+        seen: list[tuple[str, bytes]] = []
+        reason = ""
+        for precision in self._traced:
+            operators = self._workload.form(precision).operators
+            full, half = bool((~operators.half).any()), bool(operators.half.any())
+            rates = sustained_rates(device, precision, full, half, fitted_constants())
+            if isinstance(rates, str):
+                reason = reason or rates
+                continue
+            same = form_of(precision), np.array(rates).tobytes()
+            if same in seen:
+                continue
+            seen.append(same)
+            run = self._base(precision)
+            timed = rank_times(
+                operators, self._sizes, precision, device, None, 1.0, run.channels_last, run.compile
+            )  # fmt: skip
+            assert not isinstance(timed, str)
+            seconds.append((float(timed.times.device_s[-1].sum()), precision))
+        return [precision for _, precision in sorted(seconds, key=lambda pair: pair[0])] or reason.rstrip(".")
 
-    def _execution(
-        self, precision: Precision, micro: int, accumulation: int, count: int, nodes: int, zero: int
-    ) -> Execution:
+    def _fastest(self, cluster: Cluster, precision: Precision, sizes: np.ndarray, share: int) -> Forecast | Reason:
+        """The fastest micro-batch that fits; plain data parallel before sharding."""
+        stages = (0, 3) if cluster.num_devices > 1 else (0,)
+        base = self._base(precision)
+        grid = grid_from(
+            base, micro_batch=np.tile(sizes, len(stages)), accumulation=np.tile(share // sizes, len(stages)),
+            zero_stage=np.repeat(stages, len(sizes)), world_size=cluster.num_devices,
+        )  # fmt: skip
+        found = forecast_grid(self._workload, base, grid, cluster)
+        if found.reasons:
+            return "device", next(iter(found.reasons.values())).rstrip("."), None
+        assert cluster.device.memory_gib is not None
+        capacity = cluster.device.memory_gib.value
+        feasible = found.feasible
+        if not feasible.any():
+            least = min(needed_gib(found.memory.at(i)) for i in range(len(feasible)))
+            said = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
+            return "memory", f"{said}, {cluster.device.name} has {format_number(capacity)}", least - capacity
+        plain = feasible & (grid.zero_stage == 0)
+        best = int(np.argmin(np.where(plain if plain.any() else feasible, found.step_ms, math.inf)))
+        return self._forecast(cluster, execution_at(grid, best, base, cluster), found, best)
+
+    def _forecast(self, cluster: Cluster, execution: Execution, found: GridForecast, i: int) -> Forecast:
+        step = StepTime(**{name: float(values[i]) for name, values in found.parts.items()})
+        operators = self._workload.form(execution.precision).operators
+        timed = rank_times(
+            operators, np.array([float(execution.micro_batch)]), execution.precision, cluster.device, None, 1.0,
+            execution.channels_last, execution.compile,
+        )  # fmt: skip
+        assert not isinstance(timed, str)
+        times = KernelTimes(*(seconds[0] for seconds in np.broadcast_arrays(*timed.times)))
+        spread = spread_of(step, operators, times, execution, cluster)
+        return Forecast(
+            model=self._workload.model, device=cluster.device.name, num_devices=cluster.num_devices,
+            execution=execution, step=step, memory=found.memory.at(i), fits=True, mfu=None, model_flops_per_step=None,
+            capacity_gib=None if cluster.device.memory_gib is None else cluster.device.memory_gib.value,
+            step_time_interval_ms=Interval(low=step.total_ms * spread.low, high=step.total_ms * spread.high,
+                                           coverage=spread.coverage, basis=spread.basis),
+            provenance="fitted",
+            exposed_ms={kind: float(values[i]) for kind, values in found.exposed.items() if values[i] > 0},
+        )  # fmt: skip
+
+    def _base(self, precision: Precision) -> Execution:
         return Execution(
-            micro_batch=micro, accumulation=accumulation, nnodes=nodes, nproc_per_node=count, precision=precision,
-            optimizer=self._workload.optimizer, zero_stage=zero, channels_last=self._job.channels_last,  # type: ignore[arg-type]
+            precision=precision, optimizer=self._workload.optimizer, channels_last=self._job.channels_last,
             compile=self._job.compile, activation_checkpointing="full" if self._workload.checkpointed else "none",
         )  # fmt: skip
 
@@ -318,8 +361,6 @@ def _excess(match: Match, job: Job) -> float:
 
 def _with_front(matches: list[Match]) -> list[Match]:
     """Mark those that no other beats in both hours and dollars (the Pareto front)."""
-    from msgspec.structs import replace
-
     best, front = math.inf, set()
     for i in sorted(range(len(matches)), key=lambda i: (matches[i].mean_hours, matches[i].mean_usd)):
         if matches[i].mean_usd < best:
