@@ -37,6 +37,10 @@ from trainpace.workload import Workload, form_of
 MOST_BATCH = 10**7
 """Above this a global batch is a typing mistake."""
 
+MOST_SIZES = 4
+"""The largest micro-batches, among which the fastest is looked for; smaller ones only where none of these fits, as many times
+the accumulation at a lower utilisation is never faster."""
+
 Binding = Literal["memory", "batch", "device", "deadline", "budget"]
 
 
@@ -215,10 +219,11 @@ class _Shapes:
         sizes = self._sizes[share % self._sizes == 0].astype(np.int64)
         refused: list[Reason] = []
         for precision in precisions:
-            found = self._fastest(cluster, precision, sizes, share)
-            if isinstance(found, Forecast):
-                return found
-            refused.append(found)
+            for some in (sizes[-MOST_SIZES:], sizes[:-MOST_SIZES]):
+                found = self._fastest(cluster, precision, some, share) if len(some) else refused[-1]
+                if isinstance(found, Forecast):
+                    return found
+                refused.append(found)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
     def _able(self, device: Device) -> list[Precision] | str:
