@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-datapath bench-diagnose docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-datapath  precompute and reading back against litdata, webdataset and Hugging Face datasets (a quarter of an hour)"
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
+	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make docs-check  run every command of README.md and docs/"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -93,6 +94,10 @@ fit: $(TRACES)/done
 
 bench-accuracy: $(TRACES)/done
 	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/accuracy.py --data $(DATA) --traces $(TRACES) --again --write-intervals
+
+bench-match: $(VENV)/installed
+	$(BIN)/python benchmarks/goodput.py
+	$(BIN)/python benchmarks/match_speed.py
 
 docs-check: $(VENV)/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=

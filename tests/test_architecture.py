@@ -14,7 +14,7 @@ ROOMS = [
     "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome",  # 1
     "forecast", "plan",  # 2
     "isolation", "user_file", "trace", "measure", "datapath", "watch", "diagnose",  # 3
-    "configs", "validation", "journal",  # 4
+    "configs", "validation", "journal", "offers",  # 4
     "report", "cli", "__main__",  # 5
 ]  # fmt: skip
 LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
@@ -77,7 +77,7 @@ def test_help_is_light():
     assert not loaded & {"torch", "rich", "numpy", "yaml", "msgspec"}
 
 
-@pytest.mark.parametrize("verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal"])
+@pytest.mark.parametrize("verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal", "match", "offers"])
 def test_a_verbs_help_needs_no_torch(verb):
     loaded = imported_by(f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass")
     assert "torch" not in loaded

@@ -10,6 +10,8 @@ import click
 
 VERBS = {
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
+    "match": "Rank servers by what a whole training costs or how long it takes; deadline, budget, Pareto front.",
+    "offers": "List servers and their prices with source and date; refresh them when online.",
     "gpus": "List the hardware catalogue, or one device with the source of every figure.",
     "measure": "Train a model for some steps on this machine over batch sizes; find the jumps and the best batch.",
     "watch": "Run an unchanged training script and record where its steps' time goes.",

@@ -23,3 +23,8 @@ def default_profile_file() -> Path:
 def default_recordings_folder() -> Path:
     """Where `trainpace watch` and `diagnose` record."""
     return default_profile_file().parent / "recordings"
+
+
+def default_offers_file() -> Path:
+    """Where `trainpace offers --refresh` leaves the offers, which then take the packaged snapshot's place."""
+    return default_profile_file().parent / "offers.csv"

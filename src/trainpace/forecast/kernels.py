@@ -61,6 +61,7 @@ class KernelTable:
 
     def __init__(self, operators: Operators) -> None:
         self.operators = operators
+        self._shares: tuple[KernelConstants, Floats, Floats] | None = None
         self._kind = np.array(operators.kind)
         self._groups = operators.dims[:, 1].sum(axis=1)
         channels = operators.dims[:, 2].sum(axis=1)
@@ -135,14 +136,35 @@ class KernelTable:
         return KernelTimes(count * busy + latency, count * compute, count * memory, latency)
 
     def _traffic_shares(self, channels_last: Flags, c: KernelConstants) -> Floats:
+        """Shares of the bandwidth; those of the last constants are kept, as sweeps ask for them again and again."""
+        if self._shares is None or self._shares[0] is not c:
+            self._shares = (c, *self._shares_of(c))
+        result: Floats = np.where(channels_last, self._shares[2], self._shares[1])
+        return result
+
+    def _shares_of(self, c: KernelConstants) -> tuple[Floats, Floats]:
+        """In NCHW, and in NHWC."""
         matrix = np.isin(self.traffic, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
         shares = np.array([c.traffic_matrix if is_matrix else getattr(c, f"traffic_{name}")
                            for name, is_matrix in zip(self.traffic, matrix, strict=True)])  # fmt: skip
         nhwc = np.array(
             [getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self.traffic, shares, strict=True)]
         )
-        result: Floats = np.where(channels_last, nhwc, shares)
-        return result
+        return shares, nhwc
+
+
+_kept_tables: dict[int, KernelTable] = {}
+MOST_KEPT = 4
+
+
+def kernel_table(operators: Operators) -> KernelTable:
+    """The table of these operators. The last few are kept, so that forecasts of one workload sort its rows once."""
+    table = _kept_tables.get(id(operators))
+    if table is None:  # a kept table holds its operators, so that their id is not given to others
+        while len(_kept_tables) >= MOST_KEPT:
+            del _kept_tables[next(iter(_kept_tables))]
+        table = _kept_tables[id(operators)] = KernelTable(operators)
+    return table
 
 
 def _products_s(pick: Pick, rows: Flags, half: Flags, c: KernelConstants) -> Floats:

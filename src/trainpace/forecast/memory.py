@@ -10,11 +10,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.execution import Engine, Execution
-from trainpace.forecast.executions import FULL, GPIPE, INTERLEAVED, SELECTIVE, Grid, grid_of, groups_of
+from trainpace.forecast.executions import (
+    FULL,
+    GPIPE,
+    INTERLEAVED,
+    SELECTIVE,
+    Counts,
+    Grid,
+    grid_from,
+    grid_of,
+    groups_of,
+)
 from trainpace.forecast.layout import Stages, stages_of
 from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
 from trainpace.outcome import Memory
@@ -35,6 +44,8 @@ CONTEXT_GIB = 0.45
 """CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a CPU."""
 
 MOST_SAMPLES = 2**24
+MOST_BETWEEN = 10
+"""Batches that are tried at once on the way to the largest that fits."""
 FIT_MARGIN = 0.97
 """Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
 GATHERED_BLOCKS = 2.0
@@ -224,15 +235,21 @@ def fits(memory: Memory, capacity_gib: float) -> bool:
 def largest_micro_batch(form: TracedForm, execution: Execution, capacity_gib: float, checkpointed: bool = False) -> int:
     """The largest micro-batch that fits; 0 where not even one does."""
 
-    def fits_at(batch: int) -> bool:
-        return fits(step_memory(form, replace(execution, micro_batch=batch), True, checkpointed), capacity_gib)
+    half = form_of(execution.precision) == "half"
 
-    if not fits_at(1):
-        return 0
-    low, high = 1, 2
-    while fits_at(high) and high < MOST_SAMPLES:
-        low, high = high, 2 * high
+    def first_that_does_not(batches: Counts) -> int:
+        """Position of the first of these ascending batches that does not fit; their number where all do."""
+        grid = grid_from(execution, micro_batch=batches)
+        within = rank_memory(form, grid, half, True, execution.engine, checkpointed).fits(capacity_gib)
+        return len(batches) if within.all() else int(np.argmin(within))
+
+    doubling = 2 ** np.arange(MOST_SAMPLES.bit_length(), dtype=np.int64)
+    position = first_that_does_not(doubling)
+    if position in (0, len(doubling)):
+        return 0 if position == 0 else int(doubling[-1])
+    low, high = int(doubling[position - 1]), int(doubling[position])
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits_at(middle) else (low, middle)
+        between = np.unique(np.linspace(low, high, MOST_BETWEEN, dtype=np.int64))
+        position = first_that_does_not(between)
+        low, high = int(between[position - 1]), int(between[position])
     return low

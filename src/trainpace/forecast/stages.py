@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.executions import Grid
-from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.kernels import KernelTimes, kernel_table
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.recomputation import repeated_share
 from trainpace.forecast.sharding import rank_operators
@@ -68,7 +68,47 @@ def rank_times(
     channels_last: bool,
     compiled: bool,
 ) -> RankTimes | str:
-    """Kernel times of a rank's table at some micro-batch sizes, or the reason why there are none."""
+    """Kernel times of a rank's table at some micro-batch sizes, or the reason why there are none.
+
+    The last few tables are kept: clusters of one device differ in everything but this, and it is most of the work.
+    """
+    key = (id(operators), id(device), id(model), precision, host_factor, channels_last, compiled)
+    kept = _kept.get(key)
+    if kept is not None and np.isin(batches, kept.batches).all():
+        rows = np.searchsorted(kept.batches, batches)
+        times = KernelTimes(*(part if part.shape[0] == 1 else part[rows] for part in kept.timed.times))
+        return kept.timed._replace(times=times)
+    timed = _rank_times(operators, batches, precision, device, model, host_factor, channels_last, compiled)
+    if not isinstance(timed, str) and bool((np.diff(batches) > 0).all()):
+        while len(_kept) >= MOST_KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = _Kept(batches, timed._replace(times=KernelTimes(*map(np.atleast_2d, timed.times))), device, model)
+    return timed
+
+
+class _Kept(NamedTuple):
+    """Times at ascending batches; it holds the device and the model too, so that their ids are not given to others."""
+
+    batches: Floats
+    timed: RankTimes
+    device: Device
+    model: MachineModel | KernelConstants | None
+
+
+_kept: dict[tuple[object, ...], _Kept] = {}
+MOST_KEPT = 6
+
+
+def _rank_times(
+    operators: Operators,
+    batches: Floats,
+    precision: Precision,
+    device: Device,
+    model: MachineModel | KernelConstants | None,
+    host_factor: float,
+    channels_last: bool,
+    compiled: bool,
+) -> RankTimes | str:
     if isinstance(model, MachineModel) or device.kind == "cpu":
         if not isinstance(model, MachineModel):
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
@@ -84,7 +124,7 @@ def rank_times(
     rates = sustained_rates(device, precision, bool((~operators.half).any()), bool(operators.half.any()), constants)
     if isinstance(rates, str):
         return rates
-    times = KernelTable(operators).times(batches[:, None], rates, constants, channels_last, compiled)
+    times = kernel_table(operators).times(batches[:, None], rates, constants, channels_last, compiled)
     factor = host_factor * (constants.compile_host if compiled else 1.0)
     host_ms = host_us(operators, constants) * 1e-3 * factor
     return RankTimes(operators, times, host_ms, constants.host_step_us * 1e-3 * factor, np.zeros(len(operators)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants, fitted_constants
-from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.kernels import KernelTimes, kernel_table
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.step import PhaseTimes, host_us, phase_sums
 from trainpace.hardware.device import Device
@@ -32,7 +32,7 @@ def sweep_ms(
     """
     c = constants or fitted_constants()
     operators = workload.form(execution.precision).operators
-    table = KernelTable(operators)
+    table = kernel_table(operators)
     needs_full, needs_half = bool((~operators.half).any()), bool(operators.half.any())
     found = [sustained_rates(device, execution.precision, needs_full, needs_half, c) for device in devices]
     able = [i for i, rates in enumerate(found) if isinstance(rates, Rates)]

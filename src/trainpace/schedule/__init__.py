@@ -10,7 +10,7 @@ from trainpace.schedule.solve import (
     step_time_for_deadline,
 )
 from trainpace.schedule.speedup import SpeedUp, cumulative
-from trainpace.schedule.training_time import TrainingTime, best_checkpoint_interval_s, time_of_steps, training_time
+from trainpace.schedule.training_time import TrainingTime, time_of_steps, training_time
 from trainpace.schedule.work import EpochSteps, Schedule, epoch_steps, total_steps
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "TrainingTime",
     "accumulation_for_global_batch",
     "answer",
-    "best_checkpoint_interval_s",
     "cumulative",
     "data_parallel_for_deadline",
     "epoch_steps",

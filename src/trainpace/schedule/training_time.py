@@ -7,6 +7,7 @@ import math
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.records import Record
+from trainpace.schedule.failures import Interruption, segment_s
 from trainpace.schedule.work import Schedule, total_steps
 
 
@@ -35,23 +36,26 @@ def training_time(schedule: Schedule, execution: Execution, step_time_s: float) 
 def time_of_steps(schedule: Schedule, steps: int, step_time_s: float) -> TrainingTime:
     """Time for `steps` updates of each repeat.
 
-    Evaluations and checkpoints happen after every k-th step. Failures arrive at a constant rate 1/MTBF; each costs the
-    restart and, on average, half of the work between two checkpoints (all of the run's where there are none), so that
-    total = fault-free time / (1 - (restart + interval / 2) / MTBF): the first-order model of J. W. Young (CACM 17(9),
-    1974) and J. Daly (FGCS 22(3), 2006). It holds while the interval is short against the MTBF.
+    Evaluations and checkpoints happen after every k-th step. Failures arrive at a constant rate 1 / MTBF; each costs the
+    restart and the work since the last checkpoint (all of the run's where there are none). `failures` has the formula, which is
+    exact for such failures; the start-up is taken to succeed.
     """
     if not (math.isfinite(step_time_s) and step_time_s > 0):
         raise TrainpaceError(f"the step time is {step_time_s} s; it must be above 0.")
     stepping = steps * step_time_s
     evaluation = _times(steps, schedule.evaluate_every_steps) * schedule.evaluation_s
     checkpoint = _times(steps, schedule.checkpoint_every_steps) * schedule.checkpoint_s
-    fault_free = stepping + evaluation + checkpoint + schedule.startup_s
     failures = 0.0
     if schedule.mean_time_between_failures_s is not None:
-        every = schedule.checkpoint_every_steps
-        interval = stepping if every is None else min(stepping, every * step_time_s)
-        lost_share = (schedule.restart_s + interval / 2) / schedule.mean_time_between_failures_s
-        failures = fault_free * lost_share / (1 - lost_share) if lost_share < 1 else math.inf
+        failing = (
+            Interruption(mean_time_between_s=schedule.mean_time_between_failures_s, restart_s=schedule.restart_s),
+        )
+        work = stepping + evaluation
+        segments = _times(steps, schedule.checkpoint_every_steps)
+        rest = steps - segments * (schedule.checkpoint_every_steps or 0)
+        each = work * ((steps - rest) / segments / steps) if segments else 0.0
+        expected = segments * segment_s(each + schedule.checkpoint_s, failing) + segment_s(work * rest / steps, failing)
+        failures = max(0.0, expected - work - checkpoint)
     n = schedule.repeats
     return TrainingTime(
         steps=steps,
@@ -62,11 +66,6 @@ def time_of_steps(schedule: Schedule, steps: int, step_time_s: float) -> Trainin
         checkpoint_s=n * checkpoint,
         failures_s=n * failures,
     )
-
-
-def best_checkpoint_interval_s(checkpoint_s: float, mean_time_between_failures_s: float) -> float:
-    """Seconds between checkpoints that lose least: sqrt(2 x checkpoint time x MTBF) (Young 1974)."""
-    return math.sqrt(2 * checkpoint_s * mean_time_between_failures_s)
 
 
 def _times(steps: int, every: int | None) -> int:

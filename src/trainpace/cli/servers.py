@@ -1,0 +1,68 @@
+"""Which offers a verb works with: refreshed or packaged, and the user's own machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainpace.cli.options import read_text
+from trainpace.cli.places import default_offers_file
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.hardware import Device, catalogue, find_device
+from trainpace.offers.offer import Offer
+from trainpace.offers.snapshot import read_offers, snapshot
+
+
+def offers_known(machines: str | None, only_machines: bool = False) -> tuple[Offer, ...]:
+    """The refreshed offers where there are some, else the snapshot; and the machines of a file."""
+    own: tuple[Offer, ...] = ()
+    if machines is not None:
+        from trainpace.offers.machines import parse_machines
+
+        own = parse_machines(read_text(machines), machines)
+    if only_machines:
+        return own
+    refreshed = default_offers_file()
+    public = read_offers(read_text(str(refreshed)), str(refreshed)) if refreshed.is_file() else snapshot()
+    return (*own, *public)
+
+
+def chosen(
+    offers: Sequence[Offer],
+    providers: Sequence[str],
+    regions: Sequence[str],
+    gpus: Sequence[str],
+    own: Sequence[Device],
+) -> tuple[list[Offer], dict[str, Device]]:
+    """The offers of these providers, regions (a part of the name) and GPUs, and their devices by name.
+
+    Raises UnknownName for a provider, region or GPU that no offer has.
+    """
+    for what, wanted, known in (
+        ("provider", providers, {o.provider for o in offers}),
+        ("region", regions, {o.region for o in offers if o.region}),
+    ):
+        for name in wanted:
+            if not any(_is(what, name, each) for each in known):
+                raise UnknownName(what, name, sorted(known), "See trainpace offers.")
+    devices = _devices(offers, own)
+    asked = {find_device(name, own).name for name in gpus}
+    left = [
+        o for o in offers
+        if (not providers or any(_is("provider", name, o.provider) for name in providers))
+        and (not regions or any(_is("region", name, o.region) for name in regions))
+        and (not asked or devices[o.device].name in asked)
+    ]  # fmt: skip
+    if not left:
+        raise TrainpaceError("no offer has this provider, region and GPU together.", "See trainpace offers.")
+    return left, devices
+
+
+def _devices(offers: Sequence[Offer], own: Sequence[Device]) -> dict[str, Device]:
+    by_name: dict[str, Any] = {device.name: device for device in (*catalogue(), *own)}
+    return {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
+
+
+def _is(what: str, asked: str, name: str) -> bool:
+    folded, own = asked.casefold(), name.casefold()
+    return folded == own if what == "provider" else folded in own

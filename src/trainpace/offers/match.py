@@ -1,0 +1,374 @@
+"""Which server for this job: every offer, alone and joined, with what the whole job takes and costs on it.
+
+The global batch is the same everywhere, so that the training is. On each shape the micro-batch is the fastest that fits, with
+accumulation; data parallel where the states fit on every GPU, fully sharded (FSDP) where not. Many offers share a shape
+(device, count, nodes, network): each shape is forecast once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution, Precision
+from trainpace.forecast.constants import fitted_constants
+from trainpace.forecast.executions import execution_at, grid_from
+from trainpace.forecast.grid import GridForecast, forecast_grid
+from trainpace.forecast.intervals import spread_of
+from trainpace.forecast.job import JobConditions, JobTime, energy_kwh, job_time
+from trainpace.forecast.kernels import KernelTimes
+from trainpace.forecast.memory import FIT_MARGIN, FRAGMENTATION
+from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.stages import rank_times
+from trainpace.hardware import Cluster, Device
+from trainpace.offers.offer import Offer
+from trainpace.offers.transfer import transfer_of
+from trainpace.outcome import Forecast, Interval, Memory, StepTime
+from trainpace.records import Record
+from trainpace.schedule import Schedule, total_steps
+from trainpace.units import format_number, hours_from_s
+from trainpace.workload import Workload, form_of
+
+MOST_BATCH = 10**7
+"""Above this a global batch is a typing mistake."""
+
+MOST_SIZES = 4
+"""The largest micro-batches, among which the fastest is looked for; smaller ones only where none of these fits, as many times
+the accumulation at a lower utilisation is never faster."""
+
+Binding = Literal["memory", "batch", "device", "deadline", "budget"]
+
+
+class Job(Record):
+    """What is to be trained, and what is allowed. `schedule` has samples and epochs, or a number of steps.
+
+    precisions: those that may be used; each card takes the fastest that it can compute. most_nodes: joined nodes are tried
+    in powers of two up to it. spot: also consider spot prices. data_from: the provider where the data lies.
+    """
+
+    schedule: Schedule
+    global_batch: int
+    precisions: tuple[Precision, ...] = ("amp_bf16", "amp_fp16")
+    most_nodes: int = 4
+    spot: bool = False
+    data_from: str = ""
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    channels_last: bool = False
+    compile: bool = False
+    conditions: JobConditions = JobConditions()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.global_batch <= MOST_BATCH:
+            raise TrainpaceError(f"global_batch is {self.global_batch}; it must be from 1 to {MOST_BATCH:,}.")
+        if self.most_nodes < 1:
+            raise TrainpaceError(f"most_nodes is {self.most_nodes}; it must be a whole number from 1.")
+
+
+class Match(Record):
+    """One way to do the job: `nodes` servers of an offer. `usd` is everything: hours, electricity, egress."""
+
+    offer: Offer
+    nodes: int
+    spot: bool
+    forecast: Forecast
+    steps: int
+    time: JobTime
+    hours: Interval
+    usd: Interval
+    kwh: float | None
+    mean_hours: float
+    mean_usd: float
+    egress_usd: float
+    on_front: bool = False
+
+    @property
+    def usd_per_step(self) -> float:
+        """Dollars of the whole job for each of its steps."""
+        return self.mean_usd / self.steps
+
+
+class Rejected(Record):
+    """A shape that cannot do the job, and why. `short_gib`: memory that each of its GPUs lacks."""
+
+    offer: Offer
+    nodes: int
+    binding: Binding
+    reason: str
+    short_gib: float | None = None
+
+
+class Ranking(NamedTuple):
+    """The matches that meet deadline and budget, those that do not, and what cannot be done at all."""
+
+    matches: list[Match]
+    missed: list[Match]
+    rejected: list[Rejected]
+
+
+def rank(
+    workload: Workload,
+    offers: Sequence[Offer],
+    devices: Mapping[str, Device],
+    job: Job,
+    by: Literal["usd", "hours"] = "usd",
+) -> Ranking:
+    """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
+    shapes = _Shapes(workload, job)
+    found, rejected = [], []
+    for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
+        for nodes in _node_counts(offer, job.most_nodes):
+            done = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
+            if isinstance(done, Forecast):
+                found += [_match(shapes, offer, nodes, spot, done, devices[offer.device], job)
+                          for spot in _price_kinds(offer, job.spot)]  # fmt: skip
+            else:
+                rejected.append(Rejected(offer=offer, nodes=nodes, binding=done[0], reason=done[1], short_gib=done[2]))
+    found.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
+    meets = [m for m in found if _meets(m, job)]
+    return Ranking(_with_front(meets), [m for m in found if not _meets(m, job)], rejected)
+
+
+def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
+    """Where nothing meets the demands: what binds, by how much, and the choice that comes nearest. None: there was nothing."""
+    if ranking.missed:
+        close = min(ranking.missed, key=lambda m: _excess(m, job))
+        late, over = _late_s(close, job), _over_usd(close, job)
+        if late > 0 and (over <= 0 or late / (job.deadline_s or 1) >= over / (job.budget_usd or 1)):
+            return "deadline", f"the deadline is missed by {hours_from_s(late):.3g} h", close
+        return "budget", f"the budget is exceeded by {over:,.2f} dollars", close
+    if not ranking.rejected:
+        return None
+    short = [r for r in ranking.rejected if r.short_gib is not None]
+    if short:
+        closest = min(short, key=lambda r: r.short_gib or 0.0)
+        return "memory", closest.reason, closest
+    return ranking.rejected[0].binding, ranking.rejected[0].reason, ranking.rejected[0]
+
+
+Reason = tuple[Binding, str, float | None]
+"""What binds, in words, and the GiB that are short."""
+
+
+class _Shapes:
+    """Forecasts by shape, each made once, and the jobs on them."""
+
+    def __init__(self, workload: Workload, job: Job) -> None:
+        self._workload, self._job = workload, job
+        one_rank = Execution(micro_batch=job.global_batch)
+        self.steps, samples = total_steps(job.schedule, one_rank), job.schedule.samples_per_epoch
+        self.epochs = job.schedule.epochs or (self.steps * job.global_batch / samples if samples else 0.0)
+        self._sizes = np.array(divisors(job.global_batch), dtype=np.float64)
+        self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
+        if not self._traced:
+            workload.form(job.precisions[0])  # raises, and says which forms there are
+        self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
+        self._precisions: dict[str, list[Precision] | str] = {}
+        self._times: dict[tuple[int, bool, int | None, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
+
+    def forecast(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> Forecast | Reason:
+        """The fastest execution of a shape, or why there is none."""
+        key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None)
+        if key not in self._done:
+            self._done[key] = self._one(device, count, nodes, key[3])
+        return self._done[key]
+
+    def times(
+        self, done: Forecast, nodes: int, spot: bool, vcpus: int | None, conditions: JobConditions, device: Device
+    ) -> tuple[tuple[JobTime, float | None], ...]:
+        """The job's time and energy: as forecast, at the low and at the high end of the step's interval."""
+        key = (id(done), spot, vcpus if conditions.samples_per_cpu_s else None, conditions)
+        if key not in self._times:
+            assert done.step is not None
+            assert done.step_time_interval_ms is not None
+            interval, total_ms = done.step_time_interval_ms, done.step.total_ms
+            form = self._workload.form(done.execution.precision)
+            state_bytes = form.memory.parameter_bytes + form.memory.optimizer_bytes
+            found = []
+            for factor in (1.0, interval.low / total_ms, interval.high / total_ms):
+                step = _scaled(done.step, factor)
+                time = job_time(
+                    self.steps, self.epochs, step, self._job.global_batch, nodes, done.num_devices, state_bytes,
+                    conditions, spot, vcpus,
+                )  # fmt: skip
+                found.append((time, energy_kwh(device, done.num_devices, step, time.total_s)))
+            self._times[key] = tuple(found)
+        return self._times[key]
+
+    def _one(self, device: Device, count: int, nodes: int, network: float | None) -> Forecast | Reason:
+        batch, ranks = self._job.global_batch, count * nodes
+        if batch % ranks:
+            return "batch", f"{batch:,} samples a step cannot be divided over {ranks} GPUs", None
+        if device.memory_gib is None:
+            return "device", f"{device.name} has no memory size in the catalogue", None
+        cluster = Cluster(
+            device=device, devices_per_node=count, nodes=nodes,
+            network_gb_per_s_per_device=None if network is None else network / count,
+        )  # fmt: skip
+        if device.name not in self._precisions:
+            self._precisions[device.name] = self._able(device)
+        precisions = self._precisions[device.name]
+        if isinstance(precisions, str):
+            return "device", precisions, None
+        share = batch // ranks
+        sizes = self._sizes[share % self._sizes == 0].astype(np.int64)
+        refused: list[Reason] = []
+        for precision in precisions:
+            for some in (sizes[-MOST_SIZES:], sizes[:-MOST_SIZES]):
+                found = self._fastest(cluster, precision, some, share) if len(some) else refused[-1]
+                if isinstance(found, Forecast):
+                    return found
+                refused.append(found)
+        return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
+
+    def _able(self, device: Device) -> list[Precision] | str:
+        """The precisions that a device computes in, the fastest first; one of several at the same rates."""
+        seconds: list[tuple[float, Precision]] = []
+        seen: list[tuple[str, bytes]] = []
+        reason = ""
+        for precision in self._traced:
+            operators = self._workload.form(precision).operators
+            full, half = bool((~operators.half).any()), bool(operators.half.any())
+            rates = sustained_rates(device, precision, full, half, fitted_constants())
+            if isinstance(rates, str):
+                reason = reason or rates
+                continue
+            same = form_of(precision), np.array(rates).tobytes()
+            if same in seen:
+                continue
+            seen.append(same)
+            run = self._base(precision)
+            timed = rank_times(
+                operators, self._sizes, precision, device, None, 1.0, run.channels_last, run.compile
+            )  # fmt: skip
+            assert not isinstance(timed, str)
+            seconds.append((float(timed.times.device_s[-1].sum()), precision))
+        return [precision for _, precision in sorted(seconds, key=lambda pair: pair[0])] or reason.rstrip(".")
+
+    def _fastest(self, cluster: Cluster, precision: Precision, sizes: np.ndarray, share: int) -> Forecast | Reason:
+        """The fastest micro-batch that fits; plain data parallel before sharding."""
+        stages = (0, 3) if cluster.num_devices > 1 else (0,)
+        base = self._base(precision)
+        grid = grid_from(
+            base, micro_batch=np.tile(sizes, len(stages)), accumulation=np.tile(share // sizes, len(stages)),
+            zero_stage=np.repeat(stages, len(sizes)), world_size=cluster.num_devices,
+        )  # fmt: skip
+        found = forecast_grid(self._workload, base, grid, cluster)
+        if found.reasons:
+            return "device", next(iter(found.reasons.values())).rstrip("."), None
+        assert cluster.device.memory_gib is not None
+        capacity = cluster.device.memory_gib.value
+        feasible = found.feasible
+        if not feasible.any():
+            least = min(needed_gib(found.memory.at(i)) for i in range(len(feasible)))
+            said = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
+            return "memory", f"{said}, {cluster.device.name} has {format_number(capacity)}", least - capacity
+        plain = feasible & (grid.zero_stage == 0)
+        best = int(np.argmin(np.where(plain if plain.any() else feasible, found.step_ms, math.inf)))
+        return self._forecast(cluster, execution_at(grid, best, base, cluster), found, best)
+
+    def _forecast(self, cluster: Cluster, execution: Execution, found: GridForecast, i: int) -> Forecast:
+        step = StepTime(**{name: float(values[i]) for name, values in found.parts.items()})
+        operators = self._workload.form(execution.precision).operators
+        timed = rank_times(
+            operators, np.array([float(execution.micro_batch)]), execution.precision, cluster.device, None, 1.0,
+            execution.channels_last, execution.compile,
+        )  # fmt: skip
+        assert not isinstance(timed, str)
+        times = KernelTimes(*(seconds[0] for seconds in np.broadcast_arrays(*timed.times)))
+        spread = spread_of(step, operators, times, execution, cluster)
+        return Forecast(
+            model=self._workload.model, device=cluster.device.name, num_devices=cluster.num_devices,
+            execution=execution, step=step, memory=found.memory.at(i), fits=True, mfu=None, model_flops_per_step=None,
+            capacity_gib=None if cluster.device.memory_gib is None else cluster.device.memory_gib.value,
+            step_time_interval_ms=Interval(low=step.total_ms * spread.low, high=step.total_ms * spread.high,
+                                           coverage=spread.coverage, basis=spread.basis),
+            provenance="fitted",
+            exposed_ms={kind: float(values[i]) for kind, values in found.exposed.items() if values[i] > 0},
+        )  # fmt: skip
+
+    def _base(self, precision: Precision) -> Execution:
+        return Execution(
+            precision=precision, optimizer=self._workload.optimizer, channels_last=self._job.channels_last,
+            compile=self._job.compile, activation_checkpointing="full" if self._workload.checkpointed else "none",
+        )  # fmt: skip
+
+
+def needed_gib(memory: Memory) -> float:
+    """The card on which this would just fit."""
+    context = memory.device_gib - memory.reserved_gib
+    return (memory.allocated_gib * FRAGMENTATION + context) / FIT_MARGIN
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of n, ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
+
+
+def _match(shapes: _Shapes, offer: Offer, nodes: int, spot: bool, done: Forecast, device: Device, job: Job) -> Match:
+    assert done.step_time_interval_ms is not None
+    transfer = transfer_of(offer.provider, job.data_from, job.conditions)
+    price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
+    assert price is not None
+    found = shapes.times(done, nodes, spot, offer.vcpus, transfer.conditions, device)
+    hours = [hours_from_s(time.total_s) for time, _ in found]
+    usd = [
+        price * nodes * hour + offer.electricity_usd_per_kwh * (kwh or 0.0) + transfer.egress_usd
+        if math.isfinite(hour) else math.inf
+        for hour, (_, kwh) in zip(hours, found, strict=True)
+    ]  # fmt: skip
+    coverage, basis = done.step_time_interval_ms.coverage, done.step_time_interval_ms.basis
+    return Match(
+        offer=offer, nodes=nodes, spot=spot, forecast=done, steps=shapes.steps, time=found[0][0], kwh=found[0][1],
+        egress_usd=transfer.egress_usd, mean_hours=hours[0], mean_usd=usd[0],
+        hours=Interval(low=min(hours[1:]), high=max(hours[1:]), coverage=coverage, basis=basis),
+        usd=Interval(low=min(usd[1:]), high=max(usd[1:]), coverage=coverage, basis=basis),
+    )  # fmt: skip
+
+
+def _scaled(step: StepTime, factor: float) -> StepTime:
+    return StepTime(**{name: getattr(step, name) * factor for name in step.__struct_fields__})
+
+
+def _node_counts(offer: Offer, most: int) -> list[int]:
+    if not offer.can_join:
+        return [1]
+    most = min(most, offer.most_nodes or most)
+    return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most if offer.most_nodes else 1})
+
+
+def _price_kinds(offer: Offer, spot: bool) -> list[bool]:
+    return [False, True] if spot and offer.spot_price_usd_per_hour is not None else [False]
+
+
+def _late_s(match: Match, job: Job) -> float:
+    return -math.inf if job.deadline_s is None else match.time.total_s - job.deadline_s
+
+
+def _over_usd(match: Match, job: Job) -> float:
+    return -math.inf if job.budget_usd is None else match.mean_usd - job.budget_usd
+
+
+def _meets(match: Match, job: Job) -> bool:
+    return math.isfinite(match.time.total_s) and _late_s(match, job) <= 0 and _over_usd(match, job) <= 0
+
+
+def _excess(match: Match, job: Job) -> float:
+    """The larger of the two misses, each as a share of what was allowed."""
+    return max(_late_s(match, job) / (job.deadline_s or 1.0), _over_usd(match, job) / (job.budget_usd or 1.0))
+
+
+def _with_front(matches: list[Match]) -> list[Match]:
+    """Mark those that no other beats in both hours and dollars (the Pareto front)."""
+    best, front = math.inf, set()
+    for i in sorted(range(len(matches)), key=lambda i: (matches[i].mean_hours, matches[i].mean_usd)):
+        if matches[i].mean_usd < best:
+            best = matches[i].mean_usd
+            front.add(i)
+    return [replace(m, on_front=True) if i in front else m for i, m in enumerate(matches)]

@@ -1,0 +1,95 @@
+"""The whole job: its parts, and what must hold for them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.errors import TrainpaceError
+from trainpace.forecast.job import JobConditions, energy_kwh, forward_ms, job_time, slowest_of
+from trainpace.hardware import find_device
+from trainpace.outcome import StepTime
+
+STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communication_ms=5.0)
+
+
+USUAL = JobConditions()
+
+
+def job(conditions=USUAL, nodes=4, spot=False, vcpus=None):
+    return job_time(10_000, 10.0, STEP, 256, nodes, 8 * nodes, 1e10, conditions, spot, vcpus)
+
+
+def test_nothing_but_steps():
+    quiet = JobConditions(startup_s=0.0, device_mtbf_h=None)
+    assert job(quiet).stepping_s == pytest.approx(1000.0)
+    assert job(quiet).total_s == pytest.approx(1000.0 + 10.0)  # the model itself is written once, 10 GB at 1 GB/s
+    assert job(quiet).goodput == pytest.approx(1000 / 1010)
+
+
+def test_loading_slower_than_the_steps_shows_as_data_wait():
+    assert job(JobConditions(sample_bytes=1e5)).data_wait_s == 0.0  # 25.6 MB a step at 1 GB/s: 26 ms of 100
+    assert job(JobConditions(sample_bytes=1e6)).data_wait_s == pytest.approx(10_000 * (0.256 - 0.1))
+    assert job(JobConditions(samples_per_cpu_s=80.0), vcpus=8).data_wait_s == 0.0
+    assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=8).data_wait_s == pytest.approx(10_000 * (1.0 - 0.1))
+    assert job(JobConditions(samples_per_cpu_s=8.0), vcpus=None).data_wait_s == 0.0
+
+
+def test_evaluation_is_the_forward_part():
+    time = job(JobConditions(evaluation_samples=2560))
+    assert time.evaluation_s == pytest.approx(10 * 10 * 0.030)
+    launching = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=10.0, host_overhead_ms=50.0)
+    assert forward_ms(launching) == pytest.approx(45.0)
+
+
+def test_the_data_are_waited_for():
+    assert job(JobConditions(data_gb=150.0, download_gb_per_s=0.25)).transfer_s == 600.0
+
+
+def test_spot_servers_cost_time_the_more_of_them_there_are():
+    conditions = JobConditions(preemption_mean_h=1.0)
+    assert job(conditions).failures_s < job(conditions, nodes=1, spot=True).failures_s
+    assert job(conditions, nodes=1, spot=True).failures_s < job(conditions, nodes=8, spot=True).failures_s
+
+
+def test_the_slowest_of_several_nodes():
+    """Expected largest of n standard normal variables, from tables (Harter 1961)."""
+    for nodes, expected in ((2, 0.5642), (4, 1.0294), (8, 1.4236), (100, 2.5076)):
+        assert slowest_of(nodes, 1.0) == pytest.approx(expected, rel=0.02 if nodes > 2 else 0.05)
+    assert slowest_of(1, 1.0) == slowest_of(64, 0.0) == 0.0
+
+
+@given(
+    st.integers(1, 64), st.floats(0, 1e7), st.floats(0.01, 100), st.floats(100, 1e7), st.floats(0, 0.2), st.booleans()
+)
+def test_parts_add_up_and_are_never_negative(nodes, sample_bytes, storage, mtbf_h, variation, spot):
+    time = job(
+        JobConditions(
+            sample_bytes=sample_bytes, storage_gb_per_s=storage, device_mtbf_h=mtbf_h, step_variation=variation
+        ),
+        nodes,
+        spot,
+    )
+    parts = [getattr(time, name) for name in time.__struct_fields__ if name.endswith("_s") and "interval" not in name]
+    assert min(parts) >= 0
+    assert time.total_s == pytest.approx(sum(parts))
+    assert 0 <= time.goodput <= 1
+
+
+def test_the_checkpoint_interval_of_its_own_choice_is_not_beaten():
+    own = job(JobConditions(device_mtbf_h=1000.0))
+    for every_s in (own.checkpoint_interval_s / 3, own.checkpoint_interval_s * 3):
+        assert own.total_s <= job(JobConditions(device_mtbf_h=1000.0, checkpoint_every_s=every_s)).total_s
+
+
+def test_energy_lies_between_idle_and_tdp():
+    a100 = find_device("A100")
+    busy = energy_kwh(a100, 8, StepTime(forward_ms=1.0), 3600.0)
+    waiting = energy_kwh(a100, 8, StepTime(idle_ms=1.0), 3600.0)
+    assert busy == pytest.approx(8 * 0.4)
+    assert 0 < waiting < 0.2 * busy
+
+
+@pytest.mark.parametrize("field", ["storage_gb_per_s", "device_mtbf_h", "download_gb_per_s", "sample_bytes"])
+def test_conditions_that_cannot_be_say_which(field):
+    with pytest.raises(TrainpaceError, match=field):
+        JobConditions(**{field: -1.0})

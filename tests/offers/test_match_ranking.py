@@ -1,0 +1,170 @@
+"""The ranking: every shape, one global batch, the fastest that fits, and what binds where nothing does."""
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from nouns import workload
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.forecast import forecast
+from trainpace.forecast.job import JobConditions
+from trainpace.hardware import Cluster, find_device
+from trainpace.offers import Offer
+from trainpace.offers.match import Job, divisors, nearest, rank
+from trainpace.schedule import Schedule
+
+QUIET = JobConditions(startup_s=0.0, device_mtbf_h=None)
+JOB = Job(schedule=Schedule(samples=100_000, epochs=2), global_batch=64, conditions=QUIET)
+
+
+def offer(name, device, count=1, price=1.0, **more):
+    return Offer(provider="p", instance_type=name, device=device, count=count, price_usd_per_hour=price, **more)
+
+
+def ranked(offers, job=JOB, by="usd", **sizes):
+    return rank(workload(**sizes), offers, {o.device: find_device(o.device) for o in offers}, job, by)
+
+
+T4, A100, JOINED = (
+    offer("t4", "T4", price=0.5),
+    offer("a100", "A100", price=2.0, spot_price_usd_per_hour=1.0),
+    offer("8 a100", "A100", 8, price=16.0, network_gb_per_s=50.0),
+)
+
+
+def test_the_job_is_steps_times_the_forecast_of_a_step():
+    (match,) = ranked([T4]).matches
+    alone = forecast(workload(), match.forecast.execution, Cluster(device=find_device("T4")))
+    assert match.steps == 2 * math.ceil(100_000 / 64)
+    assert match.time.stepping_s == pytest.approx(match.steps * alone.step.total_ms / 1e3)
+    assert match.mean_usd == pytest.approx(0.5 * match.mean_hours)
+    assert match.usd.low <= match.mean_usd <= match.usd.high
+
+
+def test_every_way_trains_at_the_same_global_batch():
+    ranking = ranked([T4, A100, JOINED])
+    assert {m.forecast.execution.global_batch for m in ranking.matches} == {64}
+    assert sorted(m.nodes for m in ranking.matches) == [1, 1, 1, 2, 4]
+
+
+def test_each_card_takes_the_fastest_precision_that_it_has():
+    assert ranked([T4]).matches[0].forecast.execution.precision == "amp_fp16"
+    both = ranked([A100], replace(JOB, precisions=("fp32", "amp_bf16"))).matches
+    assert [m.forecast.execution.precision for m in both] == ["amp_bf16"]
+    only = ranked([T4], replace(JOB, precisions=("amp_bf16",)))
+    assert not only.matches
+    assert only.rejected[0].binding == "device"
+
+
+def test_no_other_micro_batch_is_faster():
+    (match,) = ranked([A100]).matches
+    chosen = match.forecast.execution
+    for micro in divisors(64):
+        other = replace(chosen, micro_batch=micro, accumulation=64 // micro)
+        assert (
+            match.forecast.step.total_ms
+            <= forecast(workload(), other, Cluster(device=find_device("A100"))).step.total_ms
+        )
+
+
+def test_by_hours_and_by_dollars():
+    by_usd, by_hours = ranked([T4, A100, JOINED]).matches, ranked([T4, A100, JOINED], by="hours").matches
+    assert [m.mean_usd for m in by_usd] == sorted(m.mean_usd for m in by_usd)
+    assert [m.mean_hours for m in by_hours] == sorted(m.mean_hours for m in by_hours)
+
+
+def test_the_front_is_what_nothing_beats_in_both():
+    matches = ranked([T4, A100, JOINED, offer("dear", "T4", price=5.0)], replace(JOB, spot=True)).matches
+    for m in matches:
+        beaten = any(
+            (o.mean_usd, o.mean_hours) != (m.mean_usd, m.mean_hours)
+            and o.mean_usd <= m.mean_usd
+            and o.mean_hours <= m.mean_hours
+            for o in matches
+        )
+        assert m.on_front != beaten
+
+
+def test_spot_costs_less_an_hour_and_more_hours():
+    job = replace(JOB, spot=True, conditions=JobConditions(preemption_mean_h=0.5, device_mtbf_h=None))
+    spot, usual = sorted(ranked([A100], job).matches, key=lambda m: not m.spot)
+    assert (spot.spot, usual.spot) == (True, False)
+    assert spot.mean_hours > usual.mean_hours
+
+
+def test_a_deadline_and_a_budget_leave_out_and_say_by_how_much():
+    free = ranked([T4, A100])
+    slow = max(m.mean_hours for m in free.matches)
+    some = ranked([T4, A100], replace(JOB, deadline_s=3600 * slow * 0.99))
+    assert len(some.matches) == len(some.missed) == 1
+    none = ranked([T4, A100], job := replace(JOB, deadline_s=1e-3))
+    binding, reason, close = nearest(none, job)
+    assert (binding, close.mean_hours) == ("deadline", min(m.mean_hours for m in free.matches))
+    assert "missed by" in reason
+    none = ranked([T4, A100], job := replace(JOB, budget_usd=1e-9))
+    assert nearest(none, job)[0] == "budget"
+
+
+def heavy(bytes_of_parameters):
+    one = workload()
+    forms = {
+        name: replace(form, memory=replace(form.memory, parameter_bytes=bytes_of_parameters, optimizer_bytes=0.0))
+        for name, form in one.forms.items()
+    }
+    return replace(one, forms=forms)
+
+
+def test_states_that_one_card_cannot_hold_are_sharded_or_said_to_be_too_large():
+    devices = {"A100 SXM 80GB": find_device("A100 SXM 80GB")}
+    alone, eight = offer("1", "A100 SXM 80GB"), offer("8", "A100 SXM 80GB", 8)
+    ranking = rank(heavy(100 * 2.0**30), [alone, eight], devices, JOB)
+    assert [(m.offer.instance_type, m.forecast.execution.zero_stage) for m in ranking.matches] == [("8", 3)]
+    (rejected,) = ranking.rejected
+    assert (rejected.binding, rejected.offer.instance_type) == ("memory", "1")
+    assert 20 < rejected.short_gib < 60
+    none = rank(heavy(10_000 * 2.0**30), [alone, eight], devices, JOB)
+    assert nearest(none, JOB)[2].offer.instance_type == "8"
+
+
+def test_a_global_batch_that_does_not_divide():
+    ranking = ranked([offer("3", "T4", 3), T4])
+    assert [m.offer.instance_type for m in ranking.matches] == ["t4"]
+    assert "64 samples a step cannot be divided over 3 GPUs" in ranking.rejected[0].reason
+
+
+def test_data_leave_another_cloud_for_money_and_take_time():
+    job = replace(JOB, data_from="aws", conditions=replace(QUIET, data_gb=100.0, download_gb_per_s=0.1))
+    (away,) = ranked([T4], job).matches
+    (home,) = ranked([replace(T4, provider="aws")], job).matches
+    assert away.egress_usd == pytest.approx(9.0)
+    assert away.time.transfer_s == pytest.approx(1000.0)
+    assert home.egress_usd == 0.0
+    assert home.time.transfer_s == pytest.approx(100.0)
+
+
+def test_electricity_is_paid_on_top():
+    own = replace(T4, price_usd_per_hour=0.0, electricity_usd_per_kwh=0.3)
+    (match,) = ranked([own]).matches
+    assert match.mean_usd == pytest.approx(0.3 * match.kwh)
+
+
+def test_a_job_that_never_ends_is_no_match():
+    job = replace(
+        JOB, spot=True, conditions=JobConditions(preemption_mean_h=1e-4, checkpoint_every_s=1e6, startup_s=0.0)
+    )
+    assert {m.spot for m in ranked([A100], job).matches} == {False}
+
+
+def test_misuse():
+    with pytest.raises(TrainpaceError, match="global_batch"):
+        replace(JOB, global_batch=0)
+    with pytest.raises(TrainpaceError, match="traced for"):
+        rank(replace(workload(), forms={"fp32": workload().forms["fp32"]}), [T4], {"T4": find_device("T4")}, JOB)
+
+
+def test_divisors():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(49) == [1, 7, 49]
+    assert Execution(micro_batch=divisors(97)[-1]).global_batch == 97

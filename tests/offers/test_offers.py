@@ -1,0 +1,142 @@
+"""Offers: the snapshot, a user's machines, a refresh through a stand-in for gpuhunt."""
+
+import datetime
+import sys
+import types
+
+import pytest
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError
+from trainpace.hardware import find_device
+from trainpace.offers import Offer, is_stale, read_offers, snapshot
+from trainpace.offers.machines import parse_machines
+from trainpace.offers.refresh import offers_of, refreshed
+from trainpace.offers.snapshot import node_networks, write_offers
+
+TODAY = datetime.date(2026, 11, 21)
+
+
+def test_every_offer_has_a_source_and_a_device_of_the_catalogue():
+    for offer in snapshot():
+        assert find_device(offer.device).name == offer.device
+        assert "@" in offer.source, offer
+        assert offer.price_usd_per_hour > 0
+
+
+def test_no_offer_is_there_twice_and_spot_is_cheaper():
+    keys = [(o.provider, o.instance_type, o.region) for o in snapshot()]
+    assert len(keys) == len(set(keys))
+    assert all(o.spot_price_usd_per_hour < o.price_usd_per_hour for o in snapshot() if o.spot_price_usd_per_hour)
+
+
+def test_no_hour_is_cheaper_than_its_electricity():
+    for offer in snapshot():
+        watts = find_device(offer.device).tdp_w.value
+        assert offer.price_usd_per_hour / offer.count > watts / 1e3 * 0.04, offer
+
+
+def test_networks_belong_to_servers_that_are_offered():
+    offered = {(o.provider, o.instance_type) for o in snapshot()}
+    assert set(node_networks()) <= offered
+    p4d = next(o for o in snapshot() if o.instance_type == "p4d.24xlarge")
+    assert p4d.network_gb_per_s == 50.0
+    assert not next(o for o in snapshot() if o.provider == "vast").can_join
+
+
+def test_cards_that_come_in_two_forms_are_told_apart():
+    devices = {o.instance_type: o.device for o in snapshot()}
+    assert devices["Standard_NC24ads_A100_v4"] == "A100 PCIe 80GB"
+    assert devices["Standard_ND96amsr_A100_v4"] == "A100 SXM 80GB"
+
+
+def test_a_snapshot_survives_being_written():
+    assert read_offers(write_offers(snapshot()), "again") == snapshot()
+
+
+def test_prices_are_stale_after_90_days_or_without_a_date():
+    offer = Offer(provider="x", instance_type="y", device="T4", count=1, price_usd_per_hour=1.0)
+    assert is_stale(offer, TODAY)
+    assert not is_stale(replace(offer, as_of="2026-10-01"), TODAY)
+    assert is_stale(replace(offer, as_of="2026-02-26"), TODAY)
+
+
+@pytest.mark.parametrize(
+    "line", ["aws,x,,T4,0,,,,1,,s,", "aws,x,,T4,1,,,,-1,,s,", "aws,x,,T4,many,,,,1,,s,", "a,x,,T4,1,,,,1,,s,soon"]
+)
+def test_a_damaged_list_names_its_line(line):
+    header = write_offers(()).strip()
+    with pytest.raises(TrainpaceError, match="mine, line 2"):
+        read_offers(f"{header}\n{line}\n", "mine")
+
+
+MACHINES = """
+[[machine]]
+name = "lab"
+device = "RTX 4090"
+count = 4
+nodes = 2
+network_gbit_per_s = 10
+purchase_usd = 12000
+years = 4
+electricity_usd_per_kwh = 0.30
+"""
+
+
+def test_bought_machines_cost_their_share_of_the_years():
+    (lab,) = parse_machines(MACHINES, "mine.toml")
+    assert lab.price_usd_per_hour == pytest.approx(12000 / (4 * 8766))
+    assert (lab.provider, lab.network_gb_per_s, lab.most_nodes) == ("own", 1.25, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not toml [", "not valid TOML"),
+        ("[other]", "entries and nothing else"),
+        ('[[machine]]\nname = "a"', "device"),
+        ('[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5', "go together"),
+        ('[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5\nyears = 1\nprice_usd_per_hour = 1', "Give one"),
+        ('[[machine]]\nname = "a"\ndevice = "T4"\ncount = 0', "0 devices"),
+    ],
+)
+def test_machines_that_cannot_be_are_one_sentence(text, said):
+    with pytest.raises(TrainpaceError, match=said):
+        parse_machines(text, "mine.toml")
+
+
+def item(**fields):
+    usual = {
+        "instance_name": "p4d.24xlarge", "location": "us-east-1", "price": 21.95, "cpu": 96, "memory": 1152.0, "gpu_count": 8,
+        "gpu_name": "A100", "gpu_memory": 40.0, "spot": False, "provider": "aws",
+    }  # fmt: skip
+    return types.SimpleNamespace(**usual | fields)
+
+
+def test_gpuhunts_items_become_offers():
+    items = [
+        item(), item(spot=True, price=8.0), item(provider="lambdalabs", instance_name="gpu_1x", gpu_count=1, gpu_memory=80.0),
+        item(instance_name="free", price=0.0), item(instance_name="cpu", gpu_count=0, gpu_name=None),
+        item(instance_name="new", gpu_name="Z9000", gpu_memory=512.0), item(instance_name="odd", gpu_memory=300.0),
+    ]  # fmt: skip
+    offers, unknown = offers_of(items, TODAY)
+    assert [(o.provider, o.device, o.spot_price_usd_per_hour, o.as_of) for o in offers] == [
+        ("aws", "A100 SXM 40GB", 8.0, "2026-11-21"), ("lambda", "A100 SXM 80GB", None, "2026-11-21")
+    ]  # fmt: skip
+    assert unknown == {"Z9000": 1, "A100": 1}
+
+
+def test_a_refresh_without_gpuhunt_or_a_network_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gpuhunt", None)
+    with pytest.raises(TrainpaceError, match="pip install"):
+        refreshed(TODAY)
+
+    def offline():
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(sys.modules, "gpuhunt", types.SimpleNamespace(query=offline))
+    with pytest.raises(TrainpaceError, match="no route to host"):
+        refreshed(TODAY)
+    monkeypatch.setitem(sys.modules, "gpuhunt", types.SimpleNamespace(query=list))
+    with pytest.raises(TrainpaceError, match="offline"):
+        refreshed(TODAY)
