@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast import forecast
+from trainpace.forecast.executions import CHECKPOINTINGS, SCHEDULES
+from trainpace.forecast.grid import CLASHES, Grid, forecast_grid, grid_from
 from trainpace.forecast.memory import FIT_MARGIN, FRAGMENTATION
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import Forecast, Memory
@@ -34,12 +36,17 @@ class Setting(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Of every row of a space: milliseconds of a step whose data is there (NaN where `reason` says why not), and GiB that one
-    device must have room for."""
+    """Of every row of a space: milliseconds of a step whose data is there (NaN where there is a reason why not), and GiB
+    that one device must have room for. reason: positions in `reasons`, 0 for none."""
 
     step_ms: Floats
     needed_gib: Floats
-    reason: list[str]
+    reason: NDArray[np.int64]
+    reasons: tuple[str, ...]
+
+    def why_not(self, rows: NDArray[np.int64]) -> str:
+        """The first reason among some rows."""
+        return next((self.reasons[code] for code in self.reason[rows].tolist() if code), "")
 
 
 def part_of(cluster: Cluster, execution: Execution) -> Cluster:
@@ -71,18 +78,40 @@ def room_gib(cluster: Cluster) -> float:
 
 
 def evaluate(setting: Setting, space: Space) -> Evaluation:
-    """Every row of a space."""
-    step, needed, reasons = np.full(len(space), np.nan), np.full(len(space), np.nan), [""] * len(space)
-    for row in range(len(space)):
-        try:
-            f = forecast_of(setting, space.execution(row))
-        except TrainpaceError as error:
-            reasons[row] = str(error)
-            continue
-        reasons[row] = f.reason
-        needed[row] = math.nan if f.memory is None else needed_gib(f.memory)
-        step[row] = math.nan if f.step is None else f.step.total_ms
-    return Evaluation(step, needed, reasons)
+    """Every row of a space, those on the same part of the cluster together."""
+    c, n = space.columns, len(space)
+    step, needed, reason = np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, dtype=np.int64)
+    reasons = [""]
+    part = c["nnodes"] << 32 | c["nproc_per_node"] << 1 | c["channels_last"]
+    for key in np.unique(part):
+        rows = np.flatnonzero(part == key)
+        some = space.rows(rows)
+        base = some.execution(0)
+        cluster = part_of(setting.cluster, base)
+        grid = _grid(some)
+        found = forecast_grid(setting.workload, base, grid, cluster, host_factor=setting.host_factor)
+        context = found.memory.device_gib - found.memory.reserved_gib
+        possible = (found.clash == 0) & np.isfinite(found.step_ms)
+        step[rows] = np.where(possible, found.step_ms, np.nan)
+        needed[rows] = found.memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
+        for code, text in found.reasons.items():
+            reason[rows[(grid.precision == code) & ~possible]] = len(reasons)
+            reasons.append(text)
+        for clash in np.unique(found.clash[found.clash > 0]).tolist():
+            reason[rows[found.clash == clash]] = len(reasons)
+            reasons.append(f"its {CLASHES[clash]} clashes with the model or the cluster")
+    return Evaluation(step, needed, reason, tuple(reasons))
+
+
+def _grid(space: Space) -> Grid:
+    columns = dict(space.columns)
+    columns["world_size"] = columns.pop("nnodes") * columns.pop("nproc_per_node")
+    del columns["channels_last"]
+    for name, names in (("precision", PRECISIONS), ("activation_checkpointing", CHECKPOINTINGS),
+                        ("pipeline_schedule", SCHEDULES)):  # fmt: skip
+        column = columns[name]
+        columns[name] = np.select([column == value for value in names], list(range(len(names))))
+    return grid_from(space.base, **columns)
 
 
 def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath) -> Floats:

@@ -68,7 +68,7 @@ def plan_changes(
 def _what_binds(found: Found) -> str:
     needed = found.evaluation.needed_gib
     if np.isnan(found.evaluation.step_ms).all():
-        return next((reason for reason in found.evaluation.reason if reason), "nothing can be forecast.")
+        return found.evaluation.why_not(np.arange(len(found.space))) or "nothing can be forecast."
     able = np.where(np.isnan(found.evaluation.step_ms), np.inf, needed)
     row = int(np.argmin(able))
     if able[row] <= found.room_gib:

@@ -100,8 +100,7 @@ def _weigh(found: Found, judge: Judge, best: tuple[int, int], subject: _Subject)
     rows = np.flatnonzero(subject.rows)
     able = rows[np.isfinite(found.evaluation.step_ms[rows])]
     if not len(able):
-        reason = next((found.evaluation.reason[row] for row in rows if found.evaluation.reason[row]), "")
-        return Rejected(title=subject.title, why=reason or "cannot be forecast")
+        return Rejected(title=subject.title, why=found.evaluation.why_not(rows) or "cannot be forecast")
     least = float(found.evaluation.needed_gib[able].min())
     if least <= found.room_gib:
         return Rejected(title=subject.title, why="leaves no whole step for the job's samples")

@@ -131,7 +131,8 @@ def _meshes(
 def _layouts(workload: Workload, blocks: Blocks, devices_per_node: int) -> Iterator[tuple[int, ...]]:
     """(tp, pp, cp, virtual_stages). Tensor parallelism stays inside a node: its exchange is never hidden."""
     heads = max(1, blocks.heads)
-    tensor = [t for t in _divisors(devices_per_node) if heads % t == 0 and (blocks.key_value_heads or heads) % t == 0]
+    groups = blocks.key_value_heads or heads
+    tensor = [t for t in _divisors(devices_per_node) if heads % t == 0 and (groups % t == 0 or t % groups == 0)]
     context = [1]
     if workload.sequence_length:
         context = [c for c in (1, 2, 4, 8) if c == 1 or workload.sequence_length >= c * LEAST_TOKENS_A_RANK]
