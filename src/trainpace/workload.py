@@ -190,7 +190,9 @@ class Blocks(Record):
     pass, its input included; sharded_saved_bytes: the part of it that tensor parallelism divides without sequence
     parallelism; attention_saved_bytes: the part that selective recomputation gives up. working_bytes: the most that is alive
     in a block's backward pass beyond what is saved and beyond gradients. outside_saved_bytes: kept outside of the blocks
-    (embedding, head, loss).
+    (embedding, head, loss); after_saved_bytes: the part of it that is made after the blocks, and gone when their backward
+    pass begins; after_working_bytes: the most that is alive after the blocks, in their head and loss, beyond all that is
+    saved and beyond gradients.
     """
 
     module: str
@@ -210,6 +212,26 @@ class Blocks(Record):
     attention_saved_bytes: tuple[float, float]
     working_bytes: tuple[float, float]
     outside_saved_bytes: tuple[float, float]
+    after_saved_bytes: tuple[float, float] = (0.0, 0.0)
+    after_working_bytes: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in self.__struct_fields__}
+        numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
+        if any(not 0 <= size < LARGEST for size in numbers.values()) or self.count < 1:
+            raise TrainpaceError(
+                "the repeated blocks need counts that are finite and not negative, and one block at least."
+            )
+        if self.tensor_parameters > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
+            raise TrainpaceError("the repeated blocks divide more parameters than they have.")
+        if (self.heads == 0) != (self.key_value_heads == 0) or self.heads % max(self.key_value_heads, 1):
+            raise TrainpaceError("the heads of the repeated blocks are no multiple of their key-value heads.")
+        pairs = [size for name, size in sizes.items() if name.endswith("_bytes")]
+        if not (np.abs(pairs) < LARGEST).all() or (np.sum(pairs, axis=1) < 0).any():
+            raise TrainpaceError("the bytes of the repeated blocks should be finite numbers, and not below 0.")
+        counts = self.operator_counts
+        if counts.shape != (len(self.roles),) or counts.dtype.kind not in "iu" or (counts < 0).any():
+            raise TrainpaceError("the repeated blocks need a count and a role for every row of the operator table.")
 
 
 class TracedForm(Record):
@@ -218,6 +240,13 @@ class TracedForm(Record):
     operators: Operators
     memory: MemoryProfile
     blocks: Blocks | None = None
+
+    def __post_init__(self) -> None:
+        if self.blocks is None:
+            return
+        counts = self.blocks.operator_counts
+        if counts.shape != self.operators.count.shape or (counts > self.operators.count).any():
+            raise TrainpaceError("the repeated blocks do not belong to this operator table.")
 
 
 class Workload(Record):

@@ -2,6 +2,10 @@
 
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.forecast import forecast
+from trainpace.forecast.grid import Grid, GridForecast, execution_at, forecast_grid, grid_from, grid_of
 from trainpace.forecast.timings import MachineModel
 
-__all__ = ["KernelConstants", "MachineModel", "fitted_constants", "forecast"]
+__all__ = [
+    "Grid", "GridForecast", "KernelConstants", "MachineModel", "execution_at", "fitted_constants", "forecast", "forecast_grid",
+    "grid_from", "grid_of",
+]  # fmt: skip

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.forecast.constants import KernelConstants
+from trainpace.forecast.executions import grid_of
+from trainpace.forecast.grid import forecast_grid
 from trainpace.forecast.intervals import spread_of
-from trainpace.forecast.kernels import KernelTable, KernelTimes
-from trainpace.forecast.memory import fits, largest_micro_batch, step_memory
-from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
-from trainpace.forecast.step import PhaseTimes, heaviest, host_us, phase_sums, step_time
-from trainpace.forecast.timings import MachineModel, machine_spread, machine_times, step_factor
-from trainpace.forecast.timings import host_us as machine_host_us
+from trainpace.forecast.kernels import KernelTimes
+from trainpace.forecast.memory import fits, largest_micro_batch
+from trainpace.forecast.rates import Peak, matrix_peak
+from trainpace.forecast.shapes import contradiction
+from trainpace.forecast.sharding import rank_operators
+from trainpace.forecast.stages import RankTimes, block_shares, rank_times
+from trainpace.forecast.step import heaviest
+from trainpace.forecast.timings import MachineModel, machine_spread
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import Forecast, Interval, Provenance, StepTime
 from trainpace.schedule import Schedule, training_time
 from trainpace.units import hours_from_s
-from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, Workload, at_batch, form_of
+from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, TracedForm, Workload, at_batch
 
 
 def forecast(
@@ -41,49 +43,36 @@ def forecast(
     """
     device = cluster.device
     form = workload.form(execution.precision)
-    operators = form.operators
-    trained = 0 if workload.mode == "inference" else workload.trainable_parameters
-    gradient_bytes = trained * (2.0 if form_of(execution.precision) == "half" else 4.0)
-    parameter_bytes = workload.parameters * (4.0 if form_of(execution.precision) == "fp32" else 2.0)
-    memory = step_memory(form, execution, device.kind == "gpu")
+    grid = grid_of([execution])
     capacity = None if device.memory_gib is None else device.memory_gib.value
-    fitting = None if capacity is None else fits(memory, capacity)
+    refused = _refused(workload, form, execution)
+    found = forecast_grid(workload, execution, grid, cluster, model, host_factor, host_to_device_ms)
+    clash = int(found.clash[0])
+    if clash and not refused:
+        raise contradiction(clash, grid, 0, form.blocks, workload.sequence_length, cluster)
+    memory = None if clash else found.memory.at(0)
+    fitting = None if capacity is None or memory is None else fits(memory, capacity)
     largest = None
-    if capacity is not None and device.kind == "gpu":
-        largest = largest_micro_batch(form, execution, capacity)
-    calibrated = isinstance(model, MachineModel)
-    provenance: Provenance = "calibrated" if calibrated else "fitted"
-    evaluated = _evaluate(operators, execution, cluster, model, host_factor)
-    reason = _not_modelled(execution, workload) or (evaluated if isinstance(evaluated, str) else "")
-    step: StepTime | None = None
-    if not isinstance(evaluated, str) and not reason:
-        phases, start_ms = evaluated.phases, evaluated.start_ms
-        result = step_time(
-            phases,
-            device.kind == "gpu",
-            start_ms,
-            execution,
-            cluster,
-            gradient_bytes,
-            parameter_bytes,
-            host_to_device_ms,
-        )
-        step, reason = (None, result) if isinstance(result, str) else (result, "")
-    if step is None:
+    if capacity is not None and memory is not None and device.kind == "gpu":
+        largest = largest_micro_batch(form, execution, capacity, workload.checkpointed)
+    provenance: Provenance = "calibrated" if isinstance(model, MachineModel) else "fitted"
+    timed = _timed(workload, form, execution, cluster, model, host_factor)
+    reason = refused or next(iter(found.reasons.values()), "")
+    if reason or isinstance(timed, str):
         return Forecast(
             model=workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution, step=None,
             step_time_interval_ms=None, memory=memory, capacity_gib=capacity, fits=fitting, largest_micro_batch=largest, mfu=None,
-            model_flops_per_step=None, provenance=provenance, reason=reason,
+            model_flops_per_step=None, provenance=provenance, reason=reason or str(timed),
         )  # fmt: skip
-    assert not isinstance(evaluated, str)
+    step = StepTime(**{name: float(values[0]) for name, values in found.parts.items()})
     if isinstance(model, MachineModel):
-        spread = machine_spread(model, evaluated.times, evaluated.log_sd)
+        spread = machine_spread(model, timed.times, timed.log_sd)
     else:
-        spread = spread_of(step, operators, evaluated.times, execution, cluster)
+        spread = spread_of(step, timed.operators, timed.times, execution, cluster)
     interval = Interval(
         low=step.total_ms * spread.low, high=step.total_ms * spread.high, coverage=spread.coverage, basis=spread.basis
     )
-    flops = _model_flops(operators, execution) * execution.data_parallel_size
+    flops = _model_flops(form.operators, execution) * execution.data_parallel_size
     time = None
     if schedule is not None:
         time = training_time(schedule, execution, step.total_ms / 1e3)
@@ -102,71 +91,75 @@ def forecast(
         capacity_gib=capacity,
         fits=fitting,
         largest_micro_batch=largest,
-        mfu=_mfu(flops, operators, step, execution, cluster),
+        mfu=_mfu(flops, form.operators, step, execution, cluster),
         model_flops_per_step=flops,
         provenance=provenance,
-        heaviest=heaviest(operators, evaluated.times, execution),
+        heaviest=heaviest(timed.operators, timed.times, execution),
         training_time=time,
         training_time_interval_s=_time_interval(schedule, execution, interval),
         cost_usd=cost,
-        warnings=_warnings(fitting, step),
+        exposed_ms={kind: float(values[0]) for kind, values in found.exposed.items() if values[0] > 0},
+        scaling_efficiency=_efficiency(workload, execution, cluster, model, host_factor, host_to_device_ms, step),
+        warnings=_warnings(fitting, step, bool(found.uneven[0]), form, execution),
     )
 
 
-class _Evaluated(NamedTuple):
-    """Kernel times, their phases, the host's work outside the phases, and how unsure each row's time is (a calibrated
-    machine's: the standard deviation of its logarithm)."""
+def _refused(workload: Workload, form: TracedForm, execution: Execution) -> str:
+    """What cannot be forecast for want of knowledge about the model."""
+    wanted = {"tensor": execution.tp, "pipeline": execution.pp, "context": execution.cp}
+    missing = [name for name, size in wanted.items() if size > 1]
+    if missing and form.blocks is None:
+        return (
+            f"{' and '.join(missing)} parallelism: {workload.model} has no repeated blocks along which it could be cut."
+        )
+    if execution.activation_checkpointing != "none" and not workload.checkpointed and form.blocks is None:
+        return "activation checkpointing: this workload was traced without it, and has no repeated blocks to recompute."
+    return ""
 
-    times: KernelTimes
-    phases: PhaseTimes
-    start_ms: float
-    log_sd: NDArray[np.float64]
 
-
-def _evaluate(
-    operators: Operators,
+def _timed(
+    workload: Workload,
+    form: TracedForm,
     execution: Execution,
     cluster: Cluster,
     model: MachineModel | KernelConstants | None,
     host_factor: float,
-) -> _Evaluated | str:
-    """The times, or the reason why there are none."""
-    device = cluster.device
-    if isinstance(model, MachineModel) or device.kind == "cpu":
-        if not isinstance(model, MachineModel):
-            return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
-        if bool((operators.half & (operators.launches > 0)).any()) and not bool(model.timings.half.any()):
-            return f"{device.name} has been calibrated in fp32 only."
-        times, log_sd = machine_times(operators, execution.micro_batch, model)
-        factor = step_factor(model)
-        times = KernelTimes(times.device_s * factor, *times[1:])
-        host_ms = phase_sums(operators, machine_host_us(operators, model) * 1e-3) * factor
-        return _Evaluated(times, PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms), 0.0, log_sd)
-    constants = model or fitted_constants()
-    rates = sustained_rates(
-        device, execution.precision, bool((~operators.half).any()), bool(operators.half.any()), constants
-    )
-    if isinstance(rates, str):
-        return rates
-    batch = np.asarray(float(execution.micro_batch))
-    times = KernelTable(operators).times(batch, rates, constants, execution.channels_last, execution.compile)
-    factor = host_factor * (constants.compile_host if execution.compile else 1.0)
-    host_ms = phase_sums(operators, host_us(operators, constants) * 1e-3) * factor
-    phases = PhaseTimes(phase_sums(operators, 1e3 * times.device_s), host_ms)
-    return _Evaluated(times, phases, constants.host_step_us * 1e-3 * factor, np.zeros(len(operators)))
+) -> RankTimes | str:
+    """Kernel times of one rank's share of every row, or the reason why there are none."""
+    if _refused(workload, form, execution):
+        return "not evaluated"
+    sequence = execution.sequence_parallel and execution.tp > 1
+    operators = rank_operators(form.operators, form.blocks, execution.tp, execution.cp, sequence)
+    batch = np.array([float(execution.micro_batch)])
+    timed = rank_times(
+        operators, batch, execution.precision, cluster.device, model, host_factor, execution.channels_last, execution.compile
+    )  # fmt: skip
+    if isinstance(timed, str):
+        return timed
+    held = 1.0 - block_shares(operators, form.blocks) * (1.0 - 1.0 / execution.pp)
+    return timed._replace(times=KernelTimes(*(seconds[0] * held for seconds in np.broadcast_arrays(*timed.times))))
 
 
-def _not_modelled(execution: Execution, workload: Workload) -> str:
-    wanted = {
-        "tensor, pipeline or context parallelism": execution.tp * execution.pp * execution.cp > 1,
-        "optimizer offload": execution.offload_optimizer,
-    }
-    missing = [name for name, is_wanted in wanted.items() if is_wanted]
-    if missing:
-        return f"{', '.join(missing)}: not forecast yet."
-    if execution.activation_checkpointing == "full" and not workload.checkpointed:
-        return "activation checkpointing: this workload was traced without it."
-    return ""
+def _efficiency(
+    workload: Workload,
+    execution: Execution,
+    cluster: Cluster,
+    model: MachineModel | KernelConstants | None,
+    host_factor: float,
+    host_to_device_ms: float,
+    step: StepTime,
+) -> float | None:
+    """Throughput over that of as many devices that each did the same micro-batches alone, memory permitting or not."""
+    if execution.world_size == 1:
+        return None
+    alone = replace(
+        execution, nnodes=1, nproc_per_node=1, tp=1, pp=1, cp=1, engine="ddp", zero_stage=0, shard_size=None,
+        offload_optimizer=False, offload_parameters=False, sequence_parallel=False, virtual_stages=1, pipeline_schedule="1f1b",
+    )  # fmt: skip
+    one = replace(cluster, nodes=1, devices_per_node=1)
+    found = forecast_grid(workload, alone, grid_of([alone]), one, model, host_factor, host_to_device_ms)
+    shards = execution.tp * execution.pp * execution.cp
+    return float(found.step_ms[0]) / (shards * step.total_ms)
 
 
 def _model_flops(operators: Operators, execution: Execution) -> float:
@@ -194,8 +187,15 @@ def _time_interval(schedule: Schedule | None, execution: Execution, step_ms: Int
     return Interval(low=ends[0], high=ends[1], coverage=step_ms.coverage, basis=step_ms.basis)
 
 
-def _warnings(fits: bool | None, step: StepTime) -> tuple[str, ...]:
+def _warnings(
+    fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
+) -> tuple[str, ...]:
     warnings = []
+    if uneven and form.blocks is not None:
+        stages = execution.pp * execution.virtual_stages
+        warnings.append(
+            f"{form.blocks.count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last"
+        )
     if fits is False:
         warnings.append("does not fit in the device's memory; the time is what it would be if it did")
     if step.host_overhead_ms > 0.3 * step.total_ms:

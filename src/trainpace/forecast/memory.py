@@ -1,13 +1,27 @@
-"""Memory of one device at the peak of a step, from the replayed trace."""
+"""Memory of one rank at the peak of a step, from the replayed trace.
+
+A plain step's moments come from the trace as they are. Sharding scales them: states by what a rank holds of the parameters,
+activations by the ratio of what its blocks keep to what all of them keep in one piece (Korthikanti et al. 2022), times the
+micro-batches in flight (Narayanan et al. 2021).
+"""
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from typing import NamedTuple
 
-from trainpace.execution import Execution
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from trainpace.execution import Engine, Execution
+from trainpace.forecast.executions import FULL, GPIPE, INTERLEAVED, SELECTIVE, Grid, grid_of, groups_of
+from trainpace.forecast.layout import Stages, stages_of
 from trainpace.outcome import Memory
 from trainpace.units import gib_from_bytes
-from trainpace.workload import TracedForm, form_of
+from trainpace.workload import Blocks, TracedForm, form_of
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 RESERVED_FACTOR = 1.18
 """Reserved over allocated while there is room: torch's caching allocator keeps what it once took, cuDNN's trial workspaces
@@ -19,58 +33,172 @@ fitted 24 GB fit by this rule; the others have other normalisations today than w
 CONTEXT_GIB = 0.45
 """CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a CPU."""
 
-
 MOST_SAMPLES = 2**24
 FIT_MARGIN = 0.97
 """Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
+GATHERED_BLOCKS = 2.0
+"""Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
 
-def step_memory(form: TracedForm, execution: Execution, is_gpu: bool) -> Memory:
-    """Peak memory of one rank.
+class RankMemory(NamedTuple):
+    """GiB on the fullest rank, n each; the parts are those of `Memory`."""
 
-    With accumulation the gradients stay over all micro-steps, so they count in full at the peak. ZeRO shards optimizer
-    states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020); sharded 16-bit training keeps
-    its shards in fp32, as FSDP's mixed precision and DeepSpeed do. DDP reduces gradients through buckets of the same
-    size beside them.
+    parameters_gib: Floats
+    gradients_gib: Floats
+    optimizer_states_gib: Floats
+    activations_gib: Floats
+    allocated_gib: Floats
+    reserved_gib: Floats
+    device_gib: Floats
+
+    def fits(self, capacity_gib: float) -> Flags:
+        """Would it run: what is allocated, what fragmentation wastes, and the context, within FIT_MARGIN of the card."""
+        context = self.device_gib - self.reserved_gib
+        waste = np.where(context > 0, FRAGMENTATION, 1.0)
+        within: Flags = self.allocated_gib * waste + context <= capacity_gib * FIT_MARGIN
+        return within
+
+    def at(self, i: int) -> Memory:
+        """One execution's."""
+        return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
+
+
+def rank_memory(
+    form: TracedForm, grid: Grid, half: bool, on_gpu: bool, engine: Engine = "ddp", checkpointed: bool = False
+) -> RankMemory:
+    """Peak memory of every execution, each on its fullest stage. `checkpointed`: the trace already recomputes.
+
+    With accumulation or a pipeline the gradients stay over all micro-steps, so they count in full at the peak. ZeRO shards
+    optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020). Training in 16 bits keeps
+    fp32 shards under FSDP; under ZeRO 1 and 2, and in Megatron's manner under tensor and pipeline parallelism, it keeps
+    fp32 states and a master copy besides (2 + 2 + 12 and 2 + 4 + 12 bytes a parameter with Adam). DDP reduces gradients
+    through buckets of the same size beside them.
     """
-    gradient, activation = form.memory.at_peak(execution.micro_batch)
-    if execution.accumulation > 1:
-        gradient = max(gradient, float(form.memory.peaks[:, 0].max()))
-    parameters, states = form.memory.parameter_bytes, form.memory.optimizer_bytes
-    ranks, stage = execution.data_parallel_size, execution.zero_stage
-    master = 2.0 if stage >= 1 and form_of(execution.precision) == "half" else 1.0
-    if stage >= 1:
-        states *= master / ranks
-    if stage >= 2:
-        gradient *= master / ranks
-    if stage >= 3:
-        parameters *= master / ranks
-    if stage == 0 and ranks > 1 and execution.engine != "data_parallel":
-        gradient *= 2
-    allocated = gib_from_bytes(parameters + states + gradient + activation)
-    reserved = allocated * (RESERVED_FACTOR if is_gpu else 1.0)
-    return Memory(
-        parameters_gib=gib_from_bytes(parameters),
-        gradients_gib=gib_from_bytes(gradient),
-        optimizer_states_gib=gib_from_bytes(states),
-        activations_gib=gib_from_bytes(activation),
-        reserved_gib=reserved,
-        device_gib=reserved + (CONTEXT_GIB if is_gpu else 0.0),
+    blocks = form.blocks
+    groups = groups_of(grid, 1)
+    total = 1.0 if blocks is None else float(blocks.count * blocks.parameters + blocks.outside_parameters)
+    stages = stages_of(grid, blocks, total)
+    held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
+    stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
+    parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
+    gradient_bytes = float(form.memory.peaks[:, 0].max())
+    megatron = half & ((grid.tp > 1) | (grid.pp > 1))[:, None] & (stage < 3) & (state_bytes > 0)
+    mixed = half & (state_bytes > 0) & ((stage == 1) | (stage == 2)) | megatron
+    states = held * np.where(
+        mixed, 2 * (state_bytes + parameter_bytes), state_bytes * np.where(half & (stage == 3), 2, 1)
     )
+    states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
+    whole = held * parameter_bytes
+    parameters = np.where(stage >= 3, whole * (2.0 if half else 1.0) / shard * ~grid.offload_parameters[:, None], whole)
+    parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
+    width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where(stage >= 2, 1 / shard, 1.0)
+    buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
+    reduced = held * gradient_bytes * buckets[:, None]
+    activations, working, is_plain = _activations(grid, blocks, stages, checkpointed)
+    kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
+    # moments: (gradients, activations), the trace's and, where those are scaled, the end of the backward pass
+    moments = [(np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working)]
+    for gradient, constant, slope in form.memory.peaks.tolist():
+        alive = np.where(kept, gradient_bytes, gradient) * held * width + reduced
+        of_batch = activations * (constant + slope * grid.micro_batch)[:, None]
+        of_states = held * constant / np.where(stage >= 1, shard, 1.0)
+        moments.append((alive, of_states if slope == 0 else of_batch))
+    alive, active = (np.stack([moment[i] for moment in moments]) for i in range(2))
+    allocated = np.where(stages.number > 0, (alive + active).max(axis=0) + parameters + states, -1.0)
+    fullest = allocated.argmax(axis=1)
+    every = np.arange(len(fullest))
+    when = (alive + active).argmax(axis=0)[every, fullest]
+    parts = [
+        parameters[every, fullest],
+        alive[when, every, fullest],
+        states[every, fullest],
+        active[when, every, fullest],
+    ]
+    gib = [gib_from_bytes(part) for part in parts]
+    summed = gib[0] + gib[1] + gib[2] + gib[3]
+    reserved = summed * (RESERVED_FACTOR if on_gpu else 1.0)
+    return RankMemory(*gib, summed, reserved, reserved + (CONTEXT_GIB if on_gpu else 0.0))
+
+
+def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags) -> Floats:
+    """FSDP's parameters in one piece: two blocks and what is outside of them, or all of them where they are kept."""
+    if blocks is None:
+        return np.zeros_like(whole)
+    block = blocks.parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
+    a_block = np.divide(whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0)
+    inside = a_block * stages.blocks
+    some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
+    return np.where(is_sharded, np.where(grid.reshard_after_forward[:, None], some, whole), 0.0)
+
+
+def _activations(grid: Grid, blocks: Blocks | None, stages: Stages, checkpointed: bool) -> tuple[Floats, Floats, Flags]:
+    """Activations of a stage's micro-batches in flight over those of the whole model in one piece (n x 3), the bytes that are
+    alive at the end of the backward pass, and which executions are in one piece."""
+    shape = stages.blocks.shape
+    if blocks is None:
+        return np.ones(shape), np.zeros(shape), np.ones((shape[0], 1), dtype=bool)
+    batch = grid.micro_batch.astype(np.float64)
+
+    def at(pair: tuple[float, float]) -> Floats:
+        return pair[0] + pair[1] * batch
+
+    saved, divided, core = at(blocks.saved_bytes), at(blocks.sharded_saved_bytes), at(blocks.attention_saved_bytes)
+    entering, working, outside = at(blocks.input_bytes), at(blocks.working_bytes), at(blocks.outside_saved_bytes)
+    sequence = np.where(grid.sequence_parallel, grid.tp, 1)
+    recompute = np.where(checkpointed, 0, grid.activation_checkpointing)
+    whole_block = (divided / grid.tp + (saved - divided) / sequence) / grid.cp
+    block = np.select(
+        [recompute == FULL, recompute == SELECTIVE], [entering / sequence / grid.cp, whole_block - core / grid.tp / grid.cp],
+        whole_block,
+    )  # fmt: skip
+    at_work = working / grid.tp / grid.cp + np.where(recompute == FULL, whole_block - block, 0.0)
+    at_work = at_work + np.where(recompute == SELECTIVE, core / grid.tp / grid.cp, 0.0)
+    head = outside / np.where(blocks.outside_tensor_parameters > 0, grid.tp, 1) / grid.cp
+    flying, last = _in_flight(grid, stages)
+    bytes_alive = flying * block[:, None] + stages.has_last * (last * head)[:, None] + at_work[:, None]
+    in_one_piece = blocks.count * saved + outside + working
+    is_plain = (grid.tp * grid.pp * grid.cp == 1) & (recompute == 0)
+    ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
+    return np.where(is_plain[:, None], 1.0, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
+
+
+def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats]:
+    """Blocks' worth of activations that a stage keeps at most (n x 3), and micro-batches that the last one keeps.
+
+    1f1b: stage i of pp keeps pp - i micro-batches. Interleaved: of v chunks a device, 2 (pp - 1 - i) + (v - 1) pp + 1
+    chunks are in flight (Narayanan et al. 2021, section 2.2), for the first stage 1 + (pp - 1) / (pp v) of all.
+    """
+    m, pp, v = (a.astype(np.float64) for a in (grid.accumulation, grid.pp, grid.virtual_stages))
+    position = np.stack([np.zeros_like(pp), np.minimum(1, pp - 1), pp - 1], axis=1)
+    one_by_one = np.minimum(m[:, None], pp[:, None] - position)
+    chunks = 2 * (pp[:, None] - 1 - position) + ((v - 1) * pp)[:, None] + 1
+    chunks = np.minimum(chunks, (m * v)[:, None]) / v[:, None]
+    schedule = grid.pipeline_schedule[:, None]
+    staged = np.select(
+        [schedule == GPIPE, schedule == INTERLEAVED], [m[:, None] * np.ones_like(position), chunks], one_by_one
+    )
+    flying = np.where(pp[:, None] > 1, staged, 1.0)
+    return flying * stages.blocks, np.where((grid.pipeline_schedule == GPIPE) & (grid.pp > 1), m, 1.0)
+
+
+def step_memory(form: TracedForm, execution: Execution, is_gpu: bool, checkpointed: bool = False) -> Memory:
+    """Peak memory of the fullest rank of one execution."""
+    half = form_of(execution.precision) == "half"
+    return rank_memory(form, grid_of([execution]), half, is_gpu, execution.engine, checkpointed).at(0)
 
 
 def fits(memory: Memory, capacity_gib: float) -> bool:
-    """Would it run: what is allocated, what fragmentation wastes, and the context, within FIT_MARGIN of the card."""
+    """As `RankMemory.fits`."""
     context = memory.device_gib - memory.reserved_gib
     waste = FRAGMENTATION if context > 0 else 1.0
     return memory.allocated_gib * waste + context <= capacity_gib * FIT_MARGIN
 
 
-def largest_micro_batch(form: TracedForm, execution: Execution, capacity_gib: float) -> int:
+def largest_micro_batch(form: TracedForm, execution: Execution, capacity_gib: float, checkpointed: bool = False) -> int:
     """The largest micro-batch that fits; 0 where not even one does."""
 
     def fits_at(batch: int) -> bool:
-        return fits(step_memory(form, replace(execution, micro_batch=batch), True), capacity_gib)
+        return fits(step_memory(form, replace(execution, micro_batch=batch), True, checkpointed), capacity_gib)
 
     if not fits_at(1):
         return 0

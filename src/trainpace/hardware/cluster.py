@@ -1,4 +1,4 @@
-"""A cluster: one kind of device, how many to a node and how many nodes, what it costs."""
+"""A cluster: one kind of device, how many to a node and how many nodes, how they are joined, what it costs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,36 @@ from trainpace.hardware.device import Device
 from trainpace.records import Record
 
 
+class HostLinks(Record):
+    """The links between hosts as gloo's collectives were seen to use them over TCP (`trainpace.measure.links`).
+
+    `message_us` is what one step of an algorithm costs besides its bytes; `start_us` what a collective costs once;
+    `host_us_per_mib` the host's own work a MiB sent or received (copies, sums), which the link's work does not hide.
+    `link_share` of a link's stated bandwidth carries payload. `gb_per_s` is the stated bandwidth of one host in one
+    direction (1e9 bytes a second) unless the cluster's `network_gb_per_s_per_device` says otherwise.
+    """
+
+    start_us: float
+    message_us: float
+    host_us_per_mib: float
+    link_share: float
+    gb_per_s: float
+
+    def __post_init__(self) -> None:
+        if min(self.start_us, self.message_us, self.host_us_per_mib) < 0:
+            raise TrainpaceError("a link's latencies and host costs cannot be below 0.")
+        if not 0 < self.link_share <= 1 or not self.gb_per_s > 0:
+            raise TrainpaceError("a link's bandwidth must be above 0, and the share of it for payload within 0 to 1.")
+
+
 class Cluster(Record):
     """`nodes` equal nodes of `devices_per_node` equal devices; the price is for one device and one hour.
 
-    `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices.
+    `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices;
+    `network_latency_us` the time of one small message between two nodes. `pcie_peer_access` says whether devices read
+    each other's memory over PCIe (GeForce cards since Ampere do not). `host_links` are the links of CPU hosts, as
+    measured. `storage_gb_per_s` is the shared storage's bandwidth for the whole cluster, and `device_mtbf_hours` the
+    mean time between failures of one device.
     """
 
     device: Device
@@ -18,6 +44,11 @@ class Cluster(Record):
     nodes: int = 1
     price_usd_per_device_hour: float | None = None
     network_gb_per_s_per_device: float | None = None
+    network_latency_us: float | None = None
+    pcie_peer_access: bool = False
+    host_links: HostLinks | None = None
+    storage_gb_per_s: float | None = None
+    device_mtbf_hours: float | None = None
 
     def __post_init__(self) -> None:
         if self.devices_per_node < 1 or self.nodes < 1:
@@ -25,6 +56,10 @@ class Cluster(Record):
         price = self.price_usd_per_device_hour
         if price is not None and not 0 <= price <= 1e6:
             raise TrainpaceError(f"a price of {price} dollars per device and hour cannot be right.")
+        for name in ("network_gb_per_s_per_device", "network_latency_us", "storage_gb_per_s", "device_mtbf_hours"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise TrainpaceError(f"{name} is {value}; it must be above 0.")
 
     @property
     def num_devices(self) -> int:

@@ -60,8 +60,8 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     name = func._schema.name.partition("::")[2]
     if func.is_view or name in _ALLOCATIONS or name in ("detach", "_unsafe_view", "alias", "_local_scalar_dense"):
         return [] if name in ("detach", "alias") else [Row("view", "view", False, 0, 0.0, 0.0, 0.0, ())]
-    inputs = list(_tensors((args, kwargs)))
-    outputs = list(_tensors(out))
+    inputs = list(tensors_in((args, kwargs)))
+    outputs = list(tensors_in(out))
     if not any(t.device.type == "meta" for t in (*inputs, *outputs)):
         return []  # a host scalar, such as an optimizer's step counter
     if name in _GEMMS:
@@ -222,15 +222,24 @@ def _foreach(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor],
     return [Row("optimizer", name, _is_half(on_device), launches, float(dims[0]), _bytes(on_device), written, dims)]
 
 
-def _tensors(tree: Any) -> Iterable[torch.Tensor]:
+def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """The two matrices of a product, the weight of a convolution, nothing for other ATen calls."""
+    if name in _GEMMS:
+        first, second = _GEMMS[name]
+        return args[first], args[second]
+    return (args[1],) if name in ("convolution", "_convolution") else ()
+
+
+def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
+    """All tensors in nested lists and dicts."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, list | tuple):
         for part in tree:
-            yield from _tensors(part)
+            yield from tensors_in(part)
     elif isinstance(tree, dict):
         for part in tree.values():
-            yield from _tensors(part)
+            yield from tensors_in(part)
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainpace.trace.operators import Row, rows_of
+from trainpace.trace.operators import Row, matrices_of, rows_of, tensors_in
+from trainpace.trace.roles import Step
 from trainpace.workload import Phase
+
+BEFORE, AFTER = 0, -1
+"""Places outside of the blocks, which are numbered from 1. What runs between two blocks counts as before."""
+
+
+class Origin(NamedTuple):
+    """Where a row comes from: the place, and the forward call that it is, repeats or takes the gradient of (-1: none)."""
+
+    place: int
+    call: int
+
+
+class Alive(NamedTuple):
+    """A storage: its number, the call that made it (-1: before the step), its bytes, the row at which it was made."""
+
+    value: int
+    call: int
+    size: float
+    row: int
 
 
 class Recorder(TorchDispatchMode):
-    """Sees every ATen call below autograd. Read `rows`, `phases`, `modules` and `alive` afterwards."""
+    """Sees every ATen call below autograd. Read `rows`, `phases`, `modules`, `origins` and `alive` afterwards.
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+    A backward call is traced to the forward call whose autograd node runs it, by the node's sequence number, as
+    torch.profiler does; a call that recomputes activations, by its position in the block. `with_steps` keeps the calls
+    of the forward pass with their inputs and outputs.
+    """
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter], with_steps: bool = False) -> None:
         super().__init__()
         self.phase: Phase = "forward"
         self.recording = True
@@ -27,6 +52,32 @@ class Recorder(TorchDispatchMode):
         """(gradient bytes, activation bytes) while each row's operator runs."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
+        self.origins: list[Origin] = []
+        self.places: list[int] = []
+        """Of each forward call."""
+        self.steps: dict[int, Step] | None = {} if with_steps else None
+        self.set_aside: list[float] = []
+        """Of the activation bytes at each row, those that no block works with: gradients of parameters that have not been
+        accumulated yet, and what the backward pass made outside of the blocks (a head's gradient waits for its embedding's)."""
+        self.entered: list[tuple[int, torch.Size, float, int]] = []
+        """Blocks in the order in which they ran: (number, shape, bytes and value of the hidden state)."""
+        self.left: list[int] = []
+        """Values of the hidden states that blocks returned."""
+        self.saved: list[Alive] = []
+        """What is alive when the forward pass ends."""
+        self.parameter_names: dict[int, str] = {}
+        """Of values."""
+        self._parameters = parameters
+        self._place = BEFORE
+        self._origin = Origin(BEFORE, -1)
+        self._made_node: dict[int, int] = {}
+        self._first_call: dict[int, int] = {}
+        self._functions: list[Any] = []
+        self._replayed = -1
+        self._outside: dict[int, float] = {}
+        self._outside_bytes = 0.0
+        self._born: dict[int, Alive] = {}
+        self._values = 0
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._module_of_storage: dict[int, str] = {}
         self._module = ""
@@ -40,7 +91,50 @@ class Recorder(TorchDispatchMode):
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tensors that are alive all the time (parameters, buffers): they count as no activation."""
         for tensor in tensors:
-            self._storages[tensor.untyped_storage()._cdata] = weakref.ref(tensor.untyped_storage())
+            key = tensor.untyped_storage()._cdata
+            self._storages[key] = weakref.ref(tensor.untyped_storage())
+            self._bear(key, -1, 0.0)
+        for name, parameter in self._parameters.items():
+            born = self._born.get(parameter.untyped_storage()._cdata)
+            if born is not None:
+                self.parameter_names.setdefault(born.value, name)
+
+    def _bear(self, key: int, call: int, size: float) -> None:
+        self._values += 1
+        self._born[key] = Alive(self._values, call, size, len(self.rows))
+
+    def _value(self, tensor: torch.Tensor) -> int:
+        born = self._born.get(tensor.untyped_storage()._cdata)
+        return -1 if born is None else born.value
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers in all parameters."""
+        return sum(p.numel() for p in self._parameters.values())
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Of a parameter."""
+        return self._parameters[name].shape
+
+    def enter_block(self, number: int, hidden: torch.Tensor) -> None:
+        """Block `number` (from 1) starts on a hidden state."""
+        if self.phase == "forward":
+            self._place = number
+            self._origin = Origin(number, -1)
+            self._first_call[number] = len(self.places)
+            size = float(hidden.numel() * hidden.element_size())
+            self.entered.append((number, hidden.shape, size, self._value(hidden)))
+
+    def leave_block(self, hidden: torch.Tensor, is_last: bool) -> None:
+        """The block that was entered last returns a hidden state."""
+        if self.phase == "forward":
+            self._place = AFTER if is_last else BEFORE
+            self._origin = Origin(self._place, -1)
+            self.left.append(self._value(hidden))
+
+    def end_forward(self) -> None:
+        """From here on only what is saved for the backward pass is alive."""
+        self.saved = [self._born[key] for key in self._storages if key in self._born]
 
     def enter_module(self, name: str) -> None:
         """Name the module that runs now; operators without weights of their own are shown under it."""
@@ -51,24 +145,80 @@ class Recorder(TorchDispatchMode):
     def gradient_ready(self, gradient: torch.Tensor) -> None:
         """A gradient has been accumulated: from now on it counts as one, not as an activation."""
         size = float(gradient.untyped_storage().nbytes())
+        key = gradient.untyped_storage()._cdata
+        if key in self._outside:
+            self._outside_bytes -= self._outside.pop(key)
+        elif key in self._born:
+            for row in range(self._born[key].row, len(self.rows)):
+                self.set_aside[row] += size
         self._activation_bytes -= size
         self._gradient_bytes += size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         shortcut = _SHORTCUTS.get(func)
+        self._locate(func)
         out = func(*args, **kwargs) if shortcut is None else shortcut(*args)
         self._track(out)
         if self.recording:
+            if self.steps is not None and self.phase == "forward" and func is not _DETACH:
+                self._keep_step(func, args, kwargs, out)
             for row in rows_of(func, args, kwargs, out):
                 self._append(row, self._name(args))
         return out
 
+    def _locate(self, func: Any) -> None:
+        if func is _DETACH:  # autograd's bookkeeping, another number of times when recomputing
+            return
+        if self.phase == "forward":
+            call = len(self.places)
+            self.places.append(self._place)
+            self._functions.append(func)
+            self._made_node.setdefault(_sequence_number() - 1, call)
+            self._origin = Origin(self._place, call)
+        elif self.phase == "backward":
+            self._origin = self._backward_origin(func)
+        else:
+            self._origin = Origin(AFTER, -1)
+
+    def _backward_origin(self, func: Any) -> Origin:
+        node = _current_node()
+        call = -1
+        if node is not None and "AccumulateGrad" not in node.name():
+            call = self._made_node.get(node._sequence_nr(), -1)
+        if not torch.is_grad_enabled():
+            self._replayed = -1
+            return Origin(self.places[call], call) if call >= 0 else self._origin
+        return self._repeated(func, self._origin.place if call < 0 else self.places[call])
+
+    def _repeated(self, func: Any, place: int) -> Origin:
+        """The call of the forward pass that recomputation makes again: the next one of its function in the same place."""
+        if self._replayed < 0:
+            self._replayed = self._first_call.get(place, 0)
+        for call in range(self._replayed, len(self.places)):
+            if self.places[call] == place and self._functions[call] is func:
+                self._replayed = call + 1
+                return Origin(place, call)
+        return Origin(place, -1)
+
+    def _keep_step(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        assert self.steps is not None
+        inputs = tuple((self._value(t), t.numel()) for t in tensors_in((args, kwargs)) if t.device.type == "meta")
+        name = func._schema.name.partition("::")[2]
+        self.steps[self._origin.call] = Step(
+            name,
+            inputs,
+            tuple(self._value(t) for t in matrices_of(name, args)),
+            tuple(self._value(t) for t in tensors_in(out) if t.device.type == "meta"),
+        )
+
     def _append(self, row: Row, module: str) -> None:
         self.rows.append(row)
         self.phases.append(self.phase)
+        self.origins.append(self._origin)
         self.modules.append(module)
         self.alive.append((self._gradient_bytes, self._activation_bytes))
+        self.set_aside.append(self._outside_bytes)
 
     def _name(self, args: Any) -> str:
         for argument in args[:3]:
@@ -88,10 +238,16 @@ class Recorder(TorchDispatchMode):
                 return
             size = float(storage.nbytes())
             self._activation_bytes += size
+            self._bear(key, self._origin.call, size)
+            if self.phase == "backward" and self._origin.place <= BEFORE:
+                self._outside[key] = size
+                self._outside_bytes += size
 
             def freed(_: Any, key: int = key, size: float = size) -> None:
                 self._activation_bytes -= size
                 del self._storages[key]
+                del self._born[key]
+                self._outside_bytes -= self._outside.pop(key, 0.0)
 
             self._storages[key] = weakref.ref(storage, freed)
         elif isinstance(out, list | tuple):
@@ -114,6 +270,10 @@ def _batch_norm_backward(
     of_bias = None if weight is None else torch.empty_like(weight)
     return torch.empty_like(x) if mask[0] else None, of_weight if mask[1] else None, of_bias if mask[2] else None
 
+
+_DETACH = torch.ops.aten.detach.default
+_sequence_number = torch._C._autograd._get_sequence_nr
+_current_node = torch._C._current_autograd_node
 
 # torch's own meta kernels of these two run a Python decomposition of 20 operators: 80 % of ResNet-50's trace
 _SHORTCUTS: dict[Any, Any] = {

@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.trace.blocks import Layout, blocks_of, layout_of
+from trainpace.trace.chain import Chain, longest_chain
 from trainpace.trace.cuda_mapping import CudaMapping, checkpoints_see_through, python_functions_see_through
 from trainpace.trace.operators import MAX_DIMS
-from trainpace.trace.recorder import Recorder
+from trainpace.trace.recorder import BEFORE, Recorder
 from trainpace.trace.task import Task, build_task, make_optimizer, recompute_activations
 from trainpace.trace.transformers_mapping import unpacked_sequences
 from trainpace.workload import PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
@@ -75,11 +77,12 @@ def _trace_form(task: Task, optimizer: str | None, form: Form, variant: Variant)
     model.train(variant.mode != "inference")
     stepper = own if optimizer is None else None
     stepper = stepper or make_optimizer(optimizer or "sgd_momentum", model)
-    runs = [_one_step(task, model, stepper, form, variant, n) for n in BATCHES]
+    chain = longest_chain(model)
+    runs = [_one_step(task, model, stepper, form, variant, n, chain) for n in BATCHES]
     if _kinds(runs[0]) != _kinds(runs[1]) == _kinds(runs[2]):
         # a model may compute something once and keep it, such as relative positions: later steps are without it
-        runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0])
-    return _fit(task.name, runs)
+        runs[0] = _one_step(task, model, stepper, form, variant, BATCHES[0], chain)
+    return _fit(task.name, runs, chain)
 
 
 def _kinds(run: tuple[Recorder, float, float]) -> list[str]:
@@ -87,7 +90,13 @@ def _kinds(run: tuple[Recorder, float, float]) -> list[str]:
 
 
 def _one_step(
-    task: Task, model: nn.Module, stepper: torch.optim.Optimizer, form: Form, variant: Variant, batch_size: int
+    task: Task,
+    model: nn.Module,
+    stepper: torch.optim.Optimizer,
+    form: Form,
+    variant: Variant,
+    batch_size: int,
+    chain: Chain | None,
 ) -> tuple[Recorder, float, float]:
     """(recorder, parameter and buffer bytes, optimizer state bytes) of one step."""
     stepper.state.clear()
@@ -97,11 +106,12 @@ def _one_step(
     model.zero_grad(set_to_none=True)
     batch = _meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
-    recorder = Recorder(named)
+    recorder = Recorder(named, with_steps=chain is not None and batch_size == BATCHES[1])
     kept = [*model.parameters(), *model.buffers()]
     recorder.know([*kept, *_leaves(batch)])
     hooks = [p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad)) for p in named.values()
              if p.requires_grad]  # fmt: skip
+    hooks += [] if chain is None else _block_hooks(chain, recorder)
     hooks += _module_hooks(model, recorder)
     mapping = CudaMapping(form, fused_attention=not variant.legacy, cpu=variant.cpu)
     try:
@@ -111,6 +121,7 @@ def _one_step(
                 if variant.mode == "inference":
                     with torch.no_grad():
                         task.forward(model, batch)
+                    recorder.end_forward()
                 else:
                     _forward_and_backward(task, model, batch, recorder, mapping)
             if variant.mode == "train":
@@ -143,11 +154,12 @@ def _forward_and_backward(task: Task, model: nn.Module, batch: Any, recorder: Re
     mapping.forget_casts()
     if loss.dim() != 0:
         raise TrainpaceError(f"the loss of {task.name} has shape {tuple(loss.shape)}.", "Return one number.")
+    recorder.end_forward()
     recorder.phase = "backward"
     loss.backward()
 
 
-def _fit(name: str, runs: list[tuple[Recorder, float, float]]) -> TracedForm:
+def _fit(name: str, runs: list[tuple[Recorder, float, float]], chain: Chain | None) -> TracedForm:
     first, second, third = (run[0] for run in runs)
     kinds = [_kinds(run) for run in runs]
     if not kinds[0]:
@@ -178,26 +190,41 @@ def _fit(name: str, runs: list[tuple[Recorder, float, float]]) -> TracedForm:
             "Measure it with `trainpace measure` instead.",
         )
     memory = _memory_profile(runs[0][1], runs[0][2], constant[:, -2], constant[:, -1], slope[:, -1])
-    return TracedForm(operators=_group(first, constant, slope), memory=memory)
+    layout = layout_of(chain, second)
+    operators, heads = _group(first, constant, slope, layout)
+    if layout is None:
+        return TracedForm(operators=operators, memory=memory)
+    origins = [first.origins[i] for i in heads]
+    inside = [origin.place > BEFORE for origin in origins]
+    roles = [layout.role(*row) for row in zip(operators.kind, operators.function, origins, strict=True)]
+    blocks = blocks_of(layout, (first, second, third), BATCHES, inside, roles, operators.count)
+    return TracedForm(operators=operators, memory=memory, blocks=blocks)
 
 
-def _group(run: Recorder, constant: np.ndarray, slope: np.ndarray) -> Operators:
-    """Alike operators into one row with a count, in order of first appearance."""
+def _group(
+    run: Recorder, constant: np.ndarray, slope: np.ndarray, layout: Layout | None
+) -> tuple[Operators, np.ndarray]:
+    """Alike operators into one row with a count, in order of first appearance, and the first of each.
+
+    Those inside and outside of the blocks are kept apart, and those of different roles.
+    """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(run.rows):
+        origin = run.origins[i]
         key = (
             row.kind,
             row.function,
             run.phases[i],
             row.half,
             row.launches,
+            layout and (origin.place > BEFORE, layout.role(row.kind, row.function, origin)),
             constant[i, :-2].tobytes(),
             slope[i, :-2].tobytes(),
         )
         groups.setdefault(key, []).append(i)
     heads = np.array([members[0] for members in groups.values()])
     both = np.stack([constant[heads], slope[heads]], axis=-1)
-    return Operators(
+    operators = Operators(
         kind=tuple(run.rows[i].kind for i in heads),
         function=tuple(run.rows[i].function for i in heads),
         phase=tuple(run.phases[i] for i in heads),
@@ -210,6 +237,7 @@ def _group(run: Recorder, constant: np.ndarray, slope: np.ndarray) -> Operators:
         written_bytes=both[:, 2],
         dims=both[:, 3 : 3 + MAX_DIMS],
     )
+    return operators, heads
 
 
 def _memory_profile(
@@ -295,6 +323,30 @@ def _module_hooks(model: nn.Module, recorder: Recorder) -> list[Any]:
         return hook
 
     return [module.register_forward_pre_hook(entering(name)) for name, module in model.named_modules() if name]
+
+
+def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
+    def entering(number: int) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            hidden = next((t for t in _leaves([args, kwargs]) if t.is_floating_point()), None)
+            if hidden is not None:
+                recorder.enter_block(number, hidden)
+
+        return hook
+
+    def leaving(is_last: bool) -> Any:
+        def hook(_: nn.Module, args: Any, out: Any) -> None:
+            hidden = next((t for t in _leaves(out) if t.is_floating_point()), None)
+            if hidden is not None:
+                recorder.leave_block(hidden, is_last)
+
+        return hook
+
+    hooks: list[Any] = []
+    for number, block in enumerate(chain.modules, 1):
+        hooks.append(block.register_forward_pre_hook(entering(number), with_kwargs=True))
+        hooks.append(block.register_forward_hook(leaving(number == len(chain.modules))))
+    return hooks
 
 
 def _explained(name: str, error: Exception) -> UserCodeError:

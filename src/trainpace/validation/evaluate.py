@@ -25,7 +25,7 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 """Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
 
 MODELS_PER_PROCESS = 12
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 """Raise when traces change, so that kept ones are made again."""
 Tell = Callable[[str], None]
 

@@ -1,0 +1,105 @@
+"""Which executions a model and a cluster allow at all, and which numbers clash where they do not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainpace.errors import Contradiction
+from trainpace.forecast.executions import INTERLEAVED, SCHEDULES, Counts, Grid
+from trainpace.hardware.cluster import Cluster
+from trainpace.workload import Blocks
+
+CLASHES = (
+    "", "world_size", "tp x pp x cp", "no blocks", "tp", "key_value_heads", "pp", "cp", "virtual_stages", "accumulation",
+    "shard_size", "engine",
+)  # fmt: skip
+"""What of an execution clashes; its position is `GridForecast.clash`. 0: nothing."""
+
+
+def clashes(
+    grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster, engine: str = "ddp"
+) -> Counts:
+    """The first clash of every execution, as a position in CLASHES."""
+    shards = grid.tp * grid.pp * grid.cp
+    count = 0 if blocks is None else blocks.count
+    heads = 0 if blocks is None else blocks.heads
+    groups = 0 if blocks is None else blocks.key_value_heads
+    one = np.ones_like(grid.tp)
+    stages = grid.pp * grid.virtual_stages
+    share = grid.data_parallel_size % np.where(grid.shard_size > 0, grid.shard_size, one)
+    found = {
+        "world_size": grid.world_size != cluster.num_devices,
+        "tp x pp x cp": grid.world_size % shards != 0,
+        "no blocks": (shards > 1) & (blocks is None),
+        "tp": (grid.tp > 1) & ((one * heads) % grid.tp != 0),
+        # more ranks than key-value heads hold copies of them, evenly
+        "key_value_heads": (grid.tp > 1) & (groups > 0) & ((groups % grid.tp != 0) & (grid.tp % max(1, groups) != 0)),
+        "pp": stages > max(1, count),
+        "cp": (grid.cp > 1) & ((sequence_length or 1) % grid.cp != 0),
+        "virtual_stages": (grid.virtual_stages > 1) & ((grid.pp == 1) | (grid.pipeline_schedule != INTERLEAVED)),
+        "accumulation": (grid.pipeline_schedule == INTERLEAVED) & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
+        "shard_size": (grid.shard_size > 0) & (share != 0),
+        "engine": (engine == "data_parallel") & ((shards > 1) | (grid.zero_stage > 0)),
+    }
+    result = np.zeros_like(grid.tp)
+    for name, is_wrong in reversed(found.items()):
+        result = np.where(is_wrong, CLASHES.index(name), result)
+    return result
+
+
+def contradiction(
+    clash: int, grid: Grid, i: int, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster
+) -> Contradiction:
+    """The clash of execution `i` in words, with its numbers."""
+    tp, pp, cp, v = (int(getattr(grid, name)[i]) for name in ("tp", "pp", "cp", "virtual_stages"))
+    name = CLASHES[clash]
+    count = 0 if blocks is None else blocks.count
+    heads = 0 if blocks is None else blocks.heads
+    groups = 0 if blocks is None else blocks.key_value_heads
+    world, accumulation = int(grid.world_size[i]), int(grid.accumulation[i])
+    schedule = SCHEDULES[int(grid.pipeline_schedule[i])]
+    said = {
+        "world_size": (
+            f"the execution has {world} processes, and the cluster {cluster.num_devices} devices"
+            f" ({cluster.nodes} nodes of {cluster.devices_per_node}).",
+            "One process runs on each device.",
+        ),
+        "tp x pp x cp": (
+            f"world size {world} cannot be divided by tp {tp} x pp {pp} x cp {cp} = {tp * pp * cp}.",
+            "Choose factors of the world size.",
+        ),
+        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", _divisors("tp", heads)),
+        "key_value_heads": (
+            f"tp {tp} and the model's {groups} key-value heads do not divide each other.",
+            "Every rank needs the same number of them, or copies of one.",
+        ),
+        "pp": (
+            f"pp {pp}{f' x virtual_stages {v}' if v > 1 else ''} = {pp * v} stages need as many blocks; the model has {count}.",
+            f"Use at most {count} stages.",
+        ),
+        "cp": (f"cp {cp} does not divide the sequence length {sequence_length}.", "Every rank needs as many tokens."),
+        "virtual_stages": (
+            f"virtual_stages is {v}, with pp {pp} and the schedule {schedule}.",
+            "Several stages a device need pp of at least 2 and the interleaved schedule.",
+        ),
+        "accumulation": (
+            f"the interleaved schedule needs a number of micro-batches that pp {pp} divides; accumulation is {accumulation}.",
+            f"Use {-(-accumulation // pp) * pp}, or the schedule 1f1b.",
+        ),
+        "shard_size": (
+            f"shard_size {int(grid.shard_size[i])} does not divide the data-parallel size {int(grid.data_parallel_size[i])}.",
+            "States are sharded over all data-parallel ranks, or over a divisor of them.",
+        ),
+        "engine": (
+            f"nn.DataParallel knows no tp {tp}, pp {pp}, cp {cp} and no ZeRO stage {int(grid.zero_stage[i])}.",
+            "Use the engine ddp.",
+        ),
+    }  # fmt: skip
+    return Contradiction(*said[name])
+
+
+def _divisors(name: str, count: int) -> str:
+    if not count:
+        return "The model has no attention whose heads could be divided."
+    fitting = [str(n) for n in range(2, min(count, 64) + 1) if count % n == 0]
+    return f"Possible {name}: {', '.join(['1', *fitting])}."

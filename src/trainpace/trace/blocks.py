@@ -1,0 +1,200 @@
+"""From recorded steps to `Blocks`: what runs, and what is kept, in one of a model's repeated blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+
+from trainpace.trace.chain import LEAST_SHARE, Chain
+from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorder
+from trainpace.trace.roles import Division, divide_block, divide_vocabulary
+from trainpace.workload import MATRIX_KINDS, Blocks, Role
+
+_HOST_KINDS = frozenset({"view", "module"})
+_PRODUCTS = frozenset({"gemm", "embedding"})
+_SUMS = frozenset({"add", "add_"})
+
+
+class Layout(NamedTuple):
+    """A chain that ran as one, and the division of the calls inside and outside of it."""
+
+    chain: Chain
+    inside: Division
+    outside: Division
+
+    def role(self, kind: str, function: str, origin: Origin) -> Role:
+        """The role of one row. Of a divided product's calls only the products themselves are "column" or "row".
+
+        Its bias' gradient is a sum over what it wrote; autograd adds the gradients of what it read where that has
+        other readers too.
+        """
+        is_inside = origin.place > BEFORE
+        if kind in _HOST_KINDS:
+            return "replicated" if is_inside else ""
+        roles = self.inside.roles if is_inside else self.outside.roles
+        role = roles.get(origin.call, "replicated" if is_inside else "")
+        if role in ("column", "row") and kind not in _PRODUCTS:
+            is_whole = (role == "column") == (function in _SUMS)
+            role = "replicated" if is_whole else "sharded"
+        return "" if role == "replicated" and not is_inside else role
+
+
+def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
+    """The layout of a recorded step; None where the blocks did not run one after the other, or are a small part."""
+    if chain is None or run.steps is None or not _ran_in_order(chain, run) or not _is_most(chain, run):
+        return None
+    inside: list[Division] = []
+    for number, (_, _, _, hidden) in enumerate(run.entered, 1):
+        steps = {call: step for call, step in run.steps.items() if run.places[call] == number}
+        inside.append(divide_block(steps, [hidden], [run.left[number - 1]], run.parameter_names))
+    shapes = {value: tuple(run.shape_of(name)) for value, name in run.parameter_names.items()}
+    outside = {call: step for call, step in run.steps.items() if run.places[call] <= BEFORE}
+    together = Division(
+        {call: role for part in inside for call, role in part.roles.items()},
+        set().union(*(part.divided for part in inside)),
+        set().union(*(part.core for part in inside)),
+        set().union(*(part.attention_inputs for part in inside)),
+    )
+    return Layout(chain, together, divide_vocabulary(outside, shapes))
+
+
+def _ran_in_order(chain: Chain, run: Recorder) -> bool:
+    """Each block once, in order, and on what another one returned: experts and parallel heads all get the same input."""
+    if [number for number, *_ in run.entered] != list(range(1, len(chain.modules) + 1)):
+        return False
+    if len(run.left) != len(run.entered) or len({shape for _, shape, _, _ in run.entered}) != 1:
+        return False
+    values = [value for *_, value in run.entered]
+    return all(values[i + 1] == run.left[i] or values[i + 1] != values[i] for i in range(len(values) - 1))
+
+
+def _is_most(chain: Chain, run: Recorder) -> bool:
+    if chain.parameters * len(chain.modules) >= LEAST_SHARE * run.parameter_count:
+        return True
+    rows = [
+        (row.flops, origin.place)
+        for row, phase, origin in zip(run.rows, run.phases, run.origins, strict=True)
+        if phase == "forward" and row.kind in MATRIX_KINDS
+    ]
+    inside = sum(flops for flops, place in rows if place > BEFORE)
+    return inside > 0 and inside >= LEAST_SHARE * sum(flops for flops, _ in rows)
+
+
+def blocks_of(
+    layout: Layout, runs: Sequence[Recorder], batches: Sequence[int], inside: Sequence[bool], roles: Sequence[Role],
+    counts: np.ndarray,
+) -> Blocks | None:  # fmt: skip
+    """The record. runs: recorded at `batches`, the first two of which give the coefficients; inside, roles, counts: of the rows
+    of the operator table. None where the runs differ in their calls."""
+    if any(run.places != runs[0].places for run in runs):
+        return None
+    described = next(run for run in runs if run.steps is not None)
+    sizes = [_bytes(layout, run) for run in runs[:2]]
+    # a maximum over moments is convex in the batch size, so that its line may cross zero
+    slope = np.maximum((sizes[1] - sizes[0]) / (batches[1] - batches[0]), 0.0)
+    constant = np.maximum(sizes[0] - slope * batches[0], 0.0)
+    pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
+    heads, key_value_heads = _heads(layout, described)
+    names = {value: described.parameter_names[value] for value in layout.inside.divided | layout.outside.divided
+             if value in described.parameter_names}  # fmt: skip
+    numbers = {value: described.shape_of(name).numel() for value, name in names.items()}
+    count = len(layout.chain.modules)
+    within = sum(number for value, number in numbers.items() if value in layout.inside.divided)
+    vocabulary = {value: n for value, n in numbers.items() if value in layout.outside.divided}
+    return Blocks(
+        module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
+        count=count,
+        heads=heads,
+        key_value_heads=key_value_heads,
+        parameters=layout.chain.parameters,
+        tensor_parameters=within // count,
+        outside_parameters=described.parameter_count - count * layout.chain.parameters,
+        outside_tensor_parameters=sum(vocabulary.values()),
+        tied_parameters=_tied(described),
+        operator_counts=np.where(inside, counts, 0),
+        roles=tuple(roles),
+        input_bytes=pairs[0],
+        saved_bytes=pairs[1],
+        sharded_saved_bytes=pairs[2],
+        attention_saved_bytes=pairs[3],
+        working_bytes=pairs[4],
+        outside_saved_bytes=pairs[5],
+        after_saved_bytes=pairs[6],
+        after_working_bytes=pairs[7],
+    )
+
+
+def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
+    """The eight byte figures of `Blocks` in its order, at the run's batch size, of a block in the middle of the chain."""
+    middle = len(layout.chain.modules) // 2 + 1
+    saved = sharded = attention = before = after = up_to_here = 0.0
+    for _, call, size, _ in run.saved:
+        place = run.places[call] if call >= 0 else BEFORE
+        if place == BEFORE:
+            before += size
+        elif place == AFTER:
+            after += size
+        if place == middle:
+            saved += size
+            sharded += size * (layout.inside.roles.get(call) in ("column", "sharded"))
+            attention += size * (call in layout.inside.core)
+        up_to_here += size * (BEFORE < place <= middle)
+    kept = sum(storage.size for storage in run.saved)
+    phase = "backward" if "backward" in run.phases else "forward"
+    working = after_working = 0.0
+    for origin, at, (_, alive), aside in zip(run.origins, run.phases, run.alive, run.set_aside, strict=True):
+        if origin.place == middle and at == phase:
+            working = max(working, alive - aside - before - up_to_here)
+        elif origin.place == AFTER and at != "optimizer":
+            after_working = max(after_working, alive - kept)
+    entered = run.entered[middle - 1][2]
+    return np.array([entered, saved, sharded, attention, working, before + after, after, after_working])
+
+
+def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
+    """(heads, key-value heads): from the sizes of attention, and from what the products that feed it write.
+
+    Queries, keys and values together are (heads + 2 x key-value heads) x head dim wide.
+    """
+    assert run.steps is not None
+    attention = [row for row, origin, phase in zip(run.rows, run.origins, run.phases, strict=True)
+                 if origin.place == 1 and phase == "forward" and row.kind == "attention"]  # fmt: skip
+    feeding = [call for call in layout.inside.attention_inputs if run.places[call] == 1]
+    products = [(row, origin.call) for row, origin, phase in zip(run.rows, run.origins, run.phases, strict=True)
+                if origin.place == 1 and phase == "forward" and row.kind == "gemm"]  # fmt: skip
+    width = sum(row.dims[3 - 1] for row, call in products if call in feeding)
+    if attention:
+        heads, head_dim = attention[0].dims[1], attention[0].dims[4]
+    else:
+        heads = _stated_heads(layout.chain.modules[0])
+        core = [row for row, call in products if call in layout.inside.core]
+        if not heads or not core:
+            return heads, heads
+        head_dim = core[0].dims[3]
+    key_value, rest = divmod(width - heads * head_dim, 2 * head_dim) if head_dim else (0, 1)
+    return (heads, key_value) if rest == 0 and 1 <= key_value <= heads and heads % key_value == 0 else (heads, heads)
+
+
+def _stated_heads(block: nn.Module) -> int:
+    """Heads of attention that is not fused: its products' batch holds windows too, so the module is asked."""
+    for module in block.modules():
+        for holder in (module, getattr(module, "config", None)):
+            for name in ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead"):
+                value = getattr(holder, name, None)
+                if isinstance(value, int) and value > 0:
+                    return value
+    return 0
+
+
+def _tied(run: Recorder) -> int:
+    """Numbers in parameters that are used both before and after the blocks."""
+    assert run.steps is not None
+    used: dict[int, set[int]] = {BEFORE: set(), AFTER: set()}
+    for call, step in run.steps.items():
+        if run.places[call] in used:
+            used[run.places[call]] |= {value for value, _ in step.inputs}
+    both = used[BEFORE] & used[AFTER] & run.parameter_names.keys()
+    return sum(run.shape_of(run.parameter_names[value]).numel() for value in both)

@@ -1,0 +1,112 @@
+"""Collectives: the algebra of the algorithms, the measured nodes, and what must not depend on anything."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.forecast.collectives import COLLECTIVES, collective_ms
+from trainpace.hardware import Cluster, find_device
+
+A100 = Cluster(device=find_device("A100 SXM 80GB"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=25)
+H200 = Cluster(device=find_device("H200 SXM"), devices_per_node=8, nodes=8, network_gb_per_s_per_device=50)
+PCIE = Cluster(device=find_device("T4"), devices_per_node=4, nodes=4, network_gb_per_s_per_device=1)
+CLUSTERS = st.sampled_from([A100, H200, PCIE])
+NAMES = st.sampled_from(COLLECTIVES)
+GROUPS = st.sampled_from([(2, 1), (2, 2), (4, 4), (8, 8), (8, 2), (16, 8), (64, 8), (64, 1)])
+BYTES = st.floats(1, 1e11)
+
+
+def bus_gb_per_s(collective, payload_bytes, ranks, cluster, per_node=8):
+    ms = collective_ms(collective, payload_bytes, ranks, per_node, cluster)
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks * payload_bytes / ms / 1e6
+
+
+@pytest.mark.parametrize(
+    ("collective", "payload_bytes", "ranks", "cluster", "measured"),
+    [  # nccl-tests, collectives.csv
+        ("all_reduce", 2**34, 8, A100, 234.9),
+        ("all_reduce", 2**34, 8, H200, 482.3),
+        ("all_reduce", 2**33, 4, H200, 363.3),
+        ("all_reduce", 2**33, 5, H200, 414.2),
+        ("all_gather", 2**34, 8, H200, 361.4),
+        ("reduce_scatter", 2**34, 8, H200, 362.9),
+        ("all_reduce", 2**32, 32, H200, 364.9),
+    ],
+)
+def test_large_payloads_reach_the_measured_bus_bandwidth(collective, payload_bytes, ranks, cluster, measured):
+    assert bus_gb_per_s(collective, payload_bytes, ranks, cluster) == pytest.approx(measured, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "cluster", "measured_us"),
+    [(2**15, A100, 43.8), (2**22, A100, 101.5), (2**26, A100, 684.6), (2**15, H200, 40.0), (2**24, H200, 133.5)],
+)
+def test_small_payloads_take_what_was_measured(payload_bytes, cluster, measured_us):
+    assert collective_ms("all_reduce", payload_bytes, 8, 8, cluster) * 1e3 == pytest.approx(measured_us, rel=0.25)
+
+
+@given(NAMES, CLUSTERS, GROUPS, BYTES, st.floats(1, 100))
+def test_more_bytes_never_take_less_time(collective, cluster, group, payload, factor):
+    less, more = collective_ms(collective, [payload, payload * factor], *group, cluster)
+    assert 0 < less <= more
+
+
+@given(NAMES, CLUSTERS, GROUPS, BYTES, st.floats(0.01, 1))
+def test_a_slower_network_is_never_faster(collective, cluster, group, payload, factor):
+    slower = Cluster(
+        device=cluster.device, network_gb_per_s_per_device=cluster.network_gb_per_s_per_device * factor, nodes=8
+    )
+    assert collective_ms(collective, payload, *group, slower) >= collective_ms(collective, payload, *group, cluster)
+
+
+@given(CLUSTERS, GROUPS, BYTES)
+def test_an_all_reduce_is_no_slower_than_its_halves(cluster, group, payload):
+    halves = sum(collective_ms(c, payload, *group, cluster) for c in ("reduce_scatter", "all_gather"))
+    assert collective_ms("all_reduce", payload, *group, cluster) <= halves * (1 + 1e-9)
+
+
+@given(GROUPS.filter(lambda g: g[0] == g[1]))
+def test_a_large_all_reduce_is_its_halves_within_latency_where_no_switch_helps(group):
+    halves = sum(collective_ms(c, 1e11, *group, A100) for c in ("reduce_scatter", "all_gather"))
+    assert collective_ms("all_reduce", 1e11, *group, A100) == pytest.approx(halves, rel=0.01)
+
+
+@given(NAMES, CLUSTERS, BYTES)
+def test_one_rank_and_no_bytes_take_no_time(collective, cluster, payload):
+    assert collective_ms(collective, payload, 1, 1, cluster) == 0
+    assert collective_ms(collective, 0, 8, 8, cluster) == 0
+
+
+def test_arguments_broadcast_like_arrays():
+    ms = collective_ms("all_gather", np.array([[1e6], [1e8]]), np.array([2, 8, 16]), 8, A100)
+    assert ms.shape == (2, 3)
+    assert ms[1, 2] == collective_ms("all_gather", 1e8, 16, 8, A100)
+
+
+def test_a_tree_saves_the_slow_network_between_two_nodes():
+    slow = Cluster(device=A100.device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=1.25)
+    ring_share = 2 * 15 / 16
+    ring_ms = 1e3 * ring_share * 1e9 / (10e9 * 0.91)
+    assert collective_ms("all_reduce", 1e9, 16, 8, slow) < 0.65 * ring_ms
+
+
+def test_a_bridge_joins_two_cards_and_no_more():
+    pair = Cluster(device=find_device("RTX 3090"), devices_per_node=4)
+    assert collective_ms("all_reduce", 1e9, 4, 4, pair) > 3 * collective_ms("all_reduce", 1e9, 2, 2, pair)
+
+
+def test_peer_access_makes_pcie_faster():
+    peer = Cluster(device=PCIE.device, devices_per_node=4, pcie_peer_access=True)
+    assert collective_ms("send", 1e9, 4, 4, peer) < collective_ms("send", 1e9, 4, 4, PCIE)
+
+
+def test_what_is_missing_is_said():
+    unlinked = Cluster(device=A100.device, devices_per_node=8, nodes=2)
+    assert "network's bandwidth" in collective_ms("all_reduce", 1e6, 16, 8, unlinked)
+    assert collective_ms("all_reduce", 1e6, 8, 8, unlinked) > 0
+    with pytest.raises(UnknownName, match="all_gather"):
+        collective_ms("allgather", 1e6, 8, 8, A100)
+    with pytest.raises(TrainpaceError, match="network_latency_us"):
+        Cluster(device=A100.device, network_latency_us=-1)
