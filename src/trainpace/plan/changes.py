@@ -83,8 +83,8 @@ class Rejected(Record):
 class Sensitivity(Record):
     """What happens to the choice when one number is wrong by a factor between `low` and `high`.
 
-    `flips_to` names what would be chosen then, where that differs; `regret` is the share of the job's time that today's
-    choice would lose against it, at the worse end.
+    `flips_to` names what would be chosen then, where that differs; `regret` is how much longer today's choice would take than
+    that, as a share, at the worse end. `still_fits`: today's choice would still fit in memory.
     """
 
     number: str
@@ -93,6 +93,7 @@ class Sensitivity(Record):
     basis: str
     flips_to: str = ""
     regret: float = 0.0
+    still_fits: bool = True
 
 
 class Plan(Record):

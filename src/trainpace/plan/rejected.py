@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution
@@ -33,12 +34,11 @@ def rejected(
 ) -> tuple[Rejected, ...]:
     """Every value of every knob that the best does not have, with what the best that has it would take."""
     chosen = found.choice(best).execution
-    said = [_weigh(found, judge, best, subject) for subject in _subjects(setting, found, chosen)]
-    said += [
-        Rejected(title=_data_title(found, j), why=_against(found, judge, best, (best[0], j))[0],
-                 lost_s=_against(found, judge, best, (best[0], j))[1])
-        for j in range(len(found.data)) if j != best[1]
-    ]  # fmt: skip
+    said = [_weigh(found, judge, best, subject) for subject in _subjects(setting, found, judge, chosen)]
+    for j in range(len(found.data)):
+        if j != best[1]:
+            why, lost_s = _against(found, judge, best, (best[0], j))
+            said.append(Rejected(title=_data_title(found, j), why=why, lost_s=lost_s))
     if not freedom.allow_global_batch:
         said.append(Rejected(title="another global batch", why=f"stays {found.space.base.global_batch:,}, because it changes"
                              " how the model learns; --allow-global-batch looks at multiples"))  # fmt: skip
@@ -50,16 +50,17 @@ def rejected(
     return tuple(said)
 
 
-def _subjects(setting: Setting, found: Found, chosen: Execution) -> Iterator[_Subject]:
+def _subjects(setting: Setting, found: Found, judge: Judge, chosen: Execution) -> Iterator[_Subject]:
     c, varying = found.space.columns, _varying(found)
-    row_states = _model_states_gib(setting, chosen)
+    needless = _model_states(judge, chosen)
     for precision in _others(c["precision"], chosen.precision):
         yield _Subject(precision, c["precision"] == precision)
     for stage in _others(c["zero_stage"], chosen.zero_stage):
-        needless = (
-            f"not needed, as model states take {row_states} GiB of a device here; " if stage > chosen.zero_stage else ""
+        yield _Subject(
+            f"ZeRO-{stage}" if stage else "no sharding",
+            c["zero_stage"] == stage,
+            needless * (stage > chosen.zero_stage),
         )
-        yield _Subject(f"ZeRO-{stage}" if stage else "no sharding", c["zero_stage"] == stage, needless)
     if chosen.accumulation == 1:
         where = "on one GPU it only runs the same samples in pieces; " if chosen.world_size == 1 else ""
         yield _Subject("accumulation", c["accumulation"] > 1, where)
@@ -123,12 +124,13 @@ def _against(found: Found, judge: Judge, best: tuple[int, int], other: tuple[int
     return f"{slower} at its best, {format_duration(lost)} more", lost
 
 
-def _model_states_gib(setting: Setting, chosen: Execution) -> str:
-    """GiB of parameters, gradients and optimizer states on one device of an execution without sharding."""
-    form = setting.workload.form(chosen.precision)
-    divided = chosen.tp * chosen.pp
-    gradients = float(form.memory.peaks[:, 0].max())
-    return format_number((form.memory.parameter_bytes + form.memory.optimizer_bytes + gradients) / divided / 2**30)
+def _model_states(judge: Judge, chosen: Execution) -> str:
+    """Why more sharding is not needed: what parameters, gradients and optimizer states take on one device without any."""
+    f = judge.forecast(replace(chosen, zero_stage=0, offload_optimizer=False, offload_parameters=False))
+    if isinstance(f, str) or f.memory is None or not f.fits:
+        return ""
+    states = f.memory.parameters_gib + f.memory.gradients_gib + f.memory.optimizer_states_gib
+    return f"not needed: model states are {format_number(states)} GiB of a device even without sharding; "
 
 
 def _others(column: NDArray[Any], chosen: object) -> list[Any]:

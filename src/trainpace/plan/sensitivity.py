@@ -46,7 +46,7 @@ def sensitivity(setting: Setting, found: Found, judge: Judge, best: tuple[int, i
                 paths = tuple(replace(path, ms_per_sample=path.ms_per_sample * factor) for path in paths)
             worst = _flipped(worst, there, found_of(there, space, paths, evaluate(there, space)), (position, best[1]))
         said.append(worst)
-    return tuple(sorted(said, key=lambda s: -s.regret))
+    return tuple(sorted(said, key=lambda s: (s.still_fits, -s.regret)))
 
 
 def _flipped(so_far: Sensitivity, setting: Setting, there: Found, ours: tuple[int, int]) -> Sensitivity:
@@ -54,13 +54,13 @@ def _flipped(so_far: Sensitivity, setting: Setting, there: Found, ours: tuple[in
     if index is None:
         return so_far
     least, mine = there.stepping_s[index], there.stepping_s[ours]
-    regret = float(mine / least - 1) if np.isfinite(mine) else 1.0
-    if regret <= max(WORTH, so_far.regret):
+    still_fits = bool(np.isfinite(mine))
+    regret = float(mine / least - 1) if still_fits else 0.0
+    if not so_far.still_fits or (still_fits and regret <= max(WORTH, so_far.regret)):
         return so_far
     other = there.choice(index)
     changed = ", ".join(knob.title(there.choice(ours), other) for knob in differing(there.choice(ours), other))
-    lost = "" if np.isfinite(mine) else "; the choice would not fit"
-    return replace(so_far, flips_to=changed + lost, regret=regret)
+    return replace(so_far, flips_to=changed, regret=regret, still_fits=still_fits)
 
 
 def _numbers(

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from trainpace.hardware import Cluster
-from trainpace.plan import Change, Outlook, Plan
+from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
 from trainpace.report.terminal import console, print_lines, print_table
 from trainpace.units import format_count, format_duration, format_number, format_usd
@@ -74,12 +74,17 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
         lines += [("Simplest", _figures(simplest)), ("", config_line(simplest.choice))]
     _print_section("", lines)
     if len(plan.pareto) > 1:
-        rows = [
-            [str(p.num_devices), format_duration(p.job_s), "-" if p.cost_usd is None else format_usd(p.cost_usd),
-             f"{plan.pareto[0].job_s * plan.pareto[0].num_devices / (p.job_s * p.num_devices):.0%}", config_line(p.choice)]
-            for p in plan.pareto
-        ]  # fmt: skip
-        print_table(["GPUs", "job", "cost", "efficiency", "best with so many"], [[*r] for r in rows], left=0)
+        _print_front(plan)
+
+
+def _print_front(plan: Plan) -> None:
+    first = plan.pareto[0]
+    rows = [
+        [str(p.num_devices), format_duration(p.job_s), "" if p.cost_usd is None else format_usd(p.cost_usd),
+         f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
+        for p in plan.pareto
+    ]  # fmt: skip
+    print_table(["GPUs", "job", "cost", "efficiency"], rows, left=0, title="The fastest with each number of GPUs")
 
 
 def _figures(outlook: Outlook) -> str:
@@ -98,14 +103,17 @@ def _print_sensitivity(plan: Plan) -> None:
         return
     flips = [s for s in plan.sensitivity if s.flips_to]
     holds = [s for s in plan.sensitivity if not s.flips_to]
-    lines = [
-        (s.number, f"wrong by {s.low:.2f} to {s.high:.2f} times ({s.basis}): {s.flips_to} would be {100 * s.regret:.2g} % faster")
-        for s in flips
-    ]  # fmt: skip
+    lines = [(s.number, f"{s.low:.2f} to {s.high:.2f} times as assumed ({s.basis}): {_flip(s)}") for s in flips]
     if holds:
         names = ", ".join(f"{s.number} ({s.low:.2f} to {s.high:.2f} times)" for s in holds)
         lines.append(("nothing else" if flips else "the choice holds", f"{'' if flips else 'for '}{names}"))
     _print_section("What the choice hangs on", lines)
+
+
+def _flip(s: Sensitivity) -> str:
+    if not s.still_fits:
+        return f"the choice would no longer fit, and the best would have {s.flips_to}"
+    return f"{s.flips_to}, and the choice would take {100 * s.regret:.2g} % longer than that"
 
 
 def _print_section(title: str, lines: Iterable[tuple[str, str]]) -> None:
