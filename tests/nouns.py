@@ -12,7 +12,7 @@ from trainpace.measure.detect import detect
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.plan import Change, Plan
 from trainpace.schedule import Question, Schedule, answer
-from trainpace.workload import MemoryProfile, Operators, TracedForm, Workload
+from trainpace.workload import Blocks, MemoryProfile, Operators, TracedForm, Workload
 
 FORM = Roofline(flop_per_s=1e11, bytes_per_s=1e10, start_s=1e-6)
 """Of an invented CPU."""
@@ -52,6 +52,112 @@ def workload(**sizes) -> Workload:
     return Workload(
         model="one layer", parameters=2**24, trainable_parameters=2**24, optimizer="sgd_momentum", sample="a vector",
         sequence_length=None, traced_batches=(2, 3, 5), forms=traced,
+    )  # fmt: skip
+
+
+HIDDEN, TOKENS, VOCABULARY, HEADS, LAYERS = 1024, 512, 8192, 16, 8
+"""Of the invented transformer below."""
+
+
+def _stacked_form(half: bool) -> TracedForm:
+    """LAYERS blocks of a column product, fused attention over it, a row product and a norm, between embedding and head."""
+    size, h, t = (2 if half else 4), HIDDEN, TOKENS
+    rows: list[tuple] = []  # kind, function, phase, role, count, dims, flops, read, written
+
+    def product(phase, role, count, m, n, k, tokens):
+        dims = np.zeros((16, 2))
+        dims[0, 0] = 1
+        for axis, length in ((1, m), (2, n), (3, k)):
+            dims[axis, 1 if axis == tokens else 0] = length
+        read, written = np.zeros(2), np.zeros(2)
+        for (i, j), into in (((1, 3), read), ((3, 2), read), ((1, 2), written)):
+            into[1 if tokens in (i, j) else 0] += size * dims[i].sum() * dims[j].sum()
+        rows.append(("gemm", "mm", phase, role, count, dims, (0, 2.0 * m * n * k), read, written))
+
+    def weight(role, count, inputs, outputs):
+        product("forward", role, count, t, outputs, inputs, 1)
+        product("backward", role, count, t, inputs, outputs, 1)
+        product("backward", role, count, outputs, inputs, t, 3)
+
+    weight("column", LAYERS, h, 3 * h)
+    weight("row", LAYERS, h, h)
+    weight("column", 1, h, VOCABULARY)
+    for kind, phase, products in (("attention", "forward", 2), ("attention_backward", "backward", 5)):
+        dims = np.zeros((16, 2))
+        dims[0, 1], dims[1:6, 0] = 1, (HEADS, t, t, h // HEADS, 1)
+        rows.append(
+            (
+                kind,
+                kind,
+                phase,
+                "sharded",
+                LAYERS,
+                dims,
+                (0, products * 1.0 * t * t * h),
+                (0, 3 * size * t * h),
+                (0, size * t * h),
+            )
+        )
+    for phase in ("forward", "backward"):
+        moved = (0, 2 * size * t * h)
+        rows.append(
+            (
+                "norm",
+                "native_layer_norm",
+                phase,
+                "replicated",
+                LAYERS,
+                np.zeros((16, 2)),
+                (0, 5.0 * t * h),
+                moved,
+                moved,
+            )
+        )
+        rows.append(("embedding", "embedding", phase, "", 1, np.zeros((16, 2)), (0, 0), moved, moved))
+    block, outside = 4 * h * h + h, 2 * VOCABULARY * h
+    numbers = LAYERS * block + outside
+    rows.append(
+        (
+            "optimizer",
+            "_foreach_add_",
+            "optimizer",
+            "",
+            1,
+            np.zeros((16, 2)),
+            (4.0 * numbers, 0),
+            (12.0 * numbers, 0),
+            (8.0 * numbers, 0),
+        )
+    )
+    kind, function, phase, roles, count, dims, flops, read, written = zip(*rows, strict=True)
+    table = Operators(
+        kind=kind, function=function, phase=phase, module=("",) * len(rows), half=np.array([half and p != "optimizer" for p in phase]),
+        count=np.array(count), launches=np.ones(len(rows), int), flops=np.array(flops, float), read_bytes=np.array(read, float),
+        written_bytes=np.array(written, float), dims=np.stack(dims),
+    )  # fmt: skip
+    saved, hidden = 8.0 * size * t * h, float(size * t * h)
+    head, working = 2.0 * size * t * VOCABULARY, 3.0 * size * t * h
+    activations = LAYERS * saved + head + working
+    blocks = Blocks(
+        module="layers", count=LAYERS, heads=HEADS, key_value_heads=HEADS // 2, parameters=block, tensor_parameters=4 * h * h,
+        outside_parameters=outside, outside_tensor_parameters=outside, tied_parameters=0,
+        operator_counts=np.array([LAYERS if n == LAYERS else 0 for n in count]), roles=roles, input_bytes=(0.0, hidden),
+        saved_bytes=(0.0, saved), sharded_saved_bytes=(0.0, 0.6 * saved), attention_saved_bytes=(0.0, 0.3 * saved),
+        working_bytes=(0.0, working), outside_saved_bytes=(0.0, head),
+    )  # fmt: skip
+    peaks = np.array([[0.0, 0.0, activations], [float(size * numbers), 0.0, hidden]])
+    memory = MemoryProfile(parameter_bytes=float(size * numbers), optimizer_bytes=2.0 * size * numbers, peaks=peaks)
+    return TracedForm(operators=table, memory=memory, blocks=blocks)
+
+
+def stacked() -> Workload:
+    """A small transformer with repeated blocks."""
+    forms = {"fp32": _stacked_form(False), "half": _stacked_form(True)}
+    assert forms["half"].blocks is not None
+    numbers = int(forms["half"].memory.parameter_bytes / 2)
+    return Workload(
+        model="eight blocks", parameters=numbers, trainable_parameters=numbers, optimizer="adam", sample="a text",
+        sequence_length=TOKENS, traced_batches=(2, 3, 5), forms=forms,
     )  # fmt: skip
 
 

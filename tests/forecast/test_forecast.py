@@ -93,9 +93,13 @@ def test_what_a_device_cannot_do_is_a_reason():
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"offload_optimizer": True}, "not forecast yet"), ({"activation_checkpointing": True}, "traced without")],
+    [
+        ({"tp": 2, "per_node": 2}, "tensor parallelism"),
+        ({"pp": 2, "per_node": 2}, "no repeated blocks"),
+        ({"activation_checkpointing": True}, "traced without"),
+    ],
 )
-def test_what_is_not_modelled_yet_is_said(changes, word):
+def test_what_needs_repeated_blocks_is_refused_without(changes, word):
     f = one(**changes)
     assert f.step is None
     assert word in f.reason

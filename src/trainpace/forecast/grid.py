@@ -78,7 +78,8 @@ class GridForecast(NamedTuple):
     @property
     def feasible(self) -> Flags:
         """Could be run: sizes that go together, rates that are known, and enough memory."""
-        return (self.clash == 0) & np.isfinite(self.step_ms) & self.fits
+        possible: Flags = (self.clash == 0) & np.isfinite(self.step_ms) & self.fits
+        return possible
 
 
 def forecast_grid(

@@ -17,7 +17,7 @@ from trainpace.execution import Engine, Execution
 from trainpace.forecast.executions import FULL, GPIPE, INTERLEAVED, SELECTIVE, Grid, grid_of, groups_of
 from trainpace.forecast.layout import Stages, stages_of
 from trainpace.outcome import Memory
-from trainpace.units import gib_from_bytes
+from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import Blocks, TracedForm, form_of
 
 Floats = NDArray[np.float64]
@@ -96,28 +96,50 @@ def rank_memory(
     reduced = held * gradient_bytes * buckets[:, None]
     activations, working, is_plain = _activations(grid, blocks, stages, checkpointed)
     kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
-    # moments: (gradients, activations), the trace's and, where those are scaled, the end of the backward pass
-    moments = [(np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working)]
-    for gradient, constant, slope in form.memory.peaks.tolist():
-        alive = np.where(kept, gradient_bytes, gradient) * held * width + reduced
-        of_batch = activations * (constant + slope * grid.micro_batch)[:, None]
-        of_states = held * constant / np.where(stage >= 1, shard, 1.0)
-        moments.append((alive, of_states if slope == 0 else of_batch))
-    alive, active = (np.stack([moment[i] for moment in moments]) for i in range(2))
-    allocated = np.where(stages.number > 0, (alive + active).max(axis=0) + parameters + states, -1.0)
+    # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
+    alive, active = np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working
+
+    def consider(rows: NDArray[np.int64] | slice, gradient: float, activation: Floats | float) -> None:
+        more = np.where(kept[rows], gradient_bytes, gradient) * held[rows] * width[rows] + reduced[rows]
+        higher = more + activation > alive[rows] + active[rows]
+        alive[rows] = np.where(higher, more, alive[rows])
+        active[rows] = np.where(higher, activation, active[rows])
+
+    of_updates = form.memory.peaks[:, 2] == 0  # the optimizer's own temporaries, which are sharded as its states are
+    for gradient, constant in _front(form.memory.peaks[of_updates, 0], form.memory.peaks[of_updates, 1]):
+        consider(slice(None), gradient, held * constant / np.where(stage >= 1, shard, 1.0))
+    moments = form.memory.peaks[~of_updates]
+    for batch in np.unique(grid.micro_batch).tolist():
+        rows = np.flatnonzero(grid.micro_batch == batch)
+        for gradient, activation in _front(moments[:, 0], moments[:, 1] + moments[:, 2] * batch):
+            consider(rows, gradient, activations[rows] * activation)
+    allocated = np.where(stages.number > 0, alive + active + parameters + states, -1.0)
     fullest = allocated.argmax(axis=1)
     every = np.arange(len(fullest))
-    when = (alive + active).argmax(axis=0)[every, fullest]
-    parts = [
-        parameters[every, fullest],
-        alive[when, every, fullest],
-        states[every, fullest],
-        active[when, every, fullest],
-    ]
-    gib = [gib_from_bytes(part) for part in parts]
-    summed = gib[0] + gib[1] + gib[2] + gib[3]
-    reserved = summed * (RESERVED_FACTOR if on_gpu else 1.0)
-    return RankMemory(*gib, summed, reserved, reserved + (CONTEXT_GIB if on_gpu else 0.0))
+    parts = [values[every, fullest] for values in (parameters, alive, states, active)]
+    parameters, gradients, states, activation = (values / BYTES_PER_GIB for values in parts)
+    total_gib = parameters + gradients + states + activation
+    reserved = total_gib * (RESERVED_FACTOR if on_gpu else 1.0)
+    device = reserved + (CONTEXT_GIB if on_gpu else 0.0)
+    return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device)
+
+
+def _front(gradients: Floats, activations: Floats) -> list[tuple[float, float]]:
+    """The moments that are the highest under some weights of gradients and activations: their upper convex hull."""
+    front: list[tuple[float, float]] = []
+    for i in np.lexsort((gradients, activations)).tolist()[::-1]:  # activations fall from one to the next
+        x, y = float(gradients[i]), float(activations[i])
+        if front and x <= front[-1][0]:
+            continue
+        while len(front) > 1 and _is_below(front[-2], front[-1], (x, y)):
+            front.pop()
+        front.append((x, y))
+    return front
+
+
+def _is_below(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    """Does b lie on or under the line from a to c?"""
+    return (c[0] - a[0]) * (b[1] - a[1]) <= (b[0] - a[0]) * (c[1] - a[1])
 
 
 def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags) -> Floats:

@@ -68,6 +68,10 @@ def contradiction(
             f"world size {world} cannot be divided by tp {tp} x pp {pp} x cp {cp} = {tp * pp * cp}.",
             "Choose factors of the world size.",
         ),
+        "no blocks": (
+            f"tp {tp}, pp {pp} and cp {cp} need repeated blocks along which the model could be cut, and it has none.",
+            "Use data parallelism, ZeRO or FSDP.",
+        ),
         "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", _divisors("tp", heads)),
         "key_value_heads": (
             f"tp {tp} and the model's {groups} key-value heads do not divide each other.",

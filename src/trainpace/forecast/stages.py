@@ -98,17 +98,18 @@ def stage_costs(
 ) -> StageCosts | str:
     """The costs of every execution of a grid, whose kernels are evaluated once for each distinct table and batch."""
     result = StageCosts(*(np.zeros((len(grid.tp), 2)) for _ in range(6)), *(np.zeros(len(grid.tp)) for _ in range(5)))
-    sharded = np.stack([grid.tp, grid.cp, grid.sequence_parallel & (grid.tp > 1), grid.compile], axis=1).astype(
-        np.int64
-    )
-    tables, table_of = np.unique(sharded, axis=0, return_inverse=True)
-    for i, (tp, cp, sequence, compiled) in enumerate(tables.tolist()):
-        rows = np.flatnonzero(table_of.reshape(-1) == i)
-        operators = rank_operators(form.operators, form.blocks, tp, cp, bool(sequence))
+    sequence = grid.sequence_parallel & (grid.tp > 1)
+    widest = int(grid.cp.max()) + 1
+    codes = ((grid.tp * widest + grid.cp) * 2 + sequence) * 2 + grid.compile
+    _, firsts, table_of = np.unique(codes, return_index=True, return_inverse=True)
+    for i, at in enumerate(firsts.tolist()):
+        rows = np.flatnonzero(table_of == i)
+        tp, cp, compiled = int(grid.tp[at]), int(grid.cp[at]), bool(grid.compile[at])
+        operators = rank_operators(form.operators, form.blocks, tp, cp, bool(sequence[at]))
         batches, batch_of = np.unique(grid.micro_batch[rows], return_inverse=True)
         for start in range(0, len(batches), MOST_AT_ONCE):
             part = batches[start : start + MOST_AT_ONCE].astype(np.float64)
-            timed = rank_times(operators, part, precision, device, model, host_factor, channels_last, bool(compiled))
+            timed = rank_times(operators, part, precision, device, model, host_factor, channels_last, compiled)
             if isinstance(timed, str):
                 return timed
             costs = _split(timed, form.blocks)
@@ -144,15 +145,19 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
     def by_phase(values: Floats, weight: Floats) -> Floats:
         return np.stack([(values * weight)[:, phase == name].sum(axis=1) for name in ("forward", "backward")], axis=1)
 
-    per_batch = [by_phase(values, share[where]) for where in ("block", "first", "last") for values in (device, host)]
     updates = phase == "optimizer"
     return StageCosts(
-        *per_batch,
-        device[:, updates].sum(axis=1),
-        host[:, updates].sum(axis=1),
-        (device * share["block"])[:, core].sum(axis=1),
-        (host * share["block"])[:, core].sum(axis=1),
-        np.full(len(device), timed.start_ms),
+        block_device=by_phase(device, share["block"]),
+        block_host=by_phase(host, share["block"]),
+        first_device=by_phase(device, share["first"]),
+        first_host=by_phase(host, share["first"]),
+        last_device=by_phase(device, share["last"]),
+        last_host=by_phase(host, share["last"]),
+        optimizer_device=device[:, updates].sum(axis=1),
+        optimizer_host=host[:, updates].sum(axis=1),
+        attention_device=(device * share["block"])[:, core].sum(axis=1),
+        attention_host=(host * share["block"])[:, core].sum(axis=1),
+        start=np.full(len(device), timed.start_ms),
     )
 
 

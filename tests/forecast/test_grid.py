@@ -1,0 +1,213 @@
+"""Executions at scale: parts add up, sharding never adds work, bubbles are what theory says, a grid is many forecasts."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nouns import LAYERS, stacked
+from trainpace.errors import Contradiction
+from trainpace.execution import Execution
+from trainpace.forecast import execution_at, forecast, forecast_grid, grid_from, grid_of
+from trainpace.forecast.grid import CLASHES
+from trainpace.forecast.memory import step_memory
+from trainpace.hardware import Cluster, find_device
+
+WORKLOAD = stacked()
+powers = st.sampled_from([1, 2, 4, 8])
+
+
+def cluster(nodes=4, network=25.0, name="H100"):
+    return Cluster(device=find_device(name), devices_per_node=8, nodes=nodes, network_gb_per_s_per_device=network)
+
+
+def run(nodes=4, **changes):
+    return Execution(nnodes=nodes, nproc_per_node=8, precision="bf16", **changes)
+
+
+@st.composite
+def executions(draw):
+    tp, pp, cp = draw(powers), draw(powers), draw(st.sampled_from([1, 2, 4]))
+    assume(tp * pp * cp <= 32)
+    virtual = draw(st.sampled_from([1, LAYERS // pp])) if pp > 1 else 1
+    dp = 32 // (tp * pp * cp)
+    return run(
+        micro_batch=draw(st.integers(1, 9)), accumulation=pp * draw(st.integers(1, 4)), tp=tp, pp=pp, cp=cp,
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])), shard_size=draw(st.sampled_from([None, 1, dp])),
+        activation_checkpointing=draw(st.sampled_from(["none", "selective", "full"])), virtual_stages=virtual,
+        pipeline_schedule="interleaved" if virtual > 1 else draw(st.sampled_from(["gpipe", "1f1b"])),
+        sequence_parallel=draw(st.booleans()), async_tensor_parallel=draw(st.booleans()), compile=draw(st.booleans()),
+        offload_optimizer=draw(st.booleans()), reshard_after_forward=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(executions(), min_size=1, max_size=4))
+def test_a_grid_gives_what_forecasts_give_one_by_one(many):
+    found = forecast_grid(WORKLOAD, many[0], grid_of(many), cluster())
+    assert found.feasible.shape == (len(many),)
+    for i, execution in enumerate(many):
+        one = forecast(WORKLOAD, execution, cluster())
+        assert found.clash[i] == 0
+        assert one.step.total_ms == pytest.approx(found.step_ms[i])
+        assert sum(one.exposed_ms.values()) == pytest.approx(one.step.communication_ms)
+        assert found.parts["idle_ms"][i] == pytest.approx(one.step.idle_ms)
+        assert one.memory.allocated_gib == pytest.approx(found.memory.allocated_gib[i])
+        assert one.fits == found.fits[i]
+        assert one.scaling_efficiency > 0
+        assert execution_at(grid_of(many), i, execution, cluster()) == execution
+
+
+def test_one_piece_is_the_plain_forecast():
+    alone = replace(cluster(), nodes=1, devices_per_node=1)
+    plain = forecast(replace(WORKLOAD, forms=without_blocks()), Execution(precision="bf16", micro_batch=4), alone)
+    blocks = forecast(WORKLOAD, Execution(precision="bf16", micro_batch=4), alone)
+    assert blocks.step.total_ms == pytest.approx(plain.step.total_ms)
+    assert blocks.memory == plain.memory
+    assert blocks.scaling_efficiency is None
+
+
+def without_blocks():
+    return {name: replace(form, blocks=None) for name, form in WORKLOAD.forms.items()}
+
+
+@given(powers, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.booleans())
+def test_sharding_never_adds_work_to_a_rank(tp, pp, cp, sequence):
+    assume(tp * pp * cp <= 16)
+    whole = forecast(WORKLOAD, run(micro_batch=16, accumulation=4), cluster())
+    shards = forecast(
+        WORKLOAD, run(micro_batch=16, accumulation=4, tp=tp, pp=pp, cp=cp, sequence_parallel=sequence), cluster()
+    )
+    for part in ("forward_ms", "backward_ms", "optimizer_ms"):
+        # partly filled tiles may cost a little more
+        assert getattr(shards.step, part) <= getattr(whole.step, part) * 1.02
+
+
+@given(st.integers(0, 3))
+def test_more_gpus_at_a_fixed_global_batch_never_compute_longer(stage):
+    last = None
+    for nodes in (1, 2, 4, 8):
+        step = forecast(WORKLOAD, run(nodes, micro_batch=64 // nodes, zero_stage=stage), cluster(nodes)).step
+        computed = step.forward_ms + step.backward_ms + step.optimizer_ms
+        assert last is None or computed <= last
+        last = computed
+
+
+@settings(deadline=None)
+@given(executions(), st.floats(1, 100), st.floats(1, 4))
+def test_more_bandwidth_is_never_slower(execution, network, factor):
+    slow = forecast(WORKLOAD, execution, cluster(network=network)).step.total_ms
+    fast = forecast(WORKLOAD, execution, cluster(network=network * factor)).step.total_ms
+    assert fast <= slow * (1 + 1e-9)
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
+def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
+    # without anything before and behind the blocks all stages are alike
+    form = WORKLOAD.forms["half"]
+    inside = form.blocks.operator_counts > 0
+    optimizer = np.array([phase == "optimizer" for phase in form.operators.phase])
+    keep = np.flatnonzero(inside | optimizer)
+    operators = replace(
+        form.operators,
+        **{
+            name: tuple(column[i] for i in keep) if isinstance(column, tuple) else column[keep]
+            for name in form.operators.__struct_fields__
+            for column in [getattr(form.operators, name)]
+        },
+    )
+    blocks = replace(
+        form.blocks, operator_counts=form.blocks.operator_counts[keep], roles=tuple(form.blocks.roles[i] for i in keep),
+        outside_parameters=0, outside_tensor_parameters=0,
+    )  # fmt: skip
+    even = replace(WORKLOAD, forms={"half": replace(form, operators=operators, blocks=blocks)})
+    m, v = pp * times, (LAYERS // pp if interleaved else 1)
+    assume(not interleaved or v > 1)
+    schedule = "interleaved" if interleaved else "1f1b"
+    huge = cluster(network=1e9)
+    step = forecast(even, run(pp=pp, accumulation=m, pipeline_schedule=schedule, virtual_stages=v), huge).step
+    sends = step.communication_ms / step.total_ms
+    share = step.idle_ms / (step.forward_ms + step.backward_ms + step.host_overhead_ms)
+    assert share == pytest.approx((pp - 1) / (m * v), rel=0.2 + 2 * sends)
+
+
+def memory(**changes):
+    return step_memory(WORKLOAD.forms["half"], run(**{"micro_batch": 4, "accumulation": 8, **changes}), True)
+
+
+def test_memory_falls_with_the_stage_and_with_ranks():
+    stages = [memory(zero_stage=stage).allocated_gib for stage in range(4)]
+    assert stages == sorted(stages, reverse=True)
+    for name in ("tp", "pp", "cp"):
+        sizes = [memory(**{name: size, "zero_stage": 3}).allocated_gib for size in (2, 4, 8)]
+        assert sizes == sorted(sizes, reverse=True), name
+    kept = memory(zero_stage=3, reshard_after_forward=False)
+    assert kept.parameters_gib > memory(zero_stage=3).parameters_gib
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 16))
+def test_1f1b_keeps_no_more_than_gpipe(pp, m):
+    keeps = [memory(pp=pp, accumulation=m, pipeline_schedule=name).activations_gib for name in ("1f1b", "gpipe")]
+    assert keeps[0] <= keeps[1] * (1 + 1e-9)
+
+
+def test_recomputation_trades_memory_for_time():
+    none, selective, full = (
+        forecast(WORKLOAD, run(micro_batch=16, zero_stage=3, activation_checkpointing=kind), cluster())
+        for kind in ("none", "selective", "full")
+    )
+    assert none.step.backward_ms < selective.step.backward_ms < full.step.backward_ms
+    assert none.memory.activations_gib > selective.memory.activations_gib > full.memory.activations_gib
+
+
+def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
+    # 2 (weights) + 4 (main gradients) + 12 (fp32 weights and two moments): Megatron-LM's bf16 optimizer
+    found = memory(tp=8)
+    held = found.parameters_gib / 2
+    states = found.parameters_gib + found.gradients_gib + found.optimizer_states_gib
+    assert states == pytest.approx(18 * held)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tp": 32}, ["32", "16 attention heads"]),
+        ({"pp": 16}, ["16", "8"]),
+        ({"pp": 8, "virtual_stages": 2, "pipeline_schedule": "interleaved", "accumulation": 8}, ["8 x virtual_stages 2"]),
+        ({"pp": 4, "pipeline_schedule": "interleaved", "accumulation": 6}, ["pp 4", "6"]),
+        ({"nodes": 8}, ["64", "32"]),
+    ],
+)  # fmt: skip
+def test_impossible_shapes_name_the_numbers_that_clash(changes, words):
+    with pytest.raises(Contradiction) as error:
+        forecast(WORKLOAD, run(**changes), cluster())
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_sequence_that_cannot_be_divided():
+    odd = replace(WORKLOAD, sequence_length=511)
+    with pytest.raises(Contradiction, match="cp 2 does not divide the sequence length 511"):
+        forecast(odd, run(cp=2), cluster())
+
+
+def test_uneven_stages_are_forecast_with_a_warning():
+    f = forecast(WORKLOAD, run(2, pp=4, accumulation=8), cluster(2))
+    assert not any("uneven" in warning for warning in f.warnings)
+    three = replace(cluster(3), nodes=3)
+    f = forecast(WORKLOAD, run(3, pp=3, accumulation=9), three)
+    assert any("8 blocks over 3 stages" in warning for warning in f.warnings)
+
+
+def test_a_grid_says_which_of_its_executions_are_impossible():
+    found = forecast_grid(WORKLOAD, run(), grid_from(run(), tp=[1, 2, 32], pp=[1, 3, 1]), cluster())
+    assert [CLASHES[i] for i in found.clash] == ["", "tp x pp x cp", "tp"]
+    assert np.isfinite(found.step_ms).tolist() == [True, False, False]
+    assert found.feasible.tolist() == [bool(found.fits[0]), False, False]
+
+
+def test_offloading_moves_states_to_the_host_at_a_price():
+    here, away = (forecast(WORKLOAD, run(offload_optimizer=o), cluster()) for o in (False, True))
+    assert away.memory.optimizer_states_gib == 0 < here.memory.optimizer_states_gib
+    assert away.step.total_ms > here.step.total_ms
