@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -87,6 +88,8 @@ def plan(model: str, **o: Any) -> int:
     from trainpace.trace import load_workload
     from trainpace.workload import Form, Variant, form_of
 
+    if Path(model).is_dir():
+        raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
     present = Present.read(o)
     freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
     cluster = cluster_of(o, present)

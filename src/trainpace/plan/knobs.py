@@ -48,9 +48,16 @@ def _offload(e: Execution) -> str:
     return f"offload {' and '.join(what)} to the host" if what else "no offload"
 
 
-def _data(c: Choice) -> str:
+def data_in_words(c: Choice) -> str:
+    """Workers and preparation of a data path; nothing where nothing is known."""
     workers = "" if c.data.workers is None else f"{c.data.workers} loader worker{'' if c.data.workers == 1 else 's'}"
     return "samples prepared offline" + (f", {workers}" if workers else "") if c.data.precomputed else workers
+
+
+def _data_title(before: Choice, after: Choice) -> str:
+    if before.data.workers == after.data.workers and after.data.precomputed:
+        return "samples prepared offline"
+    return f"{data_in_words(after)} instead of {data_in_words(before)}"
 
 
 _PRECISION_KEYS: dict[str, Settings] = {
@@ -93,7 +100,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("global batch", (), "config key",
          lambda a, b: f"global batch {b.execution.global_batch:,} instead of {a.execution.global_batch:,}",
          lambda c: {"gradient_accumulation_steps": c.execution.accumulation}),
-    Knob("data", (), "config key", lambda a, b: f"{_data(b)} instead of {_data(a) or 'now'}",
+    Knob("data", (), "config key", _data_title,
          lambda c: {"dataloader_num_workers": c.data.workers or 0} | ({"precompute": True} if c.data.precomputed else {})),
 )  # fmt: skip
 KNOB_NAMES = tuple(knob.name for knob in KNOBS)
@@ -177,6 +184,6 @@ def config_line(choice: Choice) -> str:
         _layout(e) if e.tp * e.pp * e.cp > 1 else "",
         "torch.compile" if e.compile else "", "channels_last" if e.channels_last else "",
         "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
-        _offload(e) if e.offload_optimizer or e.offload_parameters else "", _data(choice),
+        _offload(e) if e.offload_optimizer or e.offload_parameters else "", data_in_words(choice),
     ]  # fmt: skip
     return ", ".join(part for part in parts if part)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainpace.execution import Execution
 from trainpace.plan.changes import Rejected
 from trainpace.plan.evaluate import Judge, Setting
-from trainpace.plan.knobs import config_line, fleet_in_words
+from trainpace.plan.knobs import data_in_words, fleet_in_words
 from trainpace.plan.search import Found
 from trainpace.plan.space import Freedom
 from trainpace.units import format_duration, format_number
@@ -35,10 +35,7 @@ def rejected(
     """Every value of every knob that the best does not have, with what the best that has it would take."""
     chosen = found.choice(best).execution
     said = [_weigh(found, judge, best, subject) for subject in _subjects(setting, found, judge, chosen)]
-    for j in range(len(found.data)):
-        if j != best[1]:
-            why, lost_s = _against(found, judge, best, (best[0], j))
-            said.append(Rejected(title=_data_title(found, j), why=why, lost_s=lost_s))
+    said += _other_data_paths(found, judge, best)
     if not freedom.allow_global_batch:
         said.append(Rejected(title="another global batch", why=f"stays {found.space.base.global_batch:,}, because it changes"
                              " how the model learns; --allow-global-batch looks at multiples"))  # fmt: skip
@@ -141,6 +138,11 @@ def _varying(found: Found) -> set[str]:
     return {name for name, column in found.space.columns.items() if len(np.unique(column)) > 1}
 
 
-def _data_title(found: Found, index: int) -> str:
-    choice = found.choice((0, index))
-    return config_line(choice).rpartition(", ")[2]
+def _other_data_paths(found: Found, judge: Judge, best: tuple[int, int]) -> Iterator[Rejected]:
+    """The fastest of those that are prepared offline, or of those that are not: whichever the best is not."""
+    others = [j for j, path in enumerate(found.data) if path.precomputed != found.data[best[1]].precomputed]
+    if others:
+        index = (best[0], min(others, key=lambda j: found.stepping_s[best[0], j]))
+        why, lost_s = _against(found, judge, best, index)
+        title = data_in_words(found.choice(index))
+        yield Rejected(title=title if found.data[index[1]].precomputed else f"only {title}", why=why, lost_s=lost_s)

@@ -167,7 +167,9 @@ def _other(workload: Workload, start: Execution, freedom: Freedom, blocks: Block
         return [now, *(v for v in others if v != now)] if freedom.may(knob) else [now]
 
     kinds = {kind for form in workload.forms.values() for kind in form.operators.kind}
-    recomputed: Sequence[Checkpointing] = ("none", "selective", "full") if blocks is not None else ()
+    recomputed: Sequence[Checkpointing] = (
+        ("none", "selective", "full") if blocks is not None and not workload.checkpointed else ()
+    )
     stored = (start.offload_optimizer, start.offload_parameters)
     return (
         (precision, zero, recompute, *offloaded, along_sequence, compiled, channels_last)
