@@ -12,7 +12,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 
@@ -44,7 +44,7 @@ KEPT = ("GPUs", "offload", "precision", "compile")
 """Not enumerated in the small cases, so that one by one takes a minute and not an hour."""
 
 
-def traced(config: dict[str, object], sequence_length: int) -> Workload:
+def traced(config: Mapping[str, object], sequence_length: int) -> Workload:
     """A transformer in 16 bits under AdamW."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
@@ -81,14 +81,12 @@ def one_by_one(start: Execution, blocks: int) -> Iterator[Execution]:
     """All executions with the same world and global batch that the records allow, by plain loops."""
     world, sizes = start.world_size, (1, 2, 3, 4, 6, 8, 12)
     for tp, pp, cp, virtual in product(sizes, sizes, (1, 2, 4, 8), (1, 2, 3)):
-        if (
-            world % (tp * pp * cp)
-            or pp * virtual > max(1, blocks)
-            or (virtual > 1 and pp == 1)
-            or start.global_batch % (world // (tp * pp * cp))
-        ):
+        ranks = world // (tp * pp * cp)
+        if ranks * tp * pp * cp != world or start.global_batch % ranks:
             continue
-        share = start.global_batch // (world // (tp * pp * cp))
+        if pp * virtual > max(1, blocks) or (virtual > 1 and pp == 1):
+            continue
+        share = start.global_batch // ranks
         for micro in (n for n in range(1, share + 1) if share % n == 0):
             for zero, recompute, along in product(
                 (0, 1, 2, 3),

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from nouns import workload
 from trainpace.plan import Plan
 from trainpace.records import load, save
+from trainpace.watch import read_recording
+from watch.scripts import script
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 JOB = ("--samples", "100k", "--epochs", "3")
@@ -132,3 +134,21 @@ def test_nothing_fits(model, tmp_path):
 )
 def test_misuse(model, arguments, said):
     assert said in refuse(model, *arguments)
+
+
+def test_a_recording_says_how_it_trains_now(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
+    train = script(tmp_path, sleep_s=0.002)
+    recorded = tmp_path / "recorded"
+    watch = [sys.executable, "-m", "trainpace", "watch", "--output", recorded, "--", sys.executable, train]
+    done = subprocess.run([*map(str, watch)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (rank,) = read_recording(recorded).ranks
+    answer = ask(model, "--gpu", "A100", "--watched", recorded, "--epochs", "3")
+    assert answer["start"]["micro_batch"] == rank.loader.batch_size
+    now = answer["now"]["choice"]["data"]
+    assert now["workers"] == 0
+    assert not now["beside"]
+    assert now["ms_per_sample"] >= 2.0  # what the script sleeps for each sample
+    assert any("loader worker" in c["title"] or "offline" in c["title"] for c in answer["changes"])
+    assert "--watched" in refuse(recorded, "--gpu", "A100", *JOB)
