@@ -16,6 +16,7 @@ VERBS = {
     "measure": "Train a model for some steps on this machine over batch sizes; find the jumps and the best batch.",
     "watch": "Run an unchanged training script and record where its steps' time goes.",
     "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
+    "plan": "Say what to change about a training, in which order, and what each change saves of the whole job.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
     "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",

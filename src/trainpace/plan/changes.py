@@ -1,27 +1,124 @@
-"""The noun that `plan` makes and `run` carries out."""
+"""The nouns that `plan` makes and `run` carries out."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
+from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.records import Record
 
+Effort = Literal["config key", "code change", "infrastructure"]
+Risk = Literal["none", "low", "medium"]
+"""To convergence. none: the same training, up to the order of sums. low: rounds differently, as many trainings do without
+harm. medium: known to need care, such as a new learning rate."""
+
+
+class DataPath(Record):
+    """How fast samples reach one rank: `ms_per_sample` of its loader, all workers together, and whether they are made
+    `beside` the computation or between computations (no workers)."""
+
+    workers: int | None = None
+    ms_per_sample: float = 0.0
+    beside: bool = True
+    precomputed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ms_per_sample < float("inf"):
+            raise TrainpaceError(f"a sample takes {self.ms_per_sample} ms to load; that should be 0 or more.")
+
+
+NO_WAIT = DataPath()
+"""Data that is always there: what a forecast assumes where nothing is known of the loader."""
+
+
+class Choice(Record):
+    """One way to train: an execution and its data path."""
+
+    execution: Execution
+    data: DataPath = NO_WAIT
+
 
 class Change(Record):
-    """One rung: the execution after it, and the seconds it saves in the whole job (forecast, then measured)."""
+    """One rung: the execution after it, and the seconds it saves in the whole job (forecast, then measured).
+
+    `settings` are the keys to set, named as torchrun, Hugging Face's TrainingArguments or DeepSpeed name them.
+    `makes_fit`: what was before does not fit in memory, so that there is no time that it could save.
+    """
 
     title: str
     execution: Execution
     forecast_saved_s: float
     measured_saved_s: float | None = None
+    data: DataPath = NO_WAIT
+    effort: Effort = "config key"
+    risk: Risk = "none"
+    risk_reason: str = ""
+    settings: dict[str, int | str | bool] = msgspec.field(default_factory=dict)
+    makes_fit: bool = False
+
+
+class Outlook(Record):
+    """A choice and what it is forecast to take: the step (with data waits), the whole job, one device's memory."""
+
+    choice: Choice
+    changes: int
+    step_ms: float
+    job_s: float
+    needed_gib: float
+    num_devices: int
+    cost_usd: float | None = None
+
+
+class Rejected(Record):
+    """Something that was looked at and not chosen; `lost_s`: how much longer the job would take with the best that has it."""
+
+    title: str
+    why: str
+    lost_s: float | None = None
+
+
+class Sensitivity(Record):
+    """What happens to the choice when one number is wrong by a factor between `low` and `high`.
+
+    `flips_to` names what would be chosen then, where that differs; `regret` is how much longer today's choice would take than
+    that, as a share, at the worse end. `still_fits`: today's choice would still fit in memory.
+    """
+
+    number: str
+    low: float
+    high: float
+    basis: str
+    flips_to: str = ""
+    regret: float = 0.0
+    still_fits: bool = True
 
 
 class Plan(Record):
-    """An ordered list of changes to an execution."""
+    """An ordered list of changes to an execution, and what else was looked at."""
 
     start: Execution
     changes: tuple[Change, ...]
+    now: Outlook | None = None
+    best: Outlook | None = None
+    simplest: Outlook | None = None
+    pareto: tuple[Outlook, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    sensitivity: tuple[Sensitivity, ...] = ()
+    searched: int = 0
+    fitting: int = 0
+    start_fits: bool = True
+    reason: str = ""
+    nearest: str = ""
 
     @property
     def end(self) -> Execution:
         """The execution after the last change."""
         return self.changes[-1].execution if self.changes else self.start
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that all changes together save in the whole job."""
+        return sum(change.forecast_saved_s for change in self.changes)

@@ -1,0 +1,113 @@
+"""`trainpace plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainpace.cli.options import COUNT, DURATION, USD, echo_json
+
+_PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+
+
+@click.command()
+@click.argument("model")
+@click.option("--gpu", help="The GPU of the fleet, by name.")
+@click.option("--num-gpus", type=COUNT, help="GPUs of a node of the fleet.  [default: 1]")
+@click.option("--nodes", type=COUNT, help="Nodes of the fleet.  [default: 1]")
+@click.option("--network", type=float, metavar="GB/S", help="A node's network bandwidth in one direction.")
+@click.option(
+    "--cluster",
+    "fleet",
+    metavar="FILE.toml",
+    help="The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, price.",
+)
+@click.option("--hardware", metavar="FILE.toml", help="Also read devices of your own from this file.")
+@click.option("--price", type=USD, help="Dollars per GPU and hour.")
+@click.option("--config", "configs", multiple=True, metavar="FILE", help="How it trains now: a settings file; several.")
+@click.option("--command", "launch", metavar="TEXT", help="How it trains now: a launch command.")
+@click.option(
+    "--watched", metavar="FOLDER", help="How it trains now: a recording (trainpace watch), its loader included."
+)
+@click.option("--batch", type=COUNT, help="Samples per GPU and forward pass now.  [default: 32]")
+@click.option("--accumulate", type=COUNT, help="Micro-batches per update now.  [default: 1]")
+@click.option("--global-batch", type=COUNT, help="Samples per update over all GPUs, in place of --accumulate.")
+@click.option("--gpus-now", type=COUNT, help="GPUs of a node that it trains on now.  [default: the fleet's]")
+@click.option("--nodes-now", type=COUNT, help="Nodes that it trains on now.  [default: the fleet's]")
+@click.option("--precision", type=click.Choice(_PRECISIONS), help="Number format now.  [default: fp32]")
+@click.option("--zero", type=click.IntRange(0, 3), help="ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]")
+@click.option("--tp", type=COUNT, help="Tensor-parallel size now.")
+@click.option("--pp", type=COUNT, help="Pipeline-parallel size now.")
+@click.option("--cp", type=COUNT, help="Context-parallel size now.")
+@click.option("--checkpointing", type=click.Choice(["none", "selective", "full"]), help="What is recomputed now.")
+@click.option("--offload", type=click.Choice(["none", "optimizer", "all"]), help="What is offloaded to the host now.")
+@click.option("--compile", "compiled", is_flag=True, help="torch.compile is used now.")
+@click.option("--channels-last", is_flag=True, help="NHWC tensors are used now.")
+@click.option("--workers", type=COUNT, help="Loader workers now. Needs --sample-ms.")
+@click.option(
+    "--sample-ms", type=float, help="Milliseconds of a core to make one sample (trainpace loader measures it)."
+)
+@click.option("--cores", type=COUNT, help="Cores of a node that its loaders may use. With --sample-ms.")
+@click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
+@click.option("--sequence-length", type=COUNT, help="Tokens in a sample, for transformers.")
+@click.option("--image-size", type=COUNT, help="Side in pixels, for image models.")
+@click.option("--samples", type=COUNT, help="Samples in an epoch.")
+@click.option("--tokens", type=COUNT, help="Tokens in an epoch, for transformers.")
+@click.option("--epochs", type=float, help="Passes over the data.")
+@click.option("--max-steps", type=COUNT, help="Updates, in place of --epochs or as their limit.")
+@click.option("--allow-global-batch", is_flag=True, help="Also look at multiples of the global batch.")
+@click.option("--allow-fp8", is_flag=True, help="Also look at FP8.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="WHAT",
+    help="Leave this as it is: GPUs, precision, compile, 'micro-batch', ...; several.",
+)
+@click.option("--simplest", is_flag=True, help="Order the changes to the simplest choice, not to the best.")
+@click.option("--timeout", type=DURATION, default="5min", show_default=True, help="Give up tracing after this.")
+@click.option("--output", metavar="FILE.json", help="Keep the plan.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(model: str, **o: Any) -> int:
+    """Say what to change about a training, in which order, and how many seconds of the whole job each change saves.
+
+    MODEL is named as in trainpace forecast. How it trains now comes from options, from config files or from a recording; the
+    global batch and the optimizer stay. Exit code 1: nothing fits in memory.
+
+    \b
+    trainpace plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90
+    trainpace plan transformers:config.json --gpu H100 --num-gpus 8 --nodes 64 --network 400 --precision bf16 \\
+        --global-batch 1024 --tokens 1T --max-steps 100000 --optimizer adamw
+    trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json
+    """
+    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, schedule_of
+    from trainpace.plan import Freedom, Setting, plan_changes
+    from trainpace.records import save, to_jsonable
+    from trainpace.report.plan import print_plan
+    from trainpace.trace import load_workload
+    from trainpace.workload import Form, Variant, form_of
+
+    if Path(model).is_dir():
+        raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
+    present = Present.read(o)
+    freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
+    cluster = cluster_of(o, present)
+    schedule = schedule_of(o, present)
+    forms: tuple[Form, ...] = ("half",) if form_of(present.precision(o)) == "half" else ("fp32", "amp")
+    if o["allow_fp8"] and "half" not in forms:
+        forms = (*forms, "half")
+    variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
+    workload = load_workload(model, forms, variant, o["timeout"])
+    start = present.execution(o, cluster, workload)
+    found = plan_changes(
+        Setting(workload, cluster, schedule), start, data_paths(o, present, start, cluster), freedom,
+        to="simplest" if o["simplest"] else "best",
+    )  # fmt: skip
+    if o["output"]:
+        save(found, o["output"])
+    if o["as_json"]:
+        echo_json({**to_jsonable(found), "saved_s": found.saved_s})
+    else:
+        print_plan(found, workload, cluster)
+    return 0 if found.best is not None else 1

@@ -1,0 +1,231 @@
+"""What `trainpace plan` starts from: the fleet, the present execution, the job and the loader, from options and files."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from trainpace.cli.options import read_text
+from trainpace.cli.settings import SettingsSource
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+
+if TYPE_CHECKING:
+    from trainpace.execution import Execution, Precision, ZeroStage
+    from trainpace.hardware import Cluster
+    from trainpace.plan import DataPath
+    from trainpace.schedule import Schedule
+    from trainpace.watch.recording import Rank
+    from trainpace.workload import Workload
+
+MOST_WORKERS = 16
+DEFAULT_BATCH = 32
+FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "price": float}
+
+
+class Present(NamedTuple):
+    """How the training runs now, as files and a recording say; options are laid beside them."""
+
+    files: SettingsSource
+    rank: Rank | None
+
+    @classmethod
+    def read(cls, o: dict[str, Any]) -> Present:
+        """Read the settings files, the launch command and the recording that were named."""
+        rank = None
+        if o["watched"]:
+            from trainpace.watch import read_recording
+
+            recording = read_recording(Path(o["watched"]))
+            if not recording.ranks:
+                raise UnreadableInput(f"{o['watched']} holds no training steps: {recording.seen}")
+            rank = recording.ranks[0]
+        return cls(SettingsSource.read(o["configs"], o["launch"]), rank)
+
+    def pick(self, name: str, option: Any, recorded: Any = None) -> Any:
+        """An option's value, else the files', else the recording's."""
+        value = self.files.pick(name, option)
+        return recorded if value is None else value
+
+    def precision(self, o: dict[str, Any]) -> Precision:
+        """The present number format."""
+        precision: Precision = self.pick("precision", o["precision"]) or "fp32"
+        return precision
+
+    def world(self, o: dict[str, Any], cluster: Cluster) -> tuple[int, int]:
+        """(nodes, processes per node) of now."""
+        nodes, processes = self.files.world(o["nodes_now"], o["gpus_now"])
+        if nodes is None and processes is None and self.rank is not None:
+            nodes, processes = _split(self.rank.world_size, cluster.devices_per_node)
+        return nodes or cluster.nodes, processes or cluster.devices_per_node
+
+    def execution(self, o: dict[str, Any], cluster: Cluster, workload: Workload) -> Execution:
+        """The present execution. Raises Contradiction where its numbers clash, or need more devices than there are."""
+        from trainpace.execution import Execution
+        from trainpace.schedule import accumulation_for_global_batch
+
+        nodes, processes = self.world(o, cluster)
+        if nodes > cluster.nodes or processes > cluster.devices_per_node:
+            raise Contradiction(
+                f"it trains on {nodes} x {processes} GPUs (nodes x GPUs a node) now, and the fleet has {cluster.nodes} x"
+                f" {cluster.devices_per_node}.",
+                "Name the whole fleet with --nodes and --num-gpus.",
+            )
+        recompute = self.pick("activation_checkpointing", None)
+        if o["checkpointing"] is not None:
+            recompute = o["checkpointing"]
+        offload = o["offload"] or ("optimizer" if self.pick("offload_optimizer", None) else "none")
+        zero: ZeroStage = 3 if self.files.value("sharding") == "fsdp" and self.files.value("zero_stage") is None else 0
+        stage: ZeroStage | None = self.pick("zero_stage", o["zero"])
+        start = Execution(
+            micro_batch=self.pick("micro_batch", o["batch"], self._recorded_batch()) or DEFAULT_BATCH,
+            nnodes=nodes, nproc_per_node=processes, tp=self.pick("tp", o["tp"]) or 1, pp=self.pick("pp", o["pp"]) or 1,
+            cp=self.pick("cp", o["cp"]) or 1, precision=self.precision(o), optimizer=workload.optimizer,
+            zero_stage=zero if stage is None else stage, offload_optimizer=offload != "none",
+            offload_parameters=offload == "all",
+            activation_checkpointing="full" if workload.checkpointed else recompute or "none",
+            compile=bool(self.pick("compile", o["compiled"] or None)), channels_last=o["channels_last"],
+        )  # fmt: skip
+        accumulation = self.pick("accumulation", o["accumulate"], self._recorded_accumulation())
+        total = self.pick("global_batch", o["global_batch"])
+        if total is not None:
+            needed = accumulation_for_global_batch(total, start.micro_batch, start.data_parallel_size)
+            if accumulation not in (None, needed):
+                raise Contradiction(
+                    f"global batch {total} is not micro-batch {start.micro_batch} x accumulation {accumulation} x"
+                    f" data-parallel size {start.data_parallel_size}.",
+                    "Leave one of them out.",
+                )
+            accumulation = needed
+        from msgspec.structs import replace
+
+        return replace(start, accumulation=accumulation or 1)
+
+    def _recorded_batch(self) -> int | None:
+        from trainpace.watch.recording import batches_per_step
+
+        if self.rank is None or not self.rank.samples_per_step:
+            return None
+        return max(1, round(self.rank.samples_per_step / batches_per_step(self.rank)))
+
+    def _recorded_accumulation(self) -> int | None:
+        from trainpace.watch.recording import batches_per_step
+
+        return None if self.rank is None else max(1, round(batches_per_step(self.rank)))
+
+
+def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
+    """The fleet, of --cluster or of options; without sizes, what it trains on now."""
+    from trainpace.cli.hardware import devices_of
+    from trainpace.hardware import Cluster, find_device
+
+    said = _fleet_file(o["fleet"]) if o["fleet"] else {}
+    for key, option in (("gpu", "gpu"), ("num_gpus", "num_gpus"), ("nodes", "nodes"), ("network_gb_per_s", "network"),
+                        ("price", "price")):  # fmt: skip
+        if o[option] is not None:
+            if said.get(key, o[option]) != o[option]:
+                raise Contradiction(f"{key} is {said[key]} in {o['fleet']} and {o[option]} on the command line.")
+            said[key] = o[option]
+    if not said.get("gpu"):
+        raise click.UsageError("Name the fleet's GPU with --gpu, or a fleet with --cluster.")
+    nodes, processes = present.files.world(o["nodes_now"], o["gpus_now"])
+    per_node, count = said.get("num_gpus", processes or 1), said.get("nodes", nodes or 1)
+    network = said.get("network_gb_per_s")
+    if network is not None and not 0 < network < 1e6:
+        raise TrainpaceError(f"a network of {network} GB/s cannot be right.")
+    return Cluster(
+        device=find_device(said["gpu"], devices_of(o["hardware"])), devices_per_node=per_node, nodes=count,
+        price_usd_per_device_hour=said.get("price"),
+        network_gb_per_s_per_device=None if network is None else network / per_node,
+    )  # fmt: skip
+
+
+def _fleet_file(path: str) -> dict[str, Any]:
+    try:
+        said = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
+    for key, value in said.items():
+        kind = FLEET_KEYS.get(key)
+        if kind is None:
+            raise UnreadableInput(f"{path} has a key {key!r} that is not known.", f"Known: {', '.join(FLEET_KEYS)}.")
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            raise UnreadableInput(
+                f"{key} in {path} is {value!r}; it should be {'text' if kind is str else 'a number'}."
+            )
+    return said
+
+
+def schedule_of(o: dict[str, Any], present: Present) -> Schedule:
+    """The job. Without one there are no seconds to save."""
+    from trainpace.schedule import Schedule
+
+    samples = o["samples"]
+    if samples is None and o["tokens"] is None and present.rank is not None and present.rank.loader is not None:
+        samples = present.rank.loader.samples_in_dataset
+    pick = present.pick
+    schedule = Schedule(
+        samples=samples, tokens=o["tokens"], sequence_length=pick("sequence_length", o["sequence_length"]),
+        epochs=pick("epochs", o["epochs"]), max_steps=pick("max_steps", o["max_steps"]),
+        drop_last=bool(pick("drop_last", None)),
+    )  # fmt: skip
+    if schedule.epochs is None and schedule.max_steps is None:
+        raise TrainpaceError(
+            "how long the job is is not known.",
+            "Add --samples and --epochs, or --max-steps (1000, to see what a thousand steps save).",
+        )
+    if schedule.epochs is not None and schedule.samples_per_epoch is None:
+        raise TrainpaceError("how many samples an epoch has is not known.", "Add --samples or --tokens.")
+    return schedule
+
+
+def data_paths(o: dict[str, Any], present: Present, start: Execution, cluster: Cluster) -> tuple[DataPath, ...]:
+    """The present data path, then more workers and samples prepared offline, by the pipeline model of `datapath`."""
+    from trainpace.datapath.loader_model import LoaderCost, batch_ms, fewest_workers
+    from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, loader_cost
+    from trainpace.plan import NO_WAIT, DataPath
+
+    rank = present.rank
+    now = present.pick("dataloader_workers", o["workers"], rank.loader.workers if rank and rank.loader else None)
+    cost = None if rank is None else loader_cost(rank)
+    if o["sample_ms"] is not None:
+        if not 0 < o["sample_ms"] < 1e9:
+            raise TrainpaceError(f"a sample of {o['sample_ms']} ms cannot be right.")
+        cost = LoaderCost(sample_wall_ms=o["sample_ms"], sample_cpu_ms=o["sample_ms"], collate_ms=0.0,
+                          batch_size=start.micro_batch)  # fmt: skip
+    if cost is None or now is None:
+        if o["workers"] is not None or o["cores"] is not None:
+            raise click.UsageError("--workers and --cores need --sample-ms, or a recording that has it.")
+        if cost is not None:
+            raise click.UsageError("Say with --workers how many loader workers there are now.")
+        return (NO_WAIT,)
+    cores = o["cores"] or (rank.cpus if rank is not None else None)
+    if cores is None:
+        raise click.UsageError("--sample-ms needs --cores, the cores of a node that its loaders may use.")
+    a_rank = max(1.0, cores / cluster.devices_per_node)
+
+    def path(workers: int) -> DataPath:
+        sent = cost if workers == 0 else _sent(cost, SEND_MS, HANDOVER_MS)
+        ms = batch_ms(sent, workers, a_rank)
+        return DataPath(workers=workers, ms_per_sample=ms / cost.batch_size, beside=workers > 0)
+
+    paths = {workers: path(workers) for workers in range(1, MOST_WORKERS + 1)}
+    enough = fewest_workers({workers: p.ms_per_sample for workers, p in paths.items()})
+    counts = dict.fromkeys(w for w in (1, 2, 4, 8, enough) if w <= enough and w != now)
+    offline = DataPath(
+        workers=max(1, now), ms_per_sample=cost.collate_ms / cost.batch_size / max(1, now), precomputed=True
+    )
+    return (path(now), *(paths[w] for w in counts if w > now), offline)
+
+
+def _sent(cost: Any, send_ms: float, handover_ms: float) -> Any:
+    from msgspec.structs import replace
+
+    return replace(cost, send_ms=cost.send_ms or send_ms, handover_ms=cost.handover_ms or handover_ms)
+
+
+def _split(world: int, devices_per_node: int) -> tuple[int, int]:
+    """A world of processes over nodes that hold so many."""
+    return (1, world) if world <= devices_per_node else (-(-world // devices_per_node), devices_per_node)

@@ -1,0 +1,109 @@
+"""`plan_changes`: search, choose, order, and say what was left out."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from trainpace.execution import Execution
+from trainpace.plan.changes import NO_WAIT, Choice, DataPath, Outlook, Plan
+from trainpace.plan.evaluate import Judge, Setting, part_of
+from trainpace.plan.knobs import config_line, differing
+from trainpace.plan.order import ladder
+from trainpace.plan.rejected import rejected
+from trainpace.plan.search import Found, search
+from trainpace.plan.sensitivity import sensitivity
+from trainpace.plan.space import Freedom, space_of
+from trainpace.units import format_number
+
+LARGER_FLEETS = (2, 4, 8, 16)
+
+
+def plan_changes(
+    setting: Setting,
+    start: Execution,
+    data: tuple[DataPath, ...] = (NO_WAIT,),
+    freedom: Freedom | None = None,
+    to: Literal["best", "simplest"] = "best",
+) -> Plan:
+    """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best.
+
+    `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
+    what binds and `nearest` the nearest that would do. Raises Contradiction where the start itself is impossible.
+    """
+    freedom = freedom or Freedom()
+    paths = data if freedom.may("data") else data[:1]
+    now = Choice(execution=start, data=paths[0])
+    found = search(setting, space_of(setting.workload, start, setting.cluster, freedom), paths)
+    judge = Judge(setting, start)
+    searched = len(found.space) * len(paths)
+    best, simplest = found.best(), found.simplest()
+    if best is None or simplest is None:
+        return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(found),
+                    nearest=_nearest(setting, start, freedom, found))  # fmt: skip
+
+    def outlook(choice: Choice) -> Outlook:
+        return judge.outlook(choice, len(differing(now, choice)))
+
+    target = found.choice(best if to == "best" else simplest)
+    fits = judge.fits(now)
+    return Plan(
+        start=start,
+        changes=ladder(judge, now, target),
+        now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
+        best=outlook(found.choice(best)),
+        simplest=outlook(found.choice(simplest)),
+        pareto=tuple(outlook(found.choice(index)) for index in found.pareto()),
+        rejected=rejected(setting, found, judge, best, freedom),
+        sensitivity=sensitivity(setting, found, judge, best),
+        searched=searched,
+        fitting=found.fitting,
+        start_fits=fits,
+    )
+
+
+def _what_binds(found: Found) -> str:
+    needed = found.evaluation.needed_gib
+    if np.isnan(found.evaluation.step_ms).all():
+        return found.evaluation.why_not(np.arange(len(found.space))) or "nothing can be forecast."
+    able = np.where(np.isnan(found.evaluation.step_ms), np.inf, needed)
+    row = int(np.argmin(able))
+    if able[row] <= found.room_gib:
+        return "the job has no step: its samples do not fill one under any of these executions."
+    over = able[row] - found.room_gib
+    return (
+        f"memory binds: the leanest of {len(found.space):,} executions needs {format_number(able[row])} GiB a device, and"
+        f" {format_number(found.room_gib)} can be used, {format_number(over)} too few"
+        f" ({config_line(found.choice((row, 0)))})."
+    )
+
+
+def _nearest(setting: Setting, start: Execution, freedom: Freedom, found: Found) -> str:
+    """The next larger fleet that would do, else the memory that one device would need."""
+    able = np.where(np.isnan(found.evaluation.step_ms), np.inf, found.evaluation.needed_gib)
+    least = float(able.min(initial=np.inf))
+    if not least > found.room_gib or not math.isfinite(least):
+        return ""
+    cluster = setting.cluster
+    for factor in LARGER_FLEETS:
+        if cluster.nodes > 1:
+            larger = replace(cluster, nodes=cluster.nodes * factor)
+        elif cluster.devices_per_node * factor <= 8:
+            larger = replace(part_of(cluster, start), devices_per_node=cluster.devices_per_node * factor)
+        else:
+            break
+        wider = replace(start, nnodes=larger.nodes, nproc_per_node=larger.devices_per_node, tp=1, pp=1, cp=1,
+                        micro_batch=1, accumulation=1, virtual_stages=1)  # fmt: skip
+        if start.global_batch % wider.world_size:
+            continue
+        wider = replace(wider, accumulation=start.global_batch // wider.world_size)
+        only = replace(freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False)
+        there = search(setting._replace(cluster=larger), space_of(setting.workload, wider, larger, only), (NO_WAIT,))
+        index = there.best()
+        if index is not None:
+            return f"on {larger.num_devices} of these devices it would fit: {config_line(there.choice(index))}."
+    device = least / found.room_gib * (cluster.device.memory_gib.value if cluster.device.memory_gib else 0.0)
+    return f"a device with {format_number(device)} GiB would do; smaller samples or a smaller model would too."

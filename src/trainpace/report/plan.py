@@ -1,0 +1,131 @@
+"""A plan for the terminal: the changes, the choices, what was rejected, and what the choice hangs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
+
+from trainpace.hardware import Cluster
+from trainpace.plan import Change, Outlook, Plan, Sensitivity
+from trainpace.plan.knobs import config_line
+from trainpace.report.terminal import console, print_lines, print_table
+from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.workload import Workload
+
+
+def print_plan(plan: Plan, workload: Workload, cluster: Cluster) -> None:
+    """The table of changes first, then the rest as lines."""
+    fleet = f"{cluster.num_devices} x {cluster.device.name}" if cluster.num_devices > 1 else cluster.device.name
+    print_lines(f"{workload.model}: {format_count(workload.parameters)} parameters, {workload.optimizer}, on {fleet}")
+    if plan.best is None or plan.simplest is None:
+        print_lines(f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else []))
+        return
+    _print_changes(plan)
+    _print_choices(plan, plan.best, plan.simplest)
+    _print_section("Rejected", ((r.title, r.why) for r in plan.rejected))
+    _print_sensitivity(plan)
+    print_lines(
+        f"{plan.fitting:,} of {plan.searched:,} choices fit and were compared, all with the same global batch unless said."
+        " Forecasts, not measurements: change one thing at a time and measure."
+    )
+
+
+def _print_changes(plan: Plan) -> None:
+    if not plan.changes:
+        print_lines("Nothing to change: no other choice is faster.")
+        return
+    rows, so_far = [], 0.0
+    for n, change in enumerate(plan.changes, 1):
+        so_far += change.forecast_saved_s
+        rows.append([str(n), change.title, *_saved(change, so_far), change.effort, change.risk])
+    print_table(
+        ["", "change", "saves", "so far", "effort", "risk"], rows, left=2, title="What to change, in this order"
+    )
+    _print_section(
+        "", ((f"{n}", f"{_keys(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
+             for n, c in enumerate(plan.changes, 1)),
+    )  # fmt: skip
+
+
+def _saved(change: Change, so_far: float) -> tuple[str, str]:
+    if change.makes_fit:
+        return "makes it fit", ""
+    return format_duration(change.forecast_saved_s), format_duration(so_far)
+
+
+def _keys(change: Change) -> str:
+    return ", ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.settings.items()
+    )
+
+
+def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
+    lines = []
+    if plan.now is not None:
+        lines.append(("Now", _figures(plan.now) + ("" if plan.start_fits else " if it fitted, which it does not")))
+        lines.append(("", config_line(plan.now.choice)))
+    lines += [("Best", _figures(best)), ("", config_line(best.choice))]
+    if simplest.choice == best.choice:
+        lines.append(("Simplest", "the same: no fewer changes come within 2 % of the best"))
+    else:
+        lines += [("Simplest", _figures(simplest)), ("", config_line(simplest.choice))]
+    _print_section("", lines)
+    if len(plan.pareto) > 1:
+        _print_front(plan)
+
+
+def _print_front(plan: Plan) -> None:
+    first = plan.pareto[0]
+    rows = [
+        [str(p.num_devices), format_duration(p.job_s), "" if p.cost_usd is None else format_usd(p.cost_usd),
+         f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
+        for p in plan.pareto
+    ]  # fmt: skip
+    print_table(["GPUs", "job", "cost", "efficiency"], rows, left=0, title="The fastest with each number of GPUs")
+
+
+def _figures(outlook: Outlook) -> str:
+    n = outlook.changes
+    parts = [
+        f"{format_duration(outlook.job_s)}", f"{format_number(outlook.step_ms)} ms a step",
+        f"{format_number(outlook.needed_gib)} GiB a device",
+        "" if outlook.cost_usd is None else format_usd(outlook.cost_usd),
+        f"{n} change{'' if n == 1 else 's'}" if n else "",
+    ]  # fmt: skip
+    return ", ".join(part for part in parts if part)
+
+
+def _print_sensitivity(plan: Plan) -> None:
+    if not plan.sensitivity:
+        return
+    flips = [s for s in plan.sensitivity if s.flips_to]
+    holds = [s for s in plan.sensitivity if not s.flips_to]
+    lines = [(s.number, f"{s.low:.2f} to {s.high:.2f} times as assumed ({s.basis}): {_flip(s)}") for s in flips]
+    if holds:
+        names = ", ".join(f"{s.number} ({s.low:.2f} to {s.high:.2f} times)" for s in holds)
+        lines.append(("nothing else" if flips else "the choice holds", f"{'' if flips else 'for '}{names}"))
+    _print_section("What the choice hangs on", lines)
+
+
+def _flip(s: Sensitivity) -> str:
+    if not s.still_fits:
+        return f"the choice would no longer fit, and the best would have {s.flips_to}"
+    return f"{s.flips_to}, and the choice would take {100 * s.regret:.2g} % longer than that"
+
+
+def _print_section(title: str, lines: Iterable[tuple[str, str]]) -> None:
+    """Names in a column of their own, and what is said of them wrapped beside it."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    any_line = False
+    for name, text in lines:
+        table.add_row(Text(name), Text(text))
+        any_line = True
+    if any_line:
+        console().print(Group(*([Text(title)] if title else []), Padding(table, (0, 0, 1, 2 if title else 0))))

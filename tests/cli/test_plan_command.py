@@ -1,0 +1,154 @@
+"""`trainpace plan` in a real process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nouns import workload
+from trainpace.plan import Plan
+from trainpace.records import load, save
+from trainpace.watch import read_recording
+from watch.scripts import script
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+JOB = ("--samples", "100k", "--epochs", "3")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "model.json"
+    save(workload(), path)
+    return path
+
+
+def plan(*arguments):
+    command = [sys.executable, "-m", "trainpace", "plan", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def ask(*arguments):
+    done = plan(*arguments, "--json")
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)
+
+
+def refuse(*arguments):
+    done = plan(*arguments)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_plan(model, tmp_path):
+    kept = tmp_path / "plan.json"
+    answer = ask(model, "--gpu", "A100", "--num-gpus", "2", "--batch", "16", *JOB, "--price", "2", "--output", kept)
+    assert answer["record"] == "Plan"
+    assert sum(c["forecast_saved_s"] for c in answer["changes"]) == pytest.approx(
+        answer["now"]["job_s"] - answer["best"]["job_s"]
+    )
+    assert answer["best"]["choice"]["execution"]["optimizer"] == "sgd_momentum"
+    assert load(kept, Plan).saved_s == pytest.approx(answer["saved_s"])
+    done = plan(model, "--gpu", "A100", "--num-gpus", "2", "--batch", "16", *JOB)
+    assert done.returncode == 0, done.stderr
+    for word in ("What to change, in this order", "Now", "Best", "Simplest", "Rejected", "What the choice hangs on"):
+        assert word in done.stdout
+
+
+def test_how_it_trains_now_comes_from_files(model):
+    answer = ask(model, "--gpu", "A100", "--config", CONFIGS / "args.json", "--config", CONFIGS / "ds.json",
+                 *JOB, "--command", "torchrun --nproc-per-node 8 train.py")  # fmt: skip
+    args = json.loads((CONFIGS / "args.json").read_text())
+    start = answer["start"]
+    assert start["micro_batch"] == args["per_device_train_batch_size"]
+    assert start["accumulation"] == args["gradient_accumulation_steps"]
+    assert start["nproc_per_node"] == 8
+    assert start["zero_stage"] == 1
+    assert start["precision"] == "amp_bf16"
+    clash = refuse(model, "--gpu", "A100", "--config", CONFIGS / "args.json", "--batch", "3", *JOB)
+    assert "args.json" in clash
+
+
+def test_a_fleet_file(model, tmp_path):
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text('gpu = "A100"\nnum_gpus = 2\nnodes = 2\nnetwork_gb_per_s = 0.01\nprice = 2\n')
+    answer = ask(model, "--cluster", fleet, "--batch", "16", *JOB)
+    assert answer["start"]["nnodes"] == 2
+    assert answer["best"]["choice"]["execution"]["nnodes"] == 1
+    assert any("0.01 GB/s" in r["why"] for r in answer["rejected"])
+    assert "2 in" in refuse(model, "--cluster", fleet, "--nodes", "3", *JOB)
+    fleet.write_text('gpus = "A100"\n')
+    assert "'gpus'" in refuse(model, "--cluster", fleet, *JOB)
+    fleet.write_text("gpu = ")
+    assert "TOML" in refuse(model, "--cluster", fleet, *JOB)
+    fleet.write_text('gpu = "A100"\nnodes = "two"\n')
+    assert "'two'" in refuse(model, "--cluster", fleet, *JOB)
+
+
+def test_growing_the_fleet_is_a_change(model):
+    answer = ask(model, "--gpu", "H100", "--num-gpus", "4", "--gpus-now", "1", "--batch", "64", *JOB)
+    assert answer["start"]["nproc_per_node"] == 1
+    assert answer["best"]["num_devices"] == 4
+    assert [c["effort"] for c in answer["changes"] if "GPUs" in c["title"]] == ["infrastructure"]
+
+
+def test_a_slow_loader_is_a_change(model):
+    answer = ask(model, "--gpu", "A100", "--batch", "64", *JOB, "--workers", "1", "--sample-ms", "5", "--cores", "16")
+    titles = [c["title"] for c in answer["changes"]]
+    assert any("prepared offline" in t or "loader workers" in t for t in titles)
+    assert answer["now"]["step_ms"] >= 64 * 5
+    assert "--sample-ms" in refuse(model, "--gpu", "A100", *JOB, "--workers", "2")
+    assert "--cores" in refuse(model, "--gpu", "A100", *JOB, "--workers", "2", "--sample-ms", "5")
+
+
+def test_nothing_fits(model, tmp_path):
+    big = replace(workload(), forms={
+        name: replace(form, memory=replace(form.memory, parameter_bytes=2.0**39)) for name, form in workload().forms.items()
+    })  # fmt: skip
+    save(big, tmp_path / "big.json")
+    done = plan(tmp_path / "big.json", "--gpu", "T4", *JOB)
+    assert done.returncode == 1
+    assert "memory binds" in done.stdout
+    assert "Nearest" in done.stdout
+    assert ask(tmp_path / "big.json", "--gpu", "T4", *JOB)["best"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpu", "A100"), "--epochs"),
+        (("--gpu", "A100", "--epochs", "3"), "--samples"),
+        (JOB, "--gpu"),
+        (("--gpu", "A1000000", *JOB), "A100"),
+        (("--gpu", "A100", *JOB, "--keep", "speed"), "'speed'"),
+        (("--gpu", "A100", *JOB, "--num-gpus", "1", "--gpus-now", "2"), "--num-gpus"),
+        (("--gpu", "A100", "--num-gpus", "8", *JOB, "--tp", "3"), "tp 3"),
+        (("--gpu", "A100", *JOB, "--batch", "8", "--global-batch", "100"), "global batch 100"),
+        (("--gpu", "A100", *JOB, "--batch", "8", "--global-batch", "64", "--accumulate", "2"), "accumulation 2"),
+        (("--gpu", "A100", *JOB, "--watched", "nowhere"), "nowhere"),
+        (("--gpu", "A100", *JOB, "--network", "-1"), "network"),
+    ],
+)
+def test_misuse(model, arguments, said):
+    assert said in refuse(model, *arguments)
+
+
+def test_a_recording_says_how_it_trains_now(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
+    train = script(tmp_path, sleep_s=0.002)
+    recorded = tmp_path / "recorded"
+    watch = [sys.executable, "-m", "trainpace", "watch", "--output", recorded, "--", sys.executable, train]
+    done = subprocess.run([*map(str, watch)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (rank,) = read_recording(recorded).ranks
+    answer = ask(model, "--gpu", "A100", "--watched", recorded, "--epochs", "3")
+    assert answer["start"]["micro_batch"] == rank.loader.batch_size
+    now = answer["now"]["choice"]["data"]
+    assert now["workers"] == 0
+    assert not now["beside"]
+    assert now["ms_per_sample"] >= 2.0  # what the script sleeps for each sample
+    assert any("loader worker" in c["title"] or "offline" in c["title"] for c in answer["changes"])
+    assert "--watched" in refuse(recorded, "--gpu", "A100", *JOB)

@@ -1,0 +1,260 @@
+"""The plan's promises, on a small model and clusters of many kinds."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nouns import workload
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.forecast import forecast
+from trainpace.hardware import Cluster, find_device
+from trainpace.plan import Choice, DataPath, Freedom, Judge, Setting, plan_changes
+from trainpace.plan.evaluate import needed_gib, part_of, room_gib, same_work
+from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
+from trainpace.plan.order import ladder
+from trainpace.plan.search import NEARLY, search
+from trainpace.plan.space import space_of
+from trainpace.schedule import Schedule, training_time
+
+MODEL = workload()
+WAITING = (
+    DataPath(workers=0, ms_per_sample=8.0, beside=False),
+    DataPath(workers=2, ms_per_sample=4.0),
+    DataPath(workers=1, ms_per_sample=0.01, precomputed=True),
+)
+
+
+def setting(gpu="A100", gpus=1, nodes=1, network=None, schedule=None, memory_gib=None, price=None) -> Setting:
+    device = find_device(gpu)
+    if memory_gib:
+        device = replace(device, memory_gib=replace(device.memory_gib, value=memory_gib))
+    cluster = Cluster(device=device, devices_per_node=gpus, nodes=nodes, price_usd_per_device_hour=price,
+                      network_gb_per_s_per_device=None if network is None else network / gpus)  # fmt: skip
+    return Setting(MODEL, cluster, schedule or Schedule(samples=100_000, epochs=3.0))
+
+
+SETTINGS = st.builds(
+    setting,
+    gpu=st.sampled_from(["A100", "T4", "H100"]),
+    gpus=st.sampled_from([1, 2]),
+    nodes=st.sampled_from([1, 2]),
+    network=st.sampled_from([0.125, 25.0]),
+    memory_gib=st.sampled_from([None, 1.2, 2.0]),
+)
+BATCHES = st.sampled_from([4, 12, 64])
+
+
+def start_on(s: Setting, micro_batch=8, **changes) -> Execution:
+    return Execution(
+        micro_batch=micro_batch, nnodes=s.cluster.nodes, nproc_per_node=s.cluster.devices_per_node,
+        optimizer="sgd_momentum", **changes,
+    )  # fmt: skip
+
+
+@settings(max_examples=6)
+@given(SETTINGS, BATCHES, st.sampled_from([WAITING, WAITING[:1]]))
+def test_promises(s, micro_batch, data):
+    start = start_on(s, micro_batch)
+    plan = plan_changes(s, start, data)
+    found = search(s, space_of(MODEL, start, s.cluster, Freedom()), data)
+    if plan.best is None:
+        assert found.fitting == 0
+        assert plan.reason
+        return
+    best = plan.best.choice
+    judge = Judge(s, start)
+    assert judge.fits(best)
+    # the best is no slower than every choice that fits, forecast one by one
+    for row in range(0, len(found.space), 31):
+        execution = found.space.execution(row)
+        assert execution.global_batch == start.global_batch
+        f = forecast(MODEL, execution, part_of(s.cluster, execution))
+        for path in data:
+            choice = Choice(execution=execution, data=path)
+            if f.step is not None and f.fits:
+                assert plan.best.job_s <= judge.job_s(choice) * (1 + 1e-9)
+    assert plan.simplest.job_s <= plan.best.job_s * (1 + NEARLY) * (1 + 1e-9)
+    assert plan.simplest.changes <= plan.best.changes
+    # the ladder: every rung runs with the same global batch, and the savings add up
+    for change in plan.changes:
+        rung = Choice(execution=change.execution, data=change.data)
+        assert judge.fits(rung)
+        assert change.execution.global_batch == start.global_batch
+        assert change.makes_fit or change.forecast_saved_s >= -1e-6
+    if plan.changes:
+        assert plan.end == best.execution
+        assert plan.changes[-1].data == best.data
+    first = next((c for c in plan.changes if c.makes_fit), None)
+    begin = Choice(execution=first.execution, data=first.data) if first else Choice(execution=start, data=data[0])
+    assert plan.saved_s == pytest.approx(judge.job_s(begin) - plan.best.job_s, abs=1e-6)
+    assert plan.start_fits == (first is None)
+
+
+def test_simplest_is_the_fewest_changes():
+    s = setting(gpus=2)
+    found = search(s, space_of(MODEL, start_on(s), s.cluster, Freedom()), WAITING)
+    near = found.stepping_s <= found.stepping_s.min() * (1 + NEARLY)
+    assert found.changes[found.simplest()] == found.changes[near].min()
+
+
+def test_changes_are_counted_as_they_are_named():
+    s = setting(gpus=4, nodes=2, network=1.0)
+    start = start_on(s)
+    found = search(s, space_of(MODEL, start, s.cluster, Freedom(allow_global_batch=True)), WAITING)
+    for row in range(0, len(found.space), 41):
+        for path in range(len(WAITING)):
+            now = Choice(execution=start, data=WAITING[0])
+            assert found.changes[row, path] == len(differing(now, found.choice((row, path))))
+
+
+def test_a_start_that_does_not_fit_is_made_to_fit_first():
+    s = setting(memory_gib=2.5)
+    start = start_on(s, micro_batch=1024)
+    plan = plan_changes(s, start)
+    assert not plan.start_fits
+    assert plan.changes[0].makes_fit
+    assert plan.changes[0].forecast_saved_s == 0
+    assert plan.changes[0].execution.micro_batch < 1024
+
+
+def test_nothing_fits_says_by_how_much():
+    s = setting(memory_gib=0.6)
+    plan = plan_changes(s, start_on(s))
+    assert plan.best is None
+    space = space_of(MODEL, start_on(s), s.cluster, Freedom())
+    least = min(
+        needed_gib(f.memory)
+        for row in range(len(space))
+        if (f := forecast(MODEL, space.execution(row), s.cluster)).step is not None
+    )
+    assert f"needs {least:.3g} GiB" in plan.reason
+    assert f"{least - room_gib(s.cluster):.3g} too few" in plan.reason
+    assert "GiB would do" in plan.nearest or "it would fit" in plan.nearest
+
+
+def test_a_slow_network_is_left():
+    s = setting(gpus=2, nodes=2, network=0.01)
+    plan = plan_changes(s, start_on(s))
+    assert plan.best.choice.execution.nnodes == 1
+    (said,) = [r for r in plan.rejected if r.title == "2 nodes of 2 GPUs"]
+    assert "0.01 GB/s" in said.why
+    assert said.lost_s > 0
+    assert plan.changes[0].effort == "infrastructure"
+
+
+def test_accumulation_gains_nothing_on_one_gpu():
+    plan = plan_changes(setting(), start_on(setting(), micro_batch=8))
+    (said,) = [r for r in plan.rejected if r.title == "accumulation"]
+    assert "on one GPU" in said.why
+    assert said.lost_s >= 0
+
+
+def test_needless_sharding_says_what_the_states_take():
+    s = setting(gpus=2)
+    plan = plan_changes(s, start_on(s), freedom=Freedom(keep=("sharding",)))
+    assert not [r for r in plan.rejected if "ZeRO" in r.title]
+    said = [r for r in plan_changes(s, start_on(s)).rejected if "ZeRO" in r.title or r.title == "no sharding"]
+    assert said
+    assert all(r.lost_s is None or r.lost_s >= 0 for r in said)
+
+
+@pytest.mark.parametrize("knob", KNOB_NAMES)
+def test_what_is_kept_stays(knob):
+    s = setting(gpus=2, nodes=2, network=1.0)
+    start = start_on(s)
+    plan = plan_changes(s, start, WAITING, Freedom(keep=(knob,), allow_global_batch=knob != "global batch"))
+    now = Choice(execution=start, data=WAITING[0])
+    assert knob not in {k.name for k in differing(now, plan.best.choice)}
+
+
+def test_a_word_that_is_no_knob():
+    with pytest.raises(TrainpaceError, match="nothing that could be kept"):
+        Freedom(keep=("precisions",))
+
+
+def test_global_batch_changes_only_where_allowed():
+    s = setting()
+    start = start_on(s, micro_batch=1)
+    free = plan_changes(s, start, freedom=Freedom(allow_global_batch=True))
+    assert plan_changes(s, start).best.choice.execution.global_batch == 1
+    assert free.best.choice.execution.global_batch > 1
+    (change,) = [c for c in free.changes if "global batch" in c.title]
+    assert change.risk == "medium"
+    in_steps = Schedule(max_steps=1000)
+    larger = replace(start, micro_batch=8)
+    assert same_work(in_steps, larger, start).max_steps == 125
+    assert training_time(same_work(in_steps, larger, start), larger, 1.0).steps == 125
+
+
+def test_precision_goes_down_only_as_allowed():
+    s = setting("H100")
+    for precision in ("fp32", "amp_bf16", "bf16"):
+        plan = plan_changes(s, start_on(s, precision=precision))
+        assert plan.best.choice.execution.precision in {"fp32": ("amp_bf16", "amp_fp16", "tf32")}.get(
+            precision, (precision, "amp_bf16", "amp_fp16") if precision != "bf16" else ("bf16",)
+        )
+    free = plan_changes(s, start_on(s, micro_batch=4096, precision="bf16"), freedom=Freedom(allow_fp8=True))
+    assert free.best.choice.execution.precision == "fp8"
+    assert [c.risk for c in free.changes if "fp8" in c.title] == ["medium"]
+
+
+def test_data_becomes_a_change_when_it_is_waited_for():
+    s = setting()
+    plan = plan_changes(s, start_on(s), WAITING)
+    assert plan.best.choice.data.precomputed
+    slow = [c for c in plan.changes if "prepared offline" in c.title]
+    assert len(slow) == 1
+    assert slow[0].effort == "code change"
+    # at the end a step is at least as long as its data takes, and the wait is in the start's time
+    assert plan.now.step_ms >= 8 * 8.0
+    assert plan.best.step_ms >= 8 * 0.01
+
+
+def test_a_ladder_of_one_rung():
+    s = setting(memory_gib=1.5)
+    start = start_on(s, micro_batch=8)
+    assert turned(Choice(execution=start), Choice(execution=replace(start, micro_batch=3)), KNOBS[1:2]) is None
+    rungs = ladder(Judge(s, start), Choice(execution=start), Choice(execution=replace(start, compile=True)))
+    assert [r.title for r in rungs] == ["torch.compile"]
+
+
+def test_sensitivity_finds_the_number_that_flips_the_choice():
+    """Two nodes are as fast as one where the network is just fast enough: a slower one changes the choice."""
+    only_gpus = Freedom(keep=tuple(name for name in KNOB_NAMES if name != "GPUs"))
+
+    def plan_over(network):
+        s = setting(gpus=2, nodes=2, network=network)
+        return plan_changes(s, start_on(s), freedom=only_gpus)
+
+    speeds = np.geomspace(0.01, 1000, 24).tolist()
+    nodes = [plan_over(speed).best.choice.execution.nnodes for speed in speeds]
+    assert nodes[0] == 1
+    assert nodes[-1] == 2
+    flips = {f.number: f for f in plan_over(speeds[nodes.index(2)]).sensitivity if f.flips_to}
+    assert "2 GPUs instead of 2 nodes" in flips["network"].flips_to
+    assert flips["network"].regret > 0
+    # far from the edge the network's figure decides nothing
+    assert "network" not in {f.number for f in plan_over(speeds[0]).sensitivity if f.flips_to}
+
+
+def test_a_global_batch_that_no_part_can_share():
+    s = setting(gpus=4)
+    start = Execution(micro_batch=3, nproc_per_node=2, optimizer="sgd_momentum")
+    shapes = space_of(MODEL, start, s.cluster, Freedom()).columns["nproc_per_node"]
+    assert set(shapes.tolist()) == {1, 2}  # 6 samples cannot be divided by 4
+
+
+def test_price_gives_a_front():
+    s = setting(gpus=4, price=2.0)
+    plan = plan_changes(s, start_on(s, micro_batch=64))
+    times = [p.job_s for p in plan.pareto]
+    assert times == sorted(times, reverse=True)
+    assert plan.pareto[-1].choice == plan.best.choice
+    for p in plan.pareto:
+        assert p.cost_usd == pytest.approx(2.0 * p.num_devices * p.job_s / 3600)
+        assert math.isfinite(p.job_s)
