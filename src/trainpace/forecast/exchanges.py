@@ -109,7 +109,8 @@ def _tensor(
     grid: Grid, groups: Groups, hidden_bytes: Floats, stages: Stages, row_products: float, checkpointed: bool, links: Links
 ) -> Floats:  # fmt: skip
     """Sums of hidden states; sequence parallelism scatters and gathers them instead, which counts as the same here. Its
-    backward pass gathers a column's input once more (Korthikanti et al. 2022), under a product. Recomputing repeats the forward's."""
+    backward pass gathers a column's input once more, under a product (Korthikanti et al. 2022). Recomputing repeats the
+    forward pass's."""
     if (grid.tp == 1).all():
         return np.zeros(stages.blocks.shape)
     ranks, inside = grid.tp, groups.tensor_inside

@@ -10,7 +10,7 @@ from trainpace.hardware.cluster import HostLinks
 from trainpace.records import Record
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
-SIZES_BYTES = (2**10, 2**14, 2**18, 2**20, 2**22)
+SIZES_BYTES = (2**10, 2**13, 2**14, 3 * 2**13, 2**15, 2**16, 2**18, 2**20, 2**22)
 BURSTS_BYTES = tuple(4096.0 * k for k in range(17))
 ROUNDS = 20
 TINY = 1e-10
