@@ -91,7 +91,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     trainpace forecast vgg16 --gpu "RTX 3090" --batch 8:64:8
     trainpace forecast vgg16 --gpu T4 --batch 1:70
     trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3 --precision bf16 --checkpointing
-    trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --precision bf16 --tp 8 --pp 4 --accumulate 32
+    trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --precision bf16 --tp 8 --pp 4
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
     from msgspec.structs import replace

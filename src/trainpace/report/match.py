@@ -95,7 +95,7 @@ def _run(m: Match) -> str:
     execution = m.forecast.execution
     micro = f"{execution.micro_batch}" + (f"x{execution.accumulation}" if execution.accumulation > 1 else "")
     sharded = " FSDP" if execution.zero_stage == 3 else ""
-    return f"{execution.precision.removeprefix('amp_')} {micro}{sharded}"
+    return f"{execution.precision} {micro}{sharded}"
 
 
 def _server(m: Match, room: int) -> str:
