@@ -73,12 +73,10 @@ CPU = Device(name="cpu", vendor="", architecture="", kind="cpu")
 
 
 def cluster_of(links: HostLinks, number: int, mbit: float, device: Device = CPU) -> Cluster:
-    """So many CPU hosts on links of a known speed. More hosts than cores take turns: all that hosts do takes longer."""
+    """So many CPU hosts on links of a known speed. More hosts than cores take turns at what wakes them; while a link carries
+    bytes the cores have time for all."""
     crowd = max(1.0, number / (os.cpu_count() or 1))
-    links = replace(
-        links, start_us=crowd * links.start_us, message_us=crowd * links.message_us,
-        host_us_per_mib={name: crowd * us for name, us in links.host_us_per_mib.items()},
-    )  # fmt: skip
+    links = replace(links, start_us=crowd * links.start_us, message_us=crowd * links.message_us)
     return Cluster(device=device, nodes=number, network_gb_per_s_per_device=mbit / 8e3, host_links=links)
 
 
