@@ -99,8 +99,14 @@ def evaluate(setting: Setting, space: Space) -> Evaluation:
             reasons.append(text)
         for clash in np.unique(found.clash[found.clash > 0]).tolist():
             reason[rows[found.clash == clash]] = len(reasons)
-            reasons.append(f"its {CLASHES[clash]} clashes with the model or the cluster")
+            reasons.append(_clash(CLASHES[clash]))
     return Evaluation(step, needed, reason, tuple(reasons))
+
+
+def _clash(name: str) -> str:
+    if name == "no blocks":
+        return "the model has no chain of alike blocks that could be divided"
+    return f"its {name} clashes with the model or the cluster"
 
 
 def _grid(space: Space) -> Grid:

@@ -78,13 +78,14 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
 
 
 def _print_front(plan: Plan) -> None:
-    first = plan.pareto[0]
+    first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
     rows = [
-        [str(p.num_devices), format_duration(p.job_s), "" if p.cost_usd is None else format_usd(p.cost_usd),
+        [str(p.num_devices), format_duration(p.job_s), *([format_usd(p.cost_usd or 0.0)] if priced else []),
          f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
         for p in plan.pareto
     ]  # fmt: skip
-    print_table(["GPUs", "job", "cost", "efficiency"], rows, left=0, title="The fastest with each number of GPUs")
+    columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
+    print_table(columns, rows, left=0, title="The fastest with each number of GPUs")
 
 
 def _figures(outlook: Outlook) -> str:
