@@ -32,6 +32,7 @@ def bounds(name: str) -> tuple[float, float]:
     special = {
         "tile_plain_prologue": (4, 400), "tile_tensor_prologue": (4, 600), "misaligned": (0.1, 1), "transposes": (0.02, 2.5),
         "l2_gain": (0.02, 4), "pre_volta": (0.3, 1), "kepler": (0.1, 1), "kepler_traffic": (0.2, 1), "fp8": (0.2, 1),
+        "attention_first": (0.5, 0.6), "attention_hopper": (0.3, 1),
         "compile_traffic": (0.1, 1), "compile_launches": (0.1, 1), "compile_host": (0.1, 1),
         "traffic_optimizer": (0.55, 1), "watts_power": (0.2, 1), "consumer_boost": (1, 1.25),
         "latency_us": (1, 6), "host_view_us": (0.5, 5), "host_module_us": (2, 15),

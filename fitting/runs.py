@@ -17,7 +17,7 @@ from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.step import PhaseTimes, host_us
 from trainpace.records import load
 from trainpace.validation.conditions import Case, case_of
-from trainpace.validation.evaluate import PAGEABLE_COPY_GB_PER_S, trace_file
+from trainpace.validation.evaluate import CONFIGURATIONS, PAGEABLE_COPY_GB_PER_S, trace_file
 from trainpace.validation.runs import read_runs
 from trainpace.workload import PHASES, Workload
 
@@ -30,18 +30,18 @@ THINNING = 3
 Pair = tuple[Case, Workload]
 
 
-def read_pairs(data: Path, traces: Path) -> list[Pair]:
-    """Every measured run that has a time and a traced workload (`trainpace validate` leaves the traces)."""
+def read_pairs(data: Path, traces: Path, timed: bool = True) -> list[Pair]:
+    """Every measured run that has a traced workload (`trainpace validate` leaves the traces) and, if `timed`, a time."""
     pairs, loaded = [], {}
     every = [run for name in FILES for run in read_runs(data / name)]
     for index, run in enumerate(every):
         run = replace(run, index=index)
         try:
-            case = case_of(run, data.resolve())
+            case = case_of(run, data.resolve(), traces / CONFIGURATIONS)
         except TrainpaceError:
             continue
         file = trace_file(traces, case)
-        if case.measured_ms is None or not file.is_file():
+        if (timed and case.measured_ms is None) or not file.is_file():
             continue
         if file not in loaded:
             loaded[file] = load(file, Workload)
@@ -59,6 +59,7 @@ def is_usable(case: Case) -> bool:
     """Is the run what its spec says, and on one card or with communication that hides?"""
     e = case.execution
     alone = e.world_size == 1 or (e.zero_stage == 3 and e.nnodes == 1)
+    alone = alone and e.activation_checkpointing != "selective"  # which the trace does not hold
     return is_same_model(case) and alone and e.tp * e.pp * e.cp == 1
 
 
@@ -87,6 +88,7 @@ class RunTable:
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
+        self.first_attention = np.array([case.attention == "first" for case, _ in pairs])[self.run]
         self.compiled = np.array([case.execution.compile for case, _ in pairs])[self.run]
         self.phase = np.array([PHASES.index(p) for p in self.columns["phase"]])
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
@@ -112,7 +114,7 @@ class RunTable:
         part: Any = RunTable.__new__(RunTable)
         part.columns = {name: column[rows] for name, column in self.columns.items()}
         part.table = KernelTable(SimpleNamespace(**part.columns))  # type: ignore[arg-type]
-        for name in ("batch", "channels_last", "compiled", "device_row"):
+        for name in ("batch", "channels_last", "compiled", "device_row", "first_attention"):
             setattr(part, name, getattr(self, name)[rows])
         part.devices = self.devices
         result: RunTable = part
@@ -126,7 +128,9 @@ class RunTable:
             assert not isinstance(rates, str), rates
             every.append(rates)
         gathered = (np.array([float(getattr(r, name)) for r in every])[self.device_row] for name in Rates._fields)
-        return self.table.times(self.batch, Rates(*gathered), c, self.channels_last, self.compiled)
+        rates = Rates(*gathered)
+        rates = rates._replace(attention=rates.attention * np.where(self.first_attention, c.attention_first, 1.0))
+        return self.table.times(self.batch, rates, c, self.channels_last, self.compiled)
 
     def host_ms(self, c: KernelConstants) -> np.ndarray:
         """The host's time, runs x phases."""

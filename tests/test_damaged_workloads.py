@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nouns import workload
+from nouns import blocks, workload
 from trainpace import records
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
@@ -15,6 +15,11 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.workload import Workload
 
 DATA = json.loads(records.to_json(workload()))
+DATA["forms"]["half"]["blocks"] = {
+    name: value
+    for name, value in json.loads(records.to_json(blocks())).items()
+    if name not in ("record", "schema_version")
+}
 WRONG = [None, -1, 1e308, "x", [], {}, 0, True, -5e20, [[1]], 1.5, 10**30]
 
 
@@ -47,3 +52,26 @@ def test_damaged_workloads(seed):
                 forecast(damaged, Execution(micro_batch=8, precision=precision), Cluster(device=find_device("A100")))
         except TrainpaceError as error:
             assert len(str(error).splitlines()) == 1
+
+
+BLOCKS = [
+    ("operator_counts", [1, 0]), ("operator_counts", [2, 0, 0]), ("operator_counts", [-1, 0, 0]), ("operator_counts", [0.5, 0, 0]),
+    ("roles", ["column", ""]), ("roles", ["diagonal", "", ""]), ("count", 0), ("heads", 7), ("parameters", -1), ("parameters", 1),
+    ("saved_bytes", [1e30, 0]), ("saved_bytes", [0]), ("working_bytes", [-5, 1]), ("tied_parameters", 1e300),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BLOCKS)
+def test_damaged_blocks_are_refused(field, value):
+    data = copy.deepcopy(DATA)
+    records.from_json(json.dumps(data), Workload)
+    data["forms"]["half"]["blocks"][field] = value
+    with pytest.raises(TrainpaceError) as caught:
+        records.from_json(json.dumps(data), Workload)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_workloads_from_before_blocks_still_load():
+    data = copy.deepcopy(DATA)
+    del data["forms"]["half"]["blocks"]
+    assert records.from_json(json.dumps(data), Workload).forms["half"].blocks is None

@@ -78,7 +78,7 @@ def run(
         hosts: tuple[netns.Host, ...] = ()
         whole = environment(env)
         if case.link_mbit_per_s:
-            hosts = stack.enter_context(netns.two_hosts(case.link_mbit_per_s))
+            hosts = stack.enter_context(netns.hosts(2, case.link_mbit_per_s))
             whole["GLOO_SOCKET_IFNAME"] = netns.INTERFACE
         commands = [
             (*(hosts[node].prefix if hosts else ()), *before, *command(case, fixed=fixed, hosts=hosts, node=node))

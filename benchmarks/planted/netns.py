@@ -1,6 +1,6 @@
-"""Two hosts on one machine: network namespaces joined by a link of a given speed. Needs root, `ip` and `tc`.
+"""Hosts on one machine: network namespaces joined by a switch, their links of a given speed. Needs root, `ip` and `tc`.
 
-Both namespaces call their end of the link eth0. The token bucket limits what each end sends; this kernel adds no latency.
+Every namespace calls its end of the link eth0. The token bucket limits what each host sends; this kernel adds no latency.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from trainpace.records import Record
 
 INTERFACE = "eth0"
+BURST = "16kb"
+"""What the bucket lets through at once; the kernel cannot keep 1 Gbit/s with much less."""
+LARGEST_PACKET = 15_000
+"""Bytes of a packet before the card would cut it up: below the burst, or the bucket cuts it at three times the host's work."""
 
 
 class Host(Record, kw_only=True):
@@ -27,23 +31,40 @@ def _ip(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def two_hosts(mbit_per_s: float) -> Iterator[tuple[Host, Host]]:
-    """Two hosts whose link carries `mbit_per_s` each way; they are gone afterwards, whatever happened in between."""
-    names = [f"planted{os.getpid()}-{i}" for i in range(2)]
-    hosts = [Host(prefix=("ip", "netns", "exec", n), address=f"10.77.0.{i}") for i, n in enumerate(names, 1)]
+def hosts(number: int, mbit_per_s: float) -> Iterator[tuple[Host, ...]]:
+    """So many hosts that each send at most `mbit_per_s`; they are gone afterwards, whatever happened in between."""
+    switch = f"planted{os.getpid()}"
+    names = [f"{switch}-{i}" for i in range(number)]
     made: list[str] = []
     try:
-        for name in names:
+        for name in (switch, *names):
             _ip("netns", "add", name)
             made.append(name)
-        _ip("link", "add", INTERFACE, "netns", names[0], "type", "veth", "peer", "name", INTERFACE, "netns", names[1])
-        for name, host in zip(names, hosts, strict=True):
-            _ip("-n", name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
-            for interface in ("lo", INTERFACE):
-                _ip("-n", name, "link", "set", interface, "up")
-            shape = f"qdisc add dev {INTERFACE} root tbf rate {mbit_per_s}mbit burst 32kb latency 400ms"
-            subprocess.run(("tc", "-n", name, *shape.split()), check=True, capture_output=True, text=True)
-        yield hosts[0], hosts[1]
+        _ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge0", "up")
+        found = tuple(_join(switch, name, i) for i, name in enumerate(names))
+        for name in names:
+            shape(name, mbit_per_s)
+        yield found
     finally:
         for name in made:
             subprocess.run(("ip", "netns", "delete", name), check=False, capture_output=True)
+
+
+def shape(name: str, mbit_per_s: float) -> None:
+    """Set, or change, what the host of this namespace may send."""
+    words = f"qdisc replace dev {INTERFACE} root tbf rate {mbit_per_s}mbit burst {BURST} latency 400ms"
+    subprocess.run(("tc", "-n", name, *words.split()), check=True, capture_output=True, text=True)
+
+
+def _join(switch: str, name: str, number: int) -> Host:
+    port = f"port{number}"
+    _ip("link", "add", INTERFACE, "netns", name, "type", "veth", "peer", "name", port, "netns", switch)
+    _ip("-n", switch, "link", "set", port, "master", "bridge0")
+    _ip("-n", switch, "link", "set", port, "up")
+    host = Host(prefix=("ip", "netns", "exec", name), address=f"10.77.0.{number + 1}")
+    _ip("-n", name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
+    _ip("-n", name, "link", "set", INTERFACE, "gso_max_size", str(LARGEST_PACKET))
+    for interface in ("lo", INTERFACE):
+        _ip("-n", name, "link", "set", interface, "up")
+    return host

@@ -21,7 +21,7 @@ def test_zero_shards_states_gradients_and_parameters_in_turn():
     assert one.optimizer_states_gib == pytest.approx(plain.optimizer_states_gib / 8)
     assert two.gradients_gib <= one.gradients_gib / 8
     assert three.parameters_gib == pytest.approx(plain.parameters_gib / 8)
-    assert plain.allocated_gib > one.allocated_gib > two.allocated_gib > three.allocated_gib
+    assert plain.allocated_gib > one.allocated_gib >= two.allocated_gib > three.allocated_gib
 
 
 def test_ddp_holds_its_buckets_beside_the_gradients():

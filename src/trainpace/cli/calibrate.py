@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainpace.cli.options import COUNT, DURATION, echo_json
+from trainpace.errors import TrainpaceError
 
 
 @click.command()
@@ -15,6 +16,13 @@ from trainpace.cli.options import COUNT, DURATION, echo_json
 @click.option("--ranks", type=COUNT, help="Also time all-reduce between so many processes on this machine.")
 @click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="For --ranks.")
 @click.option("--storage", metavar="FOLDER", help="Also write and read a quarter of a gigabyte in this folder.")
+@click.option(
+    "--hosts", is_flag=True, help="Under torchrun: only the links between hosts, into the profile that is there."
+)
+@click.option(
+    "--network", type=click.FloatRange(0, min_open=True), metavar="GB/S",
+    help="For --hosts: the link's bandwidth, where it is known.",
+)  # fmt: skip
 @click.option("--output", metavar="FILE.json", help="Where to leave the profile, in place of the user's data folder.")
 @click.option("--detect-only", is_flag=True, help="Say what machine this is, and measure nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -28,6 +36,7 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
     \b
     trainpace calibrate
     trainpace calibrate --ranks 2 --storage /data
+    torchrun --nnodes 2 ... -m trainpace calibrate --hosts
     """
     from msgspec.structs import replace
 
@@ -41,6 +50,8 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
     target = Path(o["output"]) if o["output"] else default_profile_file()
     if o["output"] and not target.resolve().parent.is_dir():
         raise click.UsageError(f"the folder of {target} does not exist.")
+    if o["hosts"]:
+        return _calibrate_hosts(target, o["network"], o["as_json"])
     machine = detect()
     if storage is not None:
         from trainpace.measure.storage import measure_storage
@@ -67,4 +78,27 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
         echo_json(to_jsonable(profile))
     else:
         print_profile(profile, str(target))
+    return 0
+
+
+def _calibrate_hosts(target: Path, gb_per_s: float | None, as_json: bool) -> int:
+    """Rank 0 puts the links into the profile that an earlier `trainpace calibrate` left."""
+    from msgspec.structs import replace
+
+    from trainpace.measure.host_links_rank import measure_host_links
+    from trainpace.measure.profile import MachineProfile
+    from trainpace.records import load, save, to_jsonable
+    from trainpace.report.machine import print_host_links
+
+    if not target.exists():
+        raise TrainpaceError(f"there is no profile at {target} to put the links into.", "First: trainpace calibrate")
+    profile = load(target, MachineProfile)
+    links = measure_host_links(gb_per_s)
+    if links is None:
+        return 0
+    save(replace(profile, host_links=links), target)
+    if as_json:
+        echo_json(to_jsonable(links))
+    else:
+        print_host_links(links, str(target))
     return 0

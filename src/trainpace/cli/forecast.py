@@ -10,6 +10,7 @@ import click
 
 from trainpace.cli.options import BATCHES, COUNT, DURATION, USD, echo_json
 from trainpace.cli.places import JOURNAL
+from trainpace.cli.sharding import sharding_of, sharding_options
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 
@@ -22,14 +23,18 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     multiple=True,
     help="A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate).",
 )
-@click.option("--num-gpus", type=COUNT, default=1, show_default=True, help="GPUs of one node, data parallel.")
+@click.option(
+    "--num-gpus",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="GPUs of a node; data parallel unless said otherwise.",
+)
 @click.option("--nodes", type=COUNT, default=1, show_default=True, help="Nodes of that many GPUs each.")
 @click.option(
     "--network", type=float, metavar="GB/S", help="A node's network bandwidth in one direction, for several nodes."
 )
-@click.option(
-    "--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage; 3 is FSDP's full sharding."
-)
+@sharding_options
 @click.option(
     "--batch",
     "batches",
@@ -52,7 +57,6 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 )
 @click.option("--channels-last", is_flag=True, help="NHWC tensors (memory_format=torch.channels_last).")
 @click.option("--compile", "compiled", is_flag=True, help="Under torch.compile, which fuses element-wise operators.")
-@click.option("--checkpointing", is_flag=True, help="Recompute activations block by block (transformers, timm).")
 @click.option(
     "--transfer-from",
     type=click.Path(exists=True, dir_okay=False),
@@ -87,6 +91,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     trainpace forecast vgg16 --gpu "RTX 3090" --batch 8:64:8
     trainpace forecast vgg16 --gpu T4 --batch 1:70
     trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3 --precision bf16 --checkpointing
+    trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --precision bf16 --tp 8 --pp 4 --accumulate 32
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
     from msgspec.structs import replace
@@ -111,11 +116,14 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     plan = None if o["samples"] is None else Schedule(samples=o["samples"], epochs=o["epochs"])
     targets = _targets(gpus, devices_of(o["hardware"]), o)
     forms: tuple[Form, ...] = ("fp32", "amp", "half") if o["save_workload"] else (form_of(o["precision"]),)
-    variant = Variant(
-        o["optimizer"], o["sequence_length"], o["image_size"], mode=o["mode"], checkpointing=o["checkpointing"]
-    )
+    variant = Variant(o["optimizer"], o["sequence_length"], o["image_size"], mode=o["mode"])
     on_cpu = all(kernels is not None for _, kernels in targets)
     workload = load_workload(model, forms, variant._replace(cpu=on_cpu), o["timeout"])
+    if o["checkpointing"] == "full" and not workload.checkpointed and workload.form(o["precision"]).blocks is None:
+        variant = variant._replace(
+            checkpointing=True
+        )  # where no repeated blocks were found, the trace shows what is recomputed
+        workload = load_workload(model, forms, variant._replace(cpu=on_cpu), o["timeout"])
     # a CPU runs other operators than a GPU does, so beside GPUs it needs a trace of its own
     mixed = not on_cpu and any(kernels is not None for _, kernels in targets)
     of_cpu = load_workload(model, forms, variant._replace(cpu=True), o["timeout"]) if mixed else workload
@@ -123,9 +131,8 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         save(workload, o["save_workload"])
     run = Execution(
         micro_batch=batches[0], accumulation=o["accumulate"], nnodes=o["nodes"], nproc_per_node=o["num_gpus"],
-        precision=o["precision"], optimizer=workload.optimizer, zero_stage=o["zero"], compile=o["compiled"],
-        channels_last=o["channels_last"],
-        activation_checkpointing="full" if o["checkpointing"] or workload.checkpointed else "none",
+        precision=o["precision"], optimizer=workload.optimizer, compile=o["compiled"], channels_last=o["channels_last"],
+        **{**sharding_of(o), **({"activation_checkpointing": "full"} if workload.checkpointed else {})},
     )  # fmt: skip
     ratio, source = 1.0, ""
     if o["transfer_from"]:
@@ -169,26 +176,26 @@ def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[A
     """(cluster, the machine's own kernel model or None) for every GPU and profile that was named."""
     from trainpace.hardware import Cluster, find_device
 
-    machines: list[tuple[Any, Any]] = []
+    machines: list[tuple[Any, Any, Any]] = []
     for gpu in gpus:
         if gpu.casefold() == "cpu":
             from trainpace.cli.machine import profile_or_brief
 
             profile = profile_or_brief()
-            machines.append((profile.device, profile.kernels))
+            machines.append((profile.device, profile.kernels, profile.host_links))
         else:
-            machines.append((find_device(gpu, own), None))
+            machines.append((find_device(gpu, own), None, None))
     if o["calibrated"]:
         from trainpace.measure.profile import MachineProfile
         from trainpace.records import load
 
         profile = load(o["calibrated"], MachineProfile)
-        machines.append((profile.device, profile.kernels))
+        machines.append((profile.device, profile.kernels, profile.host_links))
     network = None if o["network"] is None else o["network"] / o["num_gpus"]
     return [
         (Cluster(device=device, devices_per_node=o["num_gpus"], nodes=o["nodes"], price_usd_per_device_hour=o["price"],
-                 network_gb_per_s_per_device=network), kernels)
-        for device, kernels in machines
+                 network_gb_per_s_per_device=network, host_links=links), kernels)
+        for device, kernels, links in machines
     ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainpace.errors import UnknownName
+from trainpace.forecast.gloo import gloo_seconds
 from trainpace.hardware.cluster import Cluster
 from trainpace.records import Record
 
@@ -85,13 +86,20 @@ def collective_ms(
 
     `payload_bytes` is the whole tensor: for all_gather and reduce_scatter the gathered size, for all_to_all what one
     rank holds, for send what one rank sends another. `ranks_per_node` of the group's `ranks` share a node; the group
-    crosses the network with the network cards of so many devices. One rank, or nothing to send, takes 0.
+    crosses the network with the network cards of so many devices. One rank, or nothing to send, takes 0. A cluster with
+    measured `host_links` is one of CPU hosts that talk through gloo.
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", str(collective), COLLECTIVES, f"Collectives: {', '.join(COLLECTIVES)}.")
     payload, n, inside = (np.asarray(a, dtype=float) for a in (payload_bytes, ranks, ranks_per_node))
     payload, n, inside = np.broadcast_arrays(payload, n, inside)
     inside = np.clip(inside, 1.0, np.maximum(n, 1.0))
+    if cluster.host_links is not None:
+        rate = cluster.host_links.gb_per_s
+        if cluster.network_gb_per_s_per_device is not None:
+            rate = cluster.network_gb_per_s_per_device * cluster.devices_per_node
+        slow = gloo_seconds(collective, payload, n, n > inside, rate, cluster.host_links)
+        return np.where((n > 1) & (payload > 0), 1e3 * slow, 0.0)
     reason = _missing(cluster, bool(((inside > 1) & (n > 1)).any()), bool((n > inside).any()))
     if reason:
         return reason

@@ -90,8 +90,11 @@ def micro_batch_exchanges(
     hidden_bytes = (blocks.input_bytes[0] + blocks.input_bytes[1] * grid.micro_batch) / grid.cp
     tensor = _tensor(grid, groups, hidden_bytes, stages, row_products, checkpointed, links)
     context = _context(grid, groups, blocks, hidden_bytes, attention_ms, links)[:, None] * stages.blocks
-    divided = np.where(grid.sequence_parallel, grid.tp, 1)
-    sends = links.ms("send", hidden_bytes / divided * (grid.pp > 1), 2, groups.pipeline_inside)
+    # tensor-parallel ranks send a part each, and gather it where it arrives unless sequence parallelism keeps it divided
+    # (Narayanan et al. 2021, section 4.1)
+    sends = links.ms("send", hidden_bytes / grid.tp * (grid.pp > 1), 2, groups.pipeline_inside)
+    whole = np.where((grid.pp > 1) & ~grid.sequence_parallel, hidden_bytes, 0.0)
+    sends = sends + links.ms("all_gather", whole, grid.tp, groups.tensor_inside)
     # inner stages receive and send in both passes, the ends do half of that
     boundaries = np.stack([np.ones_like(sends), np.full_like(sends, 2.0), np.ones_like(sends)], axis=1)
     inner = (grid.virtual_stages > 1)[:, None]  # the ends pass on to each other, from one virtual stage to the next
@@ -103,16 +106,13 @@ def micro_batch_exchanges(
 def _tensor(
     grid: Grid, groups: Groups, hidden_bytes: Floats, stages: Stages, row_products: float, checkpointed: bool, links: Links
 ) -> Floats:  # fmt: skip
-    """Sums of hidden states, or with sequence parallelism scattering and gathering them, which moves the same. The backward
-    pass gathers a column's input once more (Korthikanti et al. 2022), under a product. Recomputing repeats the forward's."""
+    """Sums of hidden states; sequence parallelism scatters and gathers them instead, which counts as the same here. Its
+    backward pass gathers a column's input once more, under a product (Korthikanti et al. 2022). Recomputing repeats the
+    forward pass's."""
     if (grid.tp == 1).all():
         return np.zeros(stages.blocks.shape)
     ranks, inside = grid.tp, groups.tensor_inside
-    whole = links.ms("all_reduce", hidden_bytes, ranks, inside)
-    parts = links.ms("reduce_scatter", hidden_bytes, ranks, inside) + links.ms(
-        "all_gather", hidden_bytes, ranks, inside
-    )
-    one = np.where(grid.sequence_parallel, parts, whole)
+    one = links.ms("all_reduce", hidden_bytes, ranks, inside)
     passes = np.where((grid.activation_checkpointing == FULL) & (not checkpointed), 3.0, 2.0)
     each = one * passes * row_products
     each = np.where(grid.async_tensor_parallel, each * (1 - ASYNC_HIDDEN), each)

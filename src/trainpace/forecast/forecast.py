@@ -65,6 +65,7 @@ def forecast(
             model_flops_per_step=None, provenance=provenance, reason=reason or str(timed),
         )  # fmt: skip
     step = StepTime(**{name: float(values[0]) for name, values in found.parts.items()})
+    timed = timed._replace(times=_of_rank(timed, form, execution, step))
     if isinstance(model, MachineModel):
         spread = machine_spread(model, timed.times, timed.log_sd)
     else:
@@ -136,8 +137,17 @@ def _timed(
     )  # fmt: skip
     if isinstance(timed, str):
         return timed
-    held = 1.0 - block_shares(operators, form.blocks) * (1.0 - 1.0 / execution.pp)
-    return timed._replace(times=KernelTimes(*(seconds[0] * held for seconds in np.broadcast_arrays(*timed.times))))
+    return timed._replace(times=KernelTimes(*(seconds[0] for seconds in np.broadcast_arrays(*timed.times))))
+
+
+def _of_rank(timed: RankTimes, form: TracedForm, execution: Execution, step: StepTime) -> KernelTimes:
+    """The rows' times on one stage of a pipeline; the optimizer's rows as their sum was forecast, sharded or on the host."""
+    held = 1.0 - block_shares(timed.operators, form.blocks) * (1.0 - 1.0 / execution.pp)
+    updates = np.array(timed.operators.phase) == "optimizer"
+    whole_ms = 1e3 * float(timed.times.device_s[updates].sum())
+    if whole_ms > 0:
+        held[updates] = 0.0 if execution.offload_optimizer else step.optimizer_ms / whole_ms
+    return KernelTimes(*(seconds * held for seconds in timed.times))
 
 
 def _efficiency(

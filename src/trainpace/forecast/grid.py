@@ -1,8 +1,8 @@
 """Steps of many executions at once: kernel times of a stage, exchanges, the pipeline's bubble, the optimizer.
 
 A pipeline of pp stages takes m times its slowest stage, and once all others' turn as a bubble, which v virtual stages cut to
-1/v: (pp - 1) / (m + pp - 1) of the time for equal stages (Huang et al. 2019; Narayanan et al. 2021). The parts of a
-step are those of a rank of the slowest stage.
+1/v: (pp - 1) / (m + pp - 1) of the time for equal stages (Huang et al. 2019; Narayanan et al. 2021). The passes of
+a step are those of a rank of the slowest stage; what a stage does once a step is that of the stage where it takes longest.
 """
 
 from __future__ import annotations
@@ -176,12 +176,11 @@ class _Assembly:
         host = staged(costs.block_host, costs.first_host, costs.last_host)
         if self.form.blocks is not None and not self.workload.checkpointed:
             full = (grid.activation_checkpointing == FULL)[:, None]
-            keeps = self.form.blocks.attention_saved_bytes
-            core = ((grid.activation_checkpointing == SELECTIVE) & (max(keeps) > 0))[:, None]
-            for times, block, attention in (
-                (device, costs.block_device, costs.attention_device), (host, costs.block_host, costs.attention_host)
+            some = (grid.activation_checkpointing == SELECTIVE)[:, None]
+            for times, block, repeated in (
+                (device, costs.block_device, costs.repeated_device), (host, costs.block_host, costs.repeated_host)
             ):  # fmt: skip
-                again = np.where(full, block[:, :1], 0.0) + np.where(core, attention[:, None], 0.0)
+                again = np.where(full, block[:, :1], 0.0) + np.where(some, repeated[:, None], 0.0)
                 times[:, :, 1] += s.blocks * again
         return PhaseTimes(device, host)
 
@@ -205,27 +204,29 @@ class _Assembly:
             picked: Floats = values[every, slowest]
             return picked
 
-        # fully sharded parameters hold up every micro-batch, the rest of a pipeline's stages as well
         bubble = ((stages.number * busy * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
         optimizer, optimizer_overhead = self._optimizer(costs, on_gpu)
         bandwidth = cluster.device.memory_bandwidth_gb_per_s
-        moved = 3 * slow(gradients) * (m - 1)  # read both, write one
-        accumulate = 0.0 if bandwidth is None else 1e3 * moved / (bandwidth.value * 1e9 * ACCUMULATE_SHARE)
+        moved = 3 * gradients * (m - 1)[:, None]  # read both, write one
+        accumulate = moved / (np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE)
+        # what each stage does besides its passes ends with the slowest of them, whichever stage that is
+        tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
+        last = np.where(exists, tail, -1.0).argmax(axis=1)
         exposed = {
-            "data_parallel": slow(once.data_parallel), "parameters": slow(once.parameters),
+            "data_parallel": once.data_parallel[every, last], "parameters": once.parameters[every, last],
             "tensor_parallel": m * slow(each.tensor), "context_parallel": m * slow(each.context),
-            "pipeline": m * slow(each.pipeline), "offload": slow(once.offload),
+            "pipeline": m * slow(each.pipeline), "offload": once.offload[every, last],
         }  # fmt: skip
         if self.base.engine == "data_parallel" and self._gradient_bytes:
             exposed["data_parallel"] = data_parallel_ms(grid, self._gradient_bytes, self._parameter_bytes, cluster)
         parts = {
             "forward_ms": m * slow(passes.device_ms[:, :, 0]),
-            "backward_ms": m * slow(passes.device_ms[:, :, 1]) + accumulate,
-            "optimizer_ms": slow(optimizer),
+            "backward_ms": m * slow(passes.device_ms[:, :, 1]) + accumulate[every, last],
+            "optimizer_ms": optimizer[every, last],
             "communication_ms": sum(exposed.values(), np.zeros(len(m))),
             "data_wait_ms": np.zeros(len(m)),
             "host_to_device_ms": self.host_to_device_ms * m,
-            "host_overhead_ms": m * slow(overhead.sum(axis=2)) + slow(optimizer_overhead) + costs.start,
+            "host_overhead_ms": m * slow(overhead.sum(axis=2)) + optimizer_overhead[every, last] + costs.start,
             "idle_ms": np.maximum(bubble, 0.0),
         }  # fmt: skip
         return parts, exposed

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from trainpace.execution import Engine, Execution
 from trainpace.forecast.executions import FULL, GPIPE, INTERLEAVED, SELECTIVE, Grid, grid_of, groups_of
 from trainpace.forecast.layout import Stages, stages_of
+from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
-from trainpace.workload import Blocks, TracedForm, form_of
+from trainpace.workload import Blocks, Operators, TracedForm, form_of
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -94,7 +95,7 @@ def rank_memory(
     width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where(stage >= 2, 1 / shard, 1.0)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
     reduced = held * gradient_bytes * buckets[:, None]
-    activations, working, is_plain = _activations(grid, blocks, stages, checkpointed)
+    activations, working, is_plain = _activations(grid, form.operators, blocks, stages, checkpointed)
     kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
     # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
     alive, active = np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working
@@ -153,7 +154,9 @@ def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, 
     return np.where(is_sharded, np.where(grid.reshard_after_forward[:, None], some, whole), 0.0)
 
 
-def _activations(grid: Grid, blocks: Blocks | None, stages: Stages, checkpointed: bool) -> tuple[Floats, Floats, Flags]:
+def _activations(
+    grid: Grid, operators: Operators, blocks: Blocks | None, stages: Stages, checkpointed: bool
+) -> tuple[Floats, Floats, Flags]:
     """Activations of a stage's micro-batches in flight over those of the whole model in one piece (n x 3), the bytes that are
     alive at the end of the backward pass, and which executions are in one piece."""
     shape = stages.blocks.shape
@@ -169,12 +172,14 @@ def _activations(grid: Grid, blocks: Blocks | None, stages: Stages, checkpointed
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     recompute = np.where(checkpointed, 0, grid.activation_checkpointing)
     whole_block = (divided / grid.tp + (saved - divided) / sequence) / grid.cp
+    if gives_up_attention(blocks):
+        selective = whole_block - core / grid.tp / grid.cp
+    else:
+        selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(saved, 1.0))
     block = np.select(
-        [recompute == FULL, recompute == SELECTIVE], [entering / sequence / grid.cp, whole_block - core / grid.tp / grid.cp],
-        whole_block,
-    )  # fmt: skip
-    at_work = working / grid.tp / grid.cp + np.where(recompute == FULL, whole_block - block, 0.0)
-    at_work = at_work + np.where(recompute == SELECTIVE, core / grid.tp / grid.cp, 0.0)
+        [recompute == FULL, recompute == SELECTIVE], [entering / sequence / grid.cp, selective], whole_block
+    )
+    at_work = working / grid.tp / grid.cp + whole_block - block
     head = outside / np.where(blocks.outside_tensor_parameters > 0, grid.tp, 1) / grid.cp
     flying, last = _in_flight(grid, stages)
     bytes_alive = flying * block[:, None] + stages.has_last * (last * head)[:, None] + at_work[:, None]

@@ -78,7 +78,7 @@ def contradiction(
             "Every rank needs the same number of them, or copies of one.",
         ),
         "pp": (
-            f"pp {pp}{f' x virtual_stages {v}' if v > 1 else ''} = {pp * v} stages need as many blocks; the model has {count}.",
+            f"pp {pp}{f' x virtual_stages {v} = {pp * v}' if v > 1 else ''} stages need a block each; the model has {count}.",
             f"Use at most {count} stages.",
         ),
         "cp": (f"cp {cp} does not divide the sequence length {sequence_length}.", "Every rank needs as many tokens."),

@@ -13,6 +13,7 @@ from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.executions import Grid
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.recomputation import repeated_share
 from trainpace.forecast.sharding import rank_operators
 from trainpace.forecast.step import host_us
 from trainpace.forecast.timings import MachineModel, machine_times, step_factor
@@ -40,7 +41,8 @@ class RankTimes(NamedTuple):
 
 class StageCosts(NamedTuple):
     """Milliseconds by execution (n, and n x 2 for forward and backward): device and host of one block, of what lies
-    before the blocks and behind them; of the whole optimizer step; of a block's attention alone (device, forward)."""
+    before the blocks and behind them; of the whole optimizer step; of a block's attention alone (device, forward), and of what
+    selective recomputation repeats of a block."""
 
     block_device: Floats
     block_host: Floats
@@ -51,7 +53,8 @@ class StageCosts(NamedTuple):
     optimizer_device: Floats
     optimizer_host: Floats
     attention_device: Floats
-    attention_host: Floats
+    repeated_device: Floats
+    repeated_host: Floats
     start: Floats
 
 
@@ -97,7 +100,7 @@ def stage_costs(
     channels_last: bool,
 ) -> StageCosts | str:
     """The costs of every execution of a grid, whose kernels are evaluated once for each distinct table and batch."""
-    result = StageCosts(*(np.zeros((len(grid.tp), 2)) for _ in range(6)), *(np.zeros(len(grid.tp)) for _ in range(5)))
+    result = StageCosts(*(np.zeros((len(grid.tp), 2)) for _ in range(6)), *(np.zeros(len(grid.tp)) for _ in range(6)))
     sequence = grid.sequence_parallel & (grid.tp > 1)
     widest = int(grid.cp.max()) + 1
     codes = ((grid.tp * widest + grid.cp) * 2 + sequence) * 2 + grid.compile
@@ -146,6 +149,7 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
         return np.stack([(values * weight)[:, phase == name].sum(axis=1) for name in ("forward", "backward")], axis=1)
 
     updates = phase == "optimizer"
+    repeated = repeated_share(operators, blocks)
     return StageCosts(
         block_device=by_phase(device, share["block"]),
         block_host=by_phase(host, share["block"]),
@@ -156,7 +160,8 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
         optimizer_device=device[:, updates].sum(axis=1),
         optimizer_host=host[:, updates].sum(axis=1),
         attention_device=(device * share["block"])[:, core].sum(axis=1),
-        attention_host=(host * share["block"])[:, core].sum(axis=1),
+        repeated_device=(device * share["block"] * repeated).sum(axis=1),
+        repeated_host=(host * share["block"] * repeated).sum(axis=1),
         start=np.full(len(device), timed.start_ms),
     )
 

@@ -8,22 +8,24 @@ from trainpace.records import Record
 
 
 class HostLinks(Record):
-    """The links between hosts as gloo's collectives were seen to use them over TCP (`trainpace.measure.links`).
+    """The links between CPU hosts as gloo's collectives were seen to use them over TCP (`trainpace calibrate --hosts`).
 
-    `message_us` is what one step of an algorithm costs besides its bytes; `start_us` what a collective costs once;
-    `host_us_per_mib` the host's own work a MiB sent or received (copies, sums), which the link's work does not hide.
-    `link_share` of a link's stated bandwidth carries payload. `gb_per_s` is the stated bandwidth of one host in one
-    direction (1e9 bytes a second) unless the cluster's `network_gb_per_s_per_device` says otherwise.
+    `start_us` is what a collective costs once, `message_us` one step of its algorithm besides the bytes, and
+    `host_us_per_mib` the hosts' own work for a MiB sent by each collective (copies, sums), which the link's work does
+    not hide. `link_share` of the stated bandwidth carries payload; `burst_bytes` pass at once before a shaped link
+    holds them to its rate. `gb_per_s` is a host's bandwidth in one direction (1e9 bytes a second) where it was
+    measured; a cluster's `network_gb_per_s_per_device` goes before it.
     """
 
     start_us: float
     message_us: float
-    host_us_per_mib: float
-    link_share: float
+    host_us_per_mib: dict[str, float]
     gb_per_s: float
+    link_share: float
+    burst_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.start_us, self.message_us, self.host_us_per_mib) < 0:
+        if min(self.start_us, self.message_us, self.burst_bytes, *self.host_us_per_mib.values()) < 0:
             raise TrainpaceError("a link's latencies and host costs cannot be below 0.")
         if not 0 < self.link_share <= 1 or not self.gb_per_s > 0:
             raise TrainpaceError("a link's bandwidth must be above 0, and the share of it for payload within 0 to 1.")

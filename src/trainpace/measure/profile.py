@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainpace.forecast import MachineModel
 from trainpace.hardware import Device
+from trainpace.hardware.cluster import HostLinks
 from trainpace.measure.allreduce import AllReduce
 from trainpace.measure.detect import Machine
 from trainpace.records import Record
@@ -13,7 +14,8 @@ class MachineProfile(Record):
     """A device made of measured figures, the kernel model that goes with it, and what machine it is.
 
     `spread` is (slowest - fastest) / fastest over the passes of a block of layers, at the median block; `drift` the same for
-    blocks that ran at the start, in the middle and at the end: how steady the machine was.
+    blocks that ran at the start, in the middle and at the end: how steady the machine was. `host_links` join it to other
+    hosts (`trainpace calibrate --hosts`).
     """
 
     device: Device
@@ -23,3 +25,4 @@ class MachineProfile(Record):
     spread: float
     drift: float
     allreduce: AllReduce | None = None
+    host_links: HostLinks | None = None

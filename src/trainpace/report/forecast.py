@@ -96,6 +96,8 @@ def row_json(f: Forecast) -> dict[str, Any]:
         "fits": f.fits,
         "largest_batch": f.largest_micro_batch,
         "mfu": f.mfu,
+        "exposed_ms": dict(f.exposed_ms),
+        "scaling_efficiency": f.scaling_efficiency,
         "breakdown_ms": {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS},
         "provenance": f.provenance,
         "warnings": list(f.warnings),
@@ -133,6 +135,25 @@ def _cells(f: Forecast, with_cost: bool) -> list[str]:
     return cells
 
 
+def _print_scaling(f: Forecast) -> None:
+    """Which exchanges nothing hides, the pipeline's bubble, and what is left of so many devices."""
+    if f.step is None or f.scaling_efficiency is None:
+        return
+    total, e = f.step.total_ms, f.execution
+    sizes = {"tensor": e.tp, "pipeline": e.pp, "context": e.cp}
+    shape = [f"{e.data_parallel_size} data-parallel", *(f"{size} {name}" for name, size in sizes.items() if size > 1)]
+    print_lines(f"Ranks: {' x '.join(shape)}; global batch {e.global_batch:,}.")
+    kinds = [(kind.replace("_", " "), ms) for kind, ms in sorted(f.exposed_ms.items(), key=lambda item: -item[1])]
+    if kinds:
+        shown = ", ".join(f"{kind} {format_number(ms)} ms ({100 * ms / total:.0f} %)" for kind, ms in kinds)
+        print_lines(f"Exchanges that nothing hides: {shown}.")
+    if f.step.idle_ms > 0:
+        print_lines(f"Pipeline bubble: {format_number(f.step.idle_ms)} ms ({100 * f.step.idle_ms / total:.0f} %).")
+    print_lines(
+        f"Scaling efficiency: {100 * f.scaling_efficiency:.0f} % of {f.num_devices} devices that each worked alone."
+    )
+
+
 def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
@@ -143,6 +164,7 @@ def _print_breakdown(f: Forecast) -> None:
         if ms > 0
     ]
     print_table(("part of the step", "ms", "share", ""), [(r[0], r[1], r[2], r[3]) for r in rows])
+    _print_scaling(f)
     if f.memory is not None:
         m = f.memory
         on_gpu = m.device_gib > m.reserved_gib  # by the driver's context, which a CPU has not

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainpace.forecast.timings import step_factor
+from trainpace.hardware.cluster import HostLinks
 from trainpace.measure.detect import Machine
 from trainpace.measure.profile import MachineProfile
 from trainpace.report.terminal import print_lines, print_table
@@ -82,3 +83,16 @@ def print_profile(profile: MachineProfile, file: str) -> None:
             f"The machine was not steady. {said} Something else ran meanwhile: calibrate again when it is quiet."
         )
     print_lines(f"Profile: {file}. Next: trainpace forecast MODEL --gpu cpu, or trainpace measure MODEL")
+
+
+def print_host_links(links: HostLinks, file: str) -> None:
+    """The figures that forecasts of several hosts rest on."""
+    worst = max(links.host_us_per_mib.values(), default=0.0)
+    rows = [
+        ("a host sends", f"{links.gb_per_s:.3g} GB/s, {links.link_share:.0%} of it payload"),
+        ("start of a collective", f"{links.start_us:.0f} µs"),
+        ("a step of it", f"{links.message_us:.0f} µs"),
+        ("the hosts' work for a MiB", f"up to {worst:.0f} µs"),
+    ]
+    print_table(("between hosts, gloo", ""), rows)
+    print_lines(f"Profile: {file}. Next: trainpace forecast MODEL --gpu cpu --nodes 2")

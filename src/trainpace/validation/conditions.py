@@ -12,16 +12,31 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Checkpointing, Engine, Execution, Precision
+from trainpace.execution import PRECISIONS, Engine, Execution, Precision
 from trainpace.hardware import Cluster, Device, find_device
+from trainpace.validation.gpt_sizes import GptSize, Named, named_model, write_configuration
+from trainpace.validation.parallelism import Parallelism, read_parallelism, stages_of
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
 
 TYPICAL_NETWORK_GB_PER_S = 25.0
-"""A GPU's share of a node's network where the run does not state it: 1600 Gbit/s over 8 GPUs, as large A100 clusters have."""
+"""A GPU's share of a node's network where the run does not state it: eight cards of 200 Gbit/s for eight GPUs, as large
+A100 clusters have."""
+MEGATRON_LENGTH = 2048
+TORCHTITAN_LENGTH = 8192
+HOPPER_NETWORK_GB_PER_S = 50.0
+"""The same with 400 Gbit/s cards, as nodes of H100 and newer have."""
 
 Host = Literal["", "old_torch", "tensorflow"]
 """Software that launches slower than today's torch."""
+
+Peak = Literal["allocated", "reserved", "device"]
+"""Which memory a run's peak is: live tensors', the allocator's, or what the device's own monitor shows."""
+
+
+AttentionKernels = Literal["", "first", "native"]
+"""Fused attention's kernels. "": FlashAttention 2, as torch has it since 2.2. first: its first version, before that. native:
+written for the card's own generation, as NVIDIA's containers bring with cuDNN."""
 
 
 class Case(NamedTuple):
@@ -36,8 +51,8 @@ class Case(NamedTuple):
     measured_ms: float | None
     host: Host = ""
     copies_to_device: bool = False
-    memory_of_device: bool = False
-    """Is the run's peak what the device's monitor showed, the driver's and the allocator's share included?"""
+    peak: Peak = "allocated"
+    attention: AttentionKernels = ""
 
     assumed: str = ""
     """What the run does not state and its forecast needed."""
@@ -48,28 +63,41 @@ class Case(NamedTuple):
         return self.spec, self.form, self.variant
 
 
-def case_of(run: Run, folder: Path) -> Case:
+def case_of(run: Run, folder: Path, made: Path | None = None) -> Case:
     """The case of a run; `TrainpaceError` says in one sentence why it cannot be forecast.
 
-    `folder` is where ``transformers:FILE.json`` is looked for.
+    `folder` is where ``transformers:FILE.json`` is looked for; into `made` the configurations of models that are known by
+    their sizes alone are written, which without it cannot be forecast.
     """
-    spec = _spec(run, folder)
+    stated = read_parallelism(run.parallelism)
+    known = None
+    if not run.model_spec:
+        known = named_model(run.model, run.model_variant_or_config, int(run.seq_len or MEGATRON_LENGTH), stated.pp)
+    if known and known.size and _counts_recomputation(run, known.size):
+        stated = stated._replace(checkpointing="full")
+    spec = write_configuration(known, made) if known and made else _spec(run, folder)
     precision = precision_of(run, spec)
     device = find_device(run.gpu_canonical or run.gpu)
-    execution = execution_of(run, precision, spec)
+    length = _length(run, spec)
+    execution, assumed = _execution(run, precision, spec, stated, known)
+    if length and not run.seq_len:
+        assumed.append(f"{length} tokens a sample")
     mode = mode_of(run)
     form: Form = form_of(precision)
+    is_transformer = spec.startswith("transformers:")
     variant = Variant(
         optimizer=_optimizer(run) if mode == "train" else "sgd",
-        sequence_length=int(run.seq_len) if run.seq_len and spec.startswith("transformers:") else None,
-        image_size=int(run.img_size) if run.img_size and not spec.startswith("transformers:") else None,
+        sequence_length=length if is_transformer else None,
+        image_size=int(run.img_size) if run.img_size and not is_transformer else None,
         mode=mode,
         legacy=_is_legacy(run, spec),
-        checkpointing=execution.activation_checkpointing == "full",
+        checkpointing=execution.activation_checkpointing == "full" and not _cuts_blocks(execution),
     )
-    network, assumed = _network(run, execution.nproc_per_node), ""
+    network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is None and execution.nnodes > 1:
-        network, assumed = TYPICAL_NETWORK_GB_PER_S, f"a network of {TYPICAL_NETWORK_GB_PER_S:g} GB/s a GPU"
+        newer = float(device.compute_capability or 0) >= 9
+        network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
+        assumed.append(f"a network of {network:g} GB/s a GPU")
     cluster = Cluster(
         device=device,
         devices_per_node=execution.nproc_per_node,
@@ -77,43 +105,154 @@ def case_of(run: Run, folder: Path) -> Case:
         network_gb_per_s_per_device=network,
     )
     copies = bool(re.search(r"\bH2D copy\b|\bhost feed\b", run.notes))
+    if known and known.assumed:
+        assumed.append(known.assumed)
+    measured = measured_ms(run, execution, length, known.size if known else None)
     return Case(
-        run, spec, form, variant, execution, cluster, measured_ms(run, execution), _host(run, device), copies,
-        memory_of_device="DeepLearningExamples" in run.framework,
-        assumed=assumed,
+        run, spec, form, variant, execution, cluster, measured, _host(run, device), copies,
+        peak=_peak(run),
+        attention=_attention(run),
+        assumed=", ".join(assumed),
     )  # fmt: skip
 
 
 def execution_of(run: Run, precision: Precision, spec: str) -> Execution:
     """How a run was executed. Raises `TrainpaceError` for sizes that do not go together."""
+    return _execution(run, precision, spec, read_parallelism(run.parallelism), None)[0]
+
+
+def _execution(
+    run: Run, precision: Precision, spec: str, stated: Parallelism, known: Named | None
+) -> tuple[Execution, list[str]]:
+    """(how a run was executed, what had to be assumed). Raises `TrainpaceError` for sizes that do not go together."""
     nodes = max(1, int(run.num_nodes or 1))
     gpus = max(1, int(run.num_gpus or 1))
     if gpus % nodes:
         raise TrainpaceError(f"{gpus} GPUs cannot be divided over {nodes} nodes.")
-    shape = _parallelism(run.parallelism)
-    shards = shape["tp"] * shape["pp"] * shape["cp"]
+    shards = stated.tp * stated.pp * stated.cp
     if gpus % shards:
         raise TrainpaceError(f"{gpus} GPUs cannot be divided by tp x pp x cp = {shards}.")
-    accumulation = max(1, int(run.grad_accum or 1))
-    batch = run.batch_per_gpu or (run.global_batch or 0) / (gpus // shards) / accumulation
-    if batch < 1:
-        raise TrainpaceError("the run states no batch size of at least 1 a GPU.")
-    return Execution(
-        micro_batch=int(batch),
+    ranks = gpus // shards
+    batch, accumulation, assumed = _batches(run, stated, ranks)
+    stages, schedule = stages_of(stated, known.size.layers if known and known.size else None)
+    if _is_neusight(run) and stated.pp > 1:
+        schedule = "gpipe"
+    if stated.activation_offload:
+        raise TrainpaceError("activations offloaded to the host are not forecast.")
+    distributed = "NeMo" in run.framework and not stated.zero_stage and ranks > 1
+    if distributed:
+        assumed.append("an optimizer distributed over the data-parallel ranks, as NeMo has by default")
+    execution = Execution(
+        micro_batch=batch,
         accumulation=accumulation,
         nnodes=nodes,
         nproc_per_node=gpus // nodes,
-        tp=shape["tp"],
-        pp=shape["pp"],
-        cp=shape["cp"],
+        tp=stated.tp,
+        pp=stated.pp,
+        cp=stated.cp,
         engine=_engine(run, spec),
         precision=precision,
         optimizer=_optimizer(run) if mode_of(run) == "train" else "none",
-        zero_stage=shape["zero"],  # type: ignore[arg-type]
-        activation_checkpointing=_checkpointing(run.parallelism),
-        compile=run.compile in ("compile", "xla"),
+        zero_stage=1 if distributed else stated.zero_stage,
+        shard_size=gpus // nodes if stated.sharded_in_node and nodes > 1 else None,
+        reshard_after_forward=stated.reshard_after_forward,
+        activation_checkpointing=stated.checkpointing,
+        sequence_parallel=stated.tp > 1 and (stated.sequence_parallel or _always_divides_sequences(run)),
+        async_tensor_parallel=stated.tp > 1 and (stated.async_tensor_parallel or _hides_tensor_exchanges(run)),
+        pipeline_schedule=schedule,
+        virtual_stages=stages,
+        compile=run.compile in ("compile", "xla") or _fuses_by_hand(run),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
     )
+    return execution, assumed
+
+
+def _batches(run: Run, stated: Parallelism, ranks: int) -> tuple[int, int, list[str]]:
+    """(micro-batch, accumulation, what was assumed).
+
+    torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as there are stages;
+    NeuSight's rows on 4 GPUs state the global batch.
+    """
+    whole = global_batch(run)
+    if _is_neusight(run) and (run.num_gpus or 1) > 1:
+        whole = whole or run.batch_per_gpu
+        pieces = stated.pp if whole and stated.pp > 1 and whole % stated.pp == 0 else 1
+        if not whole or whole % (ranks * pieces):
+            raise TrainpaceError(
+                f"a global batch of {whole or 0:g} cannot be divided over {ranks * pieces} micro-batches."
+            )
+        return int(whole // ranks // pieces), pieces, [f"{pieces} micro-batches"] if pieces > 1 else []
+    batch = run.batch_per_gpu
+    if run.file == "torchtitan" and stated.pp > 1 and batch and batch % stated.pp == 0:
+        return int(batch // stated.pp), stated.pp, [f"{stated.pp} micro-batches"]
+    accumulation = run.grad_accum
+    if accumulation is None and whole and batch:
+        accumulation = whole / (batch * ranks)
+        if accumulation != int(accumulation):
+            raise TrainpaceError(
+                f"a global batch of {whole:g} is not a multiple of {batch:g} samples on each of {ranks} ranks."
+            )
+    if accumulation is None and stated.pp > 1:
+        raise TrainpaceError("the run states neither a global batch nor accumulation, which a pipeline needs.")
+    accumulation = max(1, int(accumulation or 1))
+    batch = batch or (whole or 0) / ranks / accumulation
+    if batch < 1:
+        raise TrainpaceError("the run states no batch size of at least 1 a GPU.")
+    if batch != int(batch):
+        raise TrainpaceError(f"a global batch of {whole:g} makes {batch:g} samples a rank.")
+    return int(batch), accumulation, []
+
+
+def global_batch(run: Run) -> float | None:
+    """As stated; what the configuration says ("GBS=512") goes before the table's column."""
+    own = re.search(r"\bGBS=(\d+)", run.model_variant_or_config)
+    return float(own[1]) if own else run.global_batch
+
+
+def _is_neusight(run: Run) -> bool:
+    return run.file.startswith("neusight")
+
+
+def _cuts_blocks(execution: Execution) -> bool:
+    return execution.tp * execution.pp * execution.cp > 1
+
+
+def _fuses_by_hand(run: Run) -> bool:
+    """Megatron-LM's and NeMo's kernels join bias and GELU, bias, dropout and addition, scale, mask and softmax, as
+    torch.compile would (Narayanan et al. 2021, section 4.2)."""
+    return _is_megatron(run) or "NeMo" in run.framework
+
+
+def _hides_tensor_exchanges(run: Run) -> bool:
+    """Under a weight's gradient: Megatron-LM since the end of 2021 (Korthikanti et al. 2022, section 4.2.2), and NeMo."""
+    return "NeMo" in run.framework or (_is_megatron(run) and "2205.05198" in run.framework_version)
+
+
+def _always_divides_sequences(run: Run) -> bool:
+    """torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations."""
+    return run.file == "torchtitan" or "NeMo" in run.framework
+
+
+def _length(run: Run, spec: str) -> int | None:
+    """Tokens a sample; torchtitan's tables leave out the default of its Llama 3 configurations."""
+    if not run.seq_len and run.file == "torchtitan" and "llama-3" in spec:
+        return TORCHTITAN_LENGTH
+    return int(run.seq_len) if run.seq_len else None
+
+
+def _counts_recomputation(run: Run, size: GptSize) -> bool:
+    """Does a run that says nothing of recomputation state a rate that counts four passes in its time?"""
+    if "ac=" in run.parallelism or not (run.step_time_ms and run.tflops_per_gpu and run.seq_len and run.num_gpus):
+        return False
+    counted = run.tflops_per_gpu * 1e12 * run.num_gpus * run.step_time_ms / 1e3
+    return abs(size.step_flops(int(global_batch(run) or 0), int(run.seq_len)) / counted - 1) < 0.03
+
+
+def _peak(run: Run) -> Peak:
+    """Monitors count the driver's context; torchtitan logs what the allocator reserved."""
+    if "DeepLearningExamples" in run.framework or "nvidia-smi" in run.notes:
+        return "device"
+    return "reserved" if run.file == "torchtitan" else "allocated"
 
 
 def _spec(run: Run, folder: Path) -> str:
@@ -181,53 +320,62 @@ def _host(run: Run, device: Device) -> Host:
 
 
 def _is_legacy(run: Run, spec: str) -> bool:
+    if _is_megatron(run):
+        return True
     version = _torch_version(run)
     if version is None:
         return False
     return version < ((2, 1, 1) if spec.startswith("transformers:") else (2, 0, 0))
 
 
-def _parallelism(text: str) -> dict[str, int]:
-    sizes = {"tp": 1, "pp": 1, "cp": 1, "zero": 0}
-    for name in ("tp", "pp", "cp", "zero"):
-        found = re.search(rf"(?<![a-z_]){name}=(\d+)", text)
-        if found:
-            sizes[name] = int(found[1])
-    if re.search(r"\bfsdp\b", text) and "NO_SHARD" not in text:
-        sizes["zero"] = 3
-    if sizes["zero"] > 3 or 0 in (sizes["tp"], sizes["pp"], sizes["cp"]):
-        raise TrainpaceError(f"parallelism {text!r} is not understood.")
-    return sizes
+def _attention(run: Run) -> AttentionKernels:
+    """llm-foundry's tables are of 2023, with FlashAttention's first version or Triton's of the same time."""
+    if "NeMo" in run.framework:
+        return "native"
+    version = _torch_version(run)
+    return "first" if run.file == "mosaic_llm_foundry" or (version is not None and version < (2, 2)) else ""
 
 
-def _checkpointing(text: str) -> Checkpointing:
-    """Selective checkpointing keeps the products and repeats what is cheap: in time it is near to none."""
-    return "full" if re.search(r"\bac=full", text) else "none"
+def _is_megatron(run: Run) -> bool:
+    """Megatron-LM and Megatron-DeepSpeed of 2020 to 2022; NeMo's is another generation."""
+    year = re.match(r"(\d{4})\b", run.framework_version)
+    return "Megatron" in run.framework and (year is None or int(year[1]) <= 2022)
 
 
 def _engine(run: Run, spec: str) -> Engine:
-    """NVIDIA's BERT examples reduce one flat gradient after the backward pass."""
+    """NVIDIA's BERT examples and Megatron-LM reduce one flat gradient after the backward pass."""
     if "DataParallel" in run.parallelism and "Distributed" not in run.parallelism:
         return "data_parallel"
-    return "unoverlapped" if "DeepLearningExamples" in run.framework and spec.startswith("transformers:") else "ddp"
+    flat = "DeepLearningExamples" in run.framework and spec.startswith("transformers:")
+    return "unoverlapped" if flat or _is_megatron(run) else "ddp"
 
 
-def _network(run: Run, gpus_per_node: int) -> float | None:
-    """GB/s a GPU from texts such as "1600 Gbps RoCE" (a node's) or "RDMA 400 Gb/s per GPU"; None where none is stated."""
-    found = re.search(r"(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", run.interconnect)
+def network_gb_per_s(text: str, gpus_per_node: int) -> float | None:
+    """GB/s a GPU from texts such as "1600 Gbps RoCE" (a node's), "4x Omni-Path 100 Gb/s per node" or "RDMA 400 Gb/s per
+    GPU"; None where none is stated."""
+    found = re.search(r"(?:(\d+)x\s*(?:[A-Za-z-]+\s+)?)?(\d+(?:\.\d+)?)\s*(?:Gbps|Gb/s|Gbit/s)", text)
     if found is None:
         return None
-    per_device = float(found[1]) / 8
-    return per_device if "per GPU" in run.interconnect else per_device / gpus_per_node
+    stated = float(found[2]) * float(found[1] or 1) / 8
+    return stated if "per GPU" in text else stated / gpus_per_node
 
 
-def measured_ms(run: Run, execution: Execution) -> float | None:
-    """The step that a run states, or what its throughput makes it; None where it states neither."""
+def measured_ms(run: Run, execution: Execution, length: int | None = None, size: GptSize | None = None) -> float | None:
+    """The step that a run states, or what its throughput makes it; None where it states neither.
+
+    Tokens go before samples, which sources round to whole numbers. A rate of FLOPs becomes a time by the formula that the
+    source counted them with (`GptSize.step_flops`), for models of known sizes.
+    """
     if run.step_time_ms:
         return run.step_time_ms
-    samples = run.global_batch or execution.global_batch
+    samples = global_batch(run) or execution.global_batch
+    length = length or int(run.seq_len or 0)
+    if run.tokens_per_sec and length:
+        return 1e3 * samples * length / run.tokens_per_sec
     if run.samples_per_sec:
         return 1e3 * samples / run.samples_per_sec
-    if run.tokens_per_sec and run.seq_len:
-        return 1e3 * samples * run.seq_len / run.tokens_per_sec
+    if run.tflops_per_gpu and size and length:
+        passes = 4 if re.search(r"recomput", run.notes) and "x 3/4" not in run.notes else 3
+        flops = size.step_flops(int(samples), length, passes)
+        return 1e3 * flops / (run.tflops_per_gpu * 1e12 * execution.world_size)
     return None

@@ -25,6 +25,8 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 """Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
 
 MODELS_PER_PROCESS = 12
+CONFIGURATIONS = "configurations"
+"""Folder among the traces for the configurations of models that are known by their sizes."""
 TRACE_VERSION = 3
 """Raise when traces change, so that kept ones are made again."""
 Tell = Callable[[str], None]
@@ -71,7 +73,7 @@ def evaluate(
     refused: dict[int, str] = {}
     for run in runs:
         try:
-            cases[run.index] = case_of(run, folder)
+            cases[run.index] = case_of(run, folder, traces / CONFIGURATIONS)
         except TrainpaceError as error:
             refused[run.index] = str(error)
     workloads = _workloads(list(cases.values()), traces, tell, workers)
@@ -87,6 +89,9 @@ def evaluate(
             continue
         try:
             result = forecast_case(case, workload, constants)
+        except TrainpaceError as error:  # sizes that only the model tells to be impossible
+            rows.append(_row(run, case, str(error)))
+            continue
         except AssertionError as error:  # a forecast that contradicts itself is a bug of ours, and costs its row alone
             rows.append(_row(run, case, f"the forecast failed its own check: {error}"))
             continue
@@ -103,6 +108,11 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
         copied = 1e3 * workload.sample_bytes * case.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9)
         if case.execution.engine == "data_parallel":
             copied *= case.execution.data_parallel_size
+    if case.attention == "native":
+        constants = replace(c, attention_hopper=1.0)
+    elif case.attention == "first":
+        share = c.attention_first
+        constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     return forecast(
         workload, case.execution, case.cluster, model=constants, host_factor=factor, host_to_device_ms=copied
     )
@@ -179,7 +189,7 @@ def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = Non
         return row
     memory = None
     if result.memory is not None:
-        memory = result.memory.device_gib if case.memory_of_device else result.memory.allocated_gib
+        memory = getattr(result.memory, f"{case.peak}_gib")
     row = replace(row, forecast_memory_gib=memory, fits=result.fits)
     if result.step is None or result.step_time_interval_ms is None:
         return row

@@ -1,7 +1,7 @@
 """Measured runs from CSV or Parquet: one row, one training step that somebody timed.
 
-Columns (all optional but a model and a batch): file, model_spec, model, framework, framework_version, gpu_canonical,
-gpu, num_gpus, num_nodes, interconnect, precision, memory_format, compile, batch_per_gpu, global_batch, grad_accum,
+Columns (all optional but a model and a batch): file, model_spec, model, model_variant_or_config, framework, framework_version,
+gpu_canonical, gpu, num_gpus, num_nodes, interconnect, precision, memory_format, compile, batch_per_gpu, global_batch, grad_accum,
 seq_len, img_size, optimizer, parallelism, mode, step_time_ms, samples_per_sec, tokens_per_sec, tflops_per_gpu, mfu,
 peak_mem_gib, notes. An empty field was not stated. Other columns are kept out.
 """
@@ -25,6 +25,7 @@ class Run(Record):
     file: str = ""
     model_spec: str = ""
     model: str = ""
+    model_variant_or_config: str = ""
     framework: str = ""
     framework_version: str = ""
     gpu_canonical: str = ""
@@ -47,12 +48,13 @@ class Run(Record):
     step_time_ms: float | None = None
     samples_per_sec: float | None = None
     tokens_per_sec: float | None = None
+    tflops_per_gpu: float | None = None
     peak_mem_gib: float | None = None
 
 
 _NUMBERS = (
     "num_gpus num_nodes batch_per_gpu global_batch grad_accum seq_len img_size step_time_ms samples_per_sec tokens_per_sec"
-    " peak_mem_gib"
+    " tflops_per_gpu peak_mem_gib"
 ).split()
 _TEXTS = [name for name in Run.__struct_fields__ if name not in (*_NUMBERS, "index")]
 

@@ -1,0 +1,70 @@
+"""Sizes from the texts of public tables, against the numbers of parameters that the same tables name."""
+
+import json
+
+import pytest
+
+from trainpace.errors import TrainpaceError
+from trainpace.validation.gpt_sizes import GptSize, gpt_size, named_model, write_configuration
+
+BIGSCIENCE = "NHIDDEN=14400, 20B: NLAYERS=8 NHEADS=32; 200B: NLAYERS=80 NHEADS=96 vocab=250k"
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "pp", "expected"),
+    [
+        ("GPT 1.7B", "layers=24 hidden=2304 heads=24 vocab=51200 params_B=1.7", 1, (24, 2304, 24, 51200, 9216)),
+        ("gpt3-175B", "hidden=12288 feedforward=49152 seq_size=2048 attn_heads=96 num_blocks=96", 8, (96, 12288, 96, 51200, 49152)),
+        ("GPT 200B", BIGSCIENCE, 10, (80, 14400, 96, 250880, 57600)),
+        ("GPT 20B", BIGSCIENCE, 1, (8, 14400, 32, 250880, 57600)),
+        ("GPT 194B", "NHIDDEN=14400 (text: NHIDDEN was fixed; 200B = 80 layers) vocab=250k", 6, (78, 14400, 96, 250880, 57600)),
+        ("GPT 18B", "NHIDDEN=14336 / NLAYERS=6 / GBS=512 Layers=10 vocab=250k", 1, (10, 14336, 64, 250880, 57344)),
+        ("BLOOM 176B", "70 layers h=14336 heads=112 (public config)", 12, (70, 14336, 112, 250880, 57344)),
+        ("GPT-2 124M", "n_layer=12 n_embd=768 n_head=12 vocab=50304", 1, (12, 768, 12, 50304, 3072)),
+    ],
+)  # fmt: skip
+def test_sizes_as_tables_write_them(model, text, pp, expected):
+    found = gpt_size(model, text, pp)
+    assert found is not None
+    assert found[0] == GptSize(*expected)
+
+
+def test_what_is_filled_in_is_said():
+    _, assumed = gpt_size("GPT 181B", "NHIDDEN=14336 vocab=250k", 12)
+    assert "72 layers" in assumed
+    assert "64 heads" in assumed
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [("GPT 7.5B", "see the section text of the file"), ("GPT", BIGSCIENCE), ("Llama 2 7 B", "LoRA, trainable=4,194,304"),
+     ("LLAMA2-7B", "LoRA"), ("Nemotron-340B", "pretrain")],
+)  # fmt: skip
+def test_too_little_is_none(model, text):
+    assert named_model(model, text, 2048) is None
+
+
+def test_heads_that_do_not_divide():
+    with pytest.raises(TrainpaceError, match="7 heads do not divide"):
+        gpt_size("GPT 1B", "layers=2 hidden=64 heads=7")
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "tflops", "gpus", "length", "step_s"),
+    [
+        (GptSize(30, 2304, 18, 51200, 9216), 16, 136.8, 2, 1024, 1.026),  # Megatron-LM's table of 2020
+        (GptSize(72, 14336, 64, 250880, 57344), 2048, 141.27, 384, 2048, 114.11),  # bigscience, 2022-02-25
+        (GptSize(105, 20480, 128, 51200, 81920), 1920, 126, 2240, 2048, 60.1),  # Smith et al. 2022, section 2.4
+    ],
+)
+def test_the_formula_agrees_with_tables_that_give_both_time_and_rate(size, batch, tflops, gpus, length, step_s):
+    assert size.step_flops(batch, length) / (gpus * tflops * 1e12) == pytest.approx(step_s, rel=0.02)
+
+
+def test_the_configuration_is_written_once(tmp_path):
+    named = named_model("GPT 1.7B", "layers=24 hidden=2304 heads=24 vocab=51200", 2048)
+    spec = write_configuration(named, tmp_path / "new")
+    assert spec == write_configuration(named, tmp_path / "new")
+    (file,) = (tmp_path / "new").iterdir()
+    assert json.loads(file.read_text())["n_layer"] == 24
+    assert spec == f"transformers:{file}"
