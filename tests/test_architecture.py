@@ -77,7 +77,7 @@ def test_help_is_light():
     assert not loaded & {"torch", "rich", "numpy", "yaml", "msgspec"}
 
 
-@pytest.mark.parametrize("verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal"])
+@pytest.mark.parametrize("verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal", "plan"])
 def test_a_verbs_help_needs_no_torch(verb):
     loaded = imported_by(f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass")
     assert "torch" not in loaded

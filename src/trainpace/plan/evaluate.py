@@ -160,7 +160,7 @@ class Judge:
 
     def __init__(self, setting: Setting, start: Execution) -> None:
         self.setting = setting
-        self._start = start
+        self.start = start
         self._forecasts: dict[Execution, Forecast | str] = {}
 
     def forecast(self, execution: Execution) -> Forecast | str:
@@ -190,7 +190,7 @@ class Judge:
         step_ms = self.step_ms(choice)
         if not math.isfinite(step_ms):
             return math.inf
-        work = same_work(self.setting.schedule, choice.execution, self._start)
+        work = same_work(self.setting.schedule, choice.execution, self.start)
         try:
             return training_time(work, choice.execution, step_ms / 1e3).total_s
         except TrainpaceError:

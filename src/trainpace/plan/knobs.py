@@ -96,7 +96,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("model parallelism", ("tp", "pp", "cp", "sequence_parallel", "async_tensor_parallel", "pipeline_schedule",
                                "virtual_stages"), "code change", _changed(_layout),
          lambda c: {"tp": c.execution.tp, "pp": c.execution.pp, "cp": c.execution.cp,
-                    "sequence_parallel": c.execution.sequence_parallel, "virtual_stages": c.execution.virtual_stages}),
+                    "sequence_parallel": c.execution.sequence_parallel, "virtual_stages": c.execution.virtual_stages}
+         | ({"async_tensor_parallel": True} if c.execution.async_tensor_parallel else {})),
     Knob("GPUs", ("nnodes", "nproc_per_node"), "infrastructure", _changed(fleet_in_words),
          lambda c: {"--nnodes": c.execution.nnodes, "--nproc-per-node": c.execution.nproc_per_node}),
     Knob("global batch", (), "config key",

@@ -93,7 +93,7 @@ def space_of(
         "1f1b" if start.pipeline_schedule == "interleaved" else start.pipeline_schedule,
     )  # fmt: skip
     space = Space(start, columns)
-    return space.rows(_legal(space, freedom))
+    return space.rows(_legal(space))
 
 
 MESH = ("nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages")
@@ -101,7 +101,13 @@ OTHER = ("precision", "zero_stage", "activation_checkpointing", "offload_optimiz
          "sequence_parallel", "compile", "channels_last", "reshard_after_forward", "async_tensor_parallel")  # fmt: skip
 
 
-def _legal(space: Space, freedom: Freedom) -> NDArray[np.bool_]:
+def is_legal(execution: Execution, start: Execution) -> bool:
+    """Would one execution be in a space of `start`, as far as its fields have to go together?"""
+    columns = {name: np.array([getattr(execution, name)]) for name in (*MESH, *OTHER, "micro_batch", "accumulation")}
+    return bool(_legal(Space(start, columns))[0])
+
+
+def _legal(space: Space) -> NDArray[np.bool_]:
     c, start, ranks = space.columns, space.base, space.data_parallel_size()
     sharded = c["zero_stage"] > 0
     legal = ~sharded | (ranks > 1) | (c["zero_stage"] == start.zero_stage)
