@@ -132,7 +132,8 @@ def steps_of(setting: Setting, space: Space) -> Floats:
     """Optimizer updates of the job for every row; infinite where nothing would be left to train on."""
     c = space.columns
     ranks = space.data_parallel_size()
-    key = (c["micro_batch"].astype(np.int64) << 40) + (c["accumulation"].astype(np.int64) << 20) + ranks
+    batches, batch = np.unique(c["micro_batch"] * c["accumulation"] * ranks, return_inverse=True)
+    key = (c["micro_batch"] * (ranks.max() + 1) + ranks) * len(batches) + batch
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     steps: Floats = np.array([job_steps(setting.schedule, space.execution(int(row)), space.base) for row in first])[
         inverse
