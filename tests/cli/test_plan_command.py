@@ -154,4 +154,5 @@ def test_a_recording_says_how_it_trains_now(model, tmp_path, monkeypatch):
     assert not now["beside"]
     assert now["ms_per_sample"] >= 2.0  # what the script sleeps for each sample
     assert any("loader worker" in c["title"] or "offline" in c["title"] for c in answer["changes"])
+    assert all(c["saved_s"] >= 0 and c["cause"] != "data" for c in answer["in_the_script"])
     assert "--watched" in refuse(recorded, "--gpu", "A100", *JOB)

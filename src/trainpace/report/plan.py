@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
@@ -31,6 +32,15 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster) -> None:
         f"{plan.fitting:,} of {plan.searched:,} choices fit and were compared, all with the same global batch unless said."
         " Forecasts, not measurements: change one thing at a time and measure."
     )
+
+
+def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
+    """What a recording names beside the plan, at the pace at which it was recorded."""
+    if changes:
+        _print_section(
+            "In the script itself, at the recorded pace (not in the plan's seconds)",
+            ((a.title, f"saves {format_duration(saved_s)}. {a.how}") for a, saved_s in changes),
+        )
 
 
 def _print_changes(plan: Plan) -> None:
