@@ -30,11 +30,10 @@ def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
     kind = np.array(operators.kind)
     batched = (kind == "gemm") & (operators.dims[:, 0, 1] > 0)
     forward = (np.array(operators.phase) == "forward") & (blocks.operator_counts > 0)
+    share: Floats = np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
     if gives_up_attention(blocks):
-        alone: Floats = (forward & (batched | (kind == "softmax"))).astype(np.float64)
-        return alone
-    repeated: Floats = forward * np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
-    return repeated
+        share = (batched | np.isin(kind, ("attention", "softmax"))).astype(np.float64)
+    return np.where(forward, share, 0.0)
 
 
 def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
