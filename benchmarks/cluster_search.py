@@ -95,7 +95,8 @@ def one_by_one(start: Execution, blocks: int) -> Iterator[Execution]:
             ):
                 try:
                     yield replace(
-                        start, micro_batch=micro, accumulation=share // micro, tp=tp, pp=pp, cp=cp, zero_stage=zero, reshard_after_forward=reshards,
+                        start, micro_batch=micro, accumulation=share // micro, tp=tp, pp=pp, cp=cp,
+                        zero_stage=zero, reshard_after_forward=reshards,
                         virtual_stages=virtual, pipeline_schedule="interleaved" if virtual > 1 else "1f1b",
                         activation_checkpointing=recompute, sequence_parallel=along,
                     )  # fmt: skip
