@@ -88,14 +88,15 @@ def one_by_one(start: Execution, blocks: int) -> Iterator[Execution]:
             continue
         share = start.global_batch // ranks
         for micro in (n for n in range(1, share + 1) if share % n == 0):
-            for zero, recompute, along in product(
-                (0, 1, 2, 3),
+            for (zero, reshards), recompute, along in product(
+                ((0, True), (1, True), (2, True), (3, True), (3, False)),
                 ("none", "selective", "full") if blocks else ("none",),
                 (False, True) if tp > 1 else (False,),
             ):
                 try:
                     yield replace(
-                        start, micro_batch=micro, accumulation=share // micro, tp=tp, pp=pp, cp=cp, zero_stage=zero,
+                        start, micro_batch=micro, accumulation=share // micro, tp=tp, pp=pp, cp=cp,
+                        zero_stage=zero, reshard_after_forward=reshards,
                         virtual_stages=virtual, pipeline_schedule="interleaved" if virtual > 1 else "1f1b",
                         activation_checkpointing=recompute, sequence_parallel=along,
                     )  # fmt: skip

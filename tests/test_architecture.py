@@ -78,7 +78,7 @@ def test_help_is_light():
 
 
 @pytest.mark.parametrize(
-    "verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal", "match", "offers"]
+    "verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal", "match", "offers", "plan"]
 )
 def test_a_verbs_help_needs_no_torch(verb):
     loaded = imported_by(f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass")

@@ -128,6 +128,9 @@ def test_nothing_fits(model, tmp_path):
         (("--gpu", "A100", "--num-gpus", "8", *JOB, "--tp", "3"), "tp 3"),
         (("--gpu", "A100", *JOB, "--batch", "8", "--global-batch", "100"), "global batch 100"),
         (("--gpu", "A100", *JOB, "--batch", "8", "--global-batch", "64", "--accumulate", "2"), "accumulation 2"),
+        (("--gpu", "A100", "--num-gpus", "2", *JOB, "--tp", "2"), "no repeated blocks"),
+        (("--gpu", "T4", *JOB, "--precision", "bf16"), "no bf16"),
+        (("--gpu", "A100", "--nodes", "2", *JOB), "network"),
         (("--gpu", "A100", *JOB, "--watched", "nowhere"), "nowhere"),
         (("--gpu", "A100", *JOB, "--network", "-1"), "network"),
     ],
@@ -151,4 +154,5 @@ def test_a_recording_says_how_it_trains_now(model, tmp_path, monkeypatch):
     assert not now["beside"]
     assert now["ms_per_sample"] >= 2.0  # what the script sleeps for each sample
     assert any("loader worker" in c["title"] or "offline" in c["title"] for c in answer["changes"])
+    assert all(c["saved_s"] >= 0 and c["cause"] != "data" for c in answer["in_the_script"])
     assert "--watched" in refuse(recorded, "--gpu", "A100", *JOB)

@@ -18,7 +18,7 @@ from trainpace.plan.evaluate import needed_gib, part_of, room_gib, same_work
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
 from trainpace.plan.order import ladder
 from trainpace.plan.search import NEARLY, search
-from trainpace.plan.space import space_of
+from trainpace.plan.space import is_legal, space_of
 from trainpace.schedule import Schedule, training_time
 
 MODEL = workload()
@@ -84,6 +84,7 @@ def test_promises(s, micro_batch, data):
     for change in plan.changes:
         rung = Choice(execution=change.execution, data=change.data)
         assert judge.fits(rung)
+        assert is_legal(rung.execution, start)
         assert change.execution.global_batch == start.global_batch
         assert change.makes_fit or change.forecast_saved_s >= -1e-6
     if plan.changes:
@@ -258,3 +259,14 @@ def test_price_gives_a_front():
     for p in plan.pareto:
         assert p.cost_usd == pytest.approx(2.0 * p.num_devices * p.job_s / 3600)
         assert math.isfinite(p.job_s)
+
+
+def test_a_rung_never_needs_what_comes_later():
+    """Offloading needs sharding first, and asynchronous tensor parallelism compiled code."""
+    start = start_on(setting(gpus=2))
+    assert is_legal(start, start)
+    assert not is_legal(replace(start, offload_optimizer=True), start)
+    assert is_legal(replace(start, offload_optimizer=True, zero_stage=1), start)
+    asynchronous = replace(start, tp=2, sequence_parallel=True, async_tensor_parallel=True)
+    assert not is_legal(asynchronous, start)
+    assert is_legal(replace(asynchronous, compile=True), start)

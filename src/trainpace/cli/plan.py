@@ -81,10 +81,10 @@ def plan(model: str, **o: Any) -> int:
         --global-batch 1024 --tokens 1T --max-steps 100000 --optimizer adamw
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json
     """
-    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, schedule_of
+    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, schedule_of, script_changes
     from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.records import save, to_jsonable
-    from trainpace.report.plan import print_plan
+    from trainpace.report.plan import print_plan, print_script_changes
     from trainpace.trace import load_workload
     from trainpace.workload import Form, Variant, form_of
 
@@ -104,10 +104,13 @@ def plan(model: str, **o: Any) -> int:
         Setting(workload, cluster, schedule), start, data_paths(o, present, start, cluster), freedom,
         to="simplest" if o["simplest"] else "best",
     )  # fmt: skip
+    also = script_changes(present, start, schedule)
     if o["output"]:
         save(found, o["output"])
     if o["as_json"]:
-        echo_json({**to_jsonable(found), "saved_s": found.saved_s})
+        changes = [{**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in also]
+        echo_json({**to_jsonable(found), "saved_s": found.saved_s, "in_the_script": changes})
     else:
         print_plan(found, workload, cluster)
+        print_script_changes(also)
     return 0 if found.best is not None else 1

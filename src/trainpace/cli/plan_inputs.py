@@ -13,14 +13,17 @@ from trainpace.cli.settings import SettingsSource
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 
 if TYPE_CHECKING:
+    from trainpace.diagnose import Advice
     from trainpace.execution import Execution, Precision, ZeroStage
     from trainpace.hardware import Cluster
     from trainpace.plan import DataPath
     from trainpace.schedule import Schedule
-    from trainpace.watch.recording import Rank
+    from trainpace.watch.recording import Rank, Recording
     from trainpace.workload import Workload
 
 MOST_WORKERS = 16
+PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
+"""Of a diagnosis: what the search itself weighs, or what no setting changes."""
 DEFAULT_BATCH = 32
 FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "price": float}
 
@@ -29,20 +32,24 @@ class Present(NamedTuple):
     """How the training runs now, as files and a recording say; options are laid beside them."""
 
     files: SettingsSource
-    rank: Rank | None
+    recording: Recording | None
 
     @classmethod
     def read(cls, o: dict[str, Any]) -> Present:
         """Read the settings files, the launch command and the recording that were named."""
-        rank = None
+        recording = None
         if o["watched"]:
             from trainpace.watch import read_recording
 
             recording = read_recording(Path(o["watched"]))
             if not recording.ranks:
                 raise UnreadableInput(f"{o['watched']} holds no training steps: {recording.seen}")
-            rank = recording.ranks[0]
-        return cls(SettingsSource.read(o["configs"], o["launch"]), rank)
+        return cls(SettingsSource.read(o["configs"], o["launch"]), recording)
+
+    @property
+    def rank(self) -> Rank | None:
+        """The recording's first process."""
+        return None if self.recording is None else self.recording.ranks[0]
 
     def pick(self, name: str, option: Any, recorded: Any = None) -> Any:
         """An option's value, else the files', else the recording's."""
@@ -218,6 +225,19 @@ def data_paths(o: dict[str, Any], present: Present, start: Execution, cluster: C
         workers=max(1, now), ms_per_sample=cost.collate_ms / cost.batch_size / max(1, now), precomputed=True
     )
     return (path(now), *(paths[w] for w in counts if w > now), offline)
+
+
+def script_changes(present: Present, start: Execution, schedule: Schedule) -> list[tuple[Advice, float]]:
+    """What the recording's diagnosis would change in the script itself, beside loader and execution, with the seconds of the
+    job that it saves at the recorded pace."""
+    if present.recording is None:
+        return []
+    from trainpace.diagnose import diagnose
+    from trainpace.schedule import total_steps
+
+    steps = total_steps(schedule, start)
+    advice = diagnose(present.recording).advice
+    return [(a, steps * a.saves_ms / 1e3) for a in advice if a.cause not in PLANNED_CAUSES]
 
 
 def _sent(cost: Any, send_ms: float, handover_ms: float) -> Any:

@@ -99,8 +99,14 @@ def evaluate(setting: Setting, space: Space) -> Evaluation:
             reasons.append(text)
         for clash in np.unique(found.clash[found.clash > 0]).tolist():
             reason[rows[found.clash == clash]] = len(reasons)
-            reasons.append(f"its {CLASHES[clash]} clashes with the model or the cluster")
+            reasons.append(_clash(CLASHES[clash]))
     return Evaluation(step, needed, reason, tuple(reasons))
+
+
+def _clash(name: str) -> str:
+    if name == "no blocks":
+        return "the model has no chain of alike blocks that could be divided"
+    return f"its {name} clashes with the model or the cluster"
 
 
 def _grid(space: Space) -> Grid:
@@ -126,7 +132,8 @@ def steps_of(setting: Setting, space: Space) -> Floats:
     """Optimizer updates of the job for every row; infinite where nothing would be left to train on."""
     c = space.columns
     ranks = space.data_parallel_size()
-    key = (c["micro_batch"].astype(np.int64) << 40) + (c["accumulation"].astype(np.int64) << 20) + ranks
+    batches, batch = np.unique(c["micro_batch"] * c["accumulation"] * ranks, return_inverse=True)
+    key = (c["micro_batch"] * (ranks.max() + 1) + ranks) * len(batches) + batch
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     steps: Floats = np.array([job_steps(setting.schedule, space.execution(int(row)), space.base) for row in first])[
         inverse
@@ -154,7 +161,7 @@ class Judge:
 
     def __init__(self, setting: Setting, start: Execution) -> None:
         self.setting = setting
-        self._start = start
+        self.start = start
         self._forecasts: dict[Execution, Forecast | str] = {}
 
     def forecast(self, execution: Execution) -> Forecast | str:
@@ -184,7 +191,7 @@ class Judge:
         step_ms = self.step_ms(choice)
         if not math.isfinite(step_ms):
             return math.inf
-        work = same_work(self.setting.schedule, choice.execution, self._start)
+        work = same_work(self.setting.schedule, choice.execution, self.start)
         try:
             return training_time(work, choice.execution, step_ms / 1e3).total_s
         except TrainpaceError:

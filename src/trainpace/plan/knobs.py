@@ -26,7 +26,8 @@ class Knob(NamedTuple):
 
 
 def _sharding(e: Execution) -> str:
-    return f"ZeRO-{e.zero_stage}" if e.zero_stage else "no sharding"
+    kept = ", parameters kept until the backward pass" if e.zero_stage == 3 and not e.reshard_after_forward else ""
+    return f"ZeRO-{e.zero_stage}{kept}" if e.zero_stage else "no sharding"
 
 
 def fleet_in_words(e: Execution) -> str:
@@ -38,7 +39,7 @@ def fleet_in_words(e: Execution) -> str:
 
 def _layout(e: Execution) -> str:
     parts = [f"tp {e.tp}" if e.tp > 1 else "", f"pp {e.pp}" if e.pp > 1 else "", f"cp {e.cp}" if e.cp > 1 else ""]
-    parts += ["sequence parallel" if e.sequence_parallel else ""]
+    parts += ["sequence parallel" if e.sequence_parallel else "", "async tp" if e.async_tensor_parallel else ""]
     parts += [f"{e.virtual_stages} virtual stages" if e.virtual_stages > 1 else ""]
     return ", ".join(p for p in parts if p) or "no model parallelism"
 
@@ -84,7 +85,8 @@ KNOBS: tuple[Knob, ...] = (
          lambda a, b: "channels_last (NHWC)" if b.execution.channels_last else "contiguous tensors (NCHW)",
          lambda c: {"memory_format": "channels_last" if c.execution.channels_last else "contiguous"}),
     Knob("sharding", ("zero_stage", "shard_size", "reshard_after_forward"), "config key", _changed(_sharding),
-         lambda c: {"zero_optimization.stage": c.execution.zero_stage}),
+         lambda c: {"zero_optimization.stage": c.execution.zero_stage}
+         | ({} if c.execution.reshard_after_forward else {"reshard_after_forward": False})),
     Knob("checkpointing", ("activation_checkpointing",), "config key",
          _changed(lambda e: f"{e.activation_checkpointing} recomputation"),
          lambda c: {"activation_checkpointing": str(c.execution.activation_checkpointing)}),
@@ -94,7 +96,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("model parallelism", ("tp", "pp", "cp", "sequence_parallel", "async_tensor_parallel", "pipeline_schedule",
                                "virtual_stages"), "code change", _changed(_layout),
          lambda c: {"tp": c.execution.tp, "pp": c.execution.pp, "cp": c.execution.cp,
-                    "sequence_parallel": c.execution.sequence_parallel, "virtual_stages": c.execution.virtual_stages}),
+                    "sequence_parallel": c.execution.sequence_parallel, "virtual_stages": c.execution.virtual_stages}
+         | ({"async_tensor_parallel": True} if c.execution.async_tensor_parallel else {})),
     Knob("GPUs", ("nnodes", "nproc_per_node"), "infrastructure", _changed(fleet_in_words),
          lambda c: {"--nnodes": c.execution.nnodes, "--nproc-per-node": c.execution.nproc_per_node}),
     Knob("global batch", (), "config key",

@@ -9,6 +9,7 @@ from itertools import combinations
 from trainpace.plan.changes import Change, Choice, Risk
 from trainpace.plan.evaluate import Judge
 from trainpace.plan.knobs import Knob, differing, effort_of, risk_of, turned
+from trainpace.plan.space import is_legal
 
 _RISKS: tuple[Risk, ...] = ("none", "low", "medium")
 _EFFORTS = ("config key", "code change", "infrastructure")
@@ -38,7 +39,7 @@ def _next(
         found: list[tuple[float, int, tuple[Knob, ...], Choice]] = []
         for i, knobs in enumerate(combinations(left, count)):
             after = turned(current, target, knobs)
-            if after is not None and judge.fits(after):
+            if after is not None and is_legal(after.execution, judge.start) and judge.fits(after):
                 found.append((judge.job_s(after), i, knobs, after))
         if found and min(found)[0] <= now_s:
             _, _, knobs, after = min(found)
@@ -48,7 +49,8 @@ def _next(
 
 def _change(judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, fitted: bool) -> Change:
     risks = [risk_of(knob, before, after, judge.setting.workload) for knob in knobs]
-    worst = max(risks, key=lambda risk: _RISKS.index(risk[0]))
+    worst = max((risk for risk, _ in risks), key=_RISKS.index)
+    reasons = dict.fromkeys(reason for risk, reason in risks if risk == worst)
     settings: dict[str, int | str | bool] = {}
     for knob in knobs:
         settings |= knob.settings(after)
@@ -57,6 +59,6 @@ def _change(judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, 
     return Change(
         title=", ".join(knob.title(before, after) for knob in knobs), execution=after.execution, data=after.data,
         forecast_saved_s=judge.job_s(before) - judge.job_s(after) if fitted else 0.0, makes_fit=not fitted,
-        effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index), risk=worst[0], risk_reason=worst[1],
+        effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index), risk=worst, risk_reason="; ".join(reasons),
         settings=settings,
     )  # fmt: skip

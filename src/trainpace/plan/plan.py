@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
+from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.plan.changes import NO_WAIT, Choice, DataPath, Outlook, Plan
-from trainpace.plan.evaluate import Judge, Setting, part_of
+from trainpace.plan.evaluate import Judge, Setting, forecast_of, part_of
 from trainpace.plan.knobs import config_line, differing
 from trainpace.plan.order import ladder
 from trainpace.plan.rejected import rejected
@@ -32,9 +33,12 @@ def plan_changes(
     """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best.
 
     `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
-    what binds and `nearest` the nearest that would do. Raises Contradiction where the start itself is impossible.
+    what binds and `nearest` the nearest that would do. Raises TrainpaceError where the start itself is impossible.
     """
     freedom = freedom or Freedom()
+    present = forecast_of(setting, start)
+    if present.step is None:
+        raise TrainpaceError(f"how it trains now cannot be forecast on this fleet: {present.reason}")
     paths = data if freedom.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
     found = search(setting, space_of(setting.workload, start, setting.cluster, freedom), paths)
@@ -97,11 +101,12 @@ def _nearest(setting: Setting, start: Execution, freedom: Freedom, found: Found)
             break
         wider = replace(start, nnodes=larger.nodes, nproc_per_node=larger.devices_per_node, tp=1, pp=1, cp=1,
                         micro_batch=1, accumulation=1, virtual_stages=1)  # fmt: skip
-        if start.global_batch % wider.world_size:
-            continue
-        wider = replace(wider, accumulation=start.global_batch // wider.world_size)
         only = replace(freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False)
-        there = search(setting._replace(cluster=larger), space_of(setting.workload, wider, larger, only), (NO_WAIT,))
+        try:
+            space = space_of(setting.workload, wider, larger, only, start.global_batch)
+        except TrainpaceError:
+            continue
+        there = search(setting._replace(cluster=larger), space, (NO_WAIT,))
         index = there.best()
         if index is not None:
             return f"on {larger.num_devices} of these devices it would fit: {config_line(there.choice(index))}."

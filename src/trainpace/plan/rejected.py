@@ -34,7 +34,11 @@ def rejected(
 ) -> tuple[Rejected, ...]:
     """Every value of every knob that the best does not have, with what the best that has it would take."""
     chosen = found.choice(best).execution
-    said = [_weigh(found, judge, best, subject) for subject in _subjects(setting, found, judge, chosen)]
+    said = [
+        _weigh(found, judge, best, subject)
+        for subject in _subjects(setting, found, judge, chosen)
+        if subject.rows.any()
+    ]
     said += _other_data_paths(found, judge, best)
     if not freedom.allow_global_batch:
         said.append(Rejected(title="another global batch", why=f"stays {found.space.base.global_batch:,}, because it changes"

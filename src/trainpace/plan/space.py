@@ -68,16 +68,20 @@ class Space(NamedTuple):
         return ranks
 
 
-def space_of(workload: Workload, start: Execution, cluster: Cluster, freedom: Freedom) -> Space:
-    """Every legal execution on the cluster or on a part of it, with the global batch of `start` (or a multiple, where
-    `freedom` allows it). The start is always among them. Which of them fit, and how fast they are, is not asked here."""
+def space_of(
+    workload: Workload, start: Execution, cluster: Cluster, freedom: Freedom, global_batch: int | None = None
+) -> Space:
+    """Every legal execution on the cluster or on a part of it, with `global_batch` samples an update: those of `start`, if not
+    said, or a multiple where `freedom` allows it. The start is among them. Which of them fit, and how fast they are, is
+    not asked here."""
     blocks = _blocks(workload)
+    batch = global_batch or start.global_batch
     meshes = list(_meshes(workload, start, cluster, freedom, blocks))
-    batched = np.array([(*mesh, *b) for mesh in meshes for b in _batches(start, mesh, freedom)], dtype=np.int64)
+    batched = np.array([(*mesh, *b) for mesh in meshes for b in _batches(start, mesh, freedom, batch)], dtype=np.int64)
     other = list(_other(workload, start, freedom, blocks))
     if not len(batched):
         raise TrainpaceError(
-            f"a global batch of {start.global_batch} cannot be divided over any part of these devices.",
+            f"a global batch of {batch} cannot be divided over any part of these devices.",
             "Give a global batch that is a multiple of the number of GPUs.",
         )
     n, m = len(batched), len(other)
@@ -89,21 +93,30 @@ def space_of(workload: Workload, start: Execution, cluster: Cluster, freedom: Fr
         "1f1b" if start.pipeline_schedule == "interleaved" else start.pipeline_schedule,
     )  # fmt: skip
     space = Space(start, columns)
-    return space.rows(_legal(space, freedom))
+    return space.rows(_legal(space))
 
 
 MESH = ("nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages")
 OTHER = ("precision", "zero_stage", "activation_checkpointing", "offload_optimizer", "offload_parameters",
-         "sequence_parallel", "compile", "channels_last")  # fmt: skip
+         "sequence_parallel", "compile", "channels_last", "reshard_after_forward", "async_tensor_parallel")  # fmt: skip
 
 
-def _legal(space: Space, freedom: Freedom) -> NDArray[np.bool_]:
+def is_legal(execution: Execution, start: Execution) -> bool:
+    """Would one execution be in a space of `start`, as far as its fields have to go together?"""
+    columns = {name: np.array([getattr(execution, name)]) for name in (*MESH, *OTHER, "micro_batch", "accumulation")}
+    return bool(_legal(Space(start, columns))[0])
+
+
+def _legal(space: Space) -> NDArray[np.bool_]:
     c, start, ranks = space.columns, space.base, space.data_parallel_size()
     sharded = c["zero_stage"] > 0
     legal = ~sharded | (ranks > 1) | (c["zero_stage"] == start.zero_stage)
     legal &= ~c["offload_optimizer"] | (c["zero_stage"] >= 1) | (ranks == 1)
     legal &= ~c["offload_parameters"] | (c["zero_stage"] == 3)
     legal &= ~c["sequence_parallel"] | (c["tp"] > 1)
+    # torch splits products to hide their exchange in compiled code, along the sequence
+    legal &= ~c["async_tensor_parallel"] | (c["sequence_parallel"] & c["compile"])
+    legal &= (c["zero_stage"] == 3) | (c["reshard_after_forward"] == start.reshard_after_forward)
     legal &= (c["virtual_stages"] == 1) | (c["accumulation"] % c["pp"] == 0)
     if start.shard_size is not None:
         legal &= ranks % start.shard_size == 0
@@ -142,12 +155,12 @@ def _layouts(workload: Workload, blocks: Blocks, devices_per_node: int) -> Itera
                 yield tp, pp, cp, virtual
 
 
-def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom) -> Iterator[tuple[int, int]]:
+def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: int) -> Iterator[tuple[int, int]]:
     """(micro_batch, accumulation) of one mesh."""
     nodes, processes, tp, pp, cp, _ = mesh
     ranks = nodes * processes // (tp * pp * cp)
     for factor in GLOBAL_BATCH_FACTORS if freedom.allow_global_batch else (1,):
-        share, rest = divmod(start.global_batch * factor, ranks)
+        share, rest = divmod(batch * factor, ranks)
         if rest:
             continue
         sizes = _divisors(share)
@@ -172,8 +185,8 @@ def _other(workload: Workload, start: Execution, freedom: Freedom, blocks: Block
     )
     stored = (start.offload_optimizer, start.offload_parameters)
     return (
-        (precision, zero, recompute, *offloaded, along_sequence, compiled, channels_last)
-        for precision, zero, recompute, offloaded, along_sequence, compiled, channels_last in product(
+        (precision, zero, recompute, *offloaded, along_sequence, compiled, channels_last, reshards, splits)
+        for precision, zero, recompute, offloaded, along_sequence, compiled, channels_last, reshards, splits in product(
             values("precision", start.precision, precisions(workload, start, freedom)),
             values("sharding", start.zero_stage, (0, 1, 2, 3)),
             values("checkpointing", start.activation_checkpointing, recomputed),
@@ -181,6 +194,8 @@ def _other(workload: Workload, start: Execution, freedom: Freedom, blocks: Block
             values("model parallelism", start.sequence_parallel, (False, True) if blocks is not None else ()),
             values("compile", start.compile, (True,)),
             values("memory format", start.channels_last, (True,) if kinds & CONVOLUTIONS else ()),
+            values("sharding", start.reshard_after_forward, (True, False)),
+            values("model parallelism", start.async_tensor_parallel, (False, True) if blocks is not None else ()),
         )
     )  # fmt: skip
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
@@ -31,6 +32,15 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster) -> None:
         f"{plan.fitting:,} of {plan.searched:,} choices fit and were compared, all with the same global batch unless said."
         " Forecasts, not measurements: change one thing at a time and measure."
     )
+
+
+def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
+    """What a recording names beside the plan, at the pace at which it was recorded."""
+    if changes:
+        _print_section(
+            "In the script itself, at the recorded pace (not in the plan's seconds)",
+            ((a.title, f"saves {format_duration(saved_s)}. {a.how}") for a, saved_s in changes),
+        )
 
 
 def _print_changes(plan: Plan) -> None:
@@ -78,13 +88,14 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
 
 
 def _print_front(plan: Plan) -> None:
-    first = plan.pareto[0]
+    first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
     rows = [
-        [str(p.num_devices), format_duration(p.job_s), "" if p.cost_usd is None else format_usd(p.cost_usd),
+        [str(p.num_devices), format_duration(p.job_s), *([format_usd(p.cost_usd or 0.0)] if priced else []),
          f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
         for p in plan.pareto
     ]  # fmt: skip
-    print_table(["GPUs", "job", "cost", "efficiency"], rows, left=0, title="The fastest with each number of GPUs")
+    columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
+    print_table(columns, rows, left=0, title="The fastest with each number of GPUs")
 
 
 def _figures(outlook: Outlook) -> str:
