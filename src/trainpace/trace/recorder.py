@@ -73,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self._made_node: dict[int, int] = {}
         self._first_call: dict[int, int] = {}
         self._functions: list[Any] = []
+        self._module_of_call: list[str] = []
         self._replayed = -1
         self._outside: dict[int, float] = {}
         self._outside_bytes = 0.0
@@ -157,7 +158,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         shortcut = _SHORTCUTS.get(func)
-        self._locate(func)
+        self._locate(func, args)
         out = func(*args, **kwargs) if shortcut is None else shortcut(*args)
         self._track(out)
         if self.recording:
@@ -167,13 +168,14 @@ class Recorder(TorchDispatchMode):
                 self._append(row, self._name(args))
         return out
 
-    def _locate(self, func: Any) -> None:
+    def _locate(self, func: Any, args: Any) -> None:
         if func is _DETACH:  # autograd's bookkeeping, another number of times when recomputing
             return
         if self.phase == "forward":
             call = len(self.places)
             self.places.append(self._place)
             self._functions.append(func)
+            self._module_of_call.append(self._name(args))
             self._made_node.setdefault(_sequence_number() - 1, call)
             self._origin = Origin(self._place, call)
         elif self.phase == "backward":
@@ -226,6 +228,8 @@ class Recorder(TorchDispatchMode):
                 name = self._module_of_storage.get(argument.untyped_storage()._cdata)
                 if name is not None:
                     return name
+        if self.phase == "backward" and self._origin.call >= 0:
+            return self._module_of_call[self._origin.call]
         return self._module if self.phase == "forward" else ""
 
     def _track(self, out: Any) -> None:
