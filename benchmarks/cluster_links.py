@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "cluster_links.md"
 sys.path.insert(0, str(HERE / "planted"))
 
+from msgspec.structs import replace  # noqa: E402
 from netns import Host, hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
@@ -31,7 +32,7 @@ from trainpace.hardware.cluster import HostLinks  # noqa: E402
 from trainpace.measure.host_links import COLLECTIVES, TimedCollective, fit_host_links  # noqa: E402
 
 CALIBRATED_MBIT, CALIBRATED_HOSTS = 300.0, 2
-CALIBRATED_BYTES = (2**11, 2**13, 2**15, 2**17, 2**19, 2**21, 2**23)
+CALIBRATED_BYTES = (2**11, 2**13, 3 * 2**12, 3 * 2**13, 2**15, 3 * 2**14, 2**17, 2**19, 2**21, 2**23)
 CHECKED_BYTES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
 CHECKED = [(2, mbit) for mbit in (100.0, 300.0, 1000.0)] + [(4, mbit) for mbit in (100.0, 300.0, 1000.0)]
 SECONDS_OF_A_TIMING = 15.0
@@ -68,9 +69,16 @@ def measure(
     return found
 
 
-def cluster_of(links: HostLinks, number: int, mbit: float) -> Cluster:
-    """So many CPU hosts on links of a known speed."""
-    device = Device(name="cpu", vendor="", architecture="", kind="cpu")
+CPU = Device(name="cpu", vendor="", architecture="", kind="cpu")
+
+
+def cluster_of(links: HostLinks, number: int, mbit: float, device: Device = CPU) -> Cluster:
+    """So many CPU hosts on links of a known speed. More hosts than cores take turns: all that hosts do takes longer."""
+    crowd = max(1.0, number / (os.cpu_count() or 1))
+    links = replace(
+        links, start_us=crowd * links.start_us, message_us=crowd * links.message_us,
+        host_us_per_mib={name: crowd * us for name, us in links.host_us_per_mib.items()},
+    )  # fmt: skip
     return Cluster(device=device, nodes=number, network_gb_per_s_per_device=mbit / 8e3, host_links=links)
 
 

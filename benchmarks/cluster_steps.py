@@ -28,14 +28,13 @@ PLANTED = HERE / "planted"
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(PLANTED))
 
-from cluster_links import CALIBRATED_BYTES, CALIBRATED_HOSTS, CALIBRATED_MBIT, measure  # noqa: E402
+from cluster_links import CALIBRATED_BYTES, CALIBRATED_HOSTS, CALIBRATED_MBIT, cluster_of, measure  # noqa: E402
 from netns import hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
 from trainpace.execution import Execution  # noqa: E402
 from trainpace.forecast import forecast  # noqa: E402
 from trainpace.forecast.timings import MachineModel  # noqa: E402
-from trainpace.hardware import Cluster  # noqa: E402
 from trainpace.hardware.cluster import HostLinks  # noqa: E402
 from trainpace.measure import MachineProfile, calibrate  # noqa: E402
 from trainpace.measure.host_links import COLLECTIVES, fit_host_links  # noqa: E402
@@ -47,6 +46,7 @@ MODELS = ("convolutional", "transformer")
 SHAPES = ((2, 100.0), (2, 1000.0), (4, 100.0), (4, 1000.0))
 GLOBAL_BATCH_A_RANK = 16
 OPTIMIZER = "adamw"
+FEWEST_STEPS, SECONDS_A_CASE = 5, 6.0
 CLOSE = 0.05
 """Two executions whose measured times differ by less are in no order."""
 
@@ -60,18 +60,23 @@ class Way(NamedTuple):
     execution: Execution
 
 
-def ways(number: int) -> list[Way]:
-    """Executions of the same global batch. On a CPU, FSDP2 waits for every exchange: gloo has no streams to hide them on."""
+def ways(number: int, blocks: bool) -> list[Way]:
+    """Executions of the same global batch. On a CPU, FSDP2 waits for every exchange: gloo has no streams to hide them on.
+
+    A model without blocks is one unit, whose parameters FSDP2 keeps in any case.
+    """
     whole, quarter = GLOBAL_BATCH_A_RANK, GLOBAL_BATCH_A_RANK // 4
     base = Execution(micro_batch=whole, nnodes=number, optimizer=OPTIMIZER)
     sharded = replace(base, zero_stage=3, engine="unoverlapped")
-    return [
+    kept = replace(sharded, reshard_after_forward=False)
+    small = {"micro_batch": quarter, "accumulation": 4}
+    found = [
         Way("DDP", "ddp", 1, base),
-        Way("DDP, 4 micro-steps", "ddp", 4, replace(base, micro_batch=quarter, accumulation=4)),
-        Way("FSDP2", "fsdp", 1, sharded),
-        Way("FSDP2, parameters kept", "fsdp_keep", 1, replace(sharded, reshard_after_forward=False)),
-        Way("FSDP2, 4 micro-steps", "fsdp", 4, replace(sharded, micro_batch=quarter, accumulation=4)),
+        Way("DDP, 4 micro-steps", "ddp", 4, replace(base, **small)),
+        Way("FSDP2, parameters kept", "fsdp_keep", 1, kept),
+        Way("FSDP2, parameters kept, 4 micro-steps", "fsdp_keep", 4, replace(kept, **small)),
     ]
+    return [*found, Way("FSDP2", "fsdp", 1, sharded)] if blocks else found
 
 
 class Row(NamedTuple):
@@ -112,8 +117,12 @@ def forecast_of(
     crowd = max(1.0, number / (os.cpu_count() or 1))
     kernels: MachineModel = profile.kernels
     slower = replace(kernels, step_factors=tuple(crowd * f for f in kernels.step_factors or (1.0,)))
-    cluster = Cluster(device=profile.device, nodes=number, network_gb_per_s_per_device=mbit / 8e3, host_links=links)
-    return forecast(workload, way.execution, cluster, model=slower)
+    return forecast(workload, way.execution, cluster_of(links, number, mbit, profile.device), model=slower)
+
+
+def cases_of(number: int, workloads: dict[str, Workload]) -> list[tuple[str, Way]]:
+    """Every model in every way."""
+    return [(n, way) for n, w in workloads.items() for way in ways(number, w.form("fp32").blocks is not None)]
 
 
 def run(steps: int, seconds: float, repeats: int) -> tuple[MachineProfile, HostLinks, list[Row]]:
@@ -125,10 +134,12 @@ def run(steps: int, seconds: float, repeats: int) -> tuple[MachineProfile, HostL
     workloads = {name: load_workload(spec, ("fp32",), Variant(OPTIMIZER, cpu=True)) for name, spec in specs.items()}
     for number, mbit in SHAPES:
         with hosts(number, mbit) as joined:
-            for name, way in itertools.product(MODELS, ways(number)):
+            for name, way in cases_of(number, workloads):
                 foreseen = forecast_of(workloads[name], way, number, mbit, profile, links)
+                expected_ms = foreseen.step.total_ms if foreseen.step is not None else 1e3
                 request = {
-                    "spec": specs[name], "engine": way.engine, "optimizer": OPTIMIZER, "steps": steps,
+                    "spec": specs[name], "engine": way.engine, "optimizer": OPTIMIZER,
+                    "steps": max(FEWEST_STEPS, min(steps, round(1e3 * SECONDS_A_CASE / expected_ms))),
                     "micro_batch": way.execution.micro_batch, "accumulation": way.accumulation,
                 }  # fmt: skip
                 times = together(joined, (str(PLANTED / "cluster_rank.py"),), request)

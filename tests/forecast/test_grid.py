@@ -126,9 +126,7 @@ def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
     assume(not interleaved or v > 1)
     schedule = "interleaved" if interleaved else "1f1b"
     huge = cluster(network=1e9)
-    execution = run(
-        micro_batch=32, pp=pp, accumulation=m, zero_stage=1, pipeline_schedule=schedule, virtual_stages=v
-    )
+    execution = run(micro_batch=32, pp=pp, accumulation=m, zero_stage=1, pipeline_schedule=schedule, virtual_stages=v)
     f = forecast(even, execution, huge)
     busy = f.step.forward_ms + f.step.backward_ms + f.exposed_ms["pipeline"]
     assert f.step.idle_ms / busy == pytest.approx((pp - 1) / (m * v), rel=0.05)
@@ -213,3 +211,12 @@ def test_offloading_moves_states_to_the_host_at_a_price():
     here, away = (forecast(WORKLOAD, run(offload_optimizer=o), cluster()) for o in (False, True))
     assert away.memory.optimizer_states_gib == 0 < here.memory.optimizer_states_gib
     assert away.step.total_ms > here.step.total_ms
+
+
+def test_recomputing_everything_leaves_inputs_and_the_head():
+    form = WORKLOAD.forms["half"]
+    blocks, batch = form.blocks, 64
+    full = memory(activation_checkpointing="full", accumulation=1, zero_stage=3, micro_batch=64)
+    head_and_work = form.memory.peaks[:, 2].max() - blocks.count * blocks.saved_bytes[1]
+    expected = batch * (blocks.count * blocks.input_bytes[1] + head_and_work)
+    assert full.activations_gib * 2**30 == pytest.approx(expected, rel=0.01)

@@ -15,11 +15,11 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.collectives import collective_ms
 from trainpace.hardware import Cluster, Device
 from trainpace.hardware.cluster import HostLinks
-from trainpace.measure.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links
+from trainpace.measure.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, _non_negative, fit_host_links
 
 LINKS = HostLinks(
-    start_us=200, message_us=100, gb_per_s=0.0375, link_share=1448 / 1514, burst_bytes=16384,
-    host_us_per_mib={"all_reduce": 500, "all_gather": 900, "reduce_scatter": 1500, "send": 100},
+    start_us=200, message_us=100, gb_per_s=0.0375, link_share=1448 / 1514, burst_bytes=16384, duplex_excess=0.25,
+    host_us_per_mib={"all_reduce": 500, "reduce_scatter": 1500, "send": 100},
 )  # fmt: skip
 CPU = Device(name="cpu", vendor="", architecture="", kind="cpu")
 
@@ -42,6 +42,7 @@ def test_the_fit_finds_what_was_planted():
     found = fit_host_links(timed(), 0.0375)
     assert found.start_us == pytest.approx(LINKS.start_us, rel=0.01)
     assert found.message_us == pytest.approx(LINKS.message_us, rel=0.01)
+    assert found.duplex_excess == pytest.approx(0.25, rel=0.02)
     assert found.burst_bytes == LINKS.burst_bytes
     assert found.host_us_per_mib == pytest.approx(LINKS.host_us_per_mib, rel=0.02)
 
@@ -97,6 +98,17 @@ def test_nonsense_is_refused():
         HostLinks(start_us=0, message_us=0, host_us_per_mib={}, gb_per_s=0.0, link_share=0.9)
     with pytest.raises(TrainpaceError, match="below 0"):
         HostLinks(start_us=0, message_us=0, host_us_per_mib={"send": -1}, gb_per_s=1.0, link_share=0.9)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 7))
+def test_the_bounded_fit_leaves_nothing_to_gain(seed, unknowns):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(20, unknowns)), rng.normal(size=20)
+    x = _non_negative(a, b)
+    slope = a.T @ (b - a @ x)
+    assert (x >= 0).all()
+    assert slope.max() < 1e-6  # more of any unknown would not help
+    assert np.abs(slope[x > 0]).max(initial=0.0) < 1e-6  # nor less of one that is not 0
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ Floats = NDArray[np.float64]
 
 BUCKET_BYTES = 25 * 2**20
 """torch DDP's default bucket_cap_mb."""
+FIRST_BUCKET_BYTES = 2**20
+"""torch DDP's _DEFAULT_FIRST_BUCKET_BYTES."""
 OVERLAP = 0.9
 """Share of a pass under which exchanges can hide."""
 CONTENTION = 0.25
@@ -107,7 +109,8 @@ def _tensor(
     grid: Grid, groups: Groups, hidden_bytes: Floats, stages: Stages, row_products: float, checkpointed: bool, links: Links
 ) -> Floats:  # fmt: skip
     """Sums of hidden states; sequence parallelism scatters and gathers them instead, which counts as the same here. Its
-    backward pass gathers a column's input once more (Korthikanti et al. 2022), under a product. Recomputing repeats the forward's."""
+    backward pass gathers a column's input once more, under a product (Korthikanti et al. 2022). Recomputing repeats the
+    forward pass's."""
     if (grid.tp == 1).all():
         return np.zeros(stages.blocks.shape)
     ranks, inside = grid.tp, groups.tensor_inside
@@ -153,7 +156,8 @@ def step_exchanges(
     """
     stage, m = grid.zero_stage[:, None], grid.accumulation[:, None].astype(np.float64)
     data, shard, replicas = (a[:, None] for a in (groups.data, groups.shard, groups.replicas))
-    window = backward_ms if engine != "unoverlapped" else np.zeros_like(backward_ms)
+    hides = 0.0 if engine == "unoverlapped" else 1.0
+    ahead_window, window = hides * forward_ms, hides * backward_ms
     fully = stage >= 3
     units = np.where(
         fully & (stages.blocks > 0), stages.blocks + 1, np.maximum(1.0, np.ceil(gradient_bytes / BUCKET_BYTES))
@@ -172,9 +176,14 @@ def step_exchanges(
         "all_gather", np.where(stage >= 1, parameter_bytes / pieces, 0.0), shard, groups.shard_inside[:, None]
     )
     again = grid.reshard_after_forward[:, None] & fully
-    ahead = exposed(pieces * gather, gather, forward_ms)
+    ahead = exposed(pieces * gather, gather, ahead_window)
     both = units * reduced + np.where(again, pieces * gather, 0.0)
-    behind = exposed(both, reduced + np.where(again, gather, 0.0), window)
+    # one bucket is two: a small first one, so that the link has work early, and the rest
+    early = np.where(
+        (stage == 0) & (units == 1), FIRST_BUCKET_BYTES / np.maximum(gradient_bytes, FIRST_BUCKET_BYTES), 0.0
+    )
+    bare = reduced * np.where(gradient_bytes > FIRST_BUCKET_BYTES, 1 - early, 1.0)
+    behind = exposed(both, bare + np.where(again, gather, 0.0), window)
     gathered_backward = np.where(again, behind * pieces * gather / np.maximum(both, 1e-12), 0.0)
     parameters = np.where(fully, m * (ahead + gathered_backward), pieces * gather)  # ZeRO 1 and 2 gather after the step
     offload = _to_hosts(grid, groups, gradient_bytes, parameter_bytes, forward_ms, window, links.cluster)

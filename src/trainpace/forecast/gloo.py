@@ -37,7 +37,13 @@ def gloo_seconds(
 ) -> Floats:
     """Seconds of one collective; `across` says whether the group spans hosts, `gb_per_s` is what a host may send."""
     wire = wire_bytes(collective, payload_bytes, ranks)
-    host_us = links.host_us_per_mib.get(collective, max(links.host_us_per_mib.values(), default=0.0))
+    host_us = links.host_us_per_mib.get(collective, links.host_us_per_mib.get("all_reduce", 0.0))
     host_s = 1e-6 * (links.start_us + steps(collective, ranks) * links.message_us + host_us * wire / 2**20)
     held_back = np.maximum(0.0, wire - links.burst_bytes) / (1e9 * gb_per_s * links.link_share)
+    held_back = held_back * np.where(meets_itself(collective, ranks), 1 + links.duplex_excess, 1.0)
     return host_s + np.where(across, held_back, 0.0)
+
+
+def meets_itself(collective: str, ranks: Floats) -> NDArray[np.bool_]:
+    """Whether both directions of one connection carry the tensor at the same time."""
+    return np.asarray((ranks == 2) & (collective == "all_gather"))

@@ -19,7 +19,7 @@ from trainpace.forecast.layout import Stages, stages_of
 from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
-from trainpace.workload import Blocks, Operators, TracedForm, form_of
+from trainpace.workload import Blocks, TracedForm, form_of
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -95,7 +95,7 @@ def rank_memory(
     width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where(stage >= 2, 1 / shard, 1.0)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
     reduced = held * gradient_bytes * buckets[:, None]
-    activations, working, is_plain = _activations(grid, form.operators, blocks, stages, checkpointed)
+    activations, working, is_plain = _activations(grid, form, stages, checkpointed)
     kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
     # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
     alive, active = np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working
@@ -154,11 +154,13 @@ def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, 
     return np.where(is_sharded, np.where(grid.reshard_after_forward[:, None], some, whole), 0.0)
 
 
-def _activations(
-    grid: Grid, operators: Operators, blocks: Blocks | None, stages: Stages, checkpointed: bool
-) -> tuple[Floats, Floats, Flags]:
+def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: bool) -> tuple[Floats, Floats, Flags]:
     """Activations of a stage's micro-batches in flight over those of the whole model in one piece (n x 3), the bytes that are
-    alive at the end of the backward pass, and which executions are in one piece."""
+    alive at the end of the backward pass, and which executions are in one piece.
+
+    What the trace's peak holds beyond the blocks is the head's and the loss's, temporaries included: the last stage's.
+    """
+    blocks, operators = form.blocks, form.operators
     shape = stages.blocks.shape
     if blocks is None:
         return np.ones(shape), np.zeros(shape), np.ones((shape[0], 1), dtype=bool)
@@ -180,10 +182,13 @@ def _activations(
         [recompute == FULL, recompute == SELECTIVE], [entering / sequence / grid.cp, selective], whole_block
     )
     at_work = working / grid.tp / grid.cp + whole_block - block
-    head = outside / np.where(blocks.outside_tensor_parameters > 0, grid.tp, 1) / grid.cp
+    moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
+    in_one_piece = (moments[:, 1:2] + moments[:, 2:] * batch).max(axis=0, initial=0.0)
+    divided_head = np.where(blocks.outside_tensor_parameters > 0, grid.tp, 1) * grid.cp
     flying, last = _in_flight(grid, stages)
-    bytes_alive = flying * block[:, None] + stages.has_last * (last * head)[:, None] + at_work[:, None]
-    in_one_piece = blocks.count * saved + outside + working
+    loss = np.maximum(in_one_piece - blocks.count * saved, outside) + (last - 1) * outside
+    at_head = stages.has_last * (loss / divided_head)[:, None]
+    bytes_alive = flying * block[:, None] + np.maximum(at_head, at_work[:, None])
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & (recompute == 0)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     return np.where(is_plain[:, None], 1.0, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]

@@ -13,8 +13,10 @@ class HostLinks(Record):
     `start_us` is what a collective costs once, `message_us` one step of its algorithm besides the bytes, and
     `host_us_per_mib` the hosts' own work for a MiB sent by each collective (copies, sums), which the link's work does
     not hide. `link_share` of the stated bandwidth carries payload; `burst_bytes` pass at once before a shaped link
-    holds them to its rate. `gb_per_s` is a host's bandwidth in one direction (1e9 bytes a second) where it was
-    measured; a cluster's `network_gb_per_s_per_device` goes before it.
+    holds them to its rate. `duplex_excess` is how much longer than its bytes say an all-gather of two hosts takes:
+    they send each other all at once over one connection, where more hosts pass on over two. `gb_per_s` is a host's
+    bandwidth in one direction (1e9 bytes a second) where it was measured; a cluster's `network_gb_per_s_per_device`
+    goes before it.
     """
 
     start_us: float
@@ -23,9 +25,13 @@ class HostLinks(Record):
     gb_per_s: float
     link_share: float
     burst_bytes: float = 0.0
+    duplex_excess: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.start_us, self.message_us, self.burst_bytes, *self.host_us_per_mib.values()) < 0:
+        if (
+            min(self.start_us, self.message_us, self.burst_bytes, self.duplex_excess, *self.host_us_per_mib.values())
+            < 0
+        ):
             raise TrainpaceError("a link's latencies and host costs cannot be below 0.")
         if not 0 < self.link_share <= 1 or not self.gb_per_s > 0:
             raise TrainpaceError("a link's bandwidth must be above 0, and the share of it for payload within 0 to 1.")
