@@ -58,7 +58,8 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOutRun]]) -> str:
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores. Errors are |forecast - measured| / measured in",
         "per cent. Kernel constants are fitted anew without the run's model, or without its collection; Megatron's, NeMo's and",
-        "bigscience's runs are never fitted on. What collectives cost is fitted on nccl-tests alone.",
+        "bigscience's runs are never fitted on. What collectives cost is fitted on nccl-tests alone."
+        f" {len(pairs)} measured runs had traces.",
         "",
         "| runs | left out | n | mean | median | 95th | bias | in 90 % interval | to reach |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fitting.kernels import DEVICES, read_kernels
 from fitting.problem import Problem
 from fitting.runs import Pair, RunTable, read_pairs, usable
+from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.validation.evaluate import forecast_case
 from trainpace.validation.summary import family_of
@@ -81,7 +82,10 @@ def _fold(job: tuple[str, str, str, str]) -> list[HeldOut]:
 
 def _forecasts(pairs: Sequence[Pair], fold: str, constants: KernelConstants) -> Iterator[HeldOut]:
     for case, workload in pairs:
-        result = forecast_case(case, workload, constants)
+        try:
+            result = forecast_case(case, workload, constants)
+        except TrainpaceError:  # sizes that only the model tells to be impossible
+            continue
         if result.step is None or result.step_time_interval_ms is None:
             continue
         interval = result.step_time_interval_ms

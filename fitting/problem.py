@@ -13,7 +13,7 @@ from trainpace.forecast.constants import KernelConstants
 from trainpace.workload import PHASES
 
 FILE_WEIGHTS = {"timm_train_rtx3090": 300, "ryujaehun_pytorch_gpu_benchmark": 150, "lambda_aggregated": 200,
-                "profet_aws": 60, "neusight_labels": 120, "mosaic_llm_foundry": 100, "timm_inference": 250}  # fmt: skip
+                "profet_aws": 60, "neusight_labels": 120, "mosaic_llm_foundry": 300, "timm_inference": 250}  # fmt: skip
 """Effective runs of each file: large files of one GPU should not drown small ones of many."""
 KERNEL_WEIGHT = 150.0
 PRIOR = 0.15

@@ -278,6 +278,10 @@ def precision_of(run: Run, spec: str) -> Precision:
         raise TrainpaceError("the run states no precision.")
     if run.precision not in PRECISIONS:
         raise TrainpaceError(f"precision {run.precision!r} is not one of {', '.join(PRECISIONS)}.")
+    if run.precision == "fp8" and "rowwise" in run.notes:
+        raise TrainpaceError(
+            "FP8 with a scale for every row is not forecast: its quantising kernels are not in the trace."
+        )
     if "DeepLearningExamples" in run.framework and spec.startswith("transformers:") and run.precision == "amp_fp16":
         return "fp16"
     return run.precision
