@@ -15,9 +15,9 @@ from trainpace.records import Record, from_json
 class KernelConstants(Record):
     """Shares are of the device's sustained figures, for large operators. The defaults are guesses from which the fit starts.
 
-    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_power how
-    the rate falls below that; consumer_boost: how far GeForce
-    and Titan cards clock above their sheet (see `rates`).
+    watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_floor the
+    share of them below which its voltage falls no further; consumer_boost: how far GeForce and Titan cards clock above
+    their sheet (see `rates`).
     tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
     unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
@@ -36,7 +36,7 @@ class KernelConstants(Record):
 
     watts_plain: float = 0.8
     watts_tensor: float = 0.10
-    watts_power: float = 0.5
+    watts_floor: float = 0.5
     consumer_boost: float = 1.1
     tile_plain_half_intensity: float = 8.0
     tile_plain_prologue: float = 32.0
@@ -115,7 +115,7 @@ class KernelConstants(Record):
     traffic_fill: float = 0.8
     traffic_optimizer: float = 0.8
     l2_gain: float = 0.5
-    fp8: float = 0.6
+    fp8: float = 0.9
     compile_traffic: float = 0.45
     compile_launches: float = 0.5
     compile_host: float = 0.5

@@ -168,7 +168,8 @@ def step_exchanges(
     between = np.where((stage >= 1) & (replicas > 1), bucket / shard, 0.0)
     scattered = scattered + links.ms("all_reduce", between, replicas, groups.replicas_inside[:, None])
     reduced = summed + scattered
-    times = np.where(stage >= 2, m, 1.0)
+    collected = grid.collects_gradients[:, None]
+    times = np.where((stage >= 2) & ~collected, m, 1.0)
     pieces = np.where(
         fully & (stages.blocks > 0), stages.blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES))
     )
@@ -185,7 +186,8 @@ def step_exchanges(
     bare = reduced * np.where(gradient_bytes > FIRST_BUCKET_BYTES, 1 - early, 1.0)
     behind = exposed(both, bare + np.where(again, gather, 0.0), window)
     gathered_backward = np.where(again, behind * pieces * gather / np.maximum(both, 1e-12), 0.0)
-    parameters = np.where(fully, m * (ahead + gathered_backward), pieces * gather)  # ZeRO 1 and 2 gather after the step
+    # ZeRO 1 and 2 gather after the step
+    parameters = np.where(fully, np.where(collected, 1.0, m) * (ahead + gathered_backward), pieces * gather)
     offload = _to_hosts(grid, groups, gradient_bytes, parameter_bytes, forward_ms, window, links.cluster)
     return StepExchanges(times * (behind - gathered_backward), parameters, offload)
 

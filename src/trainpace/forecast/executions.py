@@ -64,6 +64,12 @@ class Grid(NamedTuple):
         return np.where(self.world_size % shards == 0, self.world_size // shards, 0)
 
     @property
+    def collects_gradients(self) -> Flags:
+        """FSDP in a pipeline that keeps its parameters: gradients are added up in one piece over all micro-batches and scattered
+        once, as torch's pipeline schedules have it (PipelineStage.backward_maybe_with_nosync)."""
+        return (self.zero_stage >= 3) & (self.pp > 1) & ~self.reshard_after_forward
+
+    @property
     def global_batch(self) -> Counts:
         """Samples per optimizer update."""
         return self.micro_batch * self.accumulation * self.data_parallel_size

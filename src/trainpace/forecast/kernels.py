@@ -132,8 +132,12 @@ class KernelTable:
         count = table.count
         launches = table.launches * np.where(fused, c.compile_launches, 1.0)
         latency = np.broadcast_to(count * launches * c.latency_us * 1e-6, shape)
+        # in 8 bits both operands of a weight's product are cast first, which moves about as much as reading them in 16;
+        # compilers and hand-fused kernels cast on the way
+        cast = products & half & (table.dims[:, 0, 1] == 0) & (np.asarray(rates.casts) > 0) & ~np.asarray(compiled)
+        cast_s = np.where(cast, at(table.read_bytes) / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
         busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
-        return KernelTimes(count * busy + latency, count * compute, count * memory, latency)
+        return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
 
     def _traffic_shares(self, channels_last: Flags, c: KernelConstants) -> Floats:
         """Shares of the bandwidth; those of the last constants are kept, as sweeps ask for them again and again."""

@@ -103,7 +103,8 @@ def rank_memory(
     whole = held * parameter_bytes
     parameters = np.where(stage >= 3, whole * (2.0 if half else 1.0) / shard * ~grid.offload_parameters[:, None], whole)
     parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
-    width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where(stage >= 2, 1 / shard, 1.0)
+    collected = grid.collects_gradients[:, None]
+    width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
     reduced = held * gradient_bytes * buckets[:, None]
     activations, working, is_plain = _activations(grid, form, stages, checkpointed)

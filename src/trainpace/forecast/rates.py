@@ -2,8 +2,9 @@
 
 A card that would need more power than it may draw lowers its clock. The watts that a peak rate needs follow from the
 process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) / feature size`` says how well a card is fed; well-fed
-cards sustain their peak, others a share of about ``(x / x0) ^ watts_power``: power falls with the cube of a clock whose voltage
-falls too, and in proportion where it cannot. T4 (70 W) and A10 (150 W) are the known cases.
+cards sustain their peak. Below, power falls with the cube of a clock whose voltage falls with it, so the rate falls with the cube
+root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further, and the rate falls in proportion (Horowitz et al.
+1994). T4 (70 W) and A10 (150 W) are the known starved cards, the 500 W H100 a slightly starved one.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Rates(NamedTuple):
     bytes_per_s: Floats
     sms: Floats
     l2_bytes: Floats
+    casts: Floats
+    """1 where operands of products are cast to 8 bits by kernels of their own."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -118,6 +121,7 @@ def sustained_rates(
         bytes_per_s=np.asarray(bandwidth * 1e9),
         sms=np.asarray(device.sms.value if device.sms else TYPICAL_SMS),
         l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
+        casts=np.asarray(float(precision == "fp8")),
     )
 
 
@@ -131,7 +135,10 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
     boost = constants.consumer_boost if _is_consumer(device) else 1.0
-    return float(boost * peak.flop_per_s * (1 + (enough / fed) ** SHARPNESS) ** (-constants.watts_power / SHARPNESS))
+    short = enough / fed
+    cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
+    linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
+    return float(boost * peak.flop_per_s * cubic * linear)
 
 
 def _is_consumer(device: Device) -> bool:

@@ -56,7 +56,8 @@ def read_parallelism(text: str) -> Parallelism:
         layers_a_stage=_size(text, "vp_layers"),
         zero_stage=3 if shards else (zero or 0),  # type: ignore[arg-type]
         sharded_in_node="HYBRID" in strategy,
-        reshard_after_forward="SHARD_GRAD_OP" not in strategy and "ZERO2" not in strategy,
+        # torchtitan keeps parameters gathered under a pipeline, whose micro-batches would gather them again and again
+        reshard_after_forward="SHARD_GRAD_OP" not in strategy and "ZERO2" not in strategy and (pp or 1) == 1,
         checkpointing=_checkpointing(text),
         sequence_parallel=bool(re.search(r"\bsp\b(?!=[01])|\bsp=1", text)),
         async_tensor_parallel="async_tp" in text,
