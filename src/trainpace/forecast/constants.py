@@ -23,8 +23,9 @@ class KernelConstants(Record):
     winograd_fused_* by F(2x2, 3x3) in one. transposes: passes over a convolution's tensors that
     NCHW costs on matrix units, which want NHWC. grouped_*: share of the rate at 16 channels a group, grouped_*channels: how it
     grows with them; odd_nhwc is cuDNN's slow path. depthwise_*: share of the CUDA cores' rate for a 3x3 window,
-    depthwise_*window: how it grows with the window, 1 for not at all. misaligned, conv_misaligned: factors where a
-    matrix unit meets sizes not a multiple of 8. traffic_*: share of the memory bandwidth by class of operator.
+    depthwise_*window: how it grows with the window, 1 for not at all. misaligned: factor for each time that 8
+    numbers have to be halved to divide a product's sizes, conv_misaligned where channels are not a multiple of 8.
+    traffic_*: share of the memory bandwidth by class of operator.
     attention_first: what FlashAttention 1 reaches of version 2 (Dao 2023: about half); attention_hopper: what Hopper
     keeps of these kernels' share, which were written for Ampere's instructions.
     l2_gain: how much faster a tensor that stays in L2 is. fp8: share of the FP8 rate that products in it reach, relative
@@ -48,7 +49,7 @@ class KernelConstants(Record):
     gemm_tensor: float = 0.9
     gemm_tf32: float = 0.7
     batched_tensor: float = 0.6
-    misaligned: float = 0.6
+    misaligned: float = 0.8
     conv_misaligned: float = 0.8
     conv_plain: float = 0.85
     conv_plain_dgrad: float = 0.8

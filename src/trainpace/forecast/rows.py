@@ -49,7 +49,13 @@ def tile_model(share: Floats, units: Flags, c: KernelConstants) -> TileModel:
 
 
 def alignment(n: Floats, k: Floats, units: Flags, c: KernelConstants) -> Floats:
-    """Matrix units load 16 bytes at a time: rows of another length are loaded piece by piece."""
-    odd = (np.mod(n, 8) != 0) | (np.mod(k, 8) != 0)
-    factor: Floats = np.where(units & odd, c.misaligned, 1.0)
+    """Matrix units load 16 bytes at a time: rows of another length are loaded in pieces of 8, 4 or 2, each half as wide."""
+    halvings = np.maximum(_halvings(n), _halvings(k))
+    factor: Floats = np.where(units, c.misaligned**halvings, 1.0)
     return factor
+
+
+def _halvings(size: Floats) -> Floats:
+    """How often 8 numbers have to be halved until they divide a size."""
+    result: Floats = np.select([np.mod(size, 8) == 0, np.mod(size, 4) == 0, np.mod(size, 2) == 0], [0.0, 1.0, 2.0], 3.0)
+    return result
