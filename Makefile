@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -19,6 +19,7 @@ help:
 	@echo "make fit         fit the kernel constants on $(DATA), residuals into fitting/residuals.md (a few minutes)"
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
+	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make docs-check  run every command of README.md and docs/"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -98,6 +99,13 @@ bench-accuracy: $(TRACES)/done
 bench-match: $(VENV)/installed
 	$(BIN)/python benchmarks/goodput.py
 	$(BIN)/python benchmarks/match_speed.py
+
+# as root, for hosts as network namespaces with links of known speed
+bench-cluster: $(TRACES)/done
+	PYTHONPATH=.:.zoo:tests/shims $(BIN)/python benchmarks/cluster_accuracy.py --data $(DATA) --traces $(TRACES) --again
+	$(BIN)/python benchmarks/cluster_search.py
+	$(BIN)/python benchmarks/cluster_links.py
+	$(BIN)/python benchmarks/cluster_steps.py
 
 docs-check: $(VENV)/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=
