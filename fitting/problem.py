@@ -20,7 +20,7 @@ PRIOR = 0.15
 """Standard deviation of 1 / PRIOR in the logarithm around the starting constants: holds what the data do not decide."""
 OUTLIER = 0.15
 """Errors beyond this are counted linearly, not squared."""
-ITERATIONS = 9
+ITERATIONS = 28
 
 MATRIX = ("gemm", "conv", "conv_dgrad", "conv_wgrad")
 PASSES = ("", "_dgrad", "_wgrad")
