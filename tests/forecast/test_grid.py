@@ -10,6 +10,7 @@ from nouns import LAYERS, stacked
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.forecast import execution_at, forecast, forecast_grid, grid_from, grid_of
+from trainpace.forecast.exchanges import step_exchanges
 from trainpace.forecast.grid import CLASHES
 from trainpace.forecast.memory import step_memory
 from trainpace.hardware import Cluster, find_device
@@ -220,3 +221,60 @@ def test_recomputing_everything_leaves_inputs_and_the_head():
     head_and_work = form.memory.peaks[:, 2].max() - blocks.count * blocks.saved_bytes[1]
     expected = batch * (blocks.count * blocks.input_bytes[1] + head_and_work)
     assert full.activations_gib * 2**30 == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp_in_a_pipeline_collects_gradients_and_keeps_parameters(reshard):
+    def at(m, nodes=2):
+        changes = {"pp": 2, "zero_stage": 3, "micro_batch": 4, "accumulation": m, "reshard_after_forward": reshard}
+        return forecast(WORKLOAD, run(nodes, **changes), cluster(nodes))
+
+    few, many = at(2), at(16)
+    assert many.exposed_ms["data_parallel"] == pytest.approx(few.exposed_ms["data_parallel"])
+    form = WORKLOAD.forms["half"]
+    stage_gib = (form.blocks.count // 2 * form.blocks.parameters + form.blocks.outside_parameters / 2) * 2 / 2**30
+    assert many.memory.parameters_gib >= stage_gib
+    assert many.memory.gradients_gib >= stage_gib
+
+
+def test_what_is_collected_is_scattered_after_the_last_backward_pass():
+    def scattered(micro_batch):
+        found = forecast(WORKLOAD, run(2, pp=2, zero_stage=3, micro_batch=micro_batch), cluster(2))
+        return found.exposed_ms["data_parallel"]
+
+    assert scattered(64) == pytest.approx(scattered(1))  # whatever the pass that it could have hidden under
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_each"),
+    [
+        ({"tp": 2}, {"bf16": 4, "fp16": 2}), ({"zero_stage": 3}, {"bf16": 4, "fp16": 2}),
+        ({"zero_stage": 2}, {"bf16": 2, "fp16": 2}), ({}, {"bf16": 2, "fp16": 2, "fp32": 4}),
+    ],
+)  # fmt: skip
+def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each, monkeypatch):
+    seen = {}
+    for precision in bytes_each:
+
+        def spy(grid, groups, stages, gradients, *others, precision=precision):
+            seen[precision] = gradients[0].sum() / (stages.parameters[0].sum())
+            return step_exchanges(grid, groups, stages, gradients, *others)
+
+        monkeypatch.setattr("trainpace.forecast.grid.step_exchanges", spy)
+        many = [replace(run(micro_batch=4, **changes), precision=precision)]
+        forecast_grid(WORKLOAD, many[0], grid_of(many), cluster())
+    assert seen == pytest.approx(bytes_each)
+
+
+def test_gradients_that_are_sharded_are_added_up_in_shards():
+    def added(stage):
+        once, often = (
+            forecast(
+                WORKLOAD, replace(run(accumulation=m, zero_stage=stage), precision="fp32"), cluster()
+            ).step.backward_ms
+            for m in (1, 5)
+        )
+        return often - 5 * once
+
+    assert added(1) > 0
+    assert added(2) == pytest.approx(added(1) / 32)

@@ -152,16 +152,15 @@ def step_exchanges(
 
     `gradient_bytes`, `parameter_bytes`: what a stage's rank holds in one piece (n x 3), in the format that is exchanged.
     `forward_ms`, `backward_ms`: a micro-batch's passes. Replicated gradients are reduced in the last micro-batch's
-    backward pass (no_sync), sharded ones in every one's.
+    backward pass (no_sync), sharded ones in every one's. FSDP's units are the blocks and the rest; a model without blocks is
+    one unit, which hides nothing.
     """
     stage, m = grid.zero_stage[:, None], grid.accumulation[:, None].astype(np.float64)
     data, shard, replicas = (a[:, None] for a in (groups.data, groups.shard, groups.replicas))
     hides = 0.0 if engine == "unoverlapped" else 1.0
     ahead_window, window = hides * forward_ms, hides * backward_ms
     fully = stage >= 3
-    units = np.where(
-        fully & (stages.blocks > 0), stages.blocks + 1, np.maximum(1.0, np.ceil(gradient_bytes / BUCKET_BYTES))
-    )
+    units = np.where(fully, stages.blocks + 1, np.maximum(1.0, np.ceil(gradient_bytes / BUCKET_BYTES)))
     bucket = gradient_bytes / units
     summed = links.ms("all_reduce", np.where(stage == 0, bucket, 0.0), data, groups.data_inside[:, None])
     scattered = links.ms("reduce_scatter", np.where(stage >= 1, bucket, 0.0), shard, groups.shard_inside[:, None])
@@ -170,14 +169,15 @@ def step_exchanges(
     reduced = summed + scattered
     collected = grid.collects_gradients[:, None]
     times = np.where((stage >= 2) & ~collected, m, 1.0)
-    pieces = np.where(
-        fully & (stages.blocks > 0), stages.blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES))
-    )
+    pieces = np.where(fully, stages.blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES)))
     gather = links.ms(
         "all_gather", np.where(stage >= 1, parameter_bytes / pieces, 0.0), shard, groups.shard_inside[:, None]
     )
     again = grid.reshard_after_forward[:, None] & fully
     ahead = exposed(pieces * gather, gather, ahead_window)
+    # gradients that are collected are scattered after the last backward pass, with nothing to hide under
+    afterwards = np.where(collected, units * reduced, 0.0)
+    reduced = np.where(collected, 0.0, reduced)
     both = units * reduced + np.where(again, pieces * gather, 0.0)
     # one bucket is two: a small first one, so that the link has work early, and the rest
     early = np.where(
@@ -187,9 +187,9 @@ def step_exchanges(
     behind = exposed(both, bare + np.where(again, gather, 0.0), window)
     gathered_backward = np.where(again, behind * pieces * gather / np.maximum(both, 1e-12), 0.0)
     # ZeRO 1 and 2 gather after the step
-    parameters = np.where(fully, np.where(collected, 1.0, m) * (ahead + gathered_backward), pieces * gather)
+    parameters = np.where(fully, np.where(collected, 1.0, m) * ahead + m * gathered_backward, pieces * gather)
     offload = _to_hosts(grid, groups, gradient_bytes, parameter_bytes, forward_ms, window, links.cluster)
-    return StepExchanges(times * (behind - gathered_backward), parameters, offload)
+    return StepExchanges(times * (behind - gathered_backward) + afterwards, parameters, offload)
 
 
 PINNED_SHARE = 0.8
@@ -215,11 +215,12 @@ def _to_hosts(
     )
 
 
-def data_parallel_ms(grid: Grid, gradient_bytes: float, parameter_bytes: float, cluster: Cluster) -> Floats:
-    """nn.DataParallel's copies of parameters and gradients in a step."""
+def data_parallel_ms(grid: Grid, gradient_bytes: Floats, parameter_bytes: Floats, cluster: Cluster) -> Floats:
+    """nn.DataParallel's copies of parameters and gradients in a step: with every micro-batch anew."""
     per_ms = pcie_gb_per_s(cluster) * 1e6 * DATA_PARALLEL_EFFICIENCY
     ranks = np.maximum(grid.data_parallel_size, 1)
-    result: Floats = DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
+    each = DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
+    result: Floats = grid.accumulation * each
     return result
 
 

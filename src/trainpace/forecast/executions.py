@@ -65,9 +65,21 @@ class Grid(NamedTuple):
 
     @property
     def collects_gradients(self) -> Flags:
-        """FSDP in a pipeline that keeps its parameters: gradients are added up in one piece over all micro-batches and scattered
-        once, as torch's pipeline schedules have it (PipelineStage.backward_maybe_with_nosync)."""
-        return (self.zero_stage >= 3) & (self.pp > 1) & ~self.reshard_after_forward
+        """FSDP in a pipeline: parameters stay gathered after a backward pass, and gradients are added up in one piece over all
+        micro-batches and scattered once, as torch's pipelines have it (PipelineStage.backward_maybe_with_nosync)."""
+        return (self.zero_stage >= 3) & (self.pp > 1)
+
+    @property
+    def is_megatron(self) -> Flags:
+        """Sharded in Megatron's manner: 16-bit weights, if the form is half, have fp32 master copies."""
+        return ((self.tp > 1) | (self.pp > 1)) & (self.zero_stage < 3)
+
+    @property
+    def fp32_gradients(self) -> Flags:
+        """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients and what torchtitan's FSDP
+        reduces (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, and so do ZeRO 1 and 2 without tp or pp."""
+        bf16 = np.isin(self.precision, [PRECISIONS.index("bf16"), PRECISIONS.index("fp8")])
+        return bf16 & (self.is_megatron | (self.zero_stage >= 3))
 
     @property
     def global_batch(self) -> Counts:

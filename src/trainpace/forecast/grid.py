@@ -207,7 +207,9 @@ class _Assembly:
         bubble = ((stages.number * busy * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
         optimizer, optimizer_overhead = self._optimizer(costs, on_gpu)
         bandwidth = cluster.device.memory_bandwidth_gb_per_s
-        moved = 3 * gradients * (m - 1)[:, None]  # read both, write one
+        sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
+        added = gradients / np.where(sharded, self.groups.shard, 1)[:, None]
+        moved = 3 * added * (m - 1)[:, None]  # read both, write one
         accumulate = moved / (np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE)
         # what each stage does besides its passes ends with the slowest of them, whichever stage that is
         tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
@@ -217,7 +219,7 @@ class _Assembly:
             "tensor_parallel": m * slow(each.tensor), "context_parallel": m * slow(each.context),
             "pipeline": m * slow(each.pipeline), "offload": once.offload[every, last],
         }  # fmt: skip
-        if self.base.engine == "data_parallel" and self._gradient_bytes:
+        if self.base.engine == "data_parallel":
             exposed["data_parallel"] = data_parallel_ms(grid, self._gradient_bytes, self._parameter_bytes, cluster)
         parts = {
             "forward_ms": m * slow(passes.device_ms[:, :, 0]),
@@ -248,17 +250,20 @@ class _Assembly:
         return each, once
 
     @property
-    def _gradient_bytes(self) -> float:
-        """Of the whole model, in the format in which gradients are exchanged."""
+    def _gradient_bytes(self) -> Floats:
+        """Of the whole model, in the format in which gradients are exchanged (n)."""
         trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
-        return trained * (2.0 if self.half else 4.0)
+        return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
 
     @property
-    def _parameter_bytes(self) -> float:
-        return self.workload.parameters * (4.0 if form_of(self.precision) == "fp32" else 2.0)
+    def _parameter_bytes(self) -> Floats:
+        """Of the whole model, as parameters are exchanged (n). Weights are fp32 under autocast, except that FSDP's
+        MixedPrecision casts the shards to 16 bits before it gathers them."""
+        casts = self.half | ((form_of(self.precision) == "amp") & (self.grid.zero_stage >= 3))
+        return self.workload.parameters * np.where(casts, 2.0, 4.0)
 
     def _exchanged_bytes(self) -> tuple[Floats, Floats]:
-        return self.held * self._gradient_bytes, self.held * self._parameter_bytes
+        return self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
 
     def _optimizer(self, costs: StageCosts, on_gpu: bool) -> tuple[Floats, Floats]:
         """(device milliseconds, what the host adds) of the update on each kind of stage (n x 3): it moves what a rank holds,

@@ -94,8 +94,9 @@ def rank_memory(
     stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
     parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
     gradient_bytes = float(form.memory.peaks[:, 0].max())
-    megatron = half & ((grid.tp > 1) | (grid.pp > 1))[:, None] & (stage < 3) & (state_bytes > 0)
-    mixed = half & (state_bytes > 0) & ((stage == 1) | (stage == 2)) | megatron
+    trains = "optimizer" in form.operators.phase
+    megatron = half & trains & grid.is_megatron[:, None]
+    mixed = half & trains & ((stage == 1) | (stage == 2)) | megatron
     states = held * np.where(
         mixed, 2 * (state_bytes + parameter_bytes), state_bytes * np.where(half & (stage == 3), 2, 1)
     )
@@ -104,7 +105,10 @@ def rank_memory(
     parameters = np.where(stage >= 3, whole * (2.0 if half else 1.0) / shard * ~grid.offload_parameters[:, None], whole)
     parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
     collected = grid.collects_gradients[:, None]
-    width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
+    wide = half & (grid.fp32_gradients[:, None] | (stage >= 2))
+    width = np.where(wide, 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
+    # fp16's main gradients are a copy for the update
+    width += np.where(megatron & ~wide, 2.0 / np.where(stage >= 1, shard, 1.0), 0.0)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
     reduced = held * gradient_bytes * buckets[:, None]
     activations, working, is_plain = _activations(grid, form, stages, checkpointed)
@@ -156,14 +160,16 @@ def _is_below(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 
 
 def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags) -> Floats:
-    """FSDP's parameters in one piece: two blocks and what is outside of them, or all of them where they are kept."""
+    """FSDP's parameters in one piece: two blocks and what is outside of them, or all of them where they are kept, as in a
+    pipeline, or where there are no blocks to gather one by one."""
     if blocks is None:
-        return np.zeros_like(whole)
+        return np.where(is_sharded, whole, 0.0)
     block = blocks.parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
     a_block = np.divide(whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0)
     inside = a_block * stages.blocks
     some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
-    return np.where(is_sharded, np.where(grid.reshard_after_forward[:, None], some, whole), 0.0)
+    keeps = grid.collects_gradients | ~grid.reshard_after_forward
+    return np.where(is_sharded, np.where(keeps[:, None], whole, some), 0.0)
 
 
 def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: bool) -> tuple[Floats, Floats, Flags]:
