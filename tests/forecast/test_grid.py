@@ -12,7 +12,7 @@ from trainpace.execution import Execution
 from trainpace.forecast import execution_at, forecast, forecast_grid, grid_from, grid_of
 from trainpace.forecast.exchanges import step_exchanges
 from trainpace.forecast.grid import CLASHES
-from trainpace.forecast.memory import step_memory
+from trainpace.forecast.memory import OFFLOAD_BUCKET, step_memory
 from trainpace.hardware import Cluster, find_device
 
 WORKLOAD = stacked()
@@ -178,6 +178,8 @@ def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
         ({"pp": 8, "virtual_stages": 2, "pipeline_schedule": "interleaved", "accumulation": 8}, ["8 x virtual_stages 2"]),
         ({"pp": 4, "pipeline_schedule": "interleaved", "accumulation": 6}, ["pp 4", "6"]),
         ({"nodes": 8}, ["64", "32"]),
+        ({"engine": "data_parallel"}, ["one node of 8", "32"]),
+        ({"offload_parameters": True, "zero_stage": 2}, ["stage 3", "2"]),
     ],
 )  # fmt: skip
 def test_impossible_shapes_name_the_numbers_that_clash(changes, words):
@@ -278,3 +280,67 @@ def test_gradients_that_are_sharded_are_added_up_in_shards():
 
     assert added(1) > 0
     assert added(2) == pytest.approx(added(1) / 32)
+
+
+def test_gradients_leave_with_the_optimizer():
+    kept, gone = (memory(zero_stage=1, offload_optimizer=o).gradients_gib for o in (False, True))
+    assert gone == kept  # smaller than a bucket
+    form = WORKLOAD.forms["half"]
+    billion = replace(form.memory, peaks=form.memory.peaks * np.array([1e3, 1.0, 1.0]))
+    much = replace(form, memory=billion)
+    execution = run(micro_batch=4, accumulation=8, zero_stage=1, offload_optimizer=True)
+    assert step_memory(much, execution, True).gradients_gib == pytest.approx(OFFLOAD_BUCKET * 2 / 2**30)
+
+
+def test_offloaded_masters_leave_16_bit_shards():
+    here, away = (memory(zero_stage=3, offload_optimizer=o).parameters_gib for o in (False, True))
+    assert here - away == pytest.approx(WORKLOAD.parameters * 2 / 32 / 2**30)
+
+
+def test_gradients_are_copied_out_in_every_micro_step():
+    def copied(m):
+        found = forecast(WORKLOAD, run(zero_stage=2, offload_optimizer=True, accumulation=m), cluster())
+        return found.exposed_ms["offload"]
+
+    once, twice, thrice = (copied(m) for m in (1, 2, 3))
+    assert 0 < twice - once == pytest.approx(thrice - twice)
+
+
+def exchanges_of(mode, **changes):
+    found = forecast(replace(WORKLOAD, mode=mode), run(2, micro_batch=4, **changes), cluster(2))
+    return found.exposed_ms
+
+
+def test_without_an_optimizer_nothing_is_gathered_after_the_step():
+    assert exchanges_of("train", zero_stage=1)["parameters"] > 0
+    assert "parameters" not in exchanges_of("forward_backward", zero_stage=1)
+    assert "parameters" not in exchanges_of("inference", zero_stage=2)
+
+
+def test_inference_exchanges_for_one_pass():
+    for kind, changes in (
+        ("tensor_parallel", {"tp": 2}), ("parameters", {"zero_stage": 3}), ("context_parallel", {"cp": 2}),
+    ):  # fmt: skip
+        trained, looked = (exchanges_of(mode, **changes)[kind] for mode in ("train", "inference"))
+        assert 0 < looked <= 0.51 * trained, kind
+    ring = {"pp": 2, "accumulation": 4, "virtual_stages": 2, "pipeline_schedule": "interleaved"}
+    both_ways, one_way = (exchanges_of(mode, **ring)["pipeline"] for mode in ("train", "inference"))
+    assert one_way == pytest.approx(both_ways / 2)
+    again = {"tp": 2, "activation_checkpointing": "full"}
+    assert exchanges_of("inference", **again) == exchanges_of("inference", tp=2)
+
+
+def test_full_recomputation_repeats_the_ring():
+    plain, again = (
+        exchanges_of("train", cp=4, activation_checkpointing=c)["context_parallel"] for c in ("none", "full")
+    )
+    looked = exchanges_of("inference", cp=4)["context_parallel"]
+    assert again - plain == pytest.approx(looked)
+
+
+def test_sgd_without_momentum_has_master_copies_too():
+    form = WORKLOAD.forms["half"]
+    plain = replace(form, memory=replace(form.memory, optimizer_bytes=0.0))
+    found = step_memory(plain, run(tp=8), True)
+    assert found.optimizer_states_gib == pytest.approx(2 * found.parameters_gib)
+    assert step_memory(plain, run(), True).optimizer_states_gib == 0.0

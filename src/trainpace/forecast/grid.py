@@ -174,15 +174,19 @@ class _Assembly:
 
         device = staged(costs.block_device, costs.first_device, costs.last_device)
         host = staged(costs.block_host, costs.first_host, costs.last_host)
-        if self.form.blocks is not None and not self.workload.checkpointed:
-            full = (grid.activation_checkpointing == FULL)[:, None]
-            some = (grid.activation_checkpointing == SELECTIVE)[:, None]
+        if self.form.blocks is not None:
+            full, some = self._recomputes(FULL)[:, None], self._recomputes(SELECTIVE)[:, None]
             for times, block, repeated in (
                 (device, costs.block_device, costs.repeated_device), (host, costs.block_host, costs.repeated_host)
             ):  # fmt: skip
                 again = np.where(full, block[:, :1], 0.0) + np.where(some, repeated[:, None], 0.0)
                 times[:, :, 1] += s.blocks * again
         return PhaseTimes(device, host)
+
+    def _recomputes(self, what: int) -> Flags:
+        """Executions that compute blocks again in the backward pass, where the trace does not do so itself."""
+        plain = self.workload.mode != "inference" and not self.workload.checkpointed
+        return (self.grid.activation_checkpointing == what) & plain
 
     def _assembled(self, costs: StageCosts, passes: PhaseTimes) -> tuple[dict[str, Floats], dict[str, Floats]]:
         grid, cluster, stages, m = self.grid, self.cluster, self.stages, self.grid.accumulation.astype(np.float64)
@@ -236,16 +240,16 @@ class _Assembly:
     def _exchanges(
         self, costs: StageCosts, took: Floats, gradients: Floats, parameters: Floats, links: Links
     ) -> tuple[PassExchanges, StepExchanges]:
-        grid, groups, blocks = self.grid, self.groups, self.form.blocks
+        grid, groups, blocks, mode = self.grid, self.groups, self.form.blocks, self.workload.mode
         products = row_products(self.form.operators, blocks)
         each = micro_batch_exchanges(
-            grid, groups, blocks, self.stages, products, self.workload.checkpointed, costs.attention_device, links
+            grid, groups, blocks, self.stages, products, self._recomputes(FULL), costs.attention_device, mode, links
         )
         if self.base.engine == "data_parallel":
             nothing = np.zeros_like(gradients)
             return each, StepExchanges(nothing, nothing, nothing)
         once = step_exchanges(
-            grid, groups, self.stages, gradients, parameters, took[:, :, 0], took[:, :, 1], self.base.engine, links
+            grid, groups, self.stages, gradients, parameters, took[:, :, 0], took[:, :, 1], self.base.engine, mode, links
         )  # fmt: skip
         return each, once
 

@@ -48,6 +48,8 @@ MOST_BETWEEN = 10
 """Batches that are tried at once on the way to the largest that fits."""
 FIT_MARGIN = 0.97
 """Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
+OFFLOAD_BUCKET = 5e8
+"""Numbers in the gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
 GATHERED_BLOCKS = 2.0
 """Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
@@ -84,7 +86,8 @@ def rank_memory(
     optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020). Training in 16 bits keeps
     fp32 shards under FSDP; under ZeRO 1 and 2, and in Megatron's manner under tensor and pipeline parallelism, it keeps
     fp32 states and a master copy besides (2 + 2 + 12 and 2 + 4 + 12 bytes a parameter with Adam). DDP reduces gradients
-    through buckets of the same size beside them.
+    through buckets of the same size beside them. With the optimizer on the host sharded gradients leave as they come (Ren et
+    al. 2021), so that one bucket of them stays.
     """
     blocks = form.blocks
     groups = groups_of(grid, 1)
@@ -102,13 +105,18 @@ def rank_memory(
     )
     states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
     whole = held * parameter_bytes
-    parameters = np.where(stage >= 3, whole * (2.0 if half else 1.0) / shard * ~grid.offload_parameters[:, None], whole)
+    masters = half & ~grid.offload_optimizer[:, None]  # FSDP's fp32 shards are weights and master copies in one
+    sharded_whole = whole * np.where(masters, 2.0, 1.0) / shard
+    parameters = np.where(stage >= 3, sharded_whole * ~grid.offload_parameters[:, None], whole)
     parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
     collected = grid.collects_gradients[:, None]
     wide = half & (grid.fp32_gradients[:, None] | (stage >= 2))
     width = np.where(wide, 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
     # fp16's main gradients are a copy for the update
     width += np.where(megatron & ~wide, 2.0 / np.where(stage >= 1, shard, 1.0), 0.0)
+    leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
+    bucket = OFFLOAD_BUCKET * (2.0 if half else 4.0) / np.maximum(held * gradient_bytes, 1.0)
+    width = np.where(leaves, np.minimum(width, bucket), width)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
     reduced = held * gradient_bytes * buckets[:, None]
     activations, working, is_plain = _activations(grid, form, stages, checkpointed)
