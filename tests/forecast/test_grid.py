@@ -12,7 +12,9 @@ from trainpace.execution import Execution
 from trainpace.forecast import execution_at, forecast, forecast_grid, grid_from, grid_of
 from trainpace.forecast.exchanges import step_exchanges
 from trainpace.forecast.grid import CLASHES
+from trainpace.forecast.layout import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET, step_memory
+from trainpace.forecast.stages import stage_costs
 from trainpace.hardware import Cluster, find_device
 
 WORKLOAD = stacked()
@@ -103,9 +105,8 @@ def test_more_bandwidth_is_never_slower(execution, network, factor):
     assert fast <= slow * (1 + 1e-9)
 
 
-@given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
-def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
-    # without anything before and behind the blocks all stages are alike
+def blocks_alone():
+    """Nothing before and behind the blocks, so that stages of as many blocks are alike."""
     form = WORKLOAD.forms["half"]
     inside = form.blocks.operator_counts > 0
     optimizer = np.array([phase == "optimizer" for phase in form.operators.phase])
@@ -122,7 +123,12 @@ def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
         form.blocks, operator_counts=form.blocks.operator_counts[keep], roles=tuple(form.blocks.roles[i] for i in keep),
         outside_parameters=0, outside_tensor_parameters=0,
     )  # fmt: skip
-    even = replace(WORKLOAD, forms={"half": replace(form, operators=operators, blocks=blocks)})
+    return replace(WORKLOAD, forms={"half": replace(form, operators=operators, blocks=blocks)})
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
+def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
+    even = blocks_alone()
     m, v = pp * times, (LAYERS // pp if interleaved else 1)
     assume(not interleaved or v > 1)
     schedule = "interleaved" if interleaved else "1f1b"
@@ -344,3 +350,43 @@ def test_sgd_without_momentum_has_master_copies_too():
     found = step_memory(plain, run(tp=8), True)
     assert found.optimizer_states_gib == pytest.approx(2 * found.parameters_gib)
     assert step_memory(plain, run(), True).optimizer_states_gib == 0.0
+
+
+def test_the_turns_of_uneven_stages_are_those_of_all_blocks():
+    found = forecast(blocks_alone(), run(5, micro_batch=32, pp=5, accumulation=10), cluster(5, network=1e9))
+    a_block = (found.step.forward_ms + found.step.backward_ms) / 10 / 2  # the fullest stage has two
+    assert found.step.idle_ms == pytest.approx((LAYERS - 2) * a_block, rel=0.05)
+
+
+def test_an_embedding_without_a_head_is_the_first_stage_s():
+    form = WORKLOAD.forms["half"]
+    roles = tuple("" if not n else r for r, n in zip(form.blocks.roles, form.blocks.operator_counts, strict=True))
+    for blocks, share in ((form.blocks, 0.5), (replace(form.blocks, roles=roles), 0.0)):
+        stages = stages_of(grid_of([run(pp=2)]), blocks, 1.0)
+        behind = stages.parameters[0, 2] - LAYERS // 2 * blocks.parameters
+        assert behind == pytest.approx(share * blocks.outside_parameters)
+
+
+def test_context_parallelism_divides_samples_not_constants():
+    form = WORKLOAD.forms["half"]
+    constant = 2.0**30
+    heavy = replace(form, blocks=replace(form.blocks, working_bytes=(constant, form.blocks.working_bytes[1])))
+
+    def activations_gib(cp):
+        return step_memory(heavy, run(micro_batch=1, cp=cp), True).activations_gib
+
+    assert activations_gib(8) >= constant / 2**30
+
+
+def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
+    form = WORKLOAD.forms["half"]
+    rows = np.array(form.operators.kind) == "embedding"
+    kinds = tuple("conv" if row else kind for kind, row in zip(form.operators.kind, rows, strict=True))
+    names = tuple("convolution" if row else name for name, row in zip(form.operators.function, rows, strict=True))
+    dims, flops = form.operators.dims.copy(), form.operators.flops.copy()
+    dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # of one number
+    patches = replace(form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops))
+    device = find_device("H100")
+    costs = [stage_costs(f, grid_of([run(pp=2)]), "bf16", device, None, 1.0, False) for f in (form, patches)]
+    assert (costs[0].first_host > 0).all()
+    assert costs[1].first_host == pytest.approx(costs[0].first_host)

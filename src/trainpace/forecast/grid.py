@@ -163,7 +163,7 @@ class _Assembly:
 
     def _passes(self, costs: StageCosts) -> PhaseTimes:
         """Device and host times of a micro-batch's two passes on each kind of stage (n x 3 x 2)."""
-        s, grid = self.stages, self.grid
+        s = self.stages
 
         def staged(block: Floats, first: Floats, last: Floats) -> Floats:
             result: Floats = (
@@ -186,7 +186,8 @@ class _Assembly:
     def _recomputes(self, what: int) -> Flags:
         """Executions that compute blocks again in the backward pass, where the trace does not do so itself."""
         plain = self.workload.mode != "inference" and not self.workload.checkpointed
-        return (self.grid.activation_checkpointing == what) & plain
+        found: Flags = (self.grid.activation_checkpointing == what) & plain
+        return found
 
     def _assembled(self, costs: StageCosts, passes: PhaseTimes) -> tuple[dict[str, Floats], dict[str, Floats]]:
         grid, cluster, stages, m = self.grid, self.cluster, self.stages, self.grid.accumulation.astype(np.float64)
@@ -208,7 +209,8 @@ class _Assembly:
             picked: Floats = values[every, slowest]
             return picked
 
-        bubble = ((stages.number * busy * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
+        turn = each.pipeline + (busy - each.pipeline) * stages.mean_share
+        bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
         optimizer, optimizer_overhead = self._optimizer(costs, on_gpu)
         bandwidth = cluster.device.memory_bandwidth_gb_per_s
         sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients

@@ -24,7 +24,7 @@ from trainpace.forecast.executions import (
     grid_of,
     groups_of,
 )
-from trainpace.forecast.layout import Stages, stages_of
+from trainpace.forecast.layout import Stages, has_vocabulary_head, stages_of
 from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
@@ -192,27 +192,27 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
         return np.ones(shape), np.zeros(shape), np.ones((shape[0], 1), dtype=bool)
     batch = grid.micro_batch.astype(np.float64)
 
-    def at(pair: tuple[float, float]) -> Floats:
-        return pair[0] + pair[1] * batch
+    def at(pair: tuple[float, float], ranks: Counts | int = 1) -> Floats:
+        """Context-parallel ranks divide what samples need, not what is there without any."""
+        return pair[0] + pair[1] * batch / ranks
 
-    saved, divided, core = at(blocks.saved_bytes), at(blocks.sharded_saved_bytes), at(blocks.attention_saved_bytes)
-    entering, working, outside = at(blocks.input_bytes), at(blocks.working_bytes), at(blocks.outside_saved_bytes)
+    saved, divided = at(blocks.saved_bytes, grid.cp), at(blocks.sharded_saved_bytes, grid.cp)
+    core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
+    entering, outside, in_all = at(blocks.input_bytes, grid.cp), at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     recompute = np.where(checkpointed, 0, grid.activation_checkpointing)
-    whole_block = (divided / grid.tp + (saved - divided) / sequence) / grid.cp
+    whole_block = divided / grid.tp + (saved - divided) / sequence
     if gives_up_attention(blocks):
-        selective = whole_block - core / grid.tp / grid.cp
+        selective = whole_block - core / grid.tp
     else:
-        selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(saved, 1.0))
-    block = np.select(
-        [recompute == FULL, recompute == SELECTIVE], [entering / sequence / grid.cp, selective], whole_block
-    )
-    at_work = working / grid.tp / grid.cp + whole_block - block
+        selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0))
+    block = np.select([recompute == FULL, recompute == SELECTIVE], [entering / sequence, selective], whole_block)
+    at_work = working / grid.tp + whole_block - block
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * batch).max(axis=0, initial=0.0)
-    divided_head = np.where(blocks.outside_tensor_parameters > 0, grid.tp, 1) * grid.cp
+    divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
     flying, last = _in_flight(grid, stages)
-    loss = np.maximum(in_one_piece - blocks.count * saved, outside) + (last - 1) * outside
+    loss = np.maximum(in_one_piece - blocks.count * in_all, outside) + (last - 1) * outside
     at_head = stages.has_last * (loss / divided_head)[:, None]
     bytes_alive = flying * block[:, None] + np.maximum(at_head, at_work[:, None])
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & (recompute == 0)
