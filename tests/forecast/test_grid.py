@@ -256,7 +256,7 @@ def test_what_is_collected_is_scattered_after_the_last_backward_pass():
 @pytest.mark.parametrize(
     ("changes", "bytes_each"),
     [
-        ({"tp": 2}, {"bf16": 4, "fp16": 2}), ({"zero_stage": 3}, {"bf16": 4, "fp16": 2}),
+        ({"tp": 2}, {"bf16": 4, "fp8": 2, "fp16": 2}), ({"zero_stage": 3}, {"bf16": 4, "fp8": 4, "fp16": 2}),
         ({"zero_stage": 2}, {"bf16": 2, "fp16": 2}), ({}, {"bf16": 2, "fp16": 2, "fp32": 4}),
     ],
 )  # fmt: skip

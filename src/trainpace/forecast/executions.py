@@ -76,10 +76,12 @@ class Grid(NamedTuple):
 
     @property
     def fp32_gradients(self) -> Flags:
-        """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients and what torchtitan's FSDP
-        reduces (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, and so do ZeRO 1 and 2 without tp or pp."""
-        bf16 = np.isin(self.precision, [PRECISIONS.index("bf16"), PRECISIONS.index("fp8")])
-        return bf16 & (self.is_megatron | (self.zero_stage >= 3))
+        """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients in bf16, and what torchtitan's
+        FSDP reduces in bf16 and fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and 2
+        without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (grad_reduce_in_fp32 = False in NeMo's scripts/performance)."""
+        bf16, fp8 = (self.precision == PRECISIONS.index(name) for name in ("bf16", "fp8"))
+        wide: Flags = (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
+        return wide
 
     @property
     def global_batch(self) -> Counts:

@@ -112,7 +112,7 @@ def rank_memory(
     collected = grid.collects_gradients[:, None]
     wide = half & (grid.fp32_gradients[:, None] | (stage >= 2))
     width = np.where(wide, 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
-    # fp16's main gradients are a copy for the update
+    # otherwise main gradients are a copy for the update
     width += np.where(megatron & ~wide, 2.0 / np.where(stage >= 1, shard, 1.0), 0.0)
     leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
     bucket = OFFLOAD_BUCKET * (2.0 if half else 4.0) / np.maximum(held * gradient_bytes, 1.0)
