@@ -78,7 +78,8 @@ class Grid(NamedTuple):
     def fp32_gradients(self) -> Flags:
         """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients in bf16, and what torchtitan's
         FSDP reduces in bf16 and fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and 2
-        without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (grad_reduce_in_fp32 = False in NeMo's scripts/performance)."""
+        without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (NeMo's scripts/performance set
+        grad_reduce_in_fp32 = False)."""
         bf16, fp8 = (self.precision == PRECISIONS.index(name) for name in ("bf16", "fp8"))
         wide: Flags = (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
         return wide

@@ -276,7 +276,7 @@ class _Assembly:
         and with 16-bit weights twice as many bytes where its states are in fp32."""
         grid, blocks = self.grid, self.form.blocks
         sharded = (grid.zero_stage >= 1)[:, None]
-        wide = self.half & (sharded | ((grid.tp > 1) | (grid.pp > 1))[:, None])
+        wide = self.half & (sharded | grid.is_megatron[:, None])
         device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
         device = np.where(sharded, device / self.groups.shard[:, None], device)
         share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count
