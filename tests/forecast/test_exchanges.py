@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nouns import stacked, workload
 from trainpace.execution import Execution
@@ -84,6 +85,28 @@ def test_data_parallel_copies_over_pcie():
         at("RTX 2080 Ti", 4, engine="data_parallel").step.communication_ms
         > at("RTX 2080 Ti", 4, micro_batch=256).step.communication_ms
     )
+
+
+def test_data_parallel_copies_with_every_micro_batch():
+    def copies(**changes):
+        return at("RTX 2080 Ti", 4, engine="data_parallel", **changes).exposed_ms["data_parallel"]
+
+    assert copies(accumulation=3) == pytest.approx(3 * copies())
+    assert copies(precision="amp_fp16") == copies()  # weights are fp32 under autocast
+    looking = replace(workload(), mode="inference")
+    assert copies(model=looking) == pytest.approx(copies() / 2)  # parameters, and no gradients
+
+
+def test_autocast_gathers_fp32_weights_after_the_step():
+    whole, cast = (at(zero_stage=1, precision=precision).exposed_ms["parameters"] for precision in ("fp32", "amp_bf16"))
+    assert cast == pytest.approx(whole)
+
+
+def test_a_model_without_blocks_is_gathered_in_one_exposed_piece():
+    hiding, not_hiding = (
+        at(zero_stage=3, micro_batch=64, engine=e).exposed_ms["parameters"] for e in ("ddp", "unoverlapped")
+    )
+    assert hiding == pytest.approx(not_hiding)
 
 
 def test_one_device_communicates_nothing():

@@ -10,8 +10,11 @@ from nouns import LAYERS, stacked
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.forecast import execution_at, forecast, forecast_grid, grid_from, grid_of
+from trainpace.forecast.exchanges import step_exchanges
 from trainpace.forecast.grid import CLASHES
-from trainpace.forecast.memory import step_memory
+from trainpace.forecast.layout import stages_of
+from trainpace.forecast.memory import OFFLOAD_BUCKET, step_memory
+from trainpace.forecast.stages import stage_costs
 from trainpace.hardware import Cluster, find_device
 
 WORKLOAD = stacked()
@@ -102,9 +105,8 @@ def test_more_bandwidth_is_never_slower(execution, network, factor):
     assert fast <= slow * (1 + 1e-9)
 
 
-@given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
-def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
-    # without anything before and behind the blocks all stages are alike
+def blocks_alone():
+    """Nothing before and behind the blocks, so that stages of as many blocks are alike."""
     form = WORKLOAD.forms["half"]
     inside = form.blocks.operator_counts > 0
     optimizer = np.array([phase == "optimizer" for phase in form.operators.phase])
@@ -121,7 +123,12 @@ def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
         form.blocks, operator_counts=form.blocks.operator_counts[keep], roles=tuple(form.blocks.roles[i] for i in keep),
         outside_parameters=0, outside_tensor_parameters=0,
     )  # fmt: skip
-    even = replace(WORKLOAD, forms={"half": replace(form, operators=operators, blocks=blocks)})
+    return replace(WORKLOAD, forms={"half": replace(form, operators=operators, blocks=blocks)})
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
+def test_bubbles_of_equal_stages_are_what_theory_says(pp, times, interleaved):
+    even = blocks_alone()
     m, v = pp * times, (LAYERS // pp if interleaved else 1)
     assume(not interleaved or v > 1)
     schedule = "interleaved" if interleaved else "1f1b"
@@ -177,6 +184,8 @@ def test_mixed_precision_in_megatrons_manner_holds_18_bytes_a_parameter():
         ({"pp": 8, "virtual_stages": 2, "pipeline_schedule": "interleaved", "accumulation": 8}, ["8 x virtual_stages 2"]),
         ({"pp": 4, "pipeline_schedule": "interleaved", "accumulation": 6}, ["pp 4", "6"]),
         ({"nodes": 8}, ["64", "32"]),
+        ({"engine": "data_parallel"}, ["one node of 8", "32"]),
+        ({"offload_parameters": True, "zero_stage": 2}, ["stage 3", "2"]),
     ],
 )  # fmt: skip
 def test_impossible_shapes_name_the_numbers_that_clash(changes, words):
@@ -220,3 +229,164 @@ def test_recomputing_everything_leaves_inputs_and_the_head():
     head_and_work = form.memory.peaks[:, 2].max() - blocks.count * blocks.saved_bytes[1]
     expected = batch * (blocks.count * blocks.input_bytes[1] + head_and_work)
     assert full.activations_gib * 2**30 == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp_in_a_pipeline_collects_gradients_and_keeps_parameters(reshard):
+    def at(m, nodes=2):
+        changes = {"pp": 2, "zero_stage": 3, "micro_batch": 4, "accumulation": m, "reshard_after_forward": reshard}
+        return forecast(WORKLOAD, run(nodes, **changes), cluster(nodes))
+
+    few, many = at(2), at(16)
+    assert many.exposed_ms["data_parallel"] == pytest.approx(few.exposed_ms["data_parallel"])
+    form = WORKLOAD.forms["half"]
+    stage_gib = (form.blocks.count // 2 * form.blocks.parameters + form.blocks.outside_parameters / 2) * 2 / 2**30
+    assert many.memory.parameters_gib >= stage_gib
+    assert many.memory.gradients_gib >= stage_gib
+
+
+def test_what_is_collected_is_scattered_after_the_last_backward_pass():
+    def scattered(micro_batch):
+        found = forecast(WORKLOAD, run(2, pp=2, zero_stage=3, micro_batch=micro_batch), cluster(2))
+        return found.exposed_ms["data_parallel"]
+
+    assert scattered(64) == pytest.approx(scattered(1))  # whatever the pass that it could have hidden under
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_each"),
+    [
+        ({"tp": 2}, {"bf16": 4, "fp8": 2, "fp16": 2}), ({"zero_stage": 3}, {"bf16": 4, "fp8": 4, "fp16": 2}),
+        ({"zero_stage": 2}, {"bf16": 2, "fp16": 2}), ({}, {"bf16": 2, "fp16": 2, "fp32": 4}),
+    ],
+)  # fmt: skip
+def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each, monkeypatch):
+    seen = {}
+    for precision in bytes_each:
+
+        def spy(grid, groups, stages, gradients, *others, precision=precision):
+            seen[precision] = gradients[0].sum() / (stages.parameters[0].sum())
+            return step_exchanges(grid, groups, stages, gradients, *others)
+
+        monkeypatch.setattr("trainpace.forecast.grid.step_exchanges", spy)
+        many = [replace(run(micro_batch=4, **changes), precision=precision)]
+        forecast_grid(WORKLOAD, many[0], grid_of(many), cluster())
+    assert seen == pytest.approx(bytes_each)
+
+
+def test_gradients_that_are_sharded_are_added_up_in_shards():
+    def added(stage):
+        once, often = (
+            forecast(
+                WORKLOAD, replace(run(accumulation=m, zero_stage=stage), precision="fp32"), cluster()
+            ).step.backward_ms
+            for m in (1, 5)
+        )
+        return often - 5 * once
+
+    assert added(1) > 0
+    assert added(2) == pytest.approx(added(1) / 32)
+
+
+def test_gradients_leave_with_the_optimizer():
+    kept, gone = (memory(zero_stage=1, offload_optimizer=o).gradients_gib for o in (False, True))
+    assert gone == kept  # smaller than a bucket
+    form = WORKLOAD.forms["half"]
+    billion = replace(form.memory, peaks=form.memory.peaks * np.array([1e3, 1.0, 1.0]))
+    much = replace(form, memory=billion)
+    execution = run(micro_batch=4, accumulation=8, zero_stage=1, offload_optimizer=True)
+    assert step_memory(much, execution, True).gradients_gib == pytest.approx(OFFLOAD_BUCKET * 2 / 2**30)
+
+
+def test_offloaded_masters_leave_16_bit_shards():
+    here, away = (memory(zero_stage=3, offload_optimizer=o).parameters_gib for o in (False, True))
+    assert here - away == pytest.approx(WORKLOAD.parameters * 2 / 32 / 2**30)
+
+
+def test_gradients_are_copied_out_in_every_micro_step():
+    def copied(m):
+        found = forecast(WORKLOAD, run(zero_stage=2, offload_optimizer=True, accumulation=m), cluster())
+        return found.exposed_ms["offload"]
+
+    once, twice, thrice = (copied(m) for m in (1, 2, 3))
+    assert 0 < twice - once == pytest.approx(thrice - twice)
+
+
+def exchanges_of(mode, **changes):
+    found = forecast(replace(WORKLOAD, mode=mode), run(2, micro_batch=4, **changes), cluster(2))
+    return found.exposed_ms
+
+
+def test_without_an_optimizer_nothing_is_gathered_after_the_step():
+    assert exchanges_of("train", zero_stage=1)["parameters"] > 0
+    assert "parameters" not in exchanges_of("forward_backward", zero_stage=1)
+    assert "parameters" not in exchanges_of("inference", zero_stage=2)
+
+
+def test_inference_exchanges_for_one_pass():
+    for kind, changes in (
+        ("tensor_parallel", {"tp": 2}), ("parameters", {"zero_stage": 3}), ("context_parallel", {"cp": 2}),
+    ):  # fmt: skip
+        trained, looked = (exchanges_of(mode, **changes)[kind] for mode in ("train", "inference"))
+        assert 0 < looked <= 0.51 * trained, kind
+    ring = {"pp": 2, "accumulation": 4, "virtual_stages": 2, "pipeline_schedule": "interleaved"}
+    both_ways, one_way = (exchanges_of(mode, **ring)["pipeline"] for mode in ("train", "inference"))
+    assert one_way == pytest.approx(both_ways / 2)
+    again = {"tp": 2, "activation_checkpointing": "full"}
+    assert exchanges_of("inference", **again) == exchanges_of("inference", tp=2)
+
+
+def test_full_recomputation_repeats_the_ring():
+    plain, again = (
+        exchanges_of("train", cp=4, activation_checkpointing=c)["context_parallel"] for c in ("none", "full")
+    )
+    looked = exchanges_of("inference", cp=4)["context_parallel"]
+    assert again - plain == pytest.approx(looked)
+
+
+def test_sgd_without_momentum_has_master_copies_too():
+    form = WORKLOAD.forms["half"]
+    plain = replace(form, memory=replace(form.memory, optimizer_bytes=0.0))
+    found = step_memory(plain, run(tp=8), True)
+    assert found.optimizer_states_gib == pytest.approx(2 * found.parameters_gib)
+    assert step_memory(plain, run(), True).optimizer_states_gib == 0.0
+
+
+def test_the_turns_of_uneven_stages_are_those_of_all_blocks():
+    found = forecast(blocks_alone(), run(5, micro_batch=32, pp=5, accumulation=10), cluster(5, network=1e9))
+    a_block = (found.step.forward_ms + found.step.backward_ms) / 10 / 2  # the fullest stage has two
+    assert found.step.idle_ms == pytest.approx((LAYERS - 2) * a_block, rel=0.05)
+
+
+def test_an_embedding_without_a_head_is_the_first_stage_s():
+    form = WORKLOAD.forms["half"]
+    roles = tuple("" if not n else r for r, n in zip(form.blocks.roles, form.blocks.operator_counts, strict=True))
+    for blocks, share in ((form.blocks, 0.5), (replace(form.blocks, roles=roles), 0.0)):
+        stages = stages_of(grid_of([run(pp=2)]), blocks, 1.0)
+        behind = stages.parameters[0, 2] - LAYERS // 2 * blocks.parameters
+        assert behind == pytest.approx(share * blocks.outside_parameters)
+
+
+def test_context_parallelism_divides_samples_not_constants():
+    form = WORKLOAD.forms["half"]
+    constant = 2.0**30
+    heavy = replace(form, blocks=replace(form.blocks, working_bytes=(constant, form.blocks.working_bytes[1])))
+
+    def activations_gib(cp):
+        return step_memory(heavy, run(micro_batch=1, cp=cp), True).activations_gib
+
+    assert activations_gib(8) >= constant / 2**30
+
+
+def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
+    form = WORKLOAD.forms["half"]
+    rows = np.array(form.operators.kind) == "embedding"
+    kinds = tuple("conv" if row else kind for kind, row in zip(form.operators.kind, rows, strict=True))
+    names = tuple("convolution" if row else name for name, row in zip(form.operators.function, rows, strict=True))
+    dims, flops = form.operators.dims.copy(), form.operators.flops.copy()
+    dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # of one number
+    patches = replace(form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops))
+    device = find_device("H100")
+    costs = [stage_costs(f, grid_of([run(pp=2)]), "bf16", device, None, 1.0, False) for f in (form, patches)]
+    assert (costs[0].first_host > 0).all()
+    assert costs[1].first_host == pytest.approx(costs[0].first_host)

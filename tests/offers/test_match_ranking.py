@@ -107,10 +107,13 @@ def test_a_deadline_and_a_budget_leave_out_and_say_by_how_much():
     assert nearest(none, job)[0] == "budget"
 
 
-def heavy(bytes_of_parameters):
+def heavy(bytes_of_states):
     one = workload()
     forms = {
-        name: replace(form, memory=replace(form.memory, parameter_bytes=bytes_of_parameters, optimizer_bytes=0.0))
+        name: replace(
+            form,
+            memory=replace(form.memory, parameter_bytes=0.2 * bytes_of_states, optimizer_bytes=0.8 * bytes_of_states),
+        )
         for name, form in one.forms.items()
     }
     return replace(one, forms=forms)
@@ -126,6 +129,20 @@ def test_states_that_one_card_cannot_hold_are_sharded_or_said_to_be_too_large():
     assert 20 < rejected.short_gib < 60
     none = rank(heavy(10_000 * 2.0**30), [alone, eight], devices, JOB)
     assert nearest(none, JOB)[2].offer.instance_type == "8"
+
+
+def test_a_checkpoint_of_16_bit_shards_holds_fp32_masters_and_moments():
+    def written_s(states, **changes):
+        (found,) = rank(
+            heavy(states), [offer("8", "A100 SXM 80GB", 8)], {"A100 SXM 80GB": find_device("A100 SXM 80GB")},
+            replace(JOB, precisions=("bf16",), **changes),
+        ).matches  # fmt: skip
+        return found.forecast.execution.zero_stage, found.time.checkpoint_s / found.time.checkpoints
+
+    (plain, small_s), (sharded, large_s) = written_s(50e9), written_s(100e9)
+    assert (plain, sharded) == (0, 3)
+    assert small_s == pytest.approx(50.0)  # at 1 GB/s
+    assert large_s == pytest.approx(200.0)
 
 
 def test_a_global_batch_that_does_not_divide():

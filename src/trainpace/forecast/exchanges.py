@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainpace.execution import Engine
 from trainpace.forecast.collectives import Collective, collective_ms, pcie_gb_per_s
-from trainpace.forecast.executions import FULL, Grid, Groups
+from trainpace.forecast.executions import Flags, Grid, Groups
 from trainpace.forecast.layout import Stages
 from trainpace.hardware.cluster import Cluster
-from trainpace.workload import Blocks, Operators
+from trainpace.workload import Blocks, Mode, Operators
 
 Floats = NDArray[np.float64]
 
@@ -81,17 +81,19 @@ class PassExchanges(NamedTuple):
 
 
 def micro_batch_exchanges(
-    grid: Grid, groups: Groups, blocks: Blocks | None, stages: Stages, row_products: float, checkpointed: bool,
-    attention_ms: Floats, links: Links,
+    grid: Grid, groups: Groups, blocks: Blocks | None, stages: Stages, row_products: float, recomputes: Flags,
+    attention_ms: Floats, mode: Mode, links: Links,
 ) -> PassExchanges:  # fmt: skip
-    """Exposed exchanges of one micro-batch's forward and backward pass together. `row_products`: of a block; each is
+    """Exposed exchanges of one micro-batch's forward and backward pass together, or in inference of the forward pass alone.
+    `recomputes`: which executions repeat the forward pass of their blocks. `row_products`: of a block; each is
     followed by a sum over the tensor-parallel ranks, as is the column products' backward. `attention_ms`: of a block."""
     zero = np.zeros(stages.blocks.shape)
     if blocks is None:
         return PassExchanges(zero, zero, zero)
     hidden_bytes = (blocks.input_bytes[0] + blocks.input_bytes[1] * grid.micro_batch) / grid.cp
-    tensor = _tensor(grid, groups, hidden_bytes, stages, row_products, checkpointed, links)
-    context = _context(grid, groups, blocks, hidden_bytes, attention_ms, links)[:, None] * stages.blocks
+    passes = np.where(recomputes, 2.0, 1.0), 0.0 if mode == "inference" else 1.0
+    tensor = _tensor(grid, groups, hidden_bytes, stages, row_products, passes, links)
+    context = _context(grid, groups, blocks, hidden_bytes, attention_ms, passes, links)[:, None] * stages.blocks
     # tensor-parallel ranks send a part each, and gather it where it arrives unless sequence parallelism keeps it divided
     # (Narayanan et al. 2021, section 4.1)
     sends = links.ms("send", hidden_bytes / grid.tp * (grid.pp > 1), 2, groups.pipeline_inside)
@@ -101,38 +103,44 @@ def micro_batch_exchanges(
     boundaries = np.stack([np.ones_like(sends), np.full_like(sends, 2.0), np.ones_like(sends)], axis=1)
     inner = (grid.virtual_stages > 1)[:, None]  # the ends pass on to each other, from one virtual stage to the next
     boundaries = np.where(inner, 2.0, boundaries) * (stages.number > 0)
+    if mode == "inference":
+        boundaries = np.minimum(boundaries, 1.0)
     # a send and the receive of the other direction go at the same time
     return PassExchanges(tensor, context, boundaries * (sends * grid.virtual_stages)[:, None])
 
 
 def _tensor(
-    grid: Grid, groups: Groups, hidden_bytes: Floats, stages: Stages, row_products: float, checkpointed: bool, links: Links
+    grid: Grid, groups: Groups, hidden_bytes: Floats, stages: Stages, row_products: float, passes: tuple[Floats, float],
+    links: Links,
 ) -> Floats:  # fmt: skip
     """Sums of hidden states; sequence parallelism scatters and gathers them instead, which counts as the same here. Its
-    backward pass gathers a column's input once more, under a product (Korthikanti et al. 2022). Recomputing repeats the
-    forward pass's."""
+    backward pass gathers a column's input once more, under a product (Korthikanti et al. 2022). `passes`: how often forward,
+    which recomputing repeats, and how often backward."""
     if (grid.tp == 1).all():
         return np.zeros(stages.blocks.shape)
     ranks, inside = grid.tp, groups.tensor_inside
     one = links.ms("all_reduce", hidden_bytes, ranks, inside)
-    passes = np.where((grid.activation_checkpointing == FULL) & (not checkpointed), 3.0, 2.0)
-    each = one * passes * row_products
+    forward, backward = passes
+    each = one * (forward + backward) * row_products
     each = np.where(grid.async_tensor_parallel, each * (1 - ASYNC_HIDDEN), each)
     # the vocabulary's ends: a sum after the embedding, another in the head's backward pass
-    ends = (stages.has_first + stages.has_last) * one[:, None]
+    ends = (stages.has_first + stages.has_last * backward) * one[:, None]
     return stages.blocks * each[:, None] + ends
 
 
 def _context(
-    grid: Grid, groups: Groups, blocks: Blocks, hidden_bytes: Floats, attention_ms: Floats, links: Links
+    grid: Grid, groups: Groups, blocks: Blocks, hidden_bytes: Floats, attention_ms: Floats, passes: tuple[Floats, float],
+    links: Links,
 ) -> Floats:  # fmt: skip
-    """Keys and values go round once forward; backward they go round again with their gradients."""
+    """Keys and values go round once forward; backward they go round again with their gradients. `passes` as in `_tensor`."""
     if (grid.cp == 1).all():
         return np.zeros(len(grid.cp))
     share = blocks.key_value_heads / blocks.heads if blocks.heads and blocks.key_value_heads else 1.0
     pair = 2 * share * hidden_bytes * grid.cp / grid.tp
     ring = links.ms("all_gather", pair, grid.cp, groups.context_inside)
-    result = exposed(ring, ring / grid.cp, attention_ms) + exposed(2 * ring, 2 * ring / grid.cp, 2.5 * attention_ms)
+    forward, backward = passes
+    result = forward * exposed(ring, ring / grid.cp, attention_ms)
+    result = result + backward * exposed(2 * ring, 2 * ring / grid.cp, 2.5 * attention_ms)
     return np.where(grid.cp > 1, result, 0.0)
 
 
@@ -146,22 +154,21 @@ class StepExchanges(NamedTuple):
 
 def step_exchanges(
     grid: Grid, groups: Groups, stages: Stages, gradient_bytes: Floats, parameter_bytes: Floats, forward_ms: Floats,
-    backward_ms: Floats, engine: Engine, links: Links,
+    backward_ms: Floats, engine: Engine, mode: Mode, links: Links,
 ) -> StepExchanges:  # fmt: skip
     """Gradients and parameters between data-parallel ranks, and between devices and hosts.
 
     `gradient_bytes`, `parameter_bytes`: what a stage's rank holds in one piece (n x 3), in the format that is exchanged.
     `forward_ms`, `backward_ms`: a micro-batch's passes. Replicated gradients are reduced in the last micro-batch's
-    backward pass (no_sync), sharded ones in every one's.
+    backward pass (no_sync), sharded ones in every one's. FSDP's units are the blocks and the rest; a model without blocks is
+    one unit, which hides nothing.
     """
     stage, m = grid.zero_stage[:, None], grid.accumulation[:, None].astype(np.float64)
     data, shard, replicas = (a[:, None] for a in (groups.data, groups.shard, groups.replicas))
     hides = 0.0 if engine == "unoverlapped" else 1.0
     ahead_window, window = hides * forward_ms, hides * backward_ms
     fully = stage >= 3
-    units = np.where(
-        fully & (stages.blocks > 0), stages.blocks + 1, np.maximum(1.0, np.ceil(gradient_bytes / BUCKET_BYTES))
-    )
+    units = np.where(fully, stages.blocks + 1, np.maximum(1.0, np.ceil(gradient_bytes / BUCKET_BYTES)))
     bucket = gradient_bytes / units
     summed = links.ms("all_reduce", np.where(stage == 0, bucket, 0.0), data, groups.data_inside[:, None])
     scattered = links.ms("reduce_scatter", np.where(stage >= 1, bucket, 0.0), shard, groups.shard_inside[:, None])
@@ -170,14 +177,15 @@ def step_exchanges(
     reduced = summed + scattered
     collected = grid.collects_gradients[:, None]
     times = np.where((stage >= 2) & ~collected, m, 1.0)
-    pieces = np.where(
-        fully & (stages.blocks > 0), stages.blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES))
-    )
+    pieces = np.where(fully, stages.blocks + 1, np.maximum(1.0, np.ceil(parameter_bytes / BUCKET_BYTES)))
     gather = links.ms(
         "all_gather", np.where(stage >= 1, parameter_bytes / pieces, 0.0), shard, groups.shard_inside[:, None]
     )
-    again = grid.reshard_after_forward[:, None] & fully
+    again = grid.reshard_after_forward[:, None] & fully & (mode != "inference")
     ahead = exposed(pieces * gather, gather, ahead_window)
+    # gradients that are collected are scattered after the last backward pass, with nothing to hide under
+    afterwards = np.where(collected, units * reduced, 0.0)
+    reduced = np.where(collected, 0.0, reduced)
     both = units * reduced + np.where(again, pieces * gather, 0.0)
     # one bucket is two: a small first one, so that the link has work early, and the rest
     early = np.where(
@@ -186,10 +194,10 @@ def step_exchanges(
     bare = reduced * np.where(gradient_bytes > FIRST_BUCKET_BYTES, 1 - early, 1.0)
     behind = exposed(both, bare + np.where(again, gather, 0.0), window)
     gathered_backward = np.where(again, behind * pieces * gather / np.maximum(both, 1e-12), 0.0)
-    # ZeRO 1 and 2 gather after the step
-    parameters = np.where(fully, np.where(collected, 1.0, m) * (ahead + gathered_backward), pieces * gather)
-    offload = _to_hosts(grid, groups, gradient_bytes, parameter_bytes, forward_ms, window, links.cluster)
-    return StepExchanges(times * (behind - gathered_backward), parameters, offload)
+    after_step = pieces * gather * (mode == "train")  # ZeRO 1 and 2
+    parameters = np.where(fully, np.where(collected, 1.0, m) * ahead + m * gathered_backward, after_step)
+    offload = _to_hosts(grid, groups, gradient_bytes, parameter_bytes, forward_ms, window, mode, links.cluster)
+    return StepExchanges(times * (behind - gathered_backward) + afterwards, parameters, offload)
 
 
 PINNED_SHARE = 0.8
@@ -198,28 +206,33 @@ PINNED_SHARE = 0.8
 
 def _to_hosts(
     grid: Grid, groups: Groups, gradient_bytes: Floats, parameter_bytes: Floats, forward_ms: Floats, backward_ms: Floats,
-    cluster: Cluster,
+    mode: Mode, cluster: Cluster,
 ) -> Floats:  # fmt: skip
-    """Offloading over PCIe: gradients out under the backward pass, updated parameters back after the step (Ren et al. 2021,
+    """Offloading over PCIe: gradients out under every backward pass, updated parameters back after the step (Ren et al. 2021,
     ZeRO-Offload); offloaded parameters in ahead of both passes (Rajbhandari et al. 2021, ZeRO-Infinity)."""
     if not (grid.offload_optimizer | grid.offload_parameters).any():
         return np.zeros_like(gradient_bytes)
     per_ms = pcie_gb_per_s(cluster) * PINNED_SHARE * 1e6
     held = np.where(grid.zero_stage >= 1, groups.shard, 1)[:, None]
     out, back = gradient_bytes / held / per_ms, parameter_bytes / held / per_ms
-    states = exposed(out, np.zeros_like(out), backward_ms) + np.where(grid.offload_parameters[:, None], 0.0, back)
+    m = grid.accumulation[:, None]
     nothing = np.zeros_like(back)
-    passes = exposed(back, nothing, forward_ms) + exposed(back, nothing, backward_ms)
-    return np.where(grid.offload_optimizer[:, None], states, 0.0) + np.where(
-        grid.offload_parameters[:, None], grid.accumulation[:, None] * passes, 0.0
-    )
+    times = np.where((grid.zero_stage[:, None] >= 1) & ~grid.collects_gradients[:, None], m, 1)
+    updated = np.where(grid.offload_parameters[:, None], 0.0, back)
+    states = times * exposed(out, nothing, backward_ms) + (updated if mode == "train" else 0.0)
+    passes = exposed(back, nothing, forward_ms)
+    if mode != "inference":
+        passes = passes + exposed(back, nothing, backward_ms)
+    away = grid.offload_optimizer[:, None] & (mode != "inference")
+    return np.where(away, states, 0.0) + np.where(grid.offload_parameters[:, None], m * passes, 0.0)
 
 
-def data_parallel_ms(grid: Grid, gradient_bytes: float, parameter_bytes: float, cluster: Cluster) -> Floats:
-    """nn.DataParallel's copies of parameters and gradients in a step."""
+def data_parallel_ms(grid: Grid, gradient_bytes: Floats, parameter_bytes: Floats, cluster: Cluster) -> Floats:
+    """nn.DataParallel's copies of parameters and gradients in a step: with every micro-batch anew."""
     per_ms = pcie_gb_per_s(cluster) * 1e6 * DATA_PARALLEL_EFFICIENCY
     ranks = np.maximum(grid.data_parallel_size, 1)
-    result: Floats = DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
+    each = DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
+    result: Floats = grid.accumulation * each
     return result
 
 

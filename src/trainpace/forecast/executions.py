@@ -65,9 +65,24 @@ class Grid(NamedTuple):
 
     @property
     def collects_gradients(self) -> Flags:
-        """FSDP in a pipeline that keeps its parameters: gradients are added up in one piece over all micro-batches and scattered
-        once, as torch's pipeline schedules have it (PipelineStage.backward_maybe_with_nosync)."""
-        return (self.zero_stage >= 3) & (self.pp > 1) & ~self.reshard_after_forward
+        """FSDP in a pipeline: parameters stay gathered after a backward pass, and gradients are added up in one piece over all
+        micro-batches and scattered once, as torch's pipelines have it (PipelineStage.backward_maybe_with_nosync)."""
+        return (self.zero_stage >= 3) & (self.pp > 1)
+
+    @property
+    def is_megatron(self) -> Flags:
+        """Sharded in Megatron's manner: 16-bit weights, if the form is half, have fp32 master copies."""
+        return ((self.tp > 1) | (self.pp > 1)) & (self.zero_stage < 3)
+
+    @property
+    def fp32_gradients(self) -> Flags:
+        """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients in bf16, and what torchtitan's
+        FSDP reduces in bf16 and fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and 2
+        without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (NeMo's scripts/performance set
+        grad_reduce_in_fp32 = False)."""
+        bf16, fp8 = (self.precision == PRECISIONS.index(name) for name in ("bf16", "fp8"))
+        wide: Flags = (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
+        return wide
 
     @property
     def global_batch(self) -> Counts:

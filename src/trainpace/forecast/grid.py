@@ -163,7 +163,7 @@ class _Assembly:
 
     def _passes(self, costs: StageCosts) -> PhaseTimes:
         """Device and host times of a micro-batch's two passes on each kind of stage (n x 3 x 2)."""
-        s, grid = self.stages, self.grid
+        s = self.stages
 
         def staged(block: Floats, first: Floats, last: Floats) -> Floats:
             result: Floats = (
@@ -174,15 +174,20 @@ class _Assembly:
 
         device = staged(costs.block_device, costs.first_device, costs.last_device)
         host = staged(costs.block_host, costs.first_host, costs.last_host)
-        if self.form.blocks is not None and not self.workload.checkpointed:
-            full = (grid.activation_checkpointing == FULL)[:, None]
-            some = (grid.activation_checkpointing == SELECTIVE)[:, None]
+        if self.form.blocks is not None:
+            full, some = self._recomputes(FULL)[:, None], self._recomputes(SELECTIVE)[:, None]
             for times, block, repeated in (
                 (device, costs.block_device, costs.repeated_device), (host, costs.block_host, costs.repeated_host)
             ):  # fmt: skip
                 again = np.where(full, block[:, :1], 0.0) + np.where(some, repeated[:, None], 0.0)
                 times[:, :, 1] += s.blocks * again
         return PhaseTimes(device, host)
+
+    def _recomputes(self, what: int) -> Flags:
+        """Executions that compute blocks again in the backward pass, where the trace does not do so itself."""
+        plain = self.workload.mode != "inference" and not self.workload.checkpointed
+        found: Flags = (self.grid.activation_checkpointing == what) & plain
+        return found
 
     def _assembled(self, costs: StageCosts, passes: PhaseTimes) -> tuple[dict[str, Floats], dict[str, Floats]]:
         grid, cluster, stages, m = self.grid, self.cluster, self.stages, self.grid.accumulation.astype(np.float64)
@@ -204,10 +209,13 @@ class _Assembly:
             picked: Floats = values[every, slowest]
             return picked
 
-        bubble = ((stages.number * busy * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
+        turn = each.pipeline + (busy - each.pipeline) * stages.mean_share
+        bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
         optimizer, optimizer_overhead = self._optimizer(costs, on_gpu)
         bandwidth = cluster.device.memory_bandwidth_gb_per_s
-        moved = 3 * gradients * (m - 1)[:, None]  # read both, write one
+        sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
+        added = gradients / np.where(sharded, self.groups.shard, 1)[:, None]
+        moved = 3 * added * (m - 1)[:, None]  # read both, write one
         accumulate = moved / (np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE)
         # what each stage does besides its passes ends with the slowest of them, whichever stage that is
         tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
@@ -217,7 +225,7 @@ class _Assembly:
             "tensor_parallel": m * slow(each.tensor), "context_parallel": m * slow(each.context),
             "pipeline": m * slow(each.pipeline), "offload": once.offload[every, last],
         }  # fmt: skip
-        if self.base.engine == "data_parallel" and self._gradient_bytes:
+        if self.base.engine == "data_parallel":
             exposed["data_parallel"] = data_parallel_ms(grid, self._gradient_bytes, self._parameter_bytes, cluster)
         parts = {
             "forward_ms": m * slow(passes.device_ms[:, :, 0]),
@@ -234,38 +242,41 @@ class _Assembly:
     def _exchanges(
         self, costs: StageCosts, took: Floats, gradients: Floats, parameters: Floats, links: Links
     ) -> tuple[PassExchanges, StepExchanges]:
-        grid, groups, blocks = self.grid, self.groups, self.form.blocks
+        grid, groups, blocks, mode = self.grid, self.groups, self.form.blocks, self.workload.mode
         products = row_products(self.form.operators, blocks)
         each = micro_batch_exchanges(
-            grid, groups, blocks, self.stages, products, self.workload.checkpointed, costs.attention_device, links
+            grid, groups, blocks, self.stages, products, self._recomputes(FULL), costs.attention_device, mode, links
         )
         if self.base.engine == "data_parallel":
             nothing = np.zeros_like(gradients)
             return each, StepExchanges(nothing, nothing, nothing)
         once = step_exchanges(
-            grid, groups, self.stages, gradients, parameters, took[:, :, 0], took[:, :, 1], self.base.engine, links
+            grid, groups, self.stages, gradients, parameters, took[:, :, 0], took[:, :, 1], self.base.engine, mode, links
         )  # fmt: skip
         return each, once
 
     @property
-    def _gradient_bytes(self) -> float:
-        """Of the whole model, in the format in which gradients are exchanged."""
+    def _gradient_bytes(self) -> Floats:
+        """Of the whole model, in the format in which gradients are exchanged (n)."""
         trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
-        return trained * (2.0 if self.half else 4.0)
+        return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
 
     @property
-    def _parameter_bytes(self) -> float:
-        return self.workload.parameters * (4.0 if form_of(self.precision) == "fp32" else 2.0)
+    def _parameter_bytes(self) -> Floats:
+        """Of the whole model, as parameters are exchanged (n). Weights are fp32 under autocast, except that FSDP's
+        MixedPrecision casts the shards to 16 bits before it gathers them."""
+        casts = self.half | ((form_of(self.precision) == "amp") & (self.grid.zero_stage >= 3))
+        return self.workload.parameters * np.where(casts, 2.0, 4.0)
 
     def _exchanged_bytes(self) -> tuple[Floats, Floats]:
-        return self.held * self._gradient_bytes, self.held * self._parameter_bytes
+        return self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
 
     def _optimizer(self, costs: StageCosts, on_gpu: bool) -> tuple[Floats, Floats]:
         """(device milliseconds, what the host adds) of the update on each kind of stage (n x 3): it moves what a rank holds,
         and with 16-bit weights twice as many bytes where its states are in fp32."""
         grid, blocks = self.grid, self.form.blocks
         sharded = (grid.zero_stage >= 1)[:, None]
-        wide = self.half & (sharded | ((grid.tp > 1) | (grid.pp > 1))[:, None])
+        wide = self.half & (sharded | grid.is_megatron[:, None])
         device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
         device = np.where(sharded, device / self.groups.shard[:, None], device)
         share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count

@@ -24,7 +24,7 @@ from trainpace.forecast.executions import (
     grid_of,
     groups_of,
 )
-from trainpace.forecast.layout import Stages, stages_of
+from trainpace.forecast.layout import Stages, has_vocabulary_head, stages_of
 from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
@@ -48,6 +48,8 @@ MOST_BETWEEN = 10
 """Batches that are tried at once on the way to the largest that fits."""
 FIT_MARGIN = 0.97
 """Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
+OFFLOAD_BUCKET = 5e8
+"""Numbers in the gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
 GATHERED_BLOCKS = 2.0
 """Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
@@ -84,7 +86,8 @@ def rank_memory(
     optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020). Training in 16 bits keeps
     fp32 shards under FSDP; under ZeRO 1 and 2, and in Megatron's manner under tensor and pipeline parallelism, it keeps
     fp32 states and a master copy besides (2 + 2 + 12 and 2 + 4 + 12 bytes a parameter with Adam). DDP reduces gradients
-    through buckets of the same size beside them.
+    through buckets of the same size beside them. With the optimizer on the host sharded gradients leave as they come (Ren et
+    al. 2021), so that one bucket of them stays.
     """
     blocks = form.blocks
     groups = groups_of(grid, 1)
@@ -94,17 +97,26 @@ def rank_memory(
     stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
     parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
     gradient_bytes = float(form.memory.peaks[:, 0].max())
-    megatron = half & ((grid.tp > 1) | (grid.pp > 1))[:, None] & (stage < 3) & (state_bytes > 0)
-    mixed = half & (state_bytes > 0) & ((stage == 1) | (stage == 2)) | megatron
+    trains = "optimizer" in form.operators.phase
+    megatron = half & trains & grid.is_megatron[:, None]
+    mixed = half & trains & ((stage == 1) | (stage == 2)) | megatron
     states = held * np.where(
         mixed, 2 * (state_bytes + parameter_bytes), state_bytes * np.where(half & (stage == 3), 2, 1)
     )
     states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
     whole = held * parameter_bytes
-    parameters = np.where(stage >= 3, whole * (2.0 if half else 1.0) / shard * ~grid.offload_parameters[:, None], whole)
+    masters = half & ~grid.offload_optimizer[:, None]  # FSDP's fp32 shards are weights and master copies in one
+    sharded_whole = whole * np.where(masters, 2.0, 1.0) / shard
+    parameters = np.where(stage >= 3, sharded_whole * ~grid.offload_parameters[:, None], whole)
     parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
     collected = grid.collects_gradients[:, None]
-    width = np.where(megatron | (half & (stage >= 2)), 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
+    wide = half & (grid.fp32_gradients[:, None] | (stage >= 2))
+    width = np.where(wide, 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
+    # otherwise main gradients are a copy for the update
+    width += np.where(megatron & ~wide, 2.0 / np.where(stage >= 1, shard, 1.0), 0.0)
+    leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
+    bucket = OFFLOAD_BUCKET * (2.0 if half else 4.0) / np.maximum(held * gradient_bytes, 1.0)
+    width = np.where(leaves, np.minimum(width, bucket), width)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
     reduced = held * gradient_bytes * buckets[:, None]
     activations, working, is_plain = _activations(grid, form, stages, checkpointed)
@@ -156,14 +168,16 @@ def _is_below(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 
 
 def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags) -> Floats:
-    """FSDP's parameters in one piece: two blocks and what is outside of them, or all of them where they are kept."""
+    """FSDP's parameters in one piece: two blocks and what is outside of them, or all of them where they are kept, as in a
+    pipeline, or where there are no blocks to gather one by one."""
     if blocks is None:
-        return np.zeros_like(whole)
+        return np.where(is_sharded, whole, 0.0)
     block = blocks.parameters - blocks.tensor_parameters * (1 - 1 / grid.tp)[:, None]
     a_block = np.divide(whole * block, stages.parameters, out=np.zeros_like(whole), where=stages.parameters > 0)
     inside = a_block * stages.blocks
     some = whole - inside + np.minimum(GATHERED_BLOCKS * a_block, inside)
-    return np.where(is_sharded, np.where(grid.reshard_after_forward[:, None], some, whole), 0.0)
+    keeps = grid.collects_gradients | ~grid.reshard_after_forward
+    return np.where(is_sharded, np.where(keeps[:, None], whole, some), 0.0)
 
 
 def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: bool) -> tuple[Floats, Floats, Flags]:
@@ -178,27 +192,27 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
         return np.ones(shape), np.zeros(shape), np.ones((shape[0], 1), dtype=bool)
     batch = grid.micro_batch.astype(np.float64)
 
-    def at(pair: tuple[float, float]) -> Floats:
-        return pair[0] + pair[1] * batch
+    def at(pair: tuple[float, float], ranks: Counts | int = 1) -> Floats:
+        """Context-parallel ranks divide what samples need, not what is there without any."""
+        return pair[0] + pair[1] * batch / ranks
 
-    saved, divided, core = at(blocks.saved_bytes), at(blocks.sharded_saved_bytes), at(blocks.attention_saved_bytes)
-    entering, working, outside = at(blocks.input_bytes), at(blocks.working_bytes), at(blocks.outside_saved_bytes)
+    saved, divided = at(blocks.saved_bytes, grid.cp), at(blocks.sharded_saved_bytes, grid.cp)
+    core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
+    entering, outside, in_all = at(blocks.input_bytes, grid.cp), at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     recompute = np.where(checkpointed, 0, grid.activation_checkpointing)
-    whole_block = (divided / grid.tp + (saved - divided) / sequence) / grid.cp
+    whole_block = divided / grid.tp + (saved - divided) / sequence
     if gives_up_attention(blocks):
-        selective = whole_block - core / grid.tp / grid.cp
+        selective = whole_block - core / grid.tp
     else:
-        selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(saved, 1.0))
-    block = np.select(
-        [recompute == FULL, recompute == SELECTIVE], [entering / sequence / grid.cp, selective], whole_block
-    )
-    at_work = working / grid.tp / grid.cp + whole_block - block
+        selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0))
+    block = np.select([recompute == FULL, recompute == SELECTIVE], [entering / sequence, selective], whole_block)
+    at_work = working / grid.tp + whole_block - block
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * batch).max(axis=0, initial=0.0)
-    divided_head = np.where(blocks.outside_tensor_parameters > 0, grid.tp, 1) * grid.cp
+    divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
     flying, last = _in_flight(grid, stages)
-    loss = np.maximum(in_one_piece - blocks.count * saved, outside) + (last - 1) * outside
+    loss = np.maximum(in_one_piece - blocks.count * in_all, outside) + (last - 1) * outside
     at_head = stages.has_last * (loss / divided_head)[:, None]
     bytes_alive = flying * block[:, None] + np.maximum(at_head, at_work[:, None])
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & (recompute == 0)

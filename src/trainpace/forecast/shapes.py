@@ -11,7 +11,7 @@ from trainpace.workload import Blocks
 
 CLASHES = (
     "", "world_size", "tp x pp x cp", "no blocks", "tp", "key_value_heads", "pp", "cp", "virtual_stages", "accumulation",
-    "shard_size", "engine",
+    "shard_size", "engine", "nodes", "offload_parameters",
 )  # fmt: skip
 """What of an execution clashes; its position is `GridForecast.clash`. 0: nothing."""
 
@@ -40,6 +40,8 @@ def clashes(
         "accumulation": (grid.pipeline_schedule == INTERLEAVED) & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
         "shard_size": (grid.shard_size > 0) & (share != 0),
         "engine": (engine == "data_parallel") & ((shards > 1) | (grid.zero_stage > 0)),
+        "nodes": (engine == "data_parallel") & (grid.world_size > cluster.devices_per_node),
+        "offload_parameters": grid.offload_parameters & (grid.zero_stage < 3),
     }
     result = np.zeros_like(grid.tp)
     for name, is_wrong in reversed(found.items()):
@@ -97,6 +99,14 @@ def contradiction(
         "engine": (
             f"nn.DataParallel knows no tp {tp}, pp {pp}, cp {cp} and no ZeRO stage {int(grid.zero_stage[i])}.",
             "Use the engine ddp.",
+        ),
+        "nodes": (
+            f"nn.DataParallel is one process on one node of {cluster.devices_per_node} devices; the world has {world}.",
+            "Use the engine ddp.",
+        ),
+        "offload_parameters": (
+            f"only ZeRO stage 3 keeps its parameters on the host; the stage is {int(grid.zero_stage[i])}.",
+            "Use zero_stage 3, or offload the optimizer alone.",
         ),
     }  # fmt: skip
     return Contradiction(*said[name])

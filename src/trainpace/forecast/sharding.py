@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _ATTENTION = ("attention", "attention_backward")
-_CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
+CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
 
 
 def rank_operators(operators: Operators, blocks: Blocks | None, tp: int, cp: int, sequence_parallel: bool) -> Operators:
@@ -79,7 +79,7 @@ def _divide_features(
     divided = (role == "sharded") | (column & ~weight)
     if sequence_parallel:
         divided |= (role == "replicated") | (row & ~weight)
-    divided &= ~np.isin(kind, _CONVOLUTIONS)
+    divided &= ~np.isin(kind, CONVOLUTIONS)
     dims[divided & (kind == "gemm"), 0] /= tp
     dims[divided & np.isin(kind, _ATTENTION), 1] /= tp
     for table in tables.values():

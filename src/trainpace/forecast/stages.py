@@ -14,7 +14,7 @@ from trainpace.forecast.executions import Grid
 from trainpace.forecast.kernels import KernelTimes, kernel_table
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.recomputation import repeated_share
-from trainpace.forecast.sharding import rank_operators
+from trainpace.forecast.sharding import CONVOLUTIONS, rank_operators
 from trainpace.forecast.step import host_us
 from trainpace.forecast.timings import MachineModel, machine_times, step_factor
 from trainpace.forecast.timings import host_us as machine_host_us
@@ -176,9 +176,11 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
     host = np.broadcast_to(timed.host_ms, device.shape)
     kind, phase = np.array(operators.kind), np.array(operators.phase)
     inside = block_shares(operators, blocks)
-    first = np.isin(kind, ("embedding",)) | np.char.startswith(np.array(operators.function), "embedding")
+    first = (kind == "embedding") | np.char.startswith(np.array(operators.function), "embedding")
     if blocks is None:
         first = np.ones(len(operators), dtype=bool)
+    elif blocks.heads:
+        first |= np.isin(kind, CONVOLUTIONS)  # that cut an image into patches
     share = {"block": inside / max(1, blocks.count if blocks else 1), "first": (1 - inside) * first,
              "last": (1 - inside) * ~first}  # fmt: skip
     core = np.zeros(len(operators), dtype=bool)

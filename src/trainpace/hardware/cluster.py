@@ -43,8 +43,7 @@ class Cluster(Record):
     `network_gb_per_s_per_device` is a node's network bandwidth in one direction, divided by its devices;
     `network_latency_us` the time of one small message between two nodes. `pcie_peer_access` says whether devices read
     each other's memory over PCIe (GeForce cards since Ampere do not). `host_links` are the links of CPU hosts, as
-    measured. `storage_gb_per_s` is the shared storage's bandwidth for the whole cluster, and `device_mtbf_hours` the
-    mean time between failures of one device.
+    measured.
     """
 
     device: Device
@@ -55,8 +54,6 @@ class Cluster(Record):
     network_latency_us: float | None = None
     pcie_peer_access: bool = False
     host_links: HostLinks | None = None
-    storage_gb_per_s: float | None = None
-    device_mtbf_hours: float | None = None
 
     def __post_init__(self) -> None:
         if self.devices_per_node < 1 or self.nodes < 1:
@@ -64,7 +61,7 @@ class Cluster(Record):
         price = self.price_usd_per_device_hour
         if price is not None and not 0 <= price <= 1e6:
             raise TrainpaceError(f"a price of {price} dollars per device and hour cannot be right.")
-        for name in ("network_gb_per_s_per_device", "network_latency_us", "storage_gb_per_s", "device_mtbf_hours"):
+        for name in ("network_gb_per_s_per_device", "network_latency_us"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TrainpaceError(f"{name} is {value}; it must be above 0.")

@@ -189,6 +189,8 @@ class _Shapes:
             interval, total_ms = done.step_time_interval_ms, done.step.total_ms
             form = self._workload.form(done.execution.precision)
             state_bytes = form.memory.parameter_bytes + form.memory.optimizer_bytes
+            if form_of(done.execution.precision) == "half" and done.execution.zero_stage:
+                state_bytes *= 2  # fp32 masters and moments: 12 bytes a parameter with Adam
             found = []
             for factor in (1.0, interval.low / total_ms, interval.high / total_ms):
                 step = _scaled(done.step, factor)
