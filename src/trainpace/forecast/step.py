@@ -52,23 +52,22 @@ def heaviest(
     operators: Operators, times: KernelTimes, execution: Execution, most: int = 10
 ) -> tuple[OperatorShare, ...]:
     """The rows that take most device time in a step, and what bounds each."""
-    rows = np.argsort(-times.device_s)[:most]
+    repeats = np.where(np.array(operators.phase) == "optimizer", 1, execution.accumulation)
     shares = []
-    for i in rows:
+    for i in np.argsort(-times.device_s * repeats)[:most]:
         if times.device_s[i] <= 0:
             break
         parts = {
             "compute": float(times.compute_s[i]), "memory": float(times.memory_s[i]), "launch": float(times.latency_s[i])
         }  # fmt: skip
         bound = max(parts, key=lambda part: parts[part])
-        repeats = 1 if operators.phase[i] == "optimizer" else execution.accumulation
         shares.append(
             OperatorShare(
                 module=operators.module[i],
                 kind=operators.kind[i],
                 phase=operators.phase[i],
                 count=int(operators.count[i]),
-                time_ms=1e3 * float(times.device_s[i]) * repeats,
+                time_ms=1e3 * float(times.device_s[i] * repeats[i]),
                 bound=bound,  # type: ignore[arg-type]
                 share_of_roof=max(parts["compute"], parts["memory"]) / float(times.device_s[i]),
             )

@@ -169,6 +169,8 @@ def _print_breakdown(f: Forecast) -> None:
         m = f.memory
         on_gpu = m.device_gib > m.reserved_gib  # by the driver's context, which a CPU has not
         shown = f"; nvidia-smi would show about {format_number(m.device_gib)} GiB" if on_gpu else ""
+        if f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib:
+            shown = "; nvidia-smi would show the card full, for torch's allocator keeps what it once took while there is room"
         print_lines(
             f"Memory at the peak: parameters {format_number(m.parameters_gib)}, gradients {format_number(m.gradients_gib)},"
             f" optimizer {format_number(m.optimizer_states_gib)}, activations {format_number(m.activations_gib)} GiB{shown}."
