@@ -85,7 +85,10 @@ KNOBS: tuple[Knob, ...] = (
          lambda a, b: "channels_last (NHWC)" if b.execution.channels_last else "contiguous tensors (NCHW)",
          lambda c: {"memory_format": "channels_last" if c.execution.channels_last else "contiguous"}),
     Knob("sharding", ("zero_stage", "shard_size", "reshard_after_forward"), "config key", _changed(_sharding),
-         lambda c: {"zero_optimization.stage": c.execution.zero_stage}
+         # DeepSpeed runs no pipeline over stage 2, and no gathering but its own
+         lambda c: ({"fully_shard": True}
+                    if c.execution.zero_stage == 3 and (c.execution.pp > 1 or not c.execution.reshard_after_forward)
+                    else {"zero_optimization.stage": c.execution.zero_stage})
          | ({} if c.execution.reshard_after_forward else {"reshard_after_forward": False})),
     Knob("checkpointing", ("activation_checkpointing",), "config key",
          _changed(lambda e: f"{e.activation_checkpointing} recomputation"),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Checkpointing, Execution, Precision
 from trainpace.hardware.cluster import Cluster
+from trainpace.hardware.device import Device
 from trainpace.plan.knobs import KNOB_NAMES
 from trainpace.records import Record
 from trainpace.workload import MATRIX_KINDS, Blocks, Workload, form_of
@@ -78,7 +79,7 @@ def space_of(
     batch = global_batch or start.global_batch
     meshes = list(_meshes(workload, start, cluster, freedom, blocks))
     batched = np.array([(*mesh, *b) for mesh in meshes for b in _batches(start, mesh, freedom, batch)], dtype=np.int64)
-    other = list(_other(workload, start, freedom, blocks))
+    other = list(_other(workload, start, cluster.device, freedom, blocks))
     if not len(batched):
         raise TrainpaceError(
             f"a global batch of {batch} cannot be divided over any part of these devices.",
@@ -173,7 +174,9 @@ def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: i
             yield size, share // size
 
 
-def _other(workload: Workload, start: Execution, freedom: Freedom, blocks: Blocks | None) -> Iterator[tuple[Any, ...]]:
+def _other(
+    workload: Workload, start: Execution, device: Device, freedom: Freedom, blocks: Blocks | None
+) -> Iterator[tuple[Any, ...]]:
     """Rows of OTHER."""
 
     def values(knob: str, now: Any, others: Iterable[Any]) -> list[Any]:
@@ -187,7 +190,7 @@ def _other(workload: Workload, start: Execution, freedom: Freedom, blocks: Block
     return (
         (precision, zero, recompute, *offloaded, along_sequence, compiled, channels_last, reshards, splits)
         for precision, zero, recompute, offloaded, along_sequence, compiled, channels_last, reshards, splits in product(
-            values("precision", start.precision, precisions(workload, start, freedom)),
+            values("precision", start.precision, precisions(workload, start, freedom, device)),
             values("sharding", start.zero_stage, (0, 1, 2, 3)),
             values("checkpointing", start.activation_checkpointing, recomputed),
             values("offload", stored, ((False, False), (True, False), (True, True))),
@@ -203,7 +206,7 @@ def _other(workload: Workload, start: Execution, freedom: Freedom, blocks: Block
 CONVOLUTIONS = {kind for kind in MATRIX_KINDS if kind.startswith("conv")}
 
 
-def precisions(workload: Workload, start: Execution, freedom: Freedom) -> list[Precision]:
+def precisions(workload: Workload, start: Execution, freedom: Freedom, device: Device) -> list[Precision]:
     """Steps down from the present precision that the workload was traced for. FP8 only where it is allowed."""
     allowed: list[Precision] = [start.precision]
     if start.precision in STEPS_DOWN:
@@ -211,6 +214,8 @@ def precisions(workload: Workload, start: Execution, freedom: Freedom) -> list[P
         allowed += [p for p in STEPS_DOWN[first:] if p not in allowed]  # type: ignore[misc]
     if freedom.allow_fp8 and "fp8" not in allowed:
         allowed.append("fp8")
+    if device.tf32_tensor_tflops is None and start.precision != "tf32":  # where torch computes it in fp32
+        allowed = [p for p in allowed if p != "tf32"]
     return [p for p in allowed if form_of(p) in workload.forms]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group
@@ -54,10 +55,37 @@ def _print_changes(plan: Plan) -> None:
     print_table(
         ["", "change", "saves", "so far", "effort", "risk"], rows, left=2, title="What to change, in this order"
     )
+    print_lines(*_remarks(plan))
     _print_section(
         "", ((f"{n}", f"{_keys(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
              for n, c in enumerate(plan.changes, 1)),
     )  # fmt: skip
+
+
+NOISE = 0.05
+"""Of the job: forecasts of two executions of one model on one GPU are not told apart more finely."""
+
+
+def _remarks(plan: Plan) -> list[str]:
+    """From where savings count, and which of them are too small to be sure of."""
+    target = (
+        plan.simplest if plan.simplest and plan.changes[-1].execution == plan.simplest.choice.execution else plan.best
+    )
+    assert target is not None
+    saved = [change.forecast_saved_s for change in plan.changes]
+    remarks = []
+    if plan.changes[0].makes_fit:
+        first = format_duration(target.job_s + math.fsum(saved))
+        remarks.append(f"As it is, it does not fit. With change 1 it takes {first}, from which the savings count.")
+    small = [
+        str(n)
+        for n, change in enumerate(plan.changes, 1)
+        if not change.makes_fit and change.forecast_saved_s < NOISE * (target.job_s + math.fsum(saved[n:]))
+    ]
+    if small:
+        which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} save each"
+        remarks.append(f"{which} less than {NOISE:.0%}, which forecasts hardly tell apart: keep what you measure.")
+    return remarks
 
 
 def _saved(change: Change, so_far: float) -> tuple[str, str]:
