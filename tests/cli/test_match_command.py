@@ -77,12 +77,12 @@ def test_ones_own_machines(run, tmp_path):
         ((*JOB, "--gpu", "A1000"), "Nearest"),
         ((*JOB, "--region", "atlantis"), "unknown region"),
         ((*JOB, "--gpu", "T4", "--provider", "verda"), "no offer"),
-        ((*JOB, "--global-batch", "0"), "global_batch"),
-        ((*JOB, "--storage", "0"), "storage_gb_per_s"),
+        ((*JOB, "--global-batch", "0"), "'--global-batch'"),
+        ((*JOB, "--storage", "0"), "'--storage'"),
         ((*JOB, "--only-machines"), "--machines"),
         ((*JOB, "--machines", "missing.toml"), "cannot read"),
         (("--samples", "10", "--epochs", "nan"), "epochs"),
-        ((*JOB, "--data-gb", "-1"), "data_gb"),
+        ((*JOB, "--data-gb", "-1"), "'--data-gb'"),
     ],
 )
 def test_bad_input_is_one_sentence(run, arguments, said):
