@@ -11,7 +11,6 @@ import click
 from trainpace.cli.options import (
     AT_LEAST_1,
     BATCHES,
-    COUNT,
     DEVICES,
     DURATION,
     EPOCHS,
@@ -79,7 +78,9 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 )
 @click.option("--journal", "place", metavar="PATH|URL", help=JOURNAL)
 @click.option("--no-journal", is_flag=True, help="Leave measurements in the journal out of account.")
-@click.option("--samples", type=COUNT, help="Samples in an epoch: with --epochs, the whole training is forecast too.")
+@click.option(
+    "--samples", type=AT_LEAST_1, help="Samples in an epoch: with --epochs, the whole training is forecast too."
+)
 @click.option("--epochs", type=EPOCHS, help="Passes over the data.")
 @click.option("--price", type=USD, help="Dollars per GPU and hour, for the cost of --samples and --epochs.")
 @click.option("--hardware", metavar="FILE.toml", help="Also read devices of your own from this file.")

@@ -8,6 +8,7 @@ import click
 
 from trainpace.cli.options import (
     ABOVE_0,
+    ABOVE_0_S,
     AT_LEAST_1,
     COUNT,
     DEVICES,
@@ -48,7 +49,7 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option("--spot", is_flag=True, help="Also spot prices, with what preemption costs.")
 @click.option(
     "--preempted-every",
-    type=DURATION,
+    type=ABOVE_0_S,
     help="Mean time between preemptions of one spot server.  [default: 24h, assumed]",
 )
 @click.option("--data-gb", type=within("GB", 0, 1e9), default=0.0, help="Data to copy to the servers first.")
@@ -65,9 +66,9 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 )
 @click.option("--evaluation-samples", type=COUNT, default=0, help="Samples evaluated after every epoch.")
 @click.option("--startup", type=DURATION, default="60s", show_default=True, help="Until the first step.")
-@click.option("--checkpoint-every", type=DURATION, help="Between checkpoints.  [default: what loses least]")
+@click.option("--checkpoint-every", type=ABOVE_0_S, help="Between checkpoints.  [default: what loses least]")
 @click.option(
-    "--mtbf", type=DURATION, help="Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]"
+    "--mtbf", type=ABOVE_0_S, help="Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]"
 )
 @click.option(
     "--step-variation",

@@ -56,6 +56,7 @@ COUNT = _Parsed("count", parse_count)
 USD = _Parsed("dollars", parse_usd)
 RATIO = _Parsed("speed-up", parse_ratio)
 MOST_DEVICES = 1_000_000
+ABOVE_0_S = within("duration", ABOVE_0, 1e12, parse_duration_s)
 DEVICES = within("count", 1, MOST_DEVICES, parse_count)
 AT_LEAST_1 = within("count", 1, 1e18, parse_count)
 EPOCHS = within("epochs", ABOVE_0, 1e9)

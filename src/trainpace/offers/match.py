@@ -145,11 +145,7 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
         late, over = _late_s(close, job), _over_usd(close, job)
         allowed = format_duration(job.deadline_s or 0.0)
         if late > 0 and (over <= 0 or late / (job.deadline_s or 1) >= over / (job.budget_usd or 1)):
-            return (
-                "deadline",
-                f"the deadline of {allowed} is missed by {format_duration(late)}",
-                close,
-            )
+            return "deadline", f"the deadline of {allowed} is missed by {format_duration(late)}", close
         return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
     if not ranking.rejected:
         return None

@@ -34,7 +34,7 @@ def print_ranking(
 ) -> None:
     """The best rows and the Pareto front, a verdict, what next, how old the prices are."""
     if not ranking.matches:
-        _print_none(ranking, close, job)
+        _print_none(workload, ranking, close, job)
         return
     first = ranking.matches[0]
     print_lines(
@@ -143,7 +143,9 @@ def _next(first: Match, job: Job) -> str:
     )
 
 
-def _print_none(ranking: Ranking, close: tuple[Binding, str, Match | Rejected] | None, job: Job) -> None:
+def _print_none(
+    workload: Workload, ranking: Ranking, close: tuple[Binding, str, Match | Rejected] | None, job: Job
+) -> None:
     if close is None:
         print_lines("No server was considered.")
         return
@@ -164,7 +166,7 @@ def _print_none(ranking: Ranking, close: tuple[Binding, str, Match | Rejected] |
     if isinstance(choice, Match):
         print_lines(f"Nearest choice: {_named(choice)}, {_hours(choice)} for {format_usd(choice.mean_usd)}.")
     elif binding == "memory":
-        recompute = "" if job.checkpointing else "--checkpointing, "
+        recompute = "" if job.checkpointing or workload.checkpointed else "--checkpointing, "
         print_lines(f"Try {recompute}a smaller --global-batch where that is the limit, or more --max-nodes.")
     else:
         print_lines("Try another --global-batch, --precision, or fewer restrictions on servers.")
