@@ -88,6 +88,12 @@ def test_a_fleet_file(model, tmp_path):
     assert "'two'" in refuse(model, "--cluster", fleet, *JOB)
 
 
+def test_a_saved_workload_with_another_optimizer_than_the_files(model, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}}))
+    assert "new trace" in refuse(model, "--gpu", "A100", "--config", config, *JOB)
+
+
 def test_growing_the_fleet_is_a_change(model):
     answer = ask(model, "--gpu", "H100", "--num-gpus", "4", "--gpus-now", "1", "--batch", "64", *JOB)
     assert answer["start"]["nproc_per_node"] == 1

@@ -118,7 +118,7 @@ def plan(model: str, **o: Any) -> int:
     if o["allow_fp8"] and "half" not in forms:
         forms = (*forms, "half")
     variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
-    workload = workload_of(model, forms, variant, o)
+    workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
     start = present.execution(o, cluster, workload)
     found = plan_changes(
         Setting(workload, cluster, schedule), start, data_paths(o, present, start, cluster), freedom,
