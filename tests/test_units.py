@@ -99,3 +99,5 @@ def test_conversions():
     assert units.format_count(1281167) == "1,281,167"
     assert units.format_usd(3.5) == "$3.50"
     assert units.format_usd(420.42) == "$420"
+    assert units.format_usd(0.00123) == "$0.00123"
+    assert units.format_usd(0.0) == "$0.00"

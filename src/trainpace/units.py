@@ -165,7 +165,9 @@ def format_count(value: float) -> str:
 
 
 def format_usd(value: float) -> str:
-    """Dollars with cents below 100, without above."""
+    """Dollars with cents below 100, without above; below a cent in three figures."""
+    if 0 < abs(value) < 0.01:
+        return f"${format_number(value)}"
     return f"${value:,.2f}" if abs(value) < 99.995 else f"${value:,.0f}"
 
 

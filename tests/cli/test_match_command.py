@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from nouns import workload
+from nouns import stacked, workload
 from trainpace.records import save
 
 JOB = ("--samples", "100000", "--epochs", "2", "--global-batch", "64")
@@ -69,6 +70,76 @@ def test_ones_own_machines(run, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("nodes = 2", "cannot be joined"),
+        ("count = 2", "no price"),
+        ("electricity_usd_per_kwh = 0.3", "beside electricity its cost counts as 0"),
+    ],
+)
+def test_what_ones_own_machines_lack_is_said(run, tmp_path, fields, said):
+    (tmp_path / "mine.toml").write_text(f'[[machine]]\nname = "lab"\ndevice = "RTX 4090"\n{fields}\n')
+    done = run("match", "w.json", *JOB, "--machines", "mine.toml", "--only-machines")
+    assert done.returncode == 0
+    assert said in done.stderr
+    assert "Stale" not in done.stdout
+
+
+def test_the_example_of_the_documentation_works(run, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
+    (tmp_path / "mine.toml").write_text(page.split("```toml")[1].split("```")[0])
+    done = run("match", "w.json", *JOB, "--machines", "mine.toml", "--only-machines", "--json")
+    assert done.stderr == ""
+    assert {row["nodes"] for row in json.loads(done.stdout)["rows"]} == {1, 2}
+
+
+def test_failures_faster_than_progress_are_named(run):
+    done = run("match", "w.json", *JOB, "--mtbf", "1s")
+    assert done.returncode == 1
+    assert "failures come faster" in done.stdout
+    for said in ("--mtbf", "restart"):
+        assert said in done.stdout
+    assert "inf" not in done.stdout
+
+
+def test_both_limits_are_said_with_the_best_of_each_side(run):
+    rows = json.loads(run("match", "w.json", *JOB, "--json").stdout)["rows"]
+    soonest, cheapest = min(r["hours"] for r in rows), min(r["usd"] for r in rows)
+    done = run("match", "w.json", *JOB, "--deadline", f"{soonest * 3600 * 1.001}s", "--budget", f"{cheapest * 1.001}")
+    assert done.returncode == 1
+    for said in (
+        "both the deadline and the budget",
+        "Cheapest that meets the deadline: ",
+        "Fastest within the budget: ",
+    ):
+        assert said in done.stdout
+    assert ": none" not in done.stdout
+
+
+def test_rows_that_look_alike_show_their_region(run):
+    asked = ("match", "w.json", *JOB, "--gpu", "T4", "--max-nodes", "1", "--top", "100")
+    rows = json.loads(run(*asked, "--json").stdout)["rows"]
+    names = [(row["provider"], row["instance_type"]) for row in rows]
+    assert len(names) > len(set(names)), "one server in several regions"
+    shown = run(*asked).stdout
+    for row, name in zip(rows, names, strict=True):
+        if names.count(name) > 1:
+            assert f" {row['region'][:13]}" in shown
+
+
+def test_recomputation_of_blocks_is_used(run, tmp_path):
+    save(stacked(), tmp_path / "blocks.json")
+
+    def memory(*more):
+        done = run("match", "blocks.json", *JOB, "--gpu", "H100", "--precision", "bf16", "--json", *more)
+        return {row["batch"]: row["peak_memory_gib"] for row in json.loads(done.stdout)["rows"]}
+
+    plain, recomputed = memory(), memory("--checkpointing")
+    assert plain.keys() == recomputed.keys()
+    assert all(recomputed[batch] < plain[batch] for batch in plain)
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "--samples"),
@@ -77,12 +148,24 @@ def test_ones_own_machines(run, tmp_path):
         ((*JOB, "--gpu", "A1000"), "Nearest"),
         ((*JOB, "--region", "atlantis"), "unknown region"),
         ((*JOB, "--gpu", "T4", "--provider", "verda"), "no offer"),
-        ((*JOB, "--global-batch", "0"), "global_batch"),
-        ((*JOB, "--storage", "0"), "storage_gb_per_s"),
+        ((*JOB, "--global-batch", "0"), "'--global-batch'"),
+        ((*JOB, "--storage", "0"), "'--storage'"),
         ((*JOB, "--only-machines"), "--machines"),
         ((*JOB, "--machines", "missing.toml"), "cannot read"),
         (("--samples", "10", "--epochs", "nan"), "epochs"),
-        ((*JOB, "--data-gb", "-1"), "data_gb"),
+        ((*JOB, "--data-gb", "-1"), "'--data-gb'"),
+        ((*JOB, "--loader-rate", "0"), "'--loader-rate'"),
+        ((*JOB, "--loader-rate", "nan"), "'--loader-rate'"),
+        ((*JOB, "--max-nodes", "0"), "'--max-nodes'"),
+        ((*JOB, "--mtbf", "0s"), "'--mtbf'"),
+        ((*JOB, "--sample-bytes", "1e30"), "'--sample-bytes'"),
+        (("--samples", "10", "--epochs", "1e308"), "'--epochs'"),
+        ((*JOB, "--data-from", "narnia", "--data-gb", "3"), "azure"),
+        ((*JOB, "--data-from", "aws"), "--data-gb"),
+        ((*JOB, "--optimizer", "adamw"), "traced with --optimizer sgd_momentum"),
+        ((*JOB, "--image-size", "64"), "new trace"),
+        ((*JOB, "--save-workload", "again.json"), "saved workload already"),
+        ((*JOB, "--checkpointing"), "no repeated blocks"),
     ],
 )
 def test_bad_input_is_one_sentence(run, arguments, said):

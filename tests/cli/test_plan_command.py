@@ -88,6 +88,12 @@ def test_a_fleet_file(model, tmp_path):
     assert "'two'" in refuse(model, "--cluster", fleet, *JOB)
 
 
+def test_a_saved_workload_with_another_optimizer_than_the_files(model, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}}))
+    assert "new trace" in refuse(model, "--gpu", "A100", "--config", config, *JOB)
+
+
 def test_growing_the_fleet_is_a_change(model):
     answer = ask(model, "--gpu", "H100", "--num-gpus", "4", "--gpus-now", "1", "--batch", "64", *JOB)
     assert answer["start"]["nproc_per_node"] == 1
@@ -132,7 +138,28 @@ def test_nothing_fits(model, tmp_path):
         (("--gpu", "T4", *JOB, "--precision", "bf16"), "no bf16"),
         (("--gpu", "A100", "--nodes", "2", *JOB), "network"),
         (("--gpu", "A100", *JOB, "--watched", "nowhere"), "nowhere"),
-        (("--gpu", "A100", *JOB, "--network", "-1"), "network"),
+        *((("--gpu", "A100", *JOB, "--network", n), "'--network'") for n in ("-1", "nan", "inf", "1e-9", "fast")),
+        *(
+            (("--gpu", "A100", *JOB, zero, "0"), f"'{zero}'")
+            for zero in (
+                "--batch",
+                "--accumulate",
+                "--tp",
+                "--pp",
+                "--cp",
+                "--gpus-now",
+                "--nodes-now",
+                "--global-batch",
+                "--cores",
+                "--num-gpus",
+                "--nodes",
+            )
+        ),
+        (("--gpu", "A100", "--nodes", "2", *JOB), "0.125"),
+        (("--gpu", "A100", "--num-gpus", "2000", "--nodes", "1000", *JOB, "--network", "1"), "1,000,000 GPUs"),
+        (("--gpu", "A100", *JOB, "--optimizer", "adamw"), "traced with --optimizer sgd_momentum"),
+        (("--gpu", "A100", *JOB, "--image-size", "64"), "new trace"),
+        (("--gpu", "A100", *JOB, "--offload", "all"), "'parameters'"),
     ],
 )
 def test_misuse(model, arguments, said):

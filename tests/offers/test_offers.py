@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import find_device
 from trainpace.offers import Offer, is_stale, read_offers, snapshot
-from trainpace.offers.machines import parse_machines
+from trainpace.offers.machines import notes_on, parse_machines
 from trainpace.offers.refresh import offers_of, refreshed
 from trainpace.offers.snapshot import node_networks, write_offers
 
@@ -98,11 +98,22 @@ def test_bought_machines_cost_their_share_of_the_years():
         ('[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5', "go together"),
         ('[[machine]]\nname = "a"\ndevice = "T4"\npurchase_usd = 5\nyears = 1\nprice_usd_per_hour = 1', "Give one"),
         ('[[machine]]\nname = "a"\ndevice = "T4"\ncount = 0', "0 devices"),
+        ('[[machine]]\nname = "a"\ndevice = "T4"\nprise = 2', "price"),
+        ('[[machine]]\nname = "a"\ndevice = "T4"\nprice = 2\nprice_usd_per_hour = 1', "both price"),
+        ('[[machine]]\nname = "a"\ndevice = "T4"\n[[machine]]\nname = "a"\ndevice = "P4"', "two machines"),
     ],
 )
 def test_machines_that_cannot_be_are_one_sentence(text, said):
     with pytest.raises(TrainpaceError, match=said):
         parse_machines(text, "mine.toml")
+
+
+def test_a_machine_in_short_words():
+    text = '[[machine]]\nname = "a"\ndevice = "T4"\nprice = 2\nnodes = 2\nnetwork_gb_per_s = 0.125'
+    (one,) = parse_machines(text, "mine.toml")
+    assert (one.price_usd_per_hour, one.network_gb_per_s) == (2.0, 0.125)
+    assert not is_stale(one, TODAY)
+    assert notes_on((one,)) == []
 
 
 def item(**fields):

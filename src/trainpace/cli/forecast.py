@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-from trainpace.cli.options import BATCHES, COUNT, DURATION, USD, echo_json
+from trainpace.cli.options import (
+    AT_LEAST_1,
+    BATCHES,
+    DEVICES,
+    DURATION,
+    EPOCHS,
+    GB_PER_S,
+    NETWORK_HELP,
+    USD,
+    check_fleet,
+    echo_json,
+)
 from trainpace.cli.places import JOURNAL
 from trainpace.cli.sharding import sharding_of, sharding_options
 
@@ -25,15 +36,13 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 )
 @click.option(
     "--num-gpus",
-    type=COUNT,
+    type=DEVICES,
     default=1,
     show_default=True,
     help="GPUs of a node; data parallel unless said otherwise.",
 )
-@click.option("--nodes", type=COUNT, default=1, show_default=True, help="Nodes of that many GPUs each.")
-@click.option(
-    "--network", type=float, metavar="GB/S", help="A node's network bandwidth in one direction, for several nodes."
-)
+@click.option("--nodes", type=DEVICES, default=1, show_default=True, help="Nodes of that many GPUs each.")
+@click.option("--network", type=GB_PER_S, metavar="GB/S", help=NETWORK_HELP)
 @sharding_options
 @click.option(
     "--batch",
@@ -43,17 +52,15 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     show_default=True,
     help="Samples per GPU: 32, or 1:70, or 8,16,32.",
 )
-@click.option("--accumulate", type=COUNT, default=1, show_default=True, help="Micro-batches per update.")
+@click.option("--accumulate", type=AT_LEAST_1, default=1, show_default=True, help="Micro-batches per update.")
 @click.option("--precision", type=click.Choice(_PRECISIONS), default="fp32", show_default=True, help="Number format.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
-@click.option("--sequence-length", type=COUNT, help="Tokens in a sample, for transformers.")
-@click.option("--image-size", type=COUNT, help="Side in pixels, for image models.")
+@click.option("--sequence-length", type=AT_LEAST_1, help="Tokens in a sample, for transformers.")
+@click.option("--image-size", type=AT_LEAST_1, help="Side in pixels, for image models.")
 @click.option(
     "--mode",
     type=click.Choice(["train", "forward_backward", "inference"]),
-    default="train",
-    show_default=True,
-    help="How much of a step.",
+    help="How much of a step.  [default: train]",
 )
 @click.option("--channels-last", is_flag=True, help="NHWC tensors (memory_format=torch.channels_last).")
 @click.option("--compile", "compiled", is_flag=True, help="Under torch.compile, which fuses element-wise operators.")
@@ -71,9 +78,11 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 )
 @click.option("--journal", "place", metavar="PATH|URL", help=JOURNAL)
 @click.option("--no-journal", is_flag=True, help="Leave measurements in the journal out of account.")
-@click.option("--samples", type=COUNT, help="Samples in an epoch: with --epochs, the whole training is forecast too.")
-@click.option("--epochs", type=float, help="Passes over the data.")
-@click.option("--price", type=USD, help="Dollars per GPU and hour.")
+@click.option(
+    "--samples", type=AT_LEAST_1, help="Samples in an epoch: with --epochs, the whole training is forecast too."
+)
+@click.option("--epochs", type=EPOCHS, help="Passes over the data.")
+@click.option("--price", type=USD, help="Dollars per GPU and hour, for the cost of --samples and --epochs.")
 @click.option("--hardware", metavar="FILE.toml", help="Also read devices of your own from this file.")
 @click.option(
     "--save-workload", metavar="FILE.json", help="Keep the trace, in every number format, for forecasts in a moment."
@@ -92,11 +101,13 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     trainpace forecast vgg16 --gpu T4 --batch 1:70
     trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3 --precision bf16 --checkpointing
     trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --precision bf16 --tp 8 --pp 4
+        (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
     from msgspec.structs import replace
 
     from trainpace.cli.hardware import devices_of
+    from trainpace.cli.traced import variant_of, workload_of
     from trainpace.execution import Execution
     from trainpace.forecast import forecast as forecast_one
     from trainpace.forecast.jumps import jumps_of
@@ -106,33 +117,31 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.report.forecast import print_forecasts, print_jumps, row_json
     from trainpace.report.terminal import print_lines
     from trainpace.schedule import Schedule
-    from trainpace.trace import load_workload
-    from trainpace.workload import Form, Variant, form_of
+    from trainpace.workload import Form, form_of
 
     if (o["samples"] is None) != (o["epochs"] is None):
         raise click.UsageError("--samples and --epochs go together.")
+    if o["price"] is not None and o["samples"] is None:
+        raise click.UsageError("--price does nothing without --samples and --epochs, which say how long to pay.")
     if not gpus and not o["calibrated"]:
         raise click.UsageError("Name a GPU with --gpu, or a machine's profile with --calibrated.")
     plan = None if o["samples"] is None else Schedule(samples=o["samples"], epochs=o["epochs"])
     targets = _targets(gpus, devices_of(o["hardware"]), o)
     forms: tuple[Form, ...] = ("fp32", "amp", "half") if o["save_workload"] else (form_of(o["precision"]),)
-    variant = Variant(o["optimizer"], o["sequence_length"], o["image_size"], mode=o["mode"])
+    sharded = sharding_of(o)
+    variant = variant_of(o)
     on_cpu = all(kernels is not None for _, kernels in targets)
-    workload = load_workload(model, forms, variant._replace(cpu=on_cpu), o["timeout"])
-    if o["checkpointing"] == "full" and not workload.checkpointed and workload.form(o["precision"]).blocks is None:
-        variant = variant._replace(
-            checkpointing=True
-        )  # where no repeated blocks were found, the trace shows what is recomputed
-        workload = load_workload(model, forms, variant._replace(cpu=on_cpu), o["timeout"])
+    full = o["checkpointing"] == "full"
+    workload = workload_of(model, forms, variant._replace(cpu=on_cpu), o, full)
     # a CPU runs other operators than a GPU does, so beside GPUs it needs a trace of its own
     mixed = not on_cpu and any(kernels is not None for _, kernels in targets)
-    of_cpu = load_workload(model, forms, variant._replace(cpu=True), o["timeout"]) if mixed else workload
+    of_cpu = workload_of(model, forms, variant._replace(cpu=True), o, full) if mixed else workload
     if o["save_workload"]:
         save(workload, o["save_workload"])
     run = Execution(
         micro_batch=batches[0], accumulation=o["accumulate"], nnodes=o["nodes"], nproc_per_node=o["num_gpus"],
         precision=o["precision"], optimizer=workload.optimizer, compile=o["compiled"], channels_last=o["channels_last"],
-        **{**sharding_of(o), **({"activation_checkpointing": "full"} if workload.checkpointed else {})},
+        **{**sharded, **({"activation_checkpointing": "full"} if workload.checkpointed else {})},
     )  # fmt: skip
     ratio, source = 1.0, ""
     if o["transfer_from"]:
@@ -169,6 +178,9 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         print_forecasts(workload, rows)
         print_jumps(rows, jumps)
         print_lines(*said)
+    if all(row.step is None for row in rows):
+        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+            click.echo(f"trainpace: not forecast: {reason}", err=True)
     return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
 
 
@@ -191,6 +203,8 @@ def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[A
 
         profile = load(o["calibrated"], MachineProfile)
         machines.append((profile.device, profile.kernels, profile.host_links))
+    for _, _, links in machines:
+        check_fleet(o["num_gpus"], o["nodes"], o["network"], links is not None)
     network = None if o["network"] is None else o["network"] / o["num_gpus"]
     return [
         (Cluster(device=device, devices_per_node=o["num_gpus"], nodes=o["nodes"], price_usd_per_device_hour=o["price"],

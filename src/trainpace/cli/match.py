@@ -6,17 +6,32 @@ from typing import Any
 
 import click
 
-from trainpace.cli.options import COUNT, DURATION, USD, echo_json
+from trainpace.cli.options import (
+    ABOVE_0,
+    ABOVE_0_S,
+    AT_LEAST_1,
+    COUNT,
+    DEVICES,
+    DURATION,
+    EPOCHS,
+    GB_PER_S,
+    SAMPLE_BYTES,
+    USD,
+    echo_json,
+    within,
+)
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 
 
 @click.command()
 @click.argument("model")
-@click.option("--samples", type=COUNT, required=True, help="Samples in an epoch: 1281167, 1.28M.")
-@click.option("--epochs", type=float, help="Passes over the data.")
-@click.option("--max-steps", type=COUNT, help="Stop after this many optimizer updates, instead of --epochs.")
-@click.option("--global-batch", type=COUNT, default=256, show_default=True, help="Samples per update, on every server.")
+@click.option("--samples", type=AT_LEAST_1, required=True, help="Samples in an epoch: 1281167, 1.28M.")
+@click.option("--epochs", type=EPOCHS, help="Passes over the data.")
+@click.option("--max-steps", type=AT_LEAST_1, help="Stop after this many optimizer updates, instead of --epochs.")
+@click.option(
+    "--global-batch", type=AT_LEAST_1, default=256, show_default=True, help="Samples per update, on every server."
+)
 @click.option(
     "--precision",
     "precisions",
@@ -30,39 +45,48 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option("--provider", "providers", multiple=True, help="Only this provider; several times if you like.")
 @click.option("--region", "regions", multiple=True, help="Only regions with this in their name: us-east, eu.")
 @click.option("--gpu", "gpus", multiple=True, help="Only this GPU.")
-@click.option("--max-nodes", type=COUNT, default=4, show_default=True, help="Join up to this many servers of a kind.")
+@click.option("--max-nodes", type=DEVICES, default=4, show_default=True, help="Join up to this many servers of a kind.")
 @click.option("--spot", is_flag=True, help="Also spot prices, with what preemption costs.")
 @click.option(
     "--preempted-every",
-    type=DURATION,
+    type=ABOVE_0_S,
     help="Mean time between preemptions of one spot server.  [default: 24h, assumed]",
 )
-@click.option("--data-gb", type=float, default=0.0, help="Data to copy to the servers first.")
+@click.option("--data-gb", type=within("GB", 0, 1e9), default=0.0, help="Data to copy to the servers first.")
 @click.option("--data-from", default="", metavar="PROVIDER", help="Where the data lie; leaving a cloud costs egress.")
-@click.option("--download", type=float, metavar="GB/S", help="Speed of that copy.  [default: 0.125, assumed]")
+@click.option("--download", type=GB_PER_S, metavar="GB/S", help="Speed of that copy.  [default: 0.125, assumed]")
 @click.option(
-    "--sample-bytes", type=COUNT, default=0, help="Bytes read per sample; slow storage then shows as data wait."
+    "--sample-bytes", type=SAMPLE_BYTES, default=0, help="Bytes read per sample; slow storage then shows as data wait."
 )
 @click.option(
-    "--storage", type=float, metavar="GB/S", help="Shared storage: checkpoints, samples.  [default: 1, assumed]"
+    "--storage", type=GB_PER_S, metavar="GB/S", help="Shared storage: checkpoints, samples.  [default: 1, assumed]"
 )
-@click.option("--loader-rate", type=float, default=0.0, help="Samples per second that one CPU thread prepares.")
+@click.option(
+    "--loader-rate", type=within("rate", ABOVE_0, 1e9), help="Samples per second that one CPU thread prepares."
+)
 @click.option("--evaluation-samples", type=COUNT, default=0, help="Samples evaluated after every epoch.")
 @click.option("--startup", type=DURATION, default="60s", show_default=True, help="Until the first step.")
-@click.option("--checkpoint-every", type=DURATION, help="Between checkpoints.  [default: what loses least]")
+@click.option("--checkpoint-every", type=ABOVE_0_S, help="Between checkpoints.  [default: what loses least]")
 @click.option(
-    "--mtbf", type=DURATION, help="Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]"
+    "--mtbf", type=ABOVE_0_S, help="Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]"
 )
-@click.option("--step-variation", type=float, default=0.0, help="Deviation of a node's step time over its mean: 0.03.")
-@click.option("--machines", metavar="FILE.toml", help="Also machines of your own: device, count, nodes, price.")
+@click.option(
+    "--step-variation",
+    type=within("share", 0, 10),
+    default=0.0,
+    help="Deviation of a node's step over its mean: 0.03.",
+)
+@click.option("--machines", metavar="FILE.toml", help="Also machines of your own, as below.")
 @click.option("--only-machines", is_flag=True, help="Only those.")
 @click.option("--hardware", metavar="FILE.toml", help="Also read devices of your own from this file.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
-@click.option("--sequence-length", type=COUNT, help="Tokens in a sample, for transformers.")
-@click.option("--image-size", type=COUNT, help="Side in pixels, for image models.")
+@click.option("--sequence-length", type=AT_LEAST_1, help="Tokens in a sample, for transformers.")
+@click.option("--image-size", type=AT_LEAST_1, help="Side in pixels, for image models.")
 @click.option("--channels-last", is_flag=True, help="NHWC tensors (memory_format=torch.channels_last).")
 @click.option("--compile", "compiled", is_flag=True, help="Under torch.compile.")
-@click.option("--checkpointing", is_flag=True, help="Recompute activations block by block (transformers, timm).")
+@click.option(
+    "--checkpointing", is_flag=True, help="Recompute activations block by block, for models with repeated blocks."
+)
 @click.option("--save-workload", metavar="FILE.json", help="Keep the trace, for answers in a moment.")
 @click.option("--timeout", type=DURATION, default="5min", show_default=True, help="Give up tracing after this.")
 @click.option("--top", type=COUNT, default=12, show_default=True, help="Rows to print, besides the Pareto front.")
@@ -77,31 +101,53 @@ def match(model: str, **o: Any) -> int:
     trainpace match resnet50 --samples 1281167 --epochs 90
     trainpace match resnet50 --samples 1.28M --epochs 90 --deadline 12h --spot --provider aws
     trainpace match WORKLOAD.json --samples 1.28M --epochs 90 --by hours --budget 100 --json
+
+    \b
+    A file for --machines; price is dollars an hour for one machine, network_gb_per_s joins several:
+      [[machine]]
+      name = "lab"
+      device = "RTX 4090"
+      count = 4
+      nodes = 2
+      network_gb_per_s = 1.25
+      price = 1.20
     """
     import datetime
 
     from trainpace.cli.hardware import devices_of
-    from trainpace.cli.servers import chosen, offers_known
+    from trainpace.cli.servers import chosen, offers_known, provider_known
+    from trainpace.cli.traced import variant_of, workload_of
     from trainpace.offers.match import Job, nearest, rank
     from trainpace.report.match_json import ranking_json
     from trainpace.schedule import Schedule
+    from trainpace.workload import form_of
 
     if (o["epochs"] is None) == (o["max_steps"] is None):
         raise click.UsageError("Give --epochs or --max-steps.")
     if o["only_machines"] and not o["machines"]:
         raise click.UsageError("--only-machines needs --machines FILE.toml.")
+    if o["data_from"] and not o["data_gb"]:
+        raise click.UsageError("--data-from needs --data-gb, the size of the data.")
     precisions: tuple[Any, ...] = o["precisions"] or ("amp_bf16", "amp_fp16")
     own = devices_of(o["hardware"])
-    offers, devices = chosen(
-        offers_known(o["machines"], o["only_machines"]), o["providers"], o["regions"], o["gpus"], own
-    )
+    known = offers_known(o["machines"], o["only_machines"])
+    if o["data_from"]:
+        provider_known(o["data_from"], known)
+    offers, devices = chosen(known, o["providers"], o["regions"], o["gpus"], own)
     job = Job(
         schedule=Schedule(samples=o["samples"], epochs=o["epochs"], max_steps=o["max_steps"]),
         global_batch=o["global_batch"], precisions=precisions, most_nodes=o["max_nodes"], spot=o["spot"],
         data_from=o["data_from"], deadline_s=o["deadline"], budget_usd=o["budget"], channels_last=o["channels_last"],
-        compile=o["compiled"], conditions=_conditions(o),
+        compile=o["compiled"], checkpointing=o["checkpointing"], conditions=_conditions(o),
     )  # fmt: skip
-    workload = _workload(model, precisions, o)
+    forms = tuple(dict.fromkeys(form_of(precision) for precision in precisions))
+    workload = workload_of(
+        model, ("fp32", "amp", "half") if o["save_workload"] else forms, variant_of(o), o, o["checkpointing"]
+    )
+    if o["save_workload"]:
+        from trainpace.records import save
+
+        save(workload, o["save_workload"])
     ranking = rank(workload, offers, devices, job, "usd" if o["by"] == "cost" else "hours")
     today = datetime.date.today()
     close = None if ranking.matches else nearest(ranking, job)
@@ -128,19 +174,3 @@ def _conditions(o: dict[str, Any]) -> Any:
         "preemption_mean_h": None if o["preempted_every"] is None else hours_from_s(o["preempted_every"]),
     }  # fmt: skip
     return JobConditions(**{name: value for name, value in said.items() if value is not None})
-
-
-def _workload(model: str, precisions: tuple[Any, ...], o: dict[str, Any]) -> Any:
-    from trainpace.records import load, save
-    from trainpace.workload import Variant, Workload, form_of
-
-    if model.endswith(".json") and not model.startswith("transformers:"):
-        return load(model, Workload)
-    from trainpace.trace import load_workload
-
-    forms = tuple(dict.fromkeys(form_of(precision) for precision in precisions))
-    variant = Variant(o["optimizer"], o["sequence_length"], o["image_size"], checkpointing=o["checkpointing"])
-    workload = load_workload(model, ("fp32", "amp", "half") if o["save_workload"] else forms, variant, o["timeout"])
-    if o["save_workload"]:
-        save(workload, o["save_workload"])
-    return workload

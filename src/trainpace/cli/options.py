@@ -30,10 +30,51 @@ class _Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise TrainpaceError(f"{text!r} is not a number.") from None
+
+
+def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = "") -> _Parsed:
+    """Numbers from `least` to `most`; `least` just above 0 reads as "above 0"."""
+    start = "above 0" if least == ABOVE_0 else f"from {least:,.12g}"
+
+    def checked(text: str) -> Any:
+        value = parse(text)
+        if not least <= value <= most:  # as NaN is not either
+            raise TrainpaceError(f"{text} cannot be right: give a number {start}, up to {most:,.12g}.", hint)
+        return value
+
+    return _Parsed(name, checked)
+
+
+ABOVE_0 = 5e-324
 DURATION = _Parsed("duration", parse_duration_s)
 COUNT = _Parsed("count", parse_count)
 USD = _Parsed("dollars", parse_usd)
 RATIO = _Parsed("speed-up", parse_ratio)
+MOST_DEVICES = 1_000_000
+ABOVE_0_S = within("duration", ABOVE_0, 1e12, parse_duration_s)
+DEVICES = within("count", 1, MOST_DEVICES, parse_count)
+AT_LEAST_1 = within("count", 1, 1e18, parse_count)
+EPOCHS = within("epochs", ABOVE_0, 1e9)
+GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
+SAMPLE_BYTES = within("bytes", 0, 1e15, parse_count)
+NETWORK_HELP = "A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125."
+
+
+def check_fleet(num_gpus: int, nodes: int, network_gb_per_s: float | None, measured: bool = False) -> None:
+    """Refuse a fleet that nobody has, and several nodes without a network between them (`measured`: by a profile)."""
+    if num_gpus * nodes > MOST_DEVICES:
+        raise click.UsageError(
+            f"--num-gpus {num_gpus:,} x --nodes {nodes:,} cannot be right: up to {MOST_DEVICES:,} GPUs in all."
+        )
+    if nodes > 1 and network_gb_per_s is None and not measured:
+        raise click.UsageError(
+            f"{nodes} nodes need the network between them: add --network GB/S (1 Gbit/s Ethernet is 0.125)."
+        )
 
 
 def parse_batches(text: str) -> list[int]:

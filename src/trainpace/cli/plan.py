@@ -7,17 +7,30 @@ from typing import Any
 
 import click
 
-from trainpace.cli.options import COUNT, DURATION, USD, echo_json
+from trainpace.cli.options import (
+    ABOVE_0,
+    AT_LEAST_1,
+    COUNT,
+    DEVICES,
+    DURATION,
+    EPOCHS,
+    GB_PER_S,
+    NETWORK_HELP,
+    USD,
+    echo_json,
+    within,
+)
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+_OFFLOAD = ["none", "optimizer", "parameters", "both"]
 
 
 @click.command()
 @click.argument("model")
 @click.option("--gpu", help="The GPU of the fleet, by name.")
-@click.option("--num-gpus", type=COUNT, help="GPUs of a node of the fleet.  [default: 1]")
-@click.option("--nodes", type=COUNT, help="Nodes of the fleet.  [default: 1]")
-@click.option("--network", type=float, metavar="GB/S", help="A node's network bandwidth in one direction.")
+@click.option("--num-gpus", type=DEVICES, help="GPUs of a node of the fleet.  [default: 1]")
+@click.option("--nodes", type=DEVICES, help="Nodes of the fleet.  [default: 1]")
+@click.option("--network", type=GB_PER_S, metavar="GB/S", help=NETWORK_HELP)
 @click.option(
     "--cluster",
     "fleet",
@@ -31,32 +44,38 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option(
     "--watched", metavar="FOLDER", help="How it trains now: a recording (trainpace watch), its loader included."
 )
-@click.option("--batch", type=COUNT, help="Samples per GPU and forward pass now.  [default: 32]")
-@click.option("--accumulate", type=COUNT, help="Micro-batches per update now.  [default: 1]")
-@click.option("--global-batch", type=COUNT, help="Samples per update over all GPUs, in place of --accumulate.")
-@click.option("--gpus-now", type=COUNT, help="GPUs of a node that it trains on now.  [default: the fleet's]")
-@click.option("--nodes-now", type=COUNT, help="Nodes that it trains on now.  [default: the fleet's]")
+@click.option("--batch", type=AT_LEAST_1, help="Samples per GPU and forward pass now.  [default: 32]")
+@click.option("--accumulate", type=AT_LEAST_1, help="Micro-batches per update now.  [default: 1]")
+@click.option("--global-batch", type=AT_LEAST_1, help="Samples per update over all GPUs, in place of --accumulate.")
+@click.option("--gpus-now", type=DEVICES, help="GPUs of a node that it trains on now.  [default: the fleet's]")
+@click.option("--nodes-now", type=DEVICES, help="Nodes that it trains on now.  [default: the fleet's]")
 @click.option("--precision", type=click.Choice(_PRECISIONS), help="Number format now.  [default: fp32]")
 @click.option("--zero", type=click.IntRange(0, 3), help="ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]")
-@click.option("--tp", type=COUNT, help="Tensor-parallel size now.")
-@click.option("--pp", type=COUNT, help="Pipeline-parallel size now.")
-@click.option("--cp", type=COUNT, help="Context-parallel size now.")
+@click.option("--tp", type=AT_LEAST_1, help="Tensor-parallel size now.")
+@click.option("--pp", type=AT_LEAST_1, help="Pipeline-parallel size now.")
+@click.option("--cp", type=AT_LEAST_1, help="Context-parallel size now.")
 @click.option("--checkpointing", type=click.Choice(["none", "selective", "full"]), help="What is recomputed now.")
-@click.option("--offload", type=click.Choice(["none", "optimizer", "all"]), help="What is offloaded to the host now.")
+@click.option(
+    "--offload",
+    type=click.Choice(_OFFLOAD),
+    help="What is kept in the host's memory now.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile is used now.")
 @click.option("--channels-last", is_flag=True, help="NHWC tensors are used now.")
 @click.option("--workers", type=COUNT, help="Loader workers now. Needs --sample-ms.")
 @click.option(
-    "--sample-ms", type=float, help="Milliseconds of a core to make one sample (trainpace loader measures it)."
+    "--sample-ms",
+    type=within("ms", ABOVE_0, 1e9),
+    help="Milliseconds of a core for a sample (trainpace loader measures it).",
 )
-@click.option("--cores", type=COUNT, help="Cores of a node that its loaders may use. With --sample-ms.")
+@click.option("--cores", type=AT_LEAST_1, help="Cores of a node that its loaders may use. With --sample-ms.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
-@click.option("--sequence-length", type=COUNT, help="Tokens in a sample, for transformers.")
-@click.option("--image-size", type=COUNT, help="Side in pixels, for image models.")
-@click.option("--samples", type=COUNT, help="Samples in an epoch.")
-@click.option("--tokens", type=COUNT, help="Tokens in an epoch, for transformers.")
-@click.option("--epochs", type=float, help="Passes over the data.")
-@click.option("--max-steps", type=COUNT, help="Updates, in place of --epochs or as their limit.")
+@click.option("--sequence-length", type=AT_LEAST_1, help="Tokens in a sample, for transformers.")
+@click.option("--image-size", type=AT_LEAST_1, help="Side in pixels, for image models.")
+@click.option("--samples", type=AT_LEAST_1, help="Samples in an epoch.")
+@click.option("--tokens", type=AT_LEAST_1, help="Tokens in an epoch, for transformers.")
+@click.option("--epochs", type=EPOCHS, help="Passes over the data.")
+@click.option("--max-steps", type=AT_LEAST_1, help="Updates, in place of --epochs or as their limit.")
 @click.option("--allow-global-batch", is_flag=True, help="Also look at multiples of the global batch.")
 @click.option("--allow-fp8", is_flag=True, help="Also look at FP8.")
 @click.option(
@@ -79,13 +98,14 @@ def plan(model: str, **o: Any) -> int:
     trainpace plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90
     trainpace plan transformers:config.json --gpu H100 --num-gpus 8 --nodes 64 --network 400 --precision bf16 \\
         --global-batch 1024 --tokens 1T --max-steps 100000 --optimizer adamw
+        (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json
     """
     from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, schedule_of, script_changes
+    from trainpace.cli.traced import workload_of
     from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.records import save, to_jsonable
     from trainpace.report.plan import print_plan, print_script_changes
-    from trainpace.trace import load_workload
     from trainpace.workload import Form, Variant, form_of
 
     if Path(model).is_dir():
@@ -98,7 +118,7 @@ def plan(model: str, **o: Any) -> int:
     if o["allow_fp8"] and "half" not in forms:
         forms = (*forms, "half")
     variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
-    workload = load_workload(model, forms, variant, o["timeout"])
+    workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
     start = present.execution(o, cluster, workload)
     found = plan_changes(
         Setting(workload, cluster, schedule), start, data_paths(o, present, start, cluster), freedom,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from trainpace.cli.options import read_text
+from trainpace.cli.options import check_fleet, read_text
 from trainpace.cli.settings import SettingsSource
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 
@@ -90,8 +90,8 @@ class Present(NamedTuple):
             micro_batch=self.pick("micro_batch", o["batch"], self._recorded_batch()) or DEFAULT_BATCH,
             nnodes=nodes, nproc_per_node=processes, tp=self.pick("tp", o["tp"]) or 1, pp=self.pick("pp", o["pp"]) or 1,
             cp=self.pick("cp", o["cp"]) or 1, precision=self.precision(o), optimizer=workload.optimizer,
-            zero_stage=zero if stage is None else stage, offload_optimizer=offload != "none",
-            offload_parameters=offload == "all",
+            zero_stage=zero if stage is None else stage, offload_optimizer=offload in ("optimizer", "both"),
+            offload_parameters=offload in ("parameters", "both"),
             activation_checkpointing="full" if workload.checkpointed else recompute or "none",
             compile=bool(self.pick("compile", o["compiled"] or None)), channels_last=o["channels_last"],
         )  # fmt: skip
@@ -140,8 +140,9 @@ def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
     nodes, processes = present.files.world(o["nodes_now"], o["gpus_now"])
     per_node, count = said.get("num_gpus", processes or 1), said.get("nodes", nodes or 1)
     network = said.get("network_gb_per_s")
-    if network is not None and not 0 < network < 1e6:
-        raise TrainpaceError(f"a network of {network} GB/s cannot be right.")
+    if network is not None and not 1e-6 <= network <= 1e6:
+        raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
+    check_fleet(per_node, count, network)
     return Cluster(
         device=find_device(said["gpu"], devices_of(o["hardware"])), devices_per_node=per_node, nodes=count,
         price_usd_per_device_hour=said.get("price"),
@@ -198,8 +199,6 @@ def data_paths(o: dict[str, Any], present: Present, start: Execution, cluster: C
     now = present.pick("dataloader_workers", o["workers"], rank.loader.workers if rank and rank.loader else None)
     cost = None if rank is None else loader_cost(rank)
     if o["sample_ms"] is not None:
-        if not 0 < o["sample_ms"] < 1e9:
-            raise TrainpaceError(f"a sample of {o['sample_ms']} ms cannot be right.")
         cost = LoaderCost(sample_wall_ms=o["sample_ms"], sample_cpu_ms=o["sample_ms"], collate_ms=0.0,
                           batch_size=start.micro_batch)  # fmt: skip
     if cost is None or now is None:

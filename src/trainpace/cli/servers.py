@@ -5,26 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import click
+
 from trainpace.cli.options import read_text
 from trainpace.cli.places import default_offers_file
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
 from trainpace.offers.offer import Offer
 from trainpace.offers.snapshot import read_offers, snapshot
+from trainpace.offers.transfer import EGRESS_USD_PER_GB
 
 
 def offers_known(machines: str | None, only_machines: bool = False) -> tuple[Offer, ...]:
     """The refreshed offers where there are some, else the snapshot; and the machines of a file."""
     own: tuple[Offer, ...] = ()
     if machines is not None:
-        from trainpace.offers.machines import parse_machines
+        from trainpace.offers.machines import notes_on, parse_machines
 
         own = parse_machines(read_text(machines), machines)
+        for note in notes_on(own):
+            click.echo(f"trainpace: {note}", err=True)
     if only_machines:
         return own
     refreshed = default_offers_file()
     public = read_offers(read_text(str(refreshed)), str(refreshed)) if refreshed.is_file() else snapshot()
     return (*own, *public)
+
+
+def provider_known(name: str, offers: Sequence[Offer]) -> None:
+    """Raises UnknownName for a provider that neither has offers nor a known price for data that leave it."""
+    known = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
+    if name.casefold() not in known:
+        raise UnknownName("provider", name, (), f"--data-from knows {', '.join(known)}.")
 
 
 def chosen(

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from trainpace.cli.options import COUNT
+from trainpace.cli.options import AT_LEAST_1
 
 _OPTIONS = (
-    click.option("--tp", type=COUNT, default=1, show_default=True, help="Tensor-parallel ranks."),
-    click.option("--pp", type=COUNT, default=1, show_default=True, help="Pipeline stages; micro-batches by --accumulate."),
-    click.option("--cp", type=COUNT, default=1, show_default=True, help="Context-parallel ranks, which divide the sequence."),
+    click.option("--tp", type=AT_LEAST_1, default=1, show_default=True, help="Tensor-parallel ranks."),
+    click.option("--pp", type=AT_LEAST_1, default=1, show_default=True, help="Pipeline stages; micro-batches by --accumulate."),
+    click.option("--cp", type=AT_LEAST_1, default=1, show_default=True, help="Context-parallel ranks: divide the sequence."),
     click.option("--sequence-parallel", is_flag=True, help="Divide norms and residuals over the tensor-parallel ranks too."),
     click.option("--async-tp", is_flag=True, help="Hide part of tensor parallelism's exchanges under its products."),
     click.option(
@@ -22,11 +22,11 @@ _OPTIONS = (
         show_default=True,
         help="Schedule of the pipeline's micro-batches.",
     ),
-    click.option("--virtual-stages", type=COUNT, default=1, show_default=True, help="Stages a device, interleaved."),
+    click.option("--virtual-stages", type=AT_LEAST_1, default=1, show_default=True, help="Stages a device, interleaved."),
     click.option(
         "--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage; 3 is FSDP's full sharding."
     ),
-    click.option("--shard-size", type=COUNT, help="Shard over so many data-parallel ranks only (hybrid sharding)."),
+    click.option("--shard-size", type=AT_LEAST_1, help="Shard over so many data-parallel ranks only (hybrid sharding)."),
     click.option("--keep-gathered", is_flag=True, help="FSDP without resharding after the forward pass."),
     click.option(
         "--offload",
@@ -54,7 +54,15 @@ def sharding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sharding_of(o: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `Execution` that the options give."""
+    """The fields of `Execution` that the options give. Refuses those that would do nothing."""
+    for said, option, needs in (
+        (o["shard_size"] is not None and o["zero"] == 0, "--shard-size", "--zero 1, 2 or 3"),
+        (o["keep_gathered"] and o["zero"] != 3, "--keep-gathered", "--zero 3"),
+        (o["sequence_parallel"] and o["tp"] == 1, "--sequence-parallel", "--tp of 2 or more"),
+        (o["async_tp"] and o["tp"] == 1, "--async-tp", "--tp of 2 or more"),
+    ):
+        if said:
+            raise click.UsageError(f"{option} does nothing without {needs}.")
     return {
         "tp": o["tp"], "pp": o["pp"], "cp": o["cp"], "sequence_parallel": o["sequence_parallel"],
         "async_tensor_parallel": o["async_tp"], "pipeline_schedule": o["pipeline"], "virtual_stages": o["virtual_stages"],

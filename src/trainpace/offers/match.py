@@ -31,7 +31,7 @@ from trainpace.offers.transfer import transfer_of
 from trainpace.outcome import Forecast, Interval, Memory, StepTime
 from trainpace.records import Record
 from trainpace.schedule import Schedule, total_steps
-from trainpace.units import format_number, hours_from_s
+from trainpace.units import format_duration, format_number, format_usd, hours_from_s
 from trainpace.workload import Workload, form_of
 
 MOST_BATCH = 10**7
@@ -41,14 +41,15 @@ MOST_SIZES = 4
 """The largest micro-batches, among which the fastest is looked for; smaller ones only where none of these fits, as many times
 the accumulation at a lower utilisation is never faster."""
 
-Binding = Literal["memory", "batch", "device", "deadline", "budget"]
+Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 
 
 class Job(Record):
     """What is to be trained, and what is allowed. `schedule` has samples and epochs, or a number of steps.
 
     precisions: those that may be used; each card takes the fastest that it can compute. most_nodes: joined nodes are tried
-    in powers of two up to it. spot: also consider spot prices. data_from: the provider where the data lies.
+    in powers of two up to it. checkpointing: full recomputation, of a workload with blocks. spot: also consider spot prices.
+    data_from: the provider where the data lies.
     """
 
     schedule: Schedule
@@ -61,6 +62,7 @@ class Job(Record):
     budget_usd: float | None = None
     channels_last: bool = False
     compile: bool = False
+    checkpointing: bool = False
     conditions: JobConditions = JobConditions()
 
     def __post_init__(self) -> None:
@@ -137,11 +139,14 @@ def rank(
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
     """Where nothing meets the demands: what binds, by how much, and the choice that comes nearest. None: there was nothing."""
     if ranking.missed:
-        close = min(ranking.missed, key=lambda m: _excess(m, job))
+        close = min(ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job)))
+        if not math.isfinite(close.time.total_s):
+            return "failures", _too_many_failures(close, job.conditions), close
         late, over = _late_s(close, job), _over_usd(close, job)
+        allowed = format_duration(job.deadline_s or 0.0)
         if late > 0 and (over <= 0 or late / (job.deadline_s or 1) >= over / (job.budget_usd or 1)):
-            return "deadline", f"the deadline is missed by {hours_from_s(late):.3g} h", close
-        return "budget", f"the budget is exceeded by {over:,.2f} dollars", close
+            return "deadline", f"the deadline of {allowed} is missed by {format_duration(late)}", close
+        return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
     if not ranking.rejected:
         return None
     short = [r for r in ranking.rejected if r.short_gib is not None]
@@ -149,6 +154,16 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
         closest = min(short, key=lambda r: r.short_gib or 0.0)
         return "memory", closest.reason, closest
     return ranking.rejected[0].binding, ranking.rejected[0].reason, ranking.rejected[0]
+
+
+def cheapest_in_time(ranking: Ranking, job: Job) -> Match | None:
+    """Of those over budget, the cheapest that meets the deadline."""
+    return min((m for m in ranking.missed if _late_s(m, job) <= 0), key=lambda m: m.mean_usd, default=None)
+
+
+def fastest_within_budget(ranking: Ranking, job: Job) -> Match | None:
+    """Of those too late, the fastest that the budget pays."""
+    return min((m for m in ranking.missed if _over_usd(m, job) <= 0), key=lambda m: m.mean_hours, default=None)
 
 
 Reason = tuple[Binding, str, float | None]
@@ -295,9 +310,10 @@ class _Shapes:
         )  # fmt: skip
 
     def _base(self, precision: Precision) -> Execution:
+        recomputed = self._workload.checkpointed or self._job.checkpointing
         return Execution(
             precision=precision, optimizer=self._workload.optimizer, channels_last=self._job.channels_last,
-            compile=self._job.compile, activation_checkpointing="full" if self._workload.checkpointed else "none",
+            compile=self._job.compile, activation_checkpointing="full" if recomputed else "none",
         )  # fmt: skip
 
 
@@ -332,6 +348,17 @@ def _match(shapes: _Shapes, offer: Offer, nodes: int, spot: bool, done: Forecast
         hours=Interval(low=min(hours[1:]), high=max(hours[1:]), coverage=coverage, basis=basis),
         usd=Interval(low=min(usd[1:]), high=max(usd[1:]), coverage=coverage, basis=basis),
     )  # fmt: skip
+
+
+def _too_many_failures(match: Match, conditions: JobConditions) -> str:
+    causes = []
+    if conditions.device_mtbf_h is not None:
+        causes.append(f"each of its GPUs fails every {format_duration(3600 * conditions.device_mtbf_h)} (--mtbf)")
+    if match.spot:
+        every = format_duration(3600 * conditions.preemption_mean_h)
+        causes.append(f"each spot server is taken away every {every} (--preempted-every)")
+    restart = format_duration(conditions.restart_s)
+    return f"failures come faster than the job can progress: {' and '.join(causes)}, and a restart takes {restart}"
 
 
 def _scaled(step: StepTime, factor: float) -> StepTime:

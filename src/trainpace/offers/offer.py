@@ -9,6 +9,8 @@ from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 
 STALE_AFTER_DAYS = 90
+OWN = "own"
+"""The provider of a user's own machines."""
 
 
 class Offer(Record):
@@ -61,5 +63,7 @@ class Offer(Record):
 
 
 def is_stale(offer: Offer, today: datetime.date) -> bool:
-    """Is the price older than STALE_AFTER_DAYS, or undated?"""
+    """Is the price older than STALE_AFTER_DAYS, or undated? What a user says of their own machines holds."""
+    if offer.provider == OWN:
+        return False
     return offer.as_of is None or (today - datetime.date.fromisoformat(offer.as_of)).days > STALE_AFTER_DAYS

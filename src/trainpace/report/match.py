@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from trainpace.forecast.job import JobConditions
-from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected
+from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, cheapest_in_time, fastest_within_budget
 from trainpace.offers.offer import is_stale
 from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
 from trainpace.report.terminal import console, print_lines, print_table
@@ -20,6 +20,7 @@ SEPARATOR = 3
 """Columns between two of the table's."""
 LEAST_ROOM = 16
 FEWEST_SHOWN = 3
+MOST_REGION = 14
 
 
 def print_ranking(
@@ -33,7 +34,7 @@ def print_ranking(
 ) -> None:
     """The best rows and the Pareto front, a verdict, what next, how old the prices are."""
     if not ranking.matches:
-        _print_none(ranking, close)
+        _print_none(workload, ranking, close, job)
         return
     first = ranking.matches[0]
     print_lines(
@@ -75,10 +76,13 @@ def _print_table(shown: Sequence[Match], rank_of: dict[int, int], width: int) ->
     if width >= WIDEST:
         insert(len(columns), "$/1000 steps", lambda m: format_number(1e3 * m.usd_per_step))
         insert(len(columns), "kWh", lambda m: "-" if m.kwh is None else format_number(m.kwh))
-        insert(2, "region", lambda m: _shortened(m.offer.region, 14))
+        insert(2, "region", lambda m: _shortened(m.offer.region, MOST_REGION))
     taken = sum(max(len(columns[i]), *(len(row[i]) for row in rows)) + SEPARATOR for i in range(len(columns)) if i != 1)
-    for row, match in zip(rows, shown, strict=True):
-        row[1] = _server(match, max(LEAST_ROOM, width - taken - SEPARATOR))
+    room = max(LEAST_ROOM, width - taken - SEPARATOR)
+    names = [_server(match, room) for match in shown]
+    for row, match, name in zip(rows, shown, names, strict=True):
+        alike = names.count(name) > 1 and "region" not in columns and match.offer.region
+        row[1] = _server(match, room, f" {_shortened(match.offer.region, MOST_REGION)}") if alike else name
     print_table(columns, rows, left=columns.index("step ms"))
 
 
@@ -98,9 +102,9 @@ def _run(m: Match) -> str:
     return f"{execution.precision} {micro}{sharded}"
 
 
-def _server(m: Match, room: int) -> str:
+def _server(m: Match, room: int, region: str = "") -> str:
     before = f"{m.nodes} x " if m.nodes > 1 else ""
-    after = " spot" if m.spot else ""
+    after = f"{region}{' spot' if m.spot else ''}"
     name = f"{m.offer.provider} {m.offer.instance_type.removeprefix('Standard_')}"
     return f"{before}{_shortened(name, room - len(before) - len(after))}{after}"
 
@@ -139,16 +143,31 @@ def _next(first: Match, job: Job) -> str:
     )
 
 
-def _print_none(ranking: Ranking, close: tuple[Binding, str, Match | Rejected] | None) -> None:
+def _print_none(
+    workload: Workload, ranking: Ranking, close: tuple[Binding, str, Match | Rejected] | None, job: Job
+) -> None:
     if close is None:
         print_lines("No server was considered.")
         return
     binding, reason, choice = close
+    if binding == "failures":
+        print_lines(f"No server finishes this. On {_named(choice)}, {reason}.")
+        return
+    if isinstance(choice, Match) and job.deadline_s is not None and job.budget_usd is not None:
+        limits = f"{format_duration(job.deadline_s)} and {format_usd(job.budget_usd)}"
+        print_lines(f"No server meets both the deadline and the budget, {limits}.")
+        for said, found in (
+            ("Cheapest that meets the deadline", cheapest_in_time(ranking, job)),
+            ("Fastest within the budget", fastest_within_budget(ranking, job)),
+        ):
+            met = "none" if found is None else f"{_named(found)}, {_hours(found)} for {format_usd(found.mean_usd)}"
+            print_lines(f"{said}: {met}.")
     print_lines(f"No server meets this: {binding} binds. At the nearest, {_named(choice)}, {reason}.")
     if isinstance(choice, Match):
         print_lines(f"Nearest choice: {_named(choice)}, {_hours(choice)} for {format_usd(choice.mean_usd)}.")
     elif binding == "memory":
-        print_lines("Try --checkpointing, a smaller --global-batch where that is the limit, or more --max-nodes.")
+        recompute = "" if job.checkpointing or workload.checkpointed else "--checkpointing, "
+        print_lines(f"Try {recompute}a smaller --global-batch where that is the limit, or more --max-nodes.")
     else:
         print_lines("Try another --global-batch, --precision, or fewer restrictions on servers.")
     if len(ranking.missed) + len(ranking.rejected) > 1:

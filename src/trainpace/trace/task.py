@@ -57,6 +57,8 @@ def build_task(
     A FILE.py's function decides for itself.
     """
     kind, _, name = spec.rpartition(":")
+    if spec.endswith((".py", ".py:")):
+        raise TrainpaceError(f"name the function: {spec.rstrip(':')}:FUNCTION.")
     if kind.endswith(".py"):
         return _from_file(Path(kind), name)
     if is_random(spec):

@@ -1,0 +1,67 @@
+"""The workload that a verb asks for: traced as its options say, or saved, where options must agree with what was traced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from trainpace.errors import Contradiction
+from trainpace.trace import is_saved, load_workload
+from trainpace.workload import Form, Variant, Workload
+
+
+def variant_of(o: dict[str, Any]) -> Variant:
+    """The variant that --optimizer, --sequence-length, --image-size and --mode name; not every verb has all."""
+    return Variant(o["optimizer"], o["sequence_length"], o["image_size"], mode=o.get("mode") or "train")
+
+
+def workload_of(
+    model: str, forms: Sequence[Form], variant: Variant, o: dict[str, Any], recompute: bool = False
+) -> Workload:
+    """The workload of `model`. `recompute`: full activation checkpointing is asked for; where no repeated blocks are found to
+    which it could be applied afterwards, the model is traced with it.
+
+    Raises Contradiction where an option asks of a saved workload what it was not traced with.
+    """
+    if is_saved(model):
+        if o.get("save_workload"):
+            raise click.UsageError(f"--save-workload needs a model to trace, and {model} is a saved workload already.")
+        workload = load_workload(model, forms)
+        check_agrees(model, workload, o)
+        if recompute and not recomputes(workload):
+            raise Contradiction(
+                f"{model} was traced without activation checkpointing and has no repeated blocks that could be recomputed.",
+                "--checkpointing needs a new trace, from the model.",
+            )
+        return workload
+    workload = load_workload(model, forms, variant, o["timeout"])
+    if recompute and not recomputes(workload):
+        return load_workload(model, forms, variant._replace(checkpointing=True), o["timeout"])
+    return workload
+
+
+def recomputes(workload: Workload) -> bool:
+    """Was it traced with recomputation, or has it blocks to which it can be applied in every form?"""
+    return workload.checkpointed or all(form.blocks is not None for form in workload.forms.values())
+
+
+def check_agrees(model: str, workload: Workload, o: dict[str, Any]) -> None:
+    """Options beside a saved workload. Raises Contradiction for the first that differs from what was traced."""
+    side = re.search(r"(\d+) x (\d+) image$", workload.sample)
+    sides = {int(length) for length in side.groups()} if side else set()
+    traced = {
+        "mode": workload.mode, "optimizer": workload.optimizer, "sequence_length": workload.sequence_length,
+        "image_size": sides.pop() if len(sides) == 1 else None,
+    }  # fmt: skip
+    for name, was in traced.items():
+        if o.get(name) is None or o[name] == was:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        shown = was if was is not None else f"none ({workload.sample})"
+        raise Contradiction(
+            f"{model} was traced with {option} {shown}, and {option} {o[name]} needs a new trace, from the model.",
+            "Leave the option out, or name the model.",
+        )
