@@ -110,7 +110,7 @@ def rank_memory(
     parameters = np.where(stage >= 3, sharded_whole * ~grid.offload_parameters[:, None], whole)
     parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
     collected = grid.collects_gradients[:, None]
-    # whatever Megatron exchanges, it keeps main gradients in fp32: 18 bytes a parameter in all (Korthikanti et al. 2022, figure 1)
+    # whatever Megatron exchanges, it keeps main gradients in fp32: 18 bytes a parameter (Korthikanti et al. 2022, figure 1)
     wide = megatron | (half & (grid.fp32_gradients[:, None] | (stage >= 2)))
     width = np.where(wide, 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
     leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
