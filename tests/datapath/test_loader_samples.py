@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainpace.datapath.function_costs import OTHER, function_stages
-from trainpace.datapath.loader_runs import Setting, loader_cost, run_loader
+from trainpace.datapath.loader_runs import Setting, loader_cost, loader_failure, run_loader
 from trainpace.datapath.loader_samples import choose, first_pass, sample_cost
 from trainpace.datapath.loader_target import LoaderTarget, load_target
 from trainpace.datapath.random_states import same, states
@@ -230,3 +230,30 @@ def test_a_waiting_loader_gains_by_workers():
     assert two.batch_ms < 0.8 * alone.batch_ms
     assert cost.batch_size == 4
     assert cost.collate_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "workers", "sentence"),
+    [
+        (EOFError(), 1, "a worker of the DataLoader with 1 worker exited unexpectedly (EOFError: no message)"),
+        (
+            ConnectionResetError(104, "Connection reset by peer"),
+            2,
+            "a worker of the DataLoader with 2 workers exited unexpectedly "
+            "(ConnectionResetError: [Errno 104] Connection reset by peer)",
+        ),
+        (
+            EOFError("Caught EOFError in DataLoader worker process 0.\nEOFError: no data left"),
+            2,
+            "the DataLoader with 2 workers raised EOFError: EOFError: no data left",
+        ),
+        (EOFError("no data left"), 0, "the DataLoader with no workers raised EOFError: no data left"),
+        (
+            RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+            1,
+            "the DataLoader with 1 worker raised RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+        ),
+    ],
+)
+def test_a_worker_that_died_is_told_from_one_that_raised(error, workers, sentence):
+    assert loader_failure(error, workers) == sentence

@@ -14,6 +14,7 @@ from trainpace.forecast.exchanges import step_exchanges
 from trainpace.forecast.grid import CLASHES
 from trainpace.forecast.layout import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET, step_memory
+from trainpace.forecast.shapes import divisors
 from trainpace.forecast.stages import stage_costs
 from trainpace.hardware import Cluster, find_device
 
@@ -390,3 +391,9 @@ def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
     costs = [stage_costs(f, grid_of([run(pp=2)]), "bf16", device, None, 1.0, False) for f in (form, patches)]
     assert (costs[0].first_host > 0).all()
     assert costs[1].first_host == pytest.approx(costs[0].first_host)
+
+
+def test_divisors():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(49) == [1, 7, 49]
+    assert divisors(97) == [1, 97]

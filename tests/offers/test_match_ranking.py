@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.forecast.job import JobConditions
+from trainpace.forecast.shapes import divisors
 from trainpace.hardware import Cluster, find_device
 from trainpace.offers import Offer
-from trainpace.offers.match import Job, divisors, nearest, rank
+from trainpace.offers.match import Job, nearest, rank
 from trainpace.schedule import Schedule
 
 QUIET = JobConditions(startup_s=0.0, device_mtbf_h=None)
@@ -179,9 +179,3 @@ def test_misuse():
         replace(JOB, global_batch=0)
     with pytest.raises(TrainpaceError, match="traced for"):
         rank(replace(workload(), forms={"fp32": workload().forms["fp32"]}), [T4], {"T4": find_device("T4")}, JOB)
-
-
-def test_divisors():
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
-    assert divisors(49) == [1, 7, 49]
-    assert Execution(micro_batch=divisors(97)[-1]).global_batch == 97

@@ -12,9 +12,10 @@ from nouns import workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import forecast
+from trainpace.forecast.memory import needed_gib
 from trainpace.hardware import Cluster, find_device
 from trainpace.plan import Choice, DataPath, Freedom, Judge, Setting, plan_changes
-from trainpace.plan.evaluate import needed_gib, part_of, room_gib, same_work
+from trainpace.plan.evaluate import device_room_gib, part_of, same_work
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
 from trainpace.plan.order import ladder
 from trainpace.plan.search import NEARLY, search
@@ -134,7 +135,7 @@ def test_nothing_fits_says_by_how_much():
         if (f := forecast(MODEL, space.execution(row), s.cluster)).step is not None
     )
     assert f"needs {least:.3g} GiB" in plan.reason
-    assert f"{least - room_gib(s.cluster):.3g} too few" in plan.reason
+    assert f"{least - device_room_gib(s.cluster):.3g} too few" in plan.reason
     assert "GiB would do" in plan.nearest or "it would fit" in plan.nearest
 
 

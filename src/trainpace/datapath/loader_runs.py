@@ -73,13 +73,22 @@ def run_loader(
             next(batches)
         batch_ms = 1e3 * (time.perf_counter() - start) / timed
     except Exception as error:
-        reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), "no message")
-        how = f"{setting.workers} workers" if setting.workers else "no workers"
-        raise UserCodeError(
-            f"the DataLoader with {how} raised {type(error).__name__}: {reason.strip()[:300]}"
-        ) from None
+        raise UserCodeError(loader_failure(error, setting.workers)) from None
     del batches
     return Run(batch_ms, first_s)
+
+
+def loader_failure(error: Exception, workers: int) -> str:
+    """One sentence. A worker that dies while it sends shows in the parent as a broken connection, or as torch's own error."""
+    how = (
+        f"the DataLoader with {workers} worker{'' if workers == 1 else 's'}"
+        if workers
+        else "the DataLoader with no workers"
+    )
+    reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
+    if workers and isinstance(error, EOFError | ConnectionError) and not str(error).startswith("Caught "):
+        return f"a worker of {how} exited unexpectedly ({type(error).__name__}: {reason[:300]})"
+    return f"{how} raised {type(error).__name__}: {reason[:300]}"
 
 
 def loader_cost(

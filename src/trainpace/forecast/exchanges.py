@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainpace.execution import Engine
-from trainpace.forecast.collectives import Collective, collective_ms, pcie_gb_per_s
+from trainpace.forecast.collectives import PCIE_EFFICIENCY, Collective, collective_ms, pcie_gb_per_s
 from trainpace.forecast.executions import Flags, Grid, Groups
 from trainpace.forecast.layout import Stages
 from trainpace.hardware.cluster import Cluster
@@ -37,8 +37,6 @@ ASYNC_HIDDEN = 0.5
 exchanging piece by piece (torchtitan's runs of Llama on 8 ranks gain 8 to 10 %, PyTorch's blog of 2024)."""
 DATA_PARALLEL_COPY_SHARE = 1.2
 """nn.DataParallel copies parameters out and gradients back over PCIe in every step, through one device."""
-DATA_PARALLEL_EFFICIENCY = 0.30
-"""Of PCIe, as nn.DataParallel uses it: see `collectives.PCIE_EFFICIENCY`."""
 
 KINDS = ("data_parallel", "parameters", "tensor_parallel", "context_parallel", "pipeline", "offload")
 """Kinds of exposed exchanges: gradients; parameters (FSDP, ZeRO); tensor, context and pipeline parallelism; host memory."""
@@ -229,7 +227,7 @@ def _to_hosts(
 
 def data_parallel_ms(grid: Grid, gradient_bytes: Floats, parameter_bytes: Floats, cluster: Cluster) -> Floats:
     """nn.DataParallel's copies of parameters and gradients in a step: with every micro-batch anew."""
-    per_ms = pcie_gb_per_s(cluster) * 1e6 * DATA_PARALLEL_EFFICIENCY
+    per_ms = pcie_gb_per_s(cluster) * 1e6 * PCIE_EFFICIENCY
     ranks = np.maximum(grid.data_parallel_size, 1)
     each = DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
     result: Floats = grid.accumulation * each

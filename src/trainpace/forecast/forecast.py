@@ -51,7 +51,7 @@ def forecast(
     if clash and not refused:
         raise contradiction(clash, grid, 0, form.blocks, workload.sequence_length, cluster)
     memory = None if clash else found.memory.at(0)
-    fitting = None if capacity is None or memory is None else fits(memory, capacity)
+    fitting = None if capacity is None or memory is None else bool(fits(memory, capacity))
     largest = None
     if capacity is not None and memory is not None and device.kind == "gpu":
         largest = largest_micro_batch(form, execution, capacity, workload.checkpointed)

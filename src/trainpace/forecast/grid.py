@@ -39,6 +39,7 @@ from trainpace.forecast.executions import (
 )
 from trainpace.forecast.layout import Stages, stages_of
 from trainpace.forecast.memory import RankMemory, rank_memory
+from trainpace.forecast.memory import fits as fits_in
 from trainpace.forecast.shapes import CLASHES, clashes, contradiction
 from trainpace.forecast.stages import StageCosts, stage_costs
 from trainpace.forecast.step import PhaseTimes
@@ -127,7 +128,7 @@ def forecast_grid(
             for name, values in source.items():
                 target[name][rows[legal]] = values
     capacity = cluster.device.memory_gib
-    fits = np.ones(n, dtype=bool) if capacity is None else memory.fits(capacity.value)
+    fits = np.ones(n, dtype=bool) if capacity is None else fits_in(memory, capacity.value)
     return GridForecast(sum(parts.values(), np.zeros(n)), parts, exposed, memory, fits, clash, uneven, reasons)
 
 

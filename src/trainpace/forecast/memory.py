@@ -65,13 +65,6 @@ class RankMemory(NamedTuple):
     reserved_gib: Floats
     device_gib: Floats
 
-    def fits(self, capacity_gib: float) -> Flags:
-        """Would it run: what is allocated, what fragmentation wastes, and the context, within FIT_MARGIN of the card."""
-        context = self.device_gib - self.reserved_gib
-        waste = np.where(context > 0, FRAGMENTATION, 1.0)
-        within: Flags = self.allocated_gib * waste + context <= capacity_gib * FIT_MARGIN
-        return within
-
     def at(self, i: int) -> Memory:
         """One execution's."""
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
@@ -244,11 +237,22 @@ def step_memory(form: TracedForm, execution: Execution, is_gpu: bool, checkpoint
     return rank_memory(form, grid_of([execution]), half, is_gpu, execution.engine, checkpointed).at(0)
 
 
-def fits(memory: Memory, capacity_gib: float) -> bool:
-    """As `RankMemory.fits`."""
-    context = memory.device_gib - memory.reserved_gib
-    waste = FRAGMENTATION if context > 0 else 1.0
-    return memory.allocated_gib * waste + context <= capacity_gib * FIT_MARGIN
+def needed_gib(memory: Memory | RankMemory) -> Floats:
+    """What one device must have room for: what is allocated, what fragmentation wastes on a GPU, and the context."""
+    context = np.asarray(memory.device_gib - memory.reserved_gib)
+    needed: Floats = memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
+    return needed
+
+
+def room_gib(capacity_gib: float) -> float:
+    """What of a device's memory can be used."""
+    return capacity_gib * FIT_MARGIN
+
+
+def fits(memory: Memory | RankMemory, capacity_gib: float) -> Flags:
+    """Would it run?"""
+    within: Flags = needed_gib(memory) <= room_gib(capacity_gib)
+    return within
 
 
 def largest_micro_batch(form: TracedForm, execution: Execution, capacity_gib: float, checkpointed: bool = False) -> int:
@@ -259,7 +263,7 @@ def largest_micro_batch(form: TracedForm, execution: Execution, capacity_gib: fl
     def first_that_does_not(batches: Counts) -> int:
         """Position of the first of these ascending batches that does not fit; their number where all do."""
         grid = grid_from(execution, micro_batch=batches)
-        within = rank_memory(form, grid, half, True, execution.engine, checkpointed).fits(capacity_gib)
+        within = fits(rank_memory(form, grid, half, True, execution.engine, checkpointed), capacity_gib)
         return len(batches) if within.all() else int(np.argmin(within))
 
     doubling = 2 ** np.arange(MOST_SAMPLES.bit_length(), dtype=np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from trainpace.errors import Contradiction
@@ -74,7 +76,7 @@ def contradiction(
             f"tp {tp}, pp {pp} and cp {cp} need repeated blocks along which the model could be cut, and it has none.",
             "Use data parallelism, ZeRO or FSDP.",
         ),
-        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", _divisors("tp", heads)),
+        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", _possible("tp", heads)),
         "key_value_heads": (
             f"tp {tp} and the model's {groups} key-value heads do not divide each other.",
             "Every rank needs the same number of them, or copies of one.",
@@ -112,8 +114,16 @@ def contradiction(
     return Contradiction(*said[name])
 
 
-def _divisors(name: str, count: int) -> str:
+def _possible(name: str, count: int) -> str:
     if not count:
         return "The model has no attention whose heads could be divided."
-    fitting = [str(n) for n in range(2, min(count, 64) + 1) if count % n == 0]
-    return f"Possible {name}: {', '.join(['1', *fitting])}."
+    return f"Possible {name}: {', '.join(str(n) for n in divisors(count) if n <= MOST_SHOWN)}."
+
+
+MOST_SHOWN = 64
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of n, ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

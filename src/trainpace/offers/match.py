@@ -22,13 +22,14 @@ from trainpace.forecast.grid import GridForecast, forecast_grid
 from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.job import JobConditions, JobTime, energy_kwh, job_time
 from trainpace.forecast.kernels import KernelTimes
-from trainpace.forecast.memory import FIT_MARGIN, FRAGMENTATION
+from trainpace.forecast.memory import needed_gib, room_gib
 from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.shapes import divisors
 from trainpace.forecast.stages import rank_times
 from trainpace.hardware import Cluster, Device
 from trainpace.offers.offer import Offer
 from trainpace.offers.transfer import transfer_of
-from trainpace.outcome import Forecast, Interval, Memory, StepTime
+from trainpace.outcome import Forecast, Interval, StepTime
 from trainpace.records import Record
 from trainpace.schedule import Schedule, total_steps
 from trainpace.units import format_duration, format_number, format_usd, hours_from_s
@@ -282,7 +283,7 @@ class _Shapes:
         capacity = cluster.device.memory_gib.value
         feasible = found.feasible
         if not feasible.any():
-            least = min(needed_gib(found.memory.at(i)) for i in range(len(feasible)))
+            least = float(needed_gib(found.memory).min()) / room_gib(1.0)  # the smallest card on which one would fit
             said = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
             return "memory", f"{said}, {cluster.device.name} has {format_number(capacity)}", least - capacity
         plain = feasible & (grid.zero_stage == 0)
@@ -315,18 +316,6 @@ class _Shapes:
             precision=precision, optimizer=self._workload.optimizer, channels_last=self._job.channels_last,
             compile=self._job.compile, activation_checkpointing="full" if recomputed else "none",
         )  # fmt: skip
-
-
-def needed_gib(memory: Memory) -> float:
-    """The card on which this would just fit."""
-    context = memory.device_gib - memory.reserved_gib
-    return (memory.allocated_gib * FRAGMENTATION + context) / FIT_MARGIN
-
-
-def divisors(n: int) -> list[int]:
-    """All divisors of n, ascending."""
-    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return sorted({*small, *(n // d for d in small)})
 
 
 def _match(shapes: _Shapes, offer: Offer, nodes: int, spot: bool, done: Forecast, device: Device, job: Job) -> Match:

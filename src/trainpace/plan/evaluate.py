@@ -14,9 +14,9 @@ from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast import forecast
 from trainpace.forecast.executions import CHECKPOINTINGS, SCHEDULES
 from trainpace.forecast.grid import CLASHES, Grid, forecast_grid, grid_from
-from trainpace.forecast.memory import FIT_MARGIN, FRAGMENTATION
+from trainpace.forecast.memory import needed_gib, room_gib
 from trainpace.hardware.cluster import Cluster
-from trainpace.outcome import Forecast, Memory
+from trainpace.outcome import Forecast
 from trainpace.plan.changes import Choice, DataPath, Outlook
 from trainpace.plan.space import Space
 from trainpace.schedule import Schedule, total_steps, training_time
@@ -65,16 +65,10 @@ def forecast_of(setting: Setting, execution: Execution) -> Forecast:
     return forecast(setting.workload, execution, cluster, host_factor=setting.host_factor)
 
 
-def needed_gib(memory: Memory) -> float:
-    """What one device must have room for, by the rule of `forecast.memory.fits`."""
-    context = memory.device_gib - memory.reserved_gib
-    return memory.allocated_gib * (FRAGMENTATION if context > 0 else 1.0) + context
-
-
-def room_gib(cluster: Cluster) -> float:
+def device_room_gib(cluster: Cluster) -> float:
     """What one device has room for; infinite where nobody says."""
     capacity = cluster.device.memory_gib
-    return math.inf if capacity is None else capacity.value * FIT_MARGIN
+    return math.inf if capacity is None else room_gib(capacity.value)
 
 
 def evaluate(setting: Setting, space: Space) -> Evaluation:
@@ -90,10 +84,9 @@ def evaluate(setting: Setting, space: Space) -> Evaluation:
         cluster = part_of(setting.cluster, base)
         grid = _grid(some)
         found = forecast_grid(setting.workload, base, grid, cluster, host_factor=setting.host_factor)
-        context = found.memory.device_gib - found.memory.reserved_gib
         possible = (found.clash == 0) & np.isfinite(found.step_ms)
         step[rows] = np.where(possible, found.step_ms, np.nan)
-        needed[rows] = found.memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
+        needed[rows] = needed_gib(found.memory)
         for code, text in found.reasons.items():
             reason[rows[(grid.precision == code) & ~possible]] = len(reasons)
             reasons.append(text)
@@ -205,6 +198,6 @@ class Judge:
         price, devices = self.setting.cluster.price_usd_per_device_hour, choice.execution.world_size
         return Outlook(
             choice=choice, changes=changes, step_ms=self.step_ms(choice), job_s=job_s, num_devices=devices,
-            needed_gib=0.0 if f.memory is None else needed_gib(f.memory),
+            needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)),
             cost_usd=None if price is None else price * devices * hours_from_s(job_s),
         )  # fmt: skip

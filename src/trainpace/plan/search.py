@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.plan.changes import Choice, DataPath
-from trainpace.plan.evaluate import Evaluation, Floats, Setting, evaluate, room_gib, steps_of, with_data_ms
+from trainpace.plan.evaluate import Evaluation, Floats, Setting, device_room_gib, evaluate, steps_of, with_data_ms
 from trainpace.plan.knobs import KNOBS
 from trainpace.plan.space import Space
 
@@ -78,7 +78,7 @@ def search(setting: Setting, space: Space, data: tuple[DataPath, ...]) -> Found:
 def found_of(setting: Setting, space: Space, data: tuple[DataPath, ...], evaluation: Evaluation) -> Found:
     """What an evaluation says of a space's choices."""
     samples = space.columns["micro_batch"] * space.columns["accumulation"]
-    room = room_gib(setting.cluster)
+    room = device_room_gib(setting.cluster)
     possible = np.isfinite(evaluation.step_ms) & ~(evaluation.needed_gib > room)
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
     stepping = np.where(possible[:, None], step_ms / 1e3 * steps_of(setting, space)[:, None], np.inf)

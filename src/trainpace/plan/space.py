@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Checkpointing, Execution, Precision
+from trainpace.forecast.shapes import divisors
 from trainpace.hardware.cluster import Cluster
 from trainpace.hardware.device import Device
 from trainpace.plan.knobs import KNOB_NAMES
@@ -146,12 +147,12 @@ def _layouts(workload: Workload, blocks: Blocks, devices_per_node: int) -> Itera
     """(tp, pp, cp, virtual_stages). Tensor parallelism stays inside a node: its exchange is never hidden."""
     heads = max(1, blocks.heads)
     groups = blocks.key_value_heads or heads
-    tensor = [t for t in _divisors(devices_per_node) if heads % t == 0 and (groups % t == 0 or t % groups == 0)]
+    tensor = [t for t in divisors(devices_per_node) if heads % t == 0 and (groups % t == 0 or t % groups == 0)]
     context = [1]
     if workload.sequence_length:
         context = [c for c in (1, 2, 4, 8) if c == 1 or workload.sequence_length >= c * LEAST_TOKENS_A_RANK]
-    for tp, pp, cp in product(tensor, _divisors(blocks.count), context):
-        for virtual in _divisors(blocks.count // pp) if pp > 1 else [1]:
+    for tp, pp, cp in product(tensor, divisors(blocks.count), context):
+        for virtual in divisors(blocks.count // pp) if pp > 1 else [1]:
             if virtual <= LARGEST_VIRTUAL:
                 yield tp, pp, cp, virtual
 
@@ -164,7 +165,7 @@ def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: i
         share, rest = divmod(batch * factor, ranks)
         if rest:
             continue
-        sizes = _divisors(share)
+        sizes = divisors(share)
         if not freedom.may("micro-batch"):
             sizes = [size for size in sizes if size == start.micro_batch]
         if len(sizes) > MOST_MICRO_BATCHES:
@@ -221,11 +222,6 @@ def precisions(workload: Workload, start: Execution, freedom: Freedom, device: D
 
 def _blocks(workload: Workload) -> Blocks | None:
     return next((form.blocks for form in workload.forms.values() if form.blocks is not None), None)
-
-
-def _divisors(n: int) -> list[int]:
-    small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
-    return sorted({*small, *(n // i for i in small)})
 
 
 def _powers(n: int) -> list[int]:

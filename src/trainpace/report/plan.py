@@ -84,7 +84,9 @@ def _remarks(plan: Plan) -> list[str]:
     ]
     if small:
         which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} save each"
-        remarks.append(f"{which} less than {NOISE:.0%}, which forecasts hardly tell apart: keep what you measure.")
+        remarks.append(
+            f"{which} less than {100 * NOISE:.0f} %, which forecasts hardly tell apart: keep what you measure."
+        )
     return remarks
 
 
