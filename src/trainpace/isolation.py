@@ -76,18 +76,20 @@ def serve(work: Work) -> None:
     try:
         answer = {"result": work(request)}
     except (Exception, SystemExit) as error:
-        cause = error.__cause__ or error
-        if is_out_of_memory(cause):
-            answer = {"error": "the memory is not enough.", "hint": "Try a smaller batch.", "out_of_memory": True}
-        elif isinstance(error, TrainpaceError):
-            misuse = not isinstance(error, UserCodeError)
-            answer = {"error": error.message, "hint": error.hint, "misuse": misuse}
-        else:
-            answer = {"error": explain(error), "hint": ""}
+        answer = failure_of(error)
     write_whole(sys.argv[2], json.dumps(answer))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of the user's code must not keep the process
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """One sentence of what went wrong and a hint, with `out_of_memory` or `misuse` true where it was that."""
+    if is_out_of_memory(error.__cause__ or error):
+        return {"error": "the memory is not enough.", "hint": "Try a smaller batch.", "out_of_memory": True}
+    if isinstance(error, TrainpaceError):
+        return {"error": error.message, "hint": error.hint, "misuse": not isinstance(error, UserCodeError)}
+    return {"error": explain(error), "hint": ""}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -105,7 +107,9 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
         if not any(part in file for part in ("/torch/", "/trainpace/", "<frozen", "runpy")):
             where = f" at {Path(file).name} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    # a DataLoader's worker sends its whole traceback, whose last line is the exception
+    reason = lines[-1] if any(line.startswith("Original Traceback") for line in lines) else lines[0]
     return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
 
 

@@ -45,9 +45,20 @@ class Trial(Record):
     """Gather what the gradient noise scale needs (`measure.noise_scale`)."""
 
 
+class FailedTrial(Record):
+    """A trial that gave no result: one sentence of why, and where its log is. misuse: it could not have worked as it was asked
+    for; the sentence says what to change."""
+
+    kind: Literal["misuse", "out of memory", "timed out", "failed", "cancelled"]
+    reason: str
+    log: str = ""
+
+
 class TrialResult(Record):
     """As rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps; `losses`:
-    of every step from the first, averaged over the global batch. `model_step`: a Measurement's parts where they were taken."""
+    of every step from the first, averaged over the global batch; empty where a script keeps them to itself. `start_up_s`: from the
+    worker's start to the end of its first step, so with imports, the engine's set-up, the loader's workers and compilation.
+    `peak_memory_gib`: the largest rank's, on a CPU what its process grew by."""
 
     step_ms: tuple[float, ...]
     data_wait_ms: tuple[float, ...]
