@@ -101,6 +101,8 @@ def plan(model: str, **o: Any) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json
     """
+    from msgspec.structs import replace
+
     from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, schedule_of, script_changes
     from trainpace.cli.traced import workload_of
     from trainpace.plan import Freedom, Setting, plan_changes
@@ -124,6 +126,7 @@ def plan(model: str, **o: Any) -> int:
         Setting(workload, cluster, schedule), start, data_paths(o, present, start, cluster), freedom,
         to="simplest" if o["simplest"] else "best",
     )  # fmt: skip
+    found = replace(found, model=model)
     also = script_changes(present, start, schedule)
     if o["output"]:
         save(found, o["output"])

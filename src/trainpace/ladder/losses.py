@@ -77,7 +77,7 @@ def compare(baseline: Sequence[float], rung: Sequence[float], tolerance: float, 
 
 
 def _windows(one: Sequence[float], other: Sequence[float]) -> tuple[Floats, Floats] | None:
-    """The means of both over the same windows; what does not fill the last window is left out at the start's end."""
+    """The means of both over the same windows; fewer than WINDOWS steps at the end are left out."""
     steps = min(len(one), len(other))
     width = steps // WINDOWS
     if width < FEWEST_A_WINDOW:
