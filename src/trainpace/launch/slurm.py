@@ -117,7 +117,7 @@ class _Followed:
     def __init__(self, job: Job, number: str, on_line: OnLine) -> None:
         self.job, self.number = job, number
         self.ended: Ended | None = None
-        self._on_line, self._lines = on_line, Follower(log_of(job))
+        self.tell, self._lines = on_line, Follower(log_of(job))
         self._last = Seen(state="PENDING")
         self._told, self._state, self._reason = "", "", ""
         self._changed_at = self._result_at = self._cancelled_at = float("inf")
@@ -130,7 +130,7 @@ class _Followed:
             self._tell_news(seen)
             self._last = seen
         for line in self._lines.new_lines():
-            self._on_line(line)
+            self.tell(line)
         if self._result_at == float("inf") and Path(self.job.result).exists():
             self._result_at = now
         if self._cancelled_at < float("inf"):
@@ -158,7 +158,7 @@ class _Followed:
 
     def _end(self, state: State, reason: str, exit_code: int | None = None) -> None:
         for line in self._lines.new_lines(at_end=True):
-            self._on_line(line)
+            self.tell(line)
         if Path(self.job.result).exists():
             state, reason = "done", ""
         log = log_of(self.job)
@@ -177,7 +177,7 @@ class _Followed:
             news = f"runs, attempt {seen.restarts + 1}" if seen.restarts else "runs"
         if news and news != self._told:
             self._told = news
-            self._on_line(f"slurm: job {self.number}, {self.job.name}, {news}")
+            self.tell(f"slurm: job {self.number}, {self.job.name}, {news}")
 
 
 def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
@@ -204,15 +204,18 @@ def _queue(followed: Sequence[_Followed]) -> dict[str, Seen] | None:
 
 
 def _cancel_all(followed: Sequence[_Followed]) -> None:
-    """And wait until they hold no node any more."""
+    """And wait until they hold no node any more, or Slurm does not answer."""
     open_ = [f for f in followed if f.ended is None]
     if not open_:
         return
-    _ask("scancel", *(f.number for f in open_))
+    numbers = [f.number for f in open_]
+    if _ask("scancel", *numbers).returncode:
+        open_[0].tell(f"slurm: not cancelled, for Slurm does not answer; do it later: scancel {' '.join(numbers)}")
+        return
     end = time.monotonic() + CANCEL_S
     while time.monotonic() < end:
         queue = _queue(open_)
-        if queue is not None and all(queue.get(f.number, GONE).has_ended for f in open_):
+        if queue is None or all(queue.get(f.number, GONE).has_ended for f in open_):
             return
         time.sleep(0.2)
 
