@@ -20,7 +20,7 @@ from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from trainpace.errors import UserCodeError  # noqa: E402
-from trainpace.isolation import end_with_parent, failure_of  # noqa: E402
+from trainpace.isolation import failure_of  # noqa: E402
 from trainpace.launch.trial import Trial, TrialResult  # noqa: E402
 from trainpace.outcome import Interval  # noqa: E402
 from trainpace.records import load, save, write_whole  # noqa: E402
@@ -178,7 +178,6 @@ def _versions() -> dict[str, str]:
 
 def main() -> None:
     """As the module says. Ends the process: threads of engines and of users' code must not keep it, nor abort it."""
-    end_with_parent()
     request, result = sys.argv[1:3]
     code = 0
     try:

@@ -63,6 +63,7 @@ def config_of(e: Execution) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,  # left out, DeepSpeed 0.19 clips at 1.0, and trains differently from every other engine
         "steps_per_print": 10**9,
     }
 
@@ -73,7 +74,9 @@ class _DeepSpeed(FabricEngine):
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
         value = super().micro_step(loss, batch, last)
-        self._optimizer.step()  # which counts micro-batches, and updates after the last of a step
+        # which counts micro-batches, and updates after the last of a step; Fabric's optimizer would pass its engine by
+        # (lightning 2.6, deepspeed 0.19)
+        self.fabric.strategy.model.step()
         return value
 
     def update(self) -> None:
