@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import msgspec
 from msgspec.structs import replace
 
 from trainpace.cli.machine import device_of, profile_or_brief
@@ -156,7 +155,11 @@ def _texts(rung: Ahead, ladder: Ladder, folder: Path, o: Options) -> list[str]:
     for i, setup in enumerate(rung.setups):
         if isinstance(setup, Setup):
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
-                job = job_of(_trial(ladder, setup, ladder.seed), folder / "dry-run" / f"{rung.title}-{i}".replace("/", "-"), o.timeout)
+                job = job_of(
+                    _trial(ladder, setup, ladder.seed),
+                    folder / "dry-run" / f"{rung.title}-{i}".replace("/", "-"),
+                    o.timeout,
+                )
                 found.append(_launcher(setup, o).text(job))
     return found
 
@@ -200,12 +203,9 @@ def entry_of_trial(one: Tried, device: str, seed: int) -> Entry:
             "outcome": "ok", "step_time_ms": measured.median_ms, "interval_ms": measured.interval_ms,
             "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib, "environment": measured.environment,
         }  # fmt: skip
-    return msgspec.convert(
-        {
-            "id": new_id(), "created_at": now_utc(), "kind": "run", "model": one.setup.task, "device": device, "execution": e,
-            "num_devices": e.world_size, "seed": seed, "notes": words_of(one.setup), **fields,
-        },
-        Entry, from_attributes=True,
+    return Entry(
+        id=new_id(), created_at=now_utc(), kind="run", model=one.setup.task, device=device, execution=e,
+        num_devices=e.world_size, seed=seed, notes=words_of(one.setup), **fields,
     )  # fmt: skip
 
 

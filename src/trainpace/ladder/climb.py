@@ -130,7 +130,9 @@ class _Climb:
             self._means.tell(f"{rung.title}: measured before")
             return self._done[key]
         begin = time.monotonic()
-        result = RungResult(title=rung.title, key=key, tried=(), chosen=None, kept=False, reason="", base_ms=its.medians_ms)
+        result = RungResult(
+            title=rung.title, key=key, tried=(), chosen=None, kept=False, reason="", base_ms=its.medians_ms
+        )
         shards, precompute_s = "", 0.0
         if rung.precompute:
             try:
@@ -168,7 +170,9 @@ class _Climb:
             self._say(rung.title, one.foreseen)
             outcome = self._means.try_it(one.setup, self._ladder.seed, _file_name(rung.title, i))
             if isinstance(outcome, FailedTrial):
-                tried[i] = replace(one, failure=f"{outcome.kind}: {outcome.reason.rstrip('.')}. {_log(outcome)}".strip())
+                tried[i] = replace(
+                    one, failure=f"{outcome.kind}: {outcome.reason.rstrip('.')}. {_log(outcome)}".strip()
+                )
             else:
                 tried[i] = replace(one, measured=measured_of(outcome))
             self._means.journal(tried[i])
@@ -180,7 +184,9 @@ class _Climb:
         old_ms, new_ms = [its.median_ms], list(new.measured.medians_ms)
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
-            self._means.tell(f"{rung.title}: {gain.ratio:.2f}x is within the noise of one trial, so both are tried again")
+            self._means.tell(
+                f"{rung.title}: {gain.ratio:.2f}x is within the noise of one trial, so both are tried again"
+            )
             old_ms = []
             for turn in range(ROUNDS):
                 for setup, times in ((kept, old_ms), (new.setup, new_ms)):
@@ -202,7 +208,8 @@ class _Climb:
     def _learn(self, result: RungResult) -> None:
         for one in result.tried:
             if one.measured is not None:
-                found = known_from(one.setup, one.measured.medians_ms[0], one.measured.data_wait_ms)
+                m = one.measured
+                found = known_from(one.setup, m.medians_ms[0], m.data_wait_ms, one.foreseen.data_ms)
                 self._known += [found] if found is not None else []
 
     def _say(self, title: str, foreseen: Foreseen) -> None:

@@ -28,7 +28,8 @@ QUEUE_EXCESS = 0.15
 (benchmarks/results/thesis_case.md), where the bound has 2.0 (0.11 in logarithms). The interval reaches so much further up."""
 Z = 1.645
 CLEAN = 0.1
-"""Workers that take cores from the compute inflate it: it is learnt from trials without workers, or where data waits less."""
+"""Workers that take cores from the compute inflate it: it is learnt from trials without workers, or whose loader alone would take
+less than this share of the step."""
 
 
 class Foreseen(Record):
@@ -60,15 +61,15 @@ class Shared(NamedTuple):
     threads: float
 
 
-def known_from(setup: Setup, median_ms: float, data_wait_ms: float) -> Known | None:
-    """The compute of a measured setup; None where its loader's workers took cores from it."""
-    if setup.loader.workers and data_wait_ms > CLEAN * median_ms:
+def known_from(setup: Setup, median_ms: float, data_wait_ms: float, data_ms: float) -> Known | None:
+    """The compute of a measured setup; None where its loader, which alone would take `data_ms` a step, slowed it down."""
+    if (setup.loader.workers and data_ms > CLEAN * median_ms) or data_wait_ms >= median_ms:
         return None
-    return Known(setup, max(median_ms - data_wait_ms, 0.0)) if median_ms > data_wait_ms else None
+    return Known(setup, median_ms - data_wait_ms)
 
 
 def nearest(known: Sequence[Known], setup: Setup) -> Known | None:
-    """What a setup's compute is best learnt from: the fewest differing settings, then the nearest micro-batch, then the latest."""
+    """What tells most of a setup's compute: the fewest differing settings, then the nearest micro-batch, then the latest."""
     if not known:
         return None
     return min(reversed(known), key=lambda k: (len(_differences(k.setup, setup)), _log_batches(k.setup, setup)))
@@ -80,7 +81,11 @@ def foresee(
     """`cost` is of one micro-batch, None where no data is loaded; `known` a measured setup and the forecast of it."""
     if forecast.step is None or forecast.step_time_interval_ms is None:
         return Foreseen(reason=f"the compute cannot be forecast: {forecast.reason}")
-    middle, sd, basis = forecast.step.total_ms, _sd(forecast.step_time_interval_ms), forecast.step_time_interval_ms.basis
+    middle, sd, basis = (
+        forecast.step.total_ms,
+        _sd(forecast.step_time_interval_ms),
+        forecast.step_time_interval_ms.basis,
+    )
     if known is not None and known[1].step is not None:
         there, its = known
         assert its.step is not None
@@ -88,7 +93,9 @@ def foresee(
         others = _differences(there.setup, setup)
         batches = math.hypot(AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup))
         sd = math.hypot(batches, sd) if others else batches
-        basis = "compute as measured" if there.setup.execution == setup.execution else "compute measured before, as a ratio"
+        basis = (
+            "compute as measured" if there.setup.execution == setup.execution else "compute measured before, as a ratio"
+        )
         basis += f" ({', '.join(others)} by {forecast.step_time_interval_ms.basis})" if others else ""
     whole = _of_step(cost, setup.execution)
     workers = setup.loader.workers
@@ -101,9 +108,7 @@ def foresee(
 
     at = step(middle, 1.0, shared.threads)
     above = math.exp(Z * SAMPLE_SD + (QUEUE_EXCESS if workers else 0.0))
-    up = math.hypot(
-        step(middle * math.exp(Z * sd), 1.0, shared.threads) - at, step(middle, above, shared.threads) - at
-    )
+    up = math.hypot(step(middle * math.exp(Z * sd), 1.0, shared.threads) - at, step(middle, above, shared.threads) - at)
     # no more than one of its threads may really be busy all the time
     down = math.hypot(
         at - step(middle * math.exp(-Z * sd), 1.0, 1.0), at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads)

@@ -36,7 +36,9 @@ def read_ladder(path: Path, task: str | None = None, precompute: str = "") -> La
     if path.suffix == ".toml":
         return _from_toml(text, path, task)
     if path.suffix != ".json":
-        raise UnreadableInput(f"{path} is neither a ladder (.toml) nor a plan (.json).", "trainpace plan --output makes one.")
+        raise UnreadableInput(
+            f"{path} is neither a ladder (.toml) nor a plan (.json).", "trainpace plan --output makes one."
+        )
     return ladder_of_plan(from_json(text, Plan, str(path)), task, precompute)
 
 
@@ -46,9 +48,11 @@ def _from_toml(text: bytes, path: Path, task: str | None) -> Ladder:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
     _known(read, TOP_KEYS, f"key of {path.name}")
-    start, rungs, job = read.pop("start", {}), read.pop("rung", []), read.pop("job", None)
-    if not isinstance(start, dict) or not isinstance(rungs, list) or not all(isinstance(r, dict) for r in rungs):
-        raise UnreadableInput(f"{path} needs [start] and [[rung]] tables.")
+    start: dict[str, Any] = read.pop("start", {})
+    rungs, job = read.pop("rung", []), read.pop("job", None)
+    tables = isinstance(start, dict) and isinstance(rungs, list) and isinstance(job, dict | None)
+    if not tables or not all(isinstance(r, dict) for r in rungs):
+        raise UnreadableInput(f"{path}: [start] and [job] are tables, and each [[rung]] is one.")
     spec = task or _beside(path, str(read.pop("task", "")))
     read.pop("task", None)
     if not spec:
@@ -59,7 +63,8 @@ def _from_toml(text: bytes, path: Path, task: str | None) -> Ladder:
         raise TrainpaceError(f"{path} has no [[rung]] to try.")
     if "shards" in start:
         start["shards"] = _beside_folder(path, start["shards"])
-    start = {"accumulation": 1, "micro_batch": 1} | start
+    if "global_batch" not in start:
+        start = {"accumulation": 1, "micro_batch": 1, **start}
     try:
         begin = changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
         return msgspec.convert(
@@ -129,7 +134,9 @@ def fingerprint(spec: str) -> str:
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py"):
         return ""
-    sources = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(file).absolute().parent.glob("*.py"))}
+    sources = {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(file).absolute().parent.glob("*.py"))
+    }
     if Path(file).name not in sources:
         raise UnreadableInput(f"cannot read {file}: no such file.")
     return hashlib.sha256(json.dumps([name, sources]).encode()).hexdigest()[:16]

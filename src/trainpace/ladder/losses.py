@@ -27,8 +27,8 @@ Floats = NDArray[np.float64]
 
 
 class LossCheck(Record):
-    """`worst` and `at_end`: the rung's smoothed loss less the baseline's over the baseline's first, at the largest and in the last
-    of the windows of `smoothed_over` steps. `tolerance` holds the baseline's own spread."""
+    """`worst` and `at_end`: the rung's smoothed loss less the baseline's over the baseline's first, where it is largest and in
+    the last of the windows of `smoothed_over` steps. `tolerance` holds the baseline's own spread."""
 
     verdict: Verdict
     reason: str = ""
@@ -40,7 +40,7 @@ class LossCheck(Record):
 
 
 def own_spread(one: Sequence[float], other: Sequence[float]) -> float:
-    """How far apart two trials of the baseline are that differ in their seed: the root mean square over the windows, as a share."""
+    """How far apart two trials of the baseline with different seeds are: the root mean square over the windows, a share."""
     curves = _windows(one, other)
     if curves is None:
         return 0.0
@@ -82,7 +82,9 @@ def _windows(one: Sequence[float], other: Sequence[float]) -> tuple[Floats, Floa
     width = steps // WINDOWS
     if width < FEWEST_A_WINDOW:
         return None
-    first, second = (np.asarray(c[: width * WINDOWS], dtype=float).reshape(WINDOWS, width).mean(1) for c in (one, other))
+    first, second = (
+        np.asarray(c[: width * WINDOWS], dtype=float).reshape(WINDOWS, width).mean(1) for c in (one, other)
+    )
     return first, second
 
 

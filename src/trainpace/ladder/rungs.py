@@ -78,8 +78,8 @@ class Ladder(Record):
     """From where to start, what to try in turn, and the whole job that is meant.
 
     `job` None: no hours and dollars of a whole job. `price_usd_per_hour` is for one node. `loss_tolerance` is a share of the
-    baseline's first loss (see `losses`). Each trial trains for about `seconds` after `warmup_steps`; the baseline's seed is `seed`,
-    and its second trial's the next one.
+    baseline's first loss (see `losses`). Each trial trains for about `seconds` after `warmup_steps`; all have `seed`, but for the
+    baseline's second trial, which has the next one.
     """
 
     start: Setup
@@ -97,7 +97,9 @@ class Ladder(Record):
         if not 0 < self.seconds < float("inf"):
             raise TrainpaceError(f"a trial of {self.seconds} s cannot be.", "Give seconds above 0.")
         if not 0 < self.loss_tolerance < 10:
-            raise TrainpaceError(f"a loss tolerance of {self.loss_tolerance} cannot be right.", "It is a share: 0.1 is 10 %.")
+            raise TrainpaceError(
+                f"a loss tolerance of {self.loss_tolerance} cannot be right.", "It is a share: 0.1 is 10 %."
+            )
         if self.price_usd_per_hour is not None and not 0 <= self.price_usd_per_hour <= 1e6:
             raise TrainpaceError(f"a price of {self.price_usd_per_hour} dollars an hour cannot be right.")
         if self.device not in ("cpu", "cuda"):
@@ -114,9 +116,7 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     """
     fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
     loader = _built(LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
-    setup = _built(
-        Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")}
-    )
+    setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
     batch = kept.execution.global_batch
     if "global_batch" in changes:
         batch = _positive(changes["global_batch"], "global_batch")
@@ -126,6 +126,11 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     ):
         setup = replace(setup, engine=None)  # the engine that was named for another execution need not have this one
     execution = _at_global_batch(free, batch, fields, allow_global_batch)
+    if "global_batch" in changes and execution.global_batch != batch:
+        raise Contradiction(
+            f"micro-batch {execution.micro_batch} x accumulation {execution.accumulation} x {execution.data_parallel_size}"
+            f" data-parallel ranks is {execution.global_batch}, not the global batch of {batch}."
+        )
     if execution.global_batch != kept.execution.global_batch and not allow_global_batch:
         raise Contradiction(
             f"this changes the global batch from {kept.execution.global_batch} to {execution.global_batch}.",
@@ -188,7 +193,9 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
     except msgspec.ValidationError as error:
         key = str(error).partition("`$.")[2].rstrip("`")
         shown = f"{key} cannot be {new[key]!r}" if key in new else str(error)
-        raise TrainpaceError(f"{shown}: {str(error).partition(' - ')[0][0].lower()}{str(error).partition(' - ')[0][1:]}.") from None
+        raise TrainpaceError(
+            f"{shown}: {str(error).partition(' - ')[0][0].lower()}{str(error).partition(' - ')[0][1:]}."
+        ) from None
 
 
 def words_of(setup: Setup) -> str:

@@ -1,4 +1,4 @@
-"""What forecasts of a ladder rest on, found when first needed: the traced model, this machine for so many ranks, a sample's cost."""
+"""What forecasts of a ladder rest on, found when needed: the traced model, this machine for so many ranks, a sample's cost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,13 @@ class Sights:
     """
 
     def __init__(
-        self, folder: Path, device: str, whole: Callable[[], MachineProfile], tell: Tell, timeout_s: float, seed: int = 0
+        self,
+        folder: Path,
+        device: str,
+        whole: Callable[[], MachineProfile],
+        tell: Tell,
+        timeout_s: float,
+        seed: int = 0,
     ) -> None:
         self._folder, self._device, self._whole, self._tell = folder, device, whole, tell
         self._timeout_s, self._seed = timeout_s, seed
@@ -96,7 +102,9 @@ class Sights:
         bare = forecast(workload, replace(e, engine="unoverlapped"), cluster, model=profile.kernels)
         if bare.step_time_interval_ms is None:
             return found
-        wider = replace(found.step_time_interval_ms, high=max(found.step_time_interval_ms.high, bare.step_time_interval_ms.high))
+        wider = replace(
+            found.step_time_interval_ms, high=max(found.step_time_interval_ms.high, bare.step_time_interval_ms.high)
+        )
         return replace(found, step_time_interval_ms=wider)
 
     def _workload(self, setup: Setup) -> Workload:
@@ -114,14 +122,17 @@ class Sights:
         if key in self._profiles:
             return self._profiles[key]
         file = self._folder / f"machine-{ranks}x{threads}.json"
-        if ranks == 1 and threads in (usable_cores(), rank_threads(Setup(task="", execution=Execution()))):
-            profile = self._whole()
-        elif file.exists():
+        if file.exists():
             profile = load(file, MachineProfile)
+        elif ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
+            profile = self._whole()
+            save(profile, file)
         else:
-            self._tell(f"calibrating {ranks} process{'es' if ranks > 1 else ''} of {threads} threads for {CALIBRATION_S:.0f} s")
+            self._tell(
+                f"calibrating {ranks} process{'es' if ranks > 1 else ''} of {threads} threads for {CALIBRATION_S:.0f} s"
+            )
             with ThreadPoolExecutor(ranks) as pool:
-                profile = list(pool.map(lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks)))[0]
+                profile, *_ = pool.map(lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks))
             save(profile, file)
         self._profiles[key] = profile
         return profile
@@ -158,7 +169,11 @@ def links_of(a: AllReduce) -> HostLinks:
     per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
     works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)
     return HostLinks(
-        start_us=a.latency_us, message_us=0.0, host_us_per_mib=works, gb_per_s=a.bandwidth_gb_per_s or 1e3, link_share=1.0
+        start_us=a.latency_us,
+        message_us=0.0,
+        host_us_per_mib=works,
+        gb_per_s=a.bandwidth_gb_per_s or 1e3,
+        link_share=1.0,
     )
 
 

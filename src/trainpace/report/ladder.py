@@ -53,9 +53,10 @@ def table_of(climbed: Climbed) -> LadderTable:
     for result in (climbed.baseline, *climbed.rungs):
         precompute_s += result.precompute_s if result.kept else 0.0
         rows.append(_row(climbed, result, precompute_s if result.kept else precompute_s + result.precompute_s))
+    batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
-        title=f"{ladder.start.task}" + (f" on {machine}" if machine else "") + f", global batch {ladder.start.execution.global_batch}",
+        title=f"{ladder.start.task}{f' on {machine}' if machine else ''}, global batch {batch}",
         what="a step", rows=tuple(rows), verdict=tuple(_verdict(climbed, rows)),
     )  # fmt: skip
 
@@ -93,9 +94,7 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
         cost = "" if last.cost_usd is None or rows[0].cost_usd is None else (
             f", {format_usd(last.cost_usd)} instead of {format_usd(rows[0].cost_usd)}"
         )  # fmt: skip
-        lines.append(
-            f"The whole job: {format_duration(last.job_s)} instead of {format_duration(rows[0].job_s)}{cost}."
-        )
+        lines.append(f"The whole job: {format_duration(last.job_s)} instead of {format_duration(rows[0].job_s)}{cost}.")
     lines += _forecasts(climbed)
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if climbed.stopped:
@@ -214,7 +213,9 @@ def print_ahead(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> None:
     for rung in ahead:
         for setup, foreseen in zip(rung.setups, rung.foreseen, strict=True):
             said = words_of(setup) if isinstance(setup, Setup) else "cannot be"
-            rows.append([rung.title, said, _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"])
+            rows.append(
+                [rung.title, said, _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"]
+            )
     print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
     print_lines(*(text for each in texts for text in each))
 
