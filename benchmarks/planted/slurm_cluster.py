@@ -111,11 +111,17 @@ class Cluster:
             command = (*prefix, "unshare", "--uts", "--mount", "bash", "-c", inside)
         self._nodes[name] = Daemon(command, self.folder / "log" / f"{name}.out")
 
-    def kill_node(self, name: str) -> None:
-        """As a power cut would: its daemon and all its processes are gone at once. The controller is told that it is down,
-        which it would find out by itself after SlurmdTimeout (five minutes)."""
+    def cut_node(self, name: str) -> None:
+        """As a power cut would: its daemon and all its processes are gone at once."""
         self._nodes[name].end()
+
+    def report_down(self, name: str) -> None:
+        """Tell the controller what it would find out by itself after SlurmdTimeout (five minutes)."""
         control("update", f"nodename={name}", "state=down", "reason=killed")
+
+    def await_idle(self) -> None:
+        """Until all nodes are there and free. Raises RuntimeError, with the logs, where they are not in time."""
+        _await(lambda: _states() == ["idle"] * len(self.names), self.folder)
 
     def end(self) -> None:
         for node in self._nodes.values():
@@ -162,7 +168,7 @@ def cluster(nodes: int, *, cpus: int = 2, gpus: int = 0, mbit_per_s: float | Non
         stack.callback(made.end)
         for name in made.names:
             made.start_node(name)
-        _await(lambda: _states() == ["idle"] * nodes, folder)
+        made.await_idle()
         yield made
 
 

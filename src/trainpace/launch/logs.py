@@ -16,13 +16,17 @@ _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:: |:?$)")
 _RAISED_ELSEWHERE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _SAID = re.compile(
     r"^(?:\S+: )?(?:Error: |error: |Fatal Python error|Segmentation fault|terminate called|Killed$|can't open file)"
-    r"|No module named|oom[-_ ]kill|Out of memory|command not found|: error: (?!.*(?:CANCELLED|task \d+: Exited))",
+    r"|No module named|oom[-_ ]kill|Out of memory|command not found|: error: ",
     re.IGNORECASE,
 )
 _OF_TORCHRUN = ("torch.distributed.elastic", "ChildFailedError")
 _OF_A_PEER = ("closed by peer", "reset by peer", "roken pipe", "connectFullMesh", "imed out waiting")
 """What ranks say when another rank has gone: true, but not why."""
 _CHILD_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)")
+"""What torchrun reports of a rank that a signal ended."""
+_TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:(?P<killed>Killed)|Exited with exit code (?P<code>\d+))")
+"""What srun reports of ranks; that the others were terminated for it is no news."""
+_AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating")
 
 
 class Follower:
@@ -68,10 +72,13 @@ def first_error(path: str | Path) -> str:
                 of_peers = of_peers or line
             elif not any(word in line for word in _OF_TORCHRUN):
                 return line[:LONGEST_REASON]
-        elif _SAID.search(line):
+        elif child := _CHILD_SIGNAL.search(line):
+            killed = killed or f"a rank died of {name_of_signal(int(child.group(1)))}"
+        elif task := _TASK_ENDED.search(line):
+            how = f"died of {name_of_signal(9)}" if task.group("killed") else f"ended with exit code {task.group('code')}"
+            killed = killed or f"a rank {how}"
+        elif _SAID.search(line) and not _AFTERMATH.search(line):
             said = said or line.strip()
-        elif not killed and (child := _CHILD_SIGNAL.search(line)):
-            killed = f"a rank died of {name_of_signal(int(child.group(1)))}"
     return (said or killed or of_peers)[:LONGEST_REASON]
 
 

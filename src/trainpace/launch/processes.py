@@ -98,9 +98,14 @@ def rank_environment(job: Job, cores: int, threads_given: bool) -> dict[str, str
     return {**own, **job.environment}
 
 
+def file_name(name: str) -> str:
+    """A job's name without what a file name or a script would not take."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-") or "job"
+
+
 def log_of(job: Job) -> Path:
     """Where a job's output goes."""
-    return Path(job.folder, re.sub(r"[^\w.-]+", "-", job.name).strip(".-") + ".log")
+    return Path(job.folder, file_name(job.name) + ".log")
 
 
 def prepare(job: Job) -> Path:
