@@ -42,9 +42,7 @@ def run_script(
         "without": _INTERVENTIONS,
     }  # fmt: skip
     with log.open("wb") as output:
-        code = watch(
-            command, folder, trials, limit_s=timeout_s, output=output.fileno(), errors=output.fileno()
-        )
+        code = watch(command, folder, trials, limit_s=timeout_s, output=output.fileno(), errors=output.fileno())
     said = json.loads(read_bytes(folder / COMMAND_FILE))
     recording = read_recording(folder)
     if code != 0 and said["seconds"] >= timeout_s:
@@ -71,7 +69,9 @@ def run_script(
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in kept),
         losses=(),
         median_ms=middle,
-        interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one run"),
+        interval_ms=Interval(
+            low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one run"
+        ),
         samples_per_second=1e3 * sum(r.samples_per_step for r in recording.ranks) / middle,
         peak_memory_gib=reserved or None,
         start_up_s=max(0.0, (seen[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - said["started"]),

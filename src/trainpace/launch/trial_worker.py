@@ -85,7 +85,9 @@ def train(trial: Trial) -> TrialResult:
         data_wait_ms=tuple(steps.data_wait_ms),
         losses=tuple(losses),
         median_ms=middle,
-        interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one trial"),
+        interval_ms=Interval(
+            low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one trial"
+        ),
         samples_per_second=1e3 * e.global_batch / middle,
         peak_memory_gib=peak if peak >= 0 else None,
         start_up_s=steps.start_up_s,
@@ -151,7 +153,9 @@ class _Steps:
             asked = time.perf_counter()
             batch = self._next_batch()
             waited += time.perf_counter() - asked
-            losses.append(self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1))
+            losses.append(
+                self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1)
+            )
         self._engine.update()
         self._unsettled.append((start, self._marks.now(), 1e3 * waited))
         self.losses.append(losses[0] if accumulation == 1 else sum(losses[1:], losses[0]))

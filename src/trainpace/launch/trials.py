@@ -66,7 +66,7 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
     if ended.state == "failed" and (said := failure_file(job.result)).is_file():
         answer: dict[str, Any] = json.loads(said.read_text())
         sentence = f"{answer['error']} {answer['hint']}".strip()
-        kind = answer.get("out_of_memory") and "out of memory" or answer.get("misuse") and "misuse" or "failed"
+        kind = (answer.get("out_of_memory") and "out of memory") or (answer.get("misuse") and "misuse") or "failed"
         return FailedTrial(kind=kind, reason=sentence, log=ended.log)
     return FailedTrial(kind=ended.state, reason=ended.reason, log=ended.log)
 

@@ -52,7 +52,9 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
         raise TrainpaceError(f"cannot record into {folder}: {(error.strerror or str(error)).lower()}.") from None
     write_whole(folder / COMMAND_FILE, json.dumps(note))
     try:
-        process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials), stdout=output, stderr=errors)
+        process = subprocess.Popen(
+            list(command), env=environment(folder, os.environ, trials), stdout=output, stderr=errors
+        )
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}.") from None
     before = {}
