@@ -38,9 +38,7 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('done')"
-HANGS = (
-    "import os, pathlib, sys, time; pathlib.Path(sys.argv[1] + '.pid').write_text(str(os.getpid())); time.sleep(600)"
-)
+HANGS = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1] + '.pid').write_text(str(os.getpid())); time.sleep(600)"
 # the second attempt ends; in the first, rank 1 waits to be killed with its node, and rank 0 for rank 1
 NEEDS_TWO = f"""
 import pathlib, sys, time, os, socket
@@ -86,9 +84,7 @@ def test_two_nodes_reduce(tmp_path):
     ended = LAUNCHER.run(job, said.append)
     assert ended.state == "done", ended.tail
     assert Path(job.result).read_text() == "[10.0, 10.0, 10.0]"
-    assert {line for line in said if line.startswith("rank")} == {
-        f"rank {i} of 4 on node{i // 2 + 1}" for i in range(4)
-    }
+    assert {line for line in said if line.startswith("rank")} == {f"rank {i} of 4 on node{i // 2 + 1}" for i in range(4)}
 
 
 @pytest.mark.usefixtures("cluster")
@@ -141,20 +137,13 @@ def test_an_array_of_four_one_of_which_fails(tmp_path):
 
 @pytest.mark.usefixtures("cluster")
 def test_a_preempted_job_runs_again(tmp_path):
-    job = job_of(
-        tmp_path,
-        f"import os\nif os.environ.get('SLURM_RESTART_COUNT'): {WRITES}\nelse: {HANGS}",
-        nnodes=4,
-        cpus_per_process=2,
-    )
+    job = job_of(tmp_path, f"import os\nif os.environ.get('SLURM_RESTART_COUNT'): {WRITES}\nelse: {HANGS}", nnodes=4, cpus_per_process=2)
     urgent = []
 
     def preempt():
         appears(Path(job.result + ".pid"))
         options = SlurmOptions(partition="urgent")
-        urgent.append(
-            Slurm(options=options, poll_s=0.2).run(job_of(tmp_path, WRITES, "urgent", nnodes=4, cpus_per_process=2))
-        )
+        urgent.append(Slurm(options=options, poll_s=0.2).run(job_of(tmp_path, WRITES, "urgent", nnodes=4, cpus_per_process=2)))
 
     other = threading.Thread(target=preempt)
     other.start()

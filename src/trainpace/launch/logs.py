@@ -75,9 +75,7 @@ def first_error(path: str | Path) -> str:
         elif child := _CHILD_SIGNAL.search(line):
             killed = killed or f"a rank died of {name_of_signal(int(child.group(1)))}"
         elif task := _TASK_ENDED.search(line):
-            how = (
-                f"died of {name_of_signal(9)}" if task.group("killed") else f"ended with exit code {task.group('code')}"
-            )
+            how = f"died of {name_of_signal(9)}" if task.group("killed") else f"ended with exit code {task.group('code')}"
             killed = killed or f"a rank {how}"
         elif _SAID.search(line) and not _AFTERMATH.search(line):
             said = said or line.strip()

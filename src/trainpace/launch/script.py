@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainpace.launch.logs import first_error
 from trainpace.launch.trial import FailedTrial, TrialResult
@@ -37,9 +36,9 @@ def run_script(
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
+    warm_up = max(_FEWEST_WARM_UP, warmup_steps)
     trials = {
-        "block_steps": steps, "rounds": 1, "warm_up_steps": max(_FEWEST_WARM_UP, warmup_steps), "limit_s": timeout_s,
-        "without": _INTERVENTIONS,
+        "block_steps": steps, "rounds": 1, "warm_up_steps": warm_up, "limit_s": timeout_s, "without": _INTERVENTIONS,
     }  # fmt: skip
     with log.open("wb") as output:
         code = watch(command, folder, trials, limit_s=timeout_s, output=output.fileno(), errors=output.fileno())
@@ -55,9 +54,9 @@ def run_script(
         return FailedTrial(kind="failed", reason=f"no training step was seen. {recording.seen}", log=str(log))
     process = max(read_processes(folder), key=lambda p: (-p.rank, p.steps))
     seen = [r for r in records_of(process.path) if isinstance(r, Step)]
-    kept = [s for s in seen if s.trial == 0 and s.number >= trials["warm_up_steps"]]
+    kept = [s for s in seen if s.trial == 0 and s.number >= warm_up]
     if len(kept) < _FEWEST_STEPS:
-        reason = f"the script ended after {len(seen)} steps, too few to be timed after a warm-up of {trials['warm_up_steps']}."
+        reason = f"the script ended after {len(seen)} steps, too few to be timed after a warm-up of {warm_up}."
         return FailedTrial(kind="failed", reason=reason, log=str(log))
     first, header = recording.ranks[0], header_of(process.path) or {}
     step_ms = [ms(s) for s in kept]
@@ -76,10 +75,6 @@ def run_script(
         peak_memory_gib=reserved or None,
         start_up_s=max(0.0, (seen[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - said["started"]),
         world_size=first.world_size,
-        environment=_environment(first.torch, first.cpus),
+        environment={"torch": first.torch, "cores": str(first.cpus)},
         notes=("the script's losses are its own.",),
     )
-
-
-def _environment(torch: str, cpus: int) -> dict[str, Any]:
-    return {"torch": torch, "cores": str(cpus)}

@@ -65,11 +65,7 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
     array = [f"--array=0-{len(jobs) - 1}{at_once}", f"--output={_pattern(output, '%A_%a.out')}"]
     cases = ["case $SLURM_ARRAY_TASK_ID in"]
     for i, job in enumerate(jobs):
-        own = [
-            f"exec >>{shlex.quote(str(log_of(job)))} 2>&1",
-            *_exports(job.environment),
-            f"words=({_words(job, python)})",
-        ]
+        own = [f"exec >>{shlex.quote(str(log_of(job)))} 2>&1", *_exports(job.environment), f"words=({_words(job, python)})"]
         cases += [f"{i})", *(f"  {line}" for line in own), "  ;;"]
     return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, *_start(jobs[0])])
 
@@ -115,9 +111,7 @@ _ADDRESS = [
 
 def _start(job: Job) -> list[str]:
     cores = f" --cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else ""
-    rank = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=" + str(
-        job.nproc_per_node
-    )
+    rank = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=" + str(job.nproc_per_node)
     started = f"""srun --kill-on-bad-exit=1{cores} bash -c '{rank}; exec "$@"' rank "${{words[@]}}" """.rstrip()
     if job.nnodes == 1:
         return [started, ""]  # should the node be lost, this script is too, and Slurm runs it again

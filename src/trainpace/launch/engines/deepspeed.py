@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO through Fabric: stages 0 to 3, with offload. It accumulates and scales by itself.
 
-Fabric lets DeepSpeed on GPUs only; on a CPU (DS_ACCELERATOR=cpu, gloo) a subclass leaves that check out, so that ZeRO can be tried
-and tested where there is no GPU. The optimizer is the task's own, in Python; DeepSpeed's C++ ones are not compiled.
+Fabric has DeepSpeed on GPUs only; on a CPU (DS_ACCELERATOR=cpu, gloo) a subclass leaves that check out, so that ZeRO can be
+tried and tested where there is no GPU. The optimizer is the task's own, in Python; DeepSpeed's C++ ones are not compiled.
 """
 
 from __future__ import annotations
