@@ -44,7 +44,8 @@ def load_dataset(target: str) -> Any:
     if torch is not None and isinstance(made, torch.utils.data.DataLoader):
         made = made.dataset
     dataset = made[3] if is_task(made) else made
-    dataset = getattr(dataset, "offline", dataset)
+    if hasattr(offline := getattr(dataset, "offline", None), "__getitem__"):
+        dataset = offline
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
         raise TrainpaceError(
             f"{target} is an IterableDataset, whose samples have no numbers to be cut into shards by.",

@@ -126,6 +126,7 @@ def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
     """The shards in place of the task's dataset, with the part of it that stays online: its attribute `online`, a function of
     one sample. Samples must come out as the dataset's own do."""
     online = getattr(task.dataset, "online", None)
+    online = online if callable(online) else None
     shards = ShardDataset(folder, transform=online)
     assert task.collate is not None, "a task with a dataset knows how to make batches of it"
     found, own = (_form(task.collate([samples[0]])) for samples in (shards, task.dataset))

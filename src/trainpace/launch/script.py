@@ -8,9 +8,11 @@ writes: give it a folder of its own by its own arguments. Its losses are its own
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainpace.errors import TrainpaceError
 from trainpace.launch.logs import first_error
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.measure.statistics import median, median_interval
@@ -24,16 +26,19 @@ from trainpace.watch.trails import header_of, read_processes, records_of
 LOG = "script.log"
 _INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
+_GRACE_S = 10.0
 
 
 def run_script(
     command: Sequence[str], folder: Path, steps: int, warmup_steps: int = 5, timeout_s: float = 600.0
 ) -> TrialResult | FailedTrial:
     """Run the command (python, torchrun, accelerate launch, deepspeed, ...) for so many steps after the warm-up; after
-    `timeout_s` it is ended. The folder takes the recording, which must not lie there yet, and the output.
+    `timeout_s` it is ended. The folder takes the recording and the output, and must not hold an earlier one.
 
     A script that ends earlier gives the steps that there were. Raises TrainpaceError when it cannot be started.
     """
+    if (folder / COMMAND_FILE).exists():
+        raise TrainpaceError(f"{folder} holds a recording already.", "Name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
     warm_up = max(_FEWEST_WARM_UP, warmup_steps)
@@ -41,10 +46,16 @@ def run_script(
         "block_steps": steps, "rounds": 1, "warm_up_steps": warm_up, "limit_s": timeout_s, "without": _INTERVENTIONS,
     }  # fmt: skip
     with log.open("wb") as output:
-        code = watch(command, folder, trials, limit_s=timeout_s, output=output.fileno(), errors=output.fileno())
+        # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended here
+        code = watch(
+            command, folder, trials, limit_s=timeout_s + _GRACE_S, output=output.fileno(), errors=output.fileno()
+        )
     said = json.loads(read_bytes(folder / COMMAND_FILE))
     recording = read_recording(folder)
-    if code != 0 and said["seconds"] >= timeout_s:
+    late = said["seconds"] >= timeout_s
+    if code == 128 + signal.SIGINT and not late:
+        raise KeyboardInterrupt
+    if code != 0 and late:
         reason = f"{command[0]} took longer than {timeout_s:g} s."
         return FailedTrial(kind="timed out", reason=reason, log=str(log))
     if code != 0:
@@ -57,7 +68,7 @@ def run_script(
     kept = [s for s in seen if s.trial == 0 and s.number >= warm_up]
     if len(kept) < _FEWEST_STEPS:
         reason = f"the script ended after {len(seen)} steps, too few to be timed after a warm-up of {warm_up}."
-        return FailedTrial(kind="failed", reason=reason, log=str(log))
+        return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=str(log))
     first, header = recording.ranks[0], header_of(process.path) or {}
     step_ms = [ms(s) for s in kept]
     middle = median(step_ms)

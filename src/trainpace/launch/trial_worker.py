@@ -48,7 +48,7 @@ def train(trial: Trial) -> TrialResult:
     import torch
 
     from trainpace.launch import ranks
-    from trainpace.launch.engines import check_engine, make_engine
+    from trainpace.launch.engines import check_engine, load_engine
     from trainpace.launch.samples import batches_of
     from trainpace.measure.environment import environment
     from trainpace.measure.formats import allow_tf32, check_device
@@ -65,6 +65,7 @@ def train(trial: Trial) -> TrialResult:
     if trial.device == "cuda":
         torch.cuda.set_device(place.local_rank)
     allow_tf32(e.precision)
+    make_engine = load_engine(trial)
     meter = MemoryMeter(trial.device)
     torch.manual_seed(trial.seed)
     task = build_task(trial.task)

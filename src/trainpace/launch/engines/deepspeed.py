@@ -20,12 +20,16 @@ from trainpace.launch.engines.fabric import FabricEngine, import_lightning
 from trainpace.launch.trial import Trial
 
 
-def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
-    """Around a model that DeepSpeed takes over."""
-    if trial.device == "cpu":
+def load(device: str) -> None:
+    """Import Lightning and DeepSpeed, which asks the environment for the device."""
+    if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import_lightning()
-    _import_deepspeed(trial.device)
+    _import_deepspeed(device)
+
+
+def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
+    """Around a model that DeepSpeed takes over."""
     from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
 
     class OnCpu(DeepSpeedStrategy):

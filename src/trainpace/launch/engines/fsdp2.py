@@ -18,9 +18,13 @@ from trainpace.launch.trial import Trial
 from trainpace.trace.chain import longest_chain
 
 
+def load(device: str) -> None:
+    """Import Lightning."""
+    import_lightning()
+
+
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
     """Around a model whose parameters are divided over the ranks, or over `shard_size` of them."""
-    import_lightning()
     from lightning.fabric.strategies import ModelParallelStrategy
 
     e = trial.execution
