@@ -91,7 +91,9 @@ def test_ranks_get_their_words_and_addresses(tmp_path):
 
 @pytest.mark.usefixtures("commands")
 def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypatch):
-    jobs = [replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})")) for i in range(3)]
+    jobs = [
+        replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})")) for i in range(3)
+    ]
     (tmp_path / "my logs").mkdir()
     script = array_script(jobs, SlurmOptions(), "python3")
     for i in (2, 0):
@@ -103,7 +105,9 @@ def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypa
 @pytest.mark.usefixtures("commands")
 def test_the_exit_code_is_the_jobs():
     for nodes in (1, 2):
-        script = batch_script(replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes), SlurmOptions(), "python3")
+        script = batch_script(
+            replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes), SlurmOptions(), "python3"
+        )
         assert subprocess.run(("bash",), input=script, text=True, check=False).returncode == 7
 
 

@@ -197,7 +197,9 @@ def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
 def _queue(followed: Sequence[_Followed]) -> dict[str, Seen] | None:
     """What Slurm knows of these jobs; None where it does not answer."""
     numbers = sorted({f.number.partition("_")[0] for f in followed})
-    answer = _ask("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={FIELDS}")
+    answer = _ask(
+        "squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={FIELDS}"
+    )
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
     return parse_queue(answer.stdout)
