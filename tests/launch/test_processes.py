@@ -224,6 +224,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_one_plain_process_may_form_a_group_of_one(tmp_path):
     job = job_of(tmp_path, REDUCES)
     assert ThisMachine().run(job).state == "done"

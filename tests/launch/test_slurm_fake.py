@@ -177,6 +177,20 @@ def test_ctrl_c_cancels(fake, job):
     assert fake.cancelled == ["7"]
 
 
+def test_ctrl_c_while_slurm_takes_it(fake, job):
+    fake.write("sbatch", "touch submitting; sleep 0.5; echo 7")
+
+    def interrupt():
+        while not (fake.folder / "submitting").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        LAUNCHER.run(job)
+    assert fake.cancelled == ["7"]
+
+
 def test_what_could_not_be_cancelled_is_said(fake, job):
     fake.write("scancel", "exit 1")
     fake.answers(row("RUNNING"), "false")

@@ -122,6 +122,15 @@ def test_options_that_make_no_sense(options):
         SlurmOptions(**options)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"program": ()}, {"nnodes": 0}, {"timeout_s": 0.0}, {"timeout_s": float("inf")}, {"environment": {"a b": ""}}],
+)
+def test_jobs_that_make_no_sense(wrong):
+    with pytest.raises(TrainpaceError):
+        Job(**{"name": "a", "program": ("s.py",), "folder": ".", "result": "r", **wrong})
+
+
 if __name__ == "__main__":
     for name, text in SCRIPTS.items():
         (GOLDEN / name).write_text(text)
