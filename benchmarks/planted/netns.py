@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
@@ -24,6 +25,17 @@ class Host(Record, kw_only=True):
 
     prefix: tuple[str, ...]
     address: str
+
+
+def missing() -> str:
+    """Why there can be no hosts here; "" where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces are made as root"
+    absent = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)} (apt-get install iproute2)"
+    tried = subprocess.run(("unshare", "--net", "--mount", "true"), capture_output=True, text=True, check=False)
+    return f"this machine makes no network namespaces ({tried.stderr.strip()})" if tried.returncode else ""
 
 
 def _ip(*words: str) -> None:

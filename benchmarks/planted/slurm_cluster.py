@@ -7,6 +7,7 @@ runs under launch/guard.py, so that a node can be killed with all that runs on i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -22,16 +23,20 @@ import netns
 
 from trainpace.launch import guard
 
-CONTROLLER_PORT, NODE_PORT = 26817, 27001
+PORTS_EACH = 16
+_first_ports = itertools.count(10_000 + os.getpid() % 500 * PORTS_EACH, PORTS_EACH)
+"""The controller's port, and from the next on, the nodes': others for each cluster, below those that Linux hands out."""
 READY_S = 30.0
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "munged")
 
 # Slurm holds a requeued job back until the credential of its first run has expired (two minutes by default), and a job that
-# is cancelled has KillWait to end by itself: both short, so that tests are.
+# is cancelled has KillWait to end by itself: both short, so that tests are. Ranks of two clusters on one machine take their
+# ports by the numbers of their jobs.
 CONF = """
 ClusterName=planted
 SlurmctldHost={controller}({address})
 SlurmctldPort={port}
+FirstJobId={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -68,7 +73,7 @@ PartitionName=short Nodes=ALL MaxTime=2 State=UP PriorityTier=1
 
 def missing() -> str:
     """Why there can be no cluster here; "" where there can."""
-    if os.getuid() != 0:
+    if os.geteuid() != 0:
         return "Slurm's daemons are started as root"
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     return f"not installed: {', '.join(absent)} (apt-get install slurmctld slurmd slurm-client munge)" if absent else ""
@@ -178,13 +183,15 @@ def _write(folder: Path, address: str, joined: Sequence[netns.Host], nodes: int,
     key = folder / "munge" / "key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
+    ports = next(_first_ports)
     controller = socket.gethostname().partition(".")[0]
-    lines = [CONF.format(controller=controller, address=address, port=CONTROLLER_PORT, folder=folder)]
+    lines = [CONF.format(controller=controller, address=address, port=ports, folder=folder)]
     for i in range(nodes):
-        at = f"NodeHostname=node{i + 1} NodeAddr={joined[i].address}" if joined else f"NodeHostname={controller} NodeAddr={address}"
-        port = NODE_PORT + (0 if joined else i)
+        host, at = (f"node{i + 1}", joined[i].address) if joined else (controller, address)
+        port = ports + 1 + i
         gres = f" Gres=gpu:{gpus}" if gpus else ""
-        lines.append(f"NodeName=node{i + 1} {at} Port={port} CPUs={cpus} RealMemory=4000{gres} State=UNKNOWN")
+        where = f"NodeName=node{i + 1} NodeHostname={host} NodeAddr={at} Port={port}"
+        lines.append(f"{where} CPUs={cpus} RealMemory=4000{gres} State=UNKNOWN")
     (folder / "slurm.conf").write_text("\n".join([*lines, PARTITIONS]))
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
     names = [f"{host.address} node{i + 1}" for i, host in enumerate(joined)]
@@ -192,7 +199,9 @@ def _write(folder: Path, address: str, joined: Sequence[netns.Host], nodes: int,
     if gpus:
         for i in range(gpus):  # Slurm insists on a device: this one is /dev/null's
             os.mknod(folder / f"nvidia{i}", 0o20666, os.makedev(1, 3))
-        (folder / "gres.conf").write_text(f"NodeName=node[1-{nodes}] Name=gpu Count={gpus} File={folder}/nvidia[0-{gpus - 1}]\n")
+        (folder / "gres.conf").write_text(
+            f"NodeName=node[1-{nodes}] Name=gpu Count={gpus} File={folder}/nvidia[0-{gpus - 1}]\n"
+        )
 
 
 def _set_conf(path: str | None) -> None:

@@ -34,6 +34,8 @@ _MEMORY_WORDS = (
     "std::bad_alloc",
 )
 
+_NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
+
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
     """The answer (JSON text) of ``python -m module``. `what` names the work in errors."""
@@ -104,12 +106,13 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
     where, trace_back = "", error.__traceback__
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
-        if not any(part in file for part in ("/torch/", "/trainpace/", "<frozen", "runpy")):
+        if not any(part in file for part in _NOT_THE_USERS):
             where = f" at {Path(file).name} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     # a DataLoader's worker sends its whole traceback, whose last line is the exception
-    reason = lines[-1] if any(line.startswith("Original Traceback") for line in lines) else lines[0]
+    sent = any(line.startswith("Original Traceback") for line in lines)
+    reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if sent else lines[0]
     return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
 
 

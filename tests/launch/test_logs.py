@@ -43,6 +43,11 @@ MISSED = "Traceback (most recent call last):\nRuntimeError: Connection closed by
         (TORCHRUN, "my.package.TooFew: 3 samples"),
         (CHAINED, "KeyError: 'labels'"),
         (MISSED, "RuntimeError: Connection closed by peer [127.0.0.1]:1"),
+        (
+            "Traceback (most recent call last):\nsrun: error: node2: task 0: Exited with exit code 1\nINFO: x\n  File x\n"
+            "ValueError: this one\n",
+            "ValueError: this one",
+        ),
         (MISSED + "Traceback (most recent call last):\nValueError: bad\n", "ValueError: bad"),
         ("Traceback (most recent call last):\n  File x\nAssertionError\n", "AssertionError"),
         ("E x] failed (exitcode: -11) local_rank: 0", "a rank died of SIGSEGV"),

@@ -224,6 +224,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_one_plain_process_may_form_a_group_of_one(tmp_path):
     job = job_of(tmp_path, REDUCES)
     assert ThisMachine().run(job).state == "done"
@@ -255,12 +256,21 @@ def test_a_killed_rank(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_that_hang_are_ended(tmp_path):
+def test_ctrl_c_ends_ranks_that_have_sessions_of_their_own(tmp_path):
     code = """
 import os, pathlib, time
 pathlib.Path(os.environ["PIDS"] + os.environ["RANK"]).write_text(str(os.getpid()))
 time.sleep(600)
 """
-    job = job_of(tmp_path, code, nproc_per_node=2, timeout_s=12.0, environment={"PIDS": str(tmp_path / "pid")})
-    assert Torchrun().run(job).state == "timed out"
+    job = job_of(tmp_path, code, nproc_per_node=2, environment={"PIDS": str(tmp_path / "pid")})
+
+    def interrupt():
+        for rank in (0, 1):
+            appears(tmp_path / f"pid{rank}", 60.0)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        Torchrun().run(job)
     assert [is_alive((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)] == [False, False]

@@ -25,7 +25,10 @@ class Fake:
         self.write("sbatch", 'cp "$2" script; echo 7')
         self.write("scontrol", "exit 1")
         self.write("scancel", 'echo "$@" >> cancelled; touch done-for')
-        self.write("squeue", "n=$(cat asked 2>/dev/null || echo 0); echo $((n + 1)) > asked; . ./answer$n 2>/dev/null || . ./last")
+        self.write(
+            "squeue",
+            "n=$(cat asked 2>/dev/null || echo 0); echo $((n + 1)) > asked; . ./answer$n 2>/dev/null || . ./last",
+        )
 
     def write(self, name, code):
         (self.folder / name).write_text(f'#!/bin/bash\ncd "{self.folder}"\n{code}\n')
@@ -174,6 +177,20 @@ def test_ctrl_c_cancels(fake, job):
     assert fake.cancelled == ["7"]
 
 
+def test_ctrl_c_while_slurm_takes_it(fake, job):
+    fake.write("sbatch", "touch submitting; sleep 0.5; echo 7")
+
+    def interrupt():
+        while not (fake.folder / "submitting").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        LAUNCHER.run(job)
+    assert fake.cancelled == ["7"]
+
+
 def test_what_could_not_be_cancelled_is_said(fake, job):
     fake.write("scancel", "exit 1")
     fake.answers(row("RUNNING"), "false")
@@ -184,7 +201,9 @@ def test_what_could_not_be_cancelled_is_said(fake, job):
 
 
 def test_what_slurm_refuses(fake, job):
-    fake.write("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1")
+    fake.write(
+        "sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid partition name specified' >&2; exit 1"
+    )
     with pytest.raises(TrainpaceError, match=r"^Slurm did not take trial: Invalid partition name specified\.$"):
         LAUNCHER.run(job)
 
@@ -208,14 +227,19 @@ def test_the_users_defaults_for_squeue_hide_nothing(fake, job, monkeypatch):
 def jobs_of(tmp_path, number, **more):
     folder = tmp_path / "jobs"
     return [
-        Job(name=f"t{i}", program=("r.py",), folder=str(folder), result=str(folder / f"{i}.json"), **more) for i in range(number)
+        Job(name=f"t{i}", program=("r.py",), folder=str(folder), result=str(folder / f"{i}.json"), **more)
+        for i in range(number)
     ]
 
 
 def test_an_array_has_a_result_for_each_task(fake, tmp_path):
     jobs = jobs_of(tmp_path, 3)
-    rows = "; ".join(row(state, code=256 * (i == 1), number=f"7_{i}") for i, state in enumerate(("COMPLETED", "FAILED", "RUNNING")))
-    later = "; ".join(row(state, code=256 * (i == 1), number=f"7_{i}") for i, state in enumerate(("COMPLETED", "FAILED", "COMPLETED")))
+    rows = "; ".join(
+        row(state, code=256 * (i == 1), number=f"7_{i}") for i, state in enumerate(("COMPLETED", "FAILED", "RUNNING"))
+    )
+    later = "; ".join(
+        row(state, code=256 * (i == 1), number=f"7_{i}") for i, state in enumerate(("COMPLETED", "FAILED", "COMPLETED"))
+    )
     fake.answers(leaving(jobs[0], rows), leaving(jobs[2], later))
     assert [ended.state for ended in LAUNCHER.run_all(jobs)] == ["done", "failed", "done"]
     assert "#SBATCH --array=0-2\n" in (fake.folder / "script").read_text()

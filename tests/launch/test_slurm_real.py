@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 
+import netns
 import slurm_cluster
 
 from trainpace.errors import TrainpaceError
@@ -38,7 +39,9 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('done')"
-HANGS = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1] + '.pid').write_text(str(os.getpid())); time.sleep(600)"
+HANGS = (
+    "import os, pathlib, sys, time; pathlib.Path(sys.argv[1] + '.pid').write_text(str(os.getpid())); time.sleep(600)"
+)
 # the second attempt ends; in the first, rank 1 waits to be killed with its node, and rank 0 for rank 1
 NEEDS_TWO = f"""
 import pathlib, sys, time, os, socket
@@ -84,7 +87,9 @@ def test_two_nodes_reduce(tmp_path):
     ended = LAUNCHER.run(job, said.append)
     assert ended.state == "done", ended.tail
     assert Path(job.result).read_text() == "[10.0, 10.0, 10.0]"
-    assert {line for line in said if line.startswith("rank")} == {f"rank {i} of 4 on node{i // 2 + 1}" for i in range(4)}
+    assert {line for line in said if line.startswith("rank")} == {
+        f"rank {i} of 4 on node{i // 2 + 1}" for i in range(4)
+    }
 
 
 @pytest.mark.usefixtures("cluster")
@@ -137,13 +142,20 @@ def test_an_array_of_four_one_of_which_fails(tmp_path):
 
 @pytest.mark.usefixtures("cluster")
 def test_a_preempted_job_runs_again(tmp_path):
-    job = job_of(tmp_path, f"import os\nif os.environ.get('SLURM_RESTART_COUNT'): {WRITES}\nelse: {HANGS}", nnodes=4, cpus_per_process=2)
+    job = job_of(
+        tmp_path,
+        f"import os\nif os.environ.get('SLURM_RESTART_COUNT'): {WRITES}\nelse: {HANGS}",
+        nnodes=4,
+        cpus_per_process=2,
+    )
     urgent = []
 
     def preempt():
         appears(Path(job.result + ".pid"))
         options = SlurmOptions(partition="urgent")
-        urgent.append(Slurm(options=options, poll_s=0.2).run(job_of(tmp_path, WRITES, "urgent", nnodes=4, cpus_per_process=2)))
+        urgent.append(
+            Slurm(options=options, poll_s=0.2).run(job_of(tmp_path, WRITES, "urgent", nnodes=4, cpus_per_process=2))
+        )
 
     other = threading.Thread(target=preempt)
     other.start()
@@ -161,6 +173,18 @@ def test_what_slurm_will_not_start(tmp_path):
     with pytest.raises(TrainpaceError, match="nvalid partition"):
         Slurm(options=SlurmOptions(partition="none")).run(job_of(tmp_path, WRITES))
     assert queue() == ""
+
+
+@pytest.mark.skipif(bool(netns.missing()), reason=f"no hosts apart: {netns.missing()}")
+def test_hosts_apart_reduce_over_their_link(tmp_path):
+    with slurm_cluster.cluster(2, mbit_per_s=1000):
+        said = []
+        job = job_of(
+            tmp_path, REDUCES, nnodes=2, cpus_per_process=1, environment={"GLOO_SOCKET_IFNAME": netns.INTERFACE}
+        )
+        ended = LAUNCHER.run(job, said.append)
+    assert ended.state == "done", ended.tail
+    assert {line for line in said if line.startswith("rank")} == {f"rank {i} of 2 on node{i + 1}" for i in (0, 1)}
 
 
 @pytest.mark.parametrize("rank", [1, 0])

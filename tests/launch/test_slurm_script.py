@@ -91,7 +91,9 @@ def test_ranks_get_their_words_and_addresses(tmp_path):
 
 @pytest.mark.usefixtures("commands")
 def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypatch):
-    jobs = [replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})")) for i in range(3)]
+    jobs = [
+        replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})")) for i in range(3)
+    ]
     (tmp_path / "my logs").mkdir()
     script = array_script(jobs, SlurmOptions(), "python3")
     for i in (2, 0):
@@ -103,7 +105,9 @@ def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypa
 @pytest.mark.usefixtures("commands")
 def test_the_exit_code_is_the_jobs():
     for nodes in (1, 2):
-        script = batch_script(replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes), SlurmOptions(), "python3")
+        script = batch_script(
+            replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes), SlurmOptions(), "python3"
+        )
         assert subprocess.run(("bash",), input=script, text=True, check=False).returncode == 7
 
 
@@ -116,6 +120,15 @@ def test_threads_are_the_cores_of_a_process():
 def test_options_that_make_no_sense(options):
     with pytest.raises(TrainpaceError):
         SlurmOptions(**options)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"program": ()}, {"nnodes": 0}, {"timeout_s": 0.0}, {"timeout_s": float("inf")}, {"environment": {"a b": ""}}],
+)
+def test_jobs_that_make_no_sense(wrong):
+    with pytest.raises(TrainpaceError):
+        Job(**{"name": "a", "program": ("s.py",), "folder": ".", "result": "r", **wrong})
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ def test_anything_else_is_no_job(text):
     parse_submitted(text)
 
 
-@pytest.mark.parametrize(("text", "number"), [("123\n", "123"), ("123;alpha\n", "123"), ("", ""), ("sbatch: error", "")])
+@pytest.mark.parametrize(
+    ("text", "number"), [("123\n", "123"), ("123;alpha\n", "123"), ("", ""), ("sbatch: error", "")]
+)
 def test_the_number_of_a_submitted_job(text, number):
     assert parse_submitted(text) == number
 

@@ -11,8 +11,8 @@ LONGEST_REASON = 300
 
 _RANK = re.compile(r"^\[rank ?\d+\]:\s?")
 """What torch puts before the lines of a traceback."""
-_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:: |:?$)")
-"""The last line of a traceback: the exception's class, with its module, and its message."""
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
+"""The last line of a traceback: the exception's class, with its module, and its message. Others may write in between."""
 _RAISED_ELSEWHERE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _SAID = re.compile(
     r"^(?:\S+: )?(?:Error: |error: |Fatal Python error|Segmentation fault|terminate called|Killed$|can't open file)"
@@ -75,7 +75,9 @@ def first_error(path: str | Path) -> str:
         elif child := _CHILD_SIGNAL.search(line):
             killed = killed or f"a rank died of {name_of_signal(int(child.group(1)))}"
         elif task := _TASK_ENDED.search(line):
-            how = f"died of {name_of_signal(9)}" if task.group("killed") else f"ended with exit code {task.group('code')}"
+            how = (
+                f"died of {name_of_signal(9)}" if task.group("killed") else f"ended with exit code {task.group('code')}"
+            )
             killed = killed or f"a rank {how}"
         elif _SAID.search(line) and not _AFTERMATH.search(line):
             said = said or line.strip()

@@ -69,12 +69,12 @@ def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any])
     if task.dataset is None:
         if trial.loader.shards is not None:
             raise TrainpaceError(f"{task.name} has no dataset that shards could take the place of.")
-        notes = ("no dataset: samples are made once, so no loader is part of a step.",)
-        return _made(trial, task, rank, place), notes
-    dataset, notes = task.dataset, ()
+        note = "no dataset: samples are made once, so no loader is part of a step."
+        return _made(trial, task, rank, place), (note,)
     if trial.loader.shards is not None:
-        dataset, notes = _shards(trial.loader.shards, task)
-    return _loaded(_loader(dataset, trial, task, rank)), notes
+        shards, notes = _shards(trial.loader.shards, task)
+        return _loaded(_loader(shards, trial, task, rank)), notes
+    return _loaded(_loader(task.dataset, trial, task, rank)), ()
 
 
 def _made(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]) -> NextBatch:
@@ -126,6 +126,7 @@ def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
     """The shards in place of the task's dataset, with the part of it that stays online: its attribute `online`, a function of
     one sample. Samples must come out as the dataset's own do."""
     online = getattr(task.dataset, "online", None)
+    online = online if callable(online) else None
     shards = ShardDataset(folder, transform=online)
     assert task.collate is not None, "a task with a dataset knows how to make batches of it"
     found, own = (_form(task.collate([samples[0]])) for samples in (shards, task.dataset))

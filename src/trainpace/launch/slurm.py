@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
@@ -74,7 +75,8 @@ class Slurm(Record):
         return batch_script(job, self.options, self._python)
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
-        """As the contract says. Time in the queue does not count towards the timeout, which is an attempt's."""
+        """As the contract says. Time in the queue does not count; `timeout_s` and `Ended.seconds` are an attempt's, by Slurm's
+        clock of whole seconds."""
         return self.run_all((job,), on_line)[0]
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
@@ -102,7 +104,7 @@ class Slurm(Record):
         alone = len(jobs) == 1
         script = Path(jobs[0].folder, file_name(jobs[0].name) + (".sbatch" if alone else "-array.sbatch"))
         write_whole(script, self.text(jobs[0]) if alone else array_script(jobs, self.options, self._python))
-        answer = _ask("sbatch", "--parsable", str(script))
+        answer = _ask_to_start(script)
         number = parse_submitted(answer.stdout)
         if answer.returncode or not number:
             said = (answer.stderr.strip() or answer.stdout.strip() or "it gave no job number").splitlines()[-1]
@@ -194,10 +196,24 @@ def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
             time.sleep(poll_s)
 
 
+def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
+    """sbatch, in a thread, for Ctrl-C to reach only us: a job that was taken all the same would be nobody's."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(_ask, "sbatch", "--parsable", str(script))
+        try:
+            return asked.result()
+        except BaseException:
+            if number := parse_submitted(asked.result().stdout):
+                _ask("scancel", number)
+            raise
+
+
 def _queue(followed: Sequence[_Followed]) -> dict[str, Seen] | None:
     """What Slurm knows of these jobs; None where it does not answer."""
     numbers = sorted({f.number.partition("_")[0] for f in followed})
-    answer = _ask("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={FIELDS}")
+    answer = _ask(
+        "squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={FIELDS}"
+    )
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
     return parse_queue(answer.stdout)

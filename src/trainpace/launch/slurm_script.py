@@ -17,7 +17,6 @@ from trainpace.records import Record
 
 MARGIN = 0.1
 """Slurm's limit is above ours by this share, and a minute: ours tells which job it was, and has its log."""
-MOST_RESTARTS = 3
 FIRST_PORT, PORTS = 20_000, 10_000
 """Below where Linux takes ports for outgoing connections (32768 on)."""
 
@@ -54,7 +53,7 @@ def shape_of(job: Job) -> Shape:
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     """For one job."""
     head = _head((job,), options, [f"--output={_pattern(str(log_of(job)))}"])
-    return "\n".join([*head, *_exports(job.environment), *_ADDRESS, f"words=({_words(job, python)})", *_start(job)])
+    return "\n".join([*head, *_exports(job.environment), *_ADDRESS, f"words=({_words(job, python)})", _start(job)])
 
 
 def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
@@ -65,9 +64,13 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
     array = [f"--array=0-{len(jobs) - 1}{at_once}", f"--output={_pattern(output, '%A_%a.out')}"]
     cases = ["case $SLURM_ARRAY_TASK_ID in"]
     for i, job in enumerate(jobs):
-        own = [f"exec >>{shlex.quote(str(log_of(job)))} 2>&1", *_exports(job.environment), f"words=({_words(job, python)})"]
+        own = [
+            f"exec >>{shlex.quote(str(log_of(job)))} 2>&1",
+            *_exports(job.environment),
+            f"words=({_words(job, python)})",
+        ]
         cases += [f"{i})", *(f"  {line}" for line in own), "  ;;"]
-    return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, *_start(jobs[0])])
+    return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, _start(jobs[0])])
 
 
 def time_limit(timeout_s: float) -> str:
@@ -109,25 +112,13 @@ _ADDRESS = [
 ]
 
 
-def _start(job: Job) -> list[str]:
+def _start(job: Job) -> str:
+    """srun outlives the loss of a node, so that Slurm finds the job still running there, and requeues it."""
     cores = f" --cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else ""
-    rank = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=" + str(job.nproc_per_node)
-    started = f"""srun --kill-on-bad-exit=1{cores} bash -c '{rank}; exec "$@"' rank "${{words[@]}}" """.rstrip()
-    if job.nnodes == 1:
-        return [started, ""]  # should the node be lost, this script is too, and Slurm runs it again
-    return [
-        started,
-        "code=$?",
-        "# The other ranks notice a lost node long before Slurm does. Where no step can be started on all nodes any more,",
-        "# one is lost, and the job is to run again on others; else it has failed by itself.",
-        f'if [ $code -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_RESTARTS} ] &&',
-        '  ! timeout 60 srun --overlap --ntasks="$SLURM_NNODES" --ntasks-per-node=1 true; then',
-        '  scontrol requeue "$SLURM_JOB_ID"',
-        "  sleep 600",
-        "fi",
-        "exit $code",
-        "",
-    ]
+    rank = (
+        f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.nproc_per_node}"
+    )
+    return f'srun --kill-on-bad-exit=1{cores} bash -c \'export {rank}; exec "$@"\' rank "${{words[@]}}"\n'
 
 
 def _exports(environment: dict[str, str]) -> list[str]:

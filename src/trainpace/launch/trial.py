@@ -55,10 +55,12 @@ class FailedTrial(Record):
 
 
 class TrialResult(Record):
-    """As rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps; `losses`:
-    of every step from the first, averaged over the global batch; empty where a script keeps them to itself. `start_up_s`: from the
-    worker's start to the end of its first step, so with imports, the engine's set-up, the loader's workers and compilation.
-    `peak_memory_gib`: the largest rank's, on a CPU what its process grew by."""
+    """As rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps.
+
+    `losses`: of every step from the first, averaged over the global batch; empty where a script keeps them to itself.
+    `start_up_s`: from the worker's start to the end of its first step: imports, engine, loader's workers, compilation.
+    `peak_memory_gib`: the largest rank's, on a CPU what its process grew by.
+    """
 
     step_ms: tuple[float, ...]
     data_wait_ms: tuple[float, ...]

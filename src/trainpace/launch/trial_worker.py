@@ -48,7 +48,7 @@ def train(trial: Trial) -> TrialResult:
     import torch
 
     from trainpace.launch import ranks
-    from trainpace.launch.engines import check_engine, make_engine
+    from trainpace.launch.engines import check_engine, load_engine
     from trainpace.launch.samples import batches_of
     from trainpace.measure.environment import environment
     from trainpace.measure.formats import allow_tf32, check_device
@@ -65,6 +65,7 @@ def train(trial: Trial) -> TrialResult:
     if trial.device == "cuda":
         torch.cuda.set_device(place.local_rank)
     allow_tf32(e.precision)
+    make_engine = load_engine(trial)
     meter = MemoryMeter(trial.device)
     torch.manual_seed(trial.seed)
     task = build_task(trial.task)
@@ -85,7 +86,9 @@ def train(trial: Trial) -> TrialResult:
         data_wait_ms=tuple(steps.data_wait_ms),
         losses=tuple(losses),
         median_ms=middle,
-        interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one trial"),
+        interval_ms=Interval(
+            low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one trial"
+        ),
         samples_per_second=1e3 * e.global_batch / middle,
         peak_memory_gib=peak if peak >= 0 else None,
         start_up_s=steps.start_up_s,
@@ -151,7 +154,9 @@ class _Steps:
             asked = time.perf_counter()
             batch = self._next_batch()
             waited += time.perf_counter() - asked
-            losses.append(self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1))
+            losses.append(
+                self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1)
+            )
         self._engine.update()
         self._unsettled.append((start, self._marks.now(), 1e3 * waited))
         self.losses.append(losses[0] if accumulation == 1 else sum(losses[1:], losses[0]))

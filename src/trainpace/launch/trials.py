@@ -66,8 +66,9 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
     if ended.state == "failed" and (said := failure_file(job.result)).is_file():
         answer: dict[str, Any] = json.loads(said.read_text())
         sentence = f"{answer['error']} {answer['hint']}".strip()
-        kind = answer.get("out_of_memory") and "out of memory" or answer.get("misuse") and "misuse" or "failed"
-        return FailedTrial(kind=kind, reason=sentence, log=ended.log)
+        if answer.get("out_of_memory"):
+            return FailedTrial(kind="out of memory", reason=sentence, log=ended.log)
+        return FailedTrial(kind="misuse" if answer.get("misuse") else "failed", reason=sentence, log=ended.log)
     return FailedTrial(kind=ended.state, reason=ended.reason, log=ended.log)
 
 

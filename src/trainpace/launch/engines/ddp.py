@@ -9,9 +9,13 @@ from trainpace.launch.engines.fabric import FabricEngine, import_lightning
 from trainpace.launch.trial import Trial
 
 
+def load(device: str) -> None:
+    """Import Lightning."""
+    import_lightning()
+
+
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
     """Around a copy of the model on every rank."""
-    import_lightning()
     from lightning.fabric.strategies import DDPStrategy
 
     backend = "gloo" if trial.device == "cpu" else "nccl"

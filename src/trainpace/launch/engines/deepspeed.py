@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO through Fabric: stages 0 to 3, with offload. It accumulates and scales by itself.
 
-Fabric lets DeepSpeed on GPUs only; on a CPU (DS_ACCELERATOR=cpu, gloo) a subclass leaves that check out, so that ZeRO can be tried
-and tested where there is no GPU. The optimizer is the task's own, in Python; DeepSpeed's C++ ones are not compiled.
+Fabric has DeepSpeed on GPUs only; on a CPU (DS_ACCELERATOR=cpu, gloo) a subclass leaves that check out, so that ZeRO can be
+tried and tested where there is no GPU. The optimizer is the task's own, in Python; DeepSpeed's C++ ones are not compiled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from trainpace.launch.engines.fabric import FabricEngine, import_lightning
 from trainpace.launch.trial import Trial
 
 
-def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
-    """Around a model that DeepSpeed takes over."""
-    if trial.device == "cpu":
+def load(device: str) -> None:
+    """Import Lightning and DeepSpeed, which asks the environment for the device."""
+    if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import_lightning()
-    _import_deepspeed(trial.device)
+    _import_deepspeed(device)
+
+
+def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
+    """Around a model that DeepSpeed takes over."""
     from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
 
     class OnCpu(DeepSpeedStrategy):

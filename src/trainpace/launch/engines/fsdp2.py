@@ -7,6 +7,7 @@ is used (parameters gathered in bf16, gradients reduced in fp32), not autocast: 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -17,9 +18,13 @@ from trainpace.launch.trial import Trial
 from trainpace.trace.chain import longest_chain
 
 
+def load(device: str) -> None:
+    """Import Lightning."""
+    import_lightning()
+
+
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
     """Around a model whose parameters are divided over the ranks, or over `shard_size` of them."""
-    import_lightning()
     from lightning.fabric.strategies import ModelParallelStrategy
 
     e = trial.execution
@@ -67,15 +72,16 @@ def _sharded(model: Any, trial: Trial) -> Any:
         else init_device_mesh(trial.device, (copies, size), mesh_dim_names=("replicate", "shard"))
     )
     options: dict[str, Any] = {"mesh": mesh}
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if e.precision == "amp_bf16":
-        options["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
-        )
+        options["mp_policy"] = mixed
     if e.offload_parameters:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=trial.device == "cuda")
     chain = longest_chain(model)
     for block in chain.modules if chain is not None else ():
         fully_shard(block, reshard_after_forward=e.reshard_after_forward, **options)
+    if e.precision == "amp_bf16":
+        options["mp_policy"] = dataclasses.replace(mixed, output_dtype=torch.float32)  # for the loss
     # the root's own parameters are needed again at once; None is torch's word for that
     fully_shard(model, reshard_after_forward=None if e.reshard_after_forward else False, **options)
     return model

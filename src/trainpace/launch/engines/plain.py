@@ -12,6 +12,10 @@ from trainpace.launch.trial import Trial
 from trainpace.measure.formats import autocast, place_batch, place_model
 
 
+def load(device: str) -> None:
+    """Nothing but torch."""
+
+
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
     """Around the model as it is."""
     return _Plain(trial, model, optimizer)

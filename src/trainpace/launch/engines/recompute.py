@@ -27,9 +27,7 @@ def recompute_blocks(model: nn.Module) -> tuple[str, ...]:
     chain = longest_chain(model)
     if chain is None:
         name = type(model).__name__
-        return (
-            f"activation checkpointing did nothing: {name} has no switch for it and no chain of alike blocks.",
-        )
+        return (f"activation checkpointing did nothing: {name} has no switch for it and no chain of alike blocks.",)
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         apply_activation_checkpointing,
         checkpoint_wrapper,
