@@ -146,7 +146,7 @@ def _columns(t: LadderTable) -> list[tuple[str, list[str]]]:
         "whole job": ["" if r.job_s is None else format_duration(r.job_s) for r in t.rows],
         "cost": ["" if r.cost_usd is None else format_usd(r.cost_usd) for r in t.rows],
         "losses": [r.losses for r in t.rows],
-        "": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
+        "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
     }
     return [(name, cells) for name, cells in known.items() if any(cells)]
 
