@@ -19,7 +19,9 @@ def forecast_of_ms(ms: float | None, low: float | None = None, high: float | Non
     from trainpace.outcome import StepTime
 
     step = None if ms is None else StepTime(forward_ms=ms)
-    interval = None if ms is None else Interval(low=low or ms / 1.2, high=high or ms * 1.2, coverage=0.9, basis="made up")
+    interval = (
+        None if ms is None else Interval(low=low or ms / 1.2, high=high or ms * 1.2, coverage=0.9, basis="made up")
+    )
     return Forecast(
         model="m", device="d", num_devices=1, execution=Execution(), step=step, step_time_interval_ms=interval, memory=None,
         capacity_gib=None, fits=None, mfu=None, model_flops_per_step=None, provenance="fitted",
@@ -61,7 +63,9 @@ class World:
         return "shards"
 
     def means(self) -> Means:
-        return Means(self.try_it, self.foresee, self.precompute, self.said.append, self.kept.append, self.journal.append)
+        return Means(
+            self.try_it, self.foresee, self.precompute, self.said.append, self.kept.append, self.journal.append
+        )
 
 
 def ladder(*rungs: Rung, **options) -> Ladder:

@@ -25,7 +25,10 @@ def thesis_table() -> LadderTable:
         epoch_ms = EPOCH_MS / total
         rows.append(
             LadderRow(
-                title=title, measured_ms=epoch_ms, ratio=None if not rows else total / before, total=total,
+                title=title,
+                measured_ms=epoch_ms,
+                ratio=None if not rows else total / before,
+                total=total,
                 job_s=EPOCHS * epoch_ms / 1e3,
             )  # fmt: skip
         )

@@ -108,7 +108,9 @@ def test_the_whole_command_and_its_resumption(folder):
 
 @pytest.mark.slow
 def test_a_baseline_that_hangs_is_ended_and_reported(folder):
-    done = trainpace(folder, "ladder.toml", "--task", "train.py:hanging", "--no-forecast", "--no-journal", "--timeout", "8s")
+    done = trainpace(
+        folder, "ladder.toml", "--task", "train.py:hanging", "--no-forecast", "--no-journal", "--timeout", "8s"
+    )
     assert done.returncode == 2, done.stderr
     assert "the baseline cannot be measured" in done.stderr
     assert "8 s" in done.stderr

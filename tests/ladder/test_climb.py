@@ -1,9 +1,9 @@
 """The climb over a made world: what helps is kept, what does not is undone and does not carry over."""
 
 import pytest
-from ladder_world import LOSSES, World, ladder, result, rung
 from msgspec.structs import replace
 
+from ladder_world import LOSSES, World, ladder, result, rung
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.ladder.climb import climb, preview
 from trainpace.ladder.climbed import Climbed
@@ -36,7 +36,9 @@ def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
 
 def test_the_best_of_alternatives_is_kept():
     start = ladder(rung("micro-batch", micro_batch=(4, 16, 8)))
-    start = replace(start, start=replace(start.start, execution=replace(start.start.execution, micro_batch=4, accumulation=4)))
+    start = replace(
+        start, start=replace(start.start, execution=replace(start.start.execution, micro_batch=4, accumulation=4))
+    )
     found = climb(start, World(by).means())
     assert found.rungs[0].chosen == 1
     assert found.kept[0].execution.micro_batch == 16

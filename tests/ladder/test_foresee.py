@@ -5,8 +5,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ladder_world import forecast_of_ms
 
+from ladder_world import forecast_of_ms
 from trainpace.datapath.loader_model import LoaderCost
 from trainpace.execution import Execution
 from trainpace.ladder.foresee import Known, Shared, foresee, known_from, nearest

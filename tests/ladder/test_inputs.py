@@ -88,7 +88,9 @@ def plan(**rest) -> Plan:
     start, two = Execution(micro_batch=8, accumulation=4), DataPath(workers=2, ms_per_sample=1.0)
     bigger = Execution(micro_batch=32)
     ready = DataPath(workers=2, precomputed=True)
-    outlook = Outlook(choice=Choice(execution=start, data=two), changes=0, step_ms=1, job_s=1, needed_gib=1, num_devices=1)
+    outlook = Outlook(
+        choice=Choice(execution=start, data=two), changes=0, step_ms=1, job_s=1, needed_gib=1, num_devices=1
+    )
     changes = (
         Change(title="larger", execution=bigger, forecast_saved_s=1, data=two),
         Change(title="offline", execution=bigger, forecast_saved_s=1, data=ready),

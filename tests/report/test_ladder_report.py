@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ladder_world import World, ladder, result, rung
 
+from ladder_world import World, ladder, result, rung
 from trainpace.ladder.climb import climb, preview
 from trainpace.launch.trial import FailedTrial
 from trainpace.report.ladder import (
@@ -36,7 +36,12 @@ def ms_of(setup):
 
 @pytest.fixture
 def climbed():
-    rungs = (rung("workers", workers=2), rung("bf16", precision="amp_bf16"), rung("compile", compile=True), rung("shards"))
+    rungs = (
+        rung("workers", workers=2),
+        rung("bf16", precision="amp_bf16"),
+        rung("compile", compile=True),
+        rung("shards"),
+    )
     return climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).means())
 
 
