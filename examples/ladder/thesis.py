@@ -1,7 +1,7 @@
 """The table of the thesis that Trainpace grew from, by the renderer that `trainpace run` uses: 713 days to 33.
 
-Its numbers, not ours: 32 models x 50 epochs x 10.7 h on one machine, and in total 3.63, 13.29 and 21.53 times as fast. The speed-up
-of a rung and the days follow from these. It states no spread, memory, price or forecast, so there are no such columns.
+Its numbers, not ours: 32 models x 50 epochs x 10.7 h on one machine, and in total 3.63, 13.29 and 21.53 times as fast. The
+speed-up of a rung and the days follow from these. It states no spread, memory, price or forecast, so there are no such columns.
 
     python examples/ladder/thesis.py
 """
@@ -30,7 +30,7 @@ def thesis_table() -> LadderTable:
                 ratio=None if not rows else total / before,
                 total=total,
                 job_s=EPOCHS * epoch_ms / 1e3,
-            )  # fmt: skip
+            )
         )
         before = total
     return LadderTable(title="The thesis' Table 1 (its numbers, not measured here)", what="an epoch", rows=tuple(rows))
