@@ -64,11 +64,11 @@ def main() -> None:
     lines = [
         "# The ladder (`make bench-run`)",
         "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.1f} in the last quarter."
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.1f} (15 min)."
         f" {options.repeats} times `trainpace run examples/ladder/ladder.toml`.",
         "",
         f"Total speed-up: {', '.join(f'{t:.1f}x' for t in totals)} (to reach: {TO_REACH:.0f}x). Forecasts whose interval held"
-        f" what was then measured: {sum(h for *_, h in held)} of {len(held)}; error {statistics.median(errors):.0%} at the median,"
+        f" what was then measured: {sum(h for *_, h in held)} of {len(held)}; error {statistics.median(errors):.0%} median,"
         f" {errors[-1]:.0%} at most.",
         "",
         "The first of them:",

@@ -20,9 +20,9 @@ def test_the_interval_holds_the_ratio_and_turning_it_round_inverts_it(old, new):
 
 
 def test_single_trials_need_a_clear_gain():
-    assert gain_of([100], [70]).faster
+    assert gain_of([100], [50]).faster
     assert not gain_of([100], [95]).faster
-    assert gain_of([100], [70]).clear
+    assert gain_of([100], [50]).clear
     assert not gain_of([100], [95]).clear
 
 

@@ -122,3 +122,8 @@ def test_the_thesis_case(monkeypatch):
     assert cells_of(table)[0][head_of(table).index("whole job")] == "713 days (1.95 years)"
     assert head_of(table)[1] == "an epoch, measured"
     assert markdown(table).partition("\n\n")[2].strip() in (ROOT / "docs" / "running.md").read_text()
+
+
+def test_the_chosen_alternative_stands_beside_the_title():
+    table = table_of(climb(ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)), World(ms_of).means()))
+    assert [r.title for r in table.rows] == ["baseline", "workers (workers 2)", "compile"]

@@ -13,7 +13,7 @@ from trainpace.records import Record
 BETWEEN_PROCESSES = 0.05
 """Relative standard deviation that one trial's median is taken to have to the next process', where one of each was run. An
 assumption, which decides nothing: a ratio below `CLEAR` is repeated, and one above is beyond it."""
-CLEAR = 1.25
+CLEAR = 1.5
 """A ratio above it, or below its inverse, needs no repeats."""
 
 

@@ -209,6 +209,6 @@ def words_of(setup: Setup) -> str:
         "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
         "compile" if e.compile else "", "channels_last" if e.channels_last else "",
         f"{loader.workers} workers" if loader.workers != 1 else "1 worker", "shards" if loader.shards else "",
-        "" if setup.threads is None else f"{setup.threads} threads",
+        "" if setup.threads is None else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}",
     ]  # fmt: skip
     return ", ".join(part for part in parts if part)

@@ -10,7 +10,7 @@ import msgspec
 
 from trainpace.ladder.climb import Ahead
 from trainpace.ladder.climbed import Climbed, RungResult, job_s, job_usd
-from trainpace.ladder.rungs import Setup, words_of
+from trainpace.ladder.rungs import Rung, Setup, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.html import document, table
@@ -49,10 +49,10 @@ class LadderTable(Record):
 def table_of(climbed: Climbed) -> LadderTable:
     """The table of a climb, as far as it has come."""
     ladder, start = climbed.ladder, climbed.start
-    rows, precompute_s = [], 0.0
-    for result in (climbed.baseline, *climbed.rungs):
+    rows, precompute_s = [_row(climbed, climbed.baseline, climbed.baseline.title, 0.0)], 0.0
+    for rung, result in zip(ladder.rungs, climbed.rungs, strict=False):  # it may have stopped early
+        rows.append(_row(climbed, result, _title(rung, result), precompute_s + result.precompute_s))
         precompute_s += result.precompute_s if result.kept else 0.0
-        rows.append(_row(climbed, result, precompute_s if result.kept else precompute_s + result.precompute_s))
     batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
@@ -61,17 +61,26 @@ def table_of(climbed: Climbed) -> LadderTable:
     )  # fmt: skip
 
 
-def _row(climbed: Climbed, result: RungResult, precompute_s: float) -> LadderRow:
+def _title(rung: Rung, result: RungResult) -> str:
+    """With the value that was judged, where several were tried."""
+    if result.chosen is None:
+        return result.title
+    values = rung.alternatives()[result.chosen]
+    chosen = [f"{key} {values[key]}" for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1]
+    return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
+
+
+def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) -> LadderRow:
     best = result.best or (result.tried[0] if result.tried else None)
     if best is None or best.measured is None:
-        return LadderRow(title=result.title, kept=False, why=result.reason,
+        return LadderRow(title=title, kept=False, why=result.reason,
                          forecast_ms=None if best is None else best.foreseen.step_ms,
                          forecast_interval_ms=None if best is None else best.foreseen.interval_ms)  # fmt: skip
     measured, base = best.measured, climbed.ladder.start.execution.global_batch
     share = best.setup.execution.global_batch / base
     seconds = job_s(climbed.ladder, best.setup, measured.median_ms, precompute_s)
     return LadderRow(
-        title=result.title, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms,
+        title=title, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms,
         measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
         ratio=None if result.gain is None else result.gain.ratio,
         total=climbed.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib, job_s=seconds,
@@ -156,7 +165,7 @@ def _timed(ms: float | None, interval: Interval | None) -> str:
         return ""
     if interval is None or interval.low == interval.high:
         return format_duration(ms / 1e3)
-    unit, size = ("s", 1e3) if ms >= 1e4 else ("ms", 1.0)
+    unit, size = ("s", 1e3) if ms >= 1e3 else ("ms", 1.0)
     return f"{format_number(ms / size)} {unit} ({format_number(interval.low / size)} to {format_number(interval.high / size)})"
 
 
