@@ -1,6 +1,8 @@
 """`trainpace run`, the real command on a tiny ladder."""
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -75,6 +77,26 @@ def test_misuse_is_one_sentence_before_anything_starts(folder):
         assert done.returncode == 2, done.stderr
         assert said in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_missing_launcher_is_said_before_anything_starts(folder):
+    (folder / "ladder.toml").write_text(LADDER.replace("micro_batch = 5", "nnodes = 2"))
+    done = subprocess.run(
+        [sys.executable, "-m", "trainpace", "run", "ladder.toml"], cwd=folder, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PATH": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "sbatch" in done.stderr
+    assert not (folder / "ladder-run").exists()
+
+
+def test_two_climbs_in_one_folder_are_refused(folder):
+    (folder / "run").mkdir()
+    with (folder / "run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = trainpace(folder, "ladder.toml", "--out", "run", "--no-journal", "--no-forecast")
+    assert done.returncode == 2
+    assert "another trainpace run" in done.stderr
 
 
 def test_a_dry_run_shows_what_would_be_started(folder):

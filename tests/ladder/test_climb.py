@@ -156,6 +156,16 @@ def test_only_what_is_the_same_is_taken_up():
     assert world.tried == []
 
 
+@pytest.mark.parametrize(("kind", "again"), [("timed out", 0), ("out of memory", 0), ("misuse", 1), ("failed", 1)])
+def test_what_may_be_mended_elsewhere_is_tried_again(kind, again):
+    rungs = ladder(rung("workers", workers=2))
+    failing = World(lambda s: FailedTrial(kind=kind, reason="x.") if s.loader.workers else 100.0)
+    done = climb(rungs, failing.means())
+    world = World(by)
+    assert climb(rungs, world.means(), done).rungs[0].kept == bool(again)
+    assert len(world.tried) == again
+
+
 def test_another_global_batch_is_judged_by_sample_and_its_losses_are_not_compared():
     world = World(lambda setup: 100.0 if setup.execution.global_batch == 16 else 200.0)
     found = climb(ladder(rung("64", global_batch=64, micro_batch=16), allow_global_batch=True), world.means())

@@ -67,10 +67,19 @@ def test_intervals_hold_the_forecast(compute, sample, workers):
 
 
 def test_compute_is_learnt_where_workers_did_not_slow_it_down():
-    assert known_from(setup(), 100, 80, 80).compute_ms == 20
-    assert known_from(setup(workers=2), 100, 5, 60) is None
-    assert known_from(setup(workers=2), 100, 5, 2).compute_ms == 95
-    assert known_from(setup(), 100, 100, 80) is None
+    assert known_from(setup(), 100, 20, 80) == (setup(), 20, pytest.approx(0.8))
+    assert known_from(setup(workers=2), 100, 95, 60) is None
+    assert known_from(setup(workers=2), 100, 95, 2).compute_ms == 95
+    assert known_from(setup(), 100, 0, 80) is None
+
+
+def test_compute_measured_beside_long_waits_is_less_sure():
+    def width(waiting):
+        known = (Known(setup(), 30.0, waiting), forecast_of_ms(20))
+        interval = foresee(setup(), forecast_of_ms(20), known, None, TWO).interval_ms
+        return interval.high / interval.low
+
+    assert width(0.9) > 1.5 > 1.15 > width(0.0)
 
 
 def test_the_nearest_known_setup():

@@ -75,6 +75,13 @@ def test_what_is_wrong_is_one_sentence_with_the_nearest_name(write, old, new, sa
         read_ladder(write(TEXT.replace(old, new)))
 
 
+def test_what_a_cluster_wants(write):
+    found = read_ladder(write(TEXT + '[slurm]\npartition = "gpu"\nextra = ["--exclusive"]\n'))
+    assert (found.slurm.partition, found.slurm.extra) == ("gpu", ("--exclusive",))
+    with pytest.raises(TrainpaceError, match="partition"):
+        read_ladder(write(TEXT + '[slurm]\npartitions = "gpu"\n'))
+
+
 def test_other_files(write, tmp_path):
     with pytest.raises(UnreadableInput, match="neither a ladder"):
         read_ladder(write("x", "plan.yaml"))

@@ -125,5 +125,7 @@ def test_the_thesis_case(monkeypatch):
 
 
 def test_the_chosen_alternative_stands_beside_the_title():
-    table = table_of(climb(ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)), World(ms_of).means()))
+    table = table_of(
+        climb(ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)), World(ms_of).means())
+    )
     assert [r.title for r in table.rows] == ["baseline", "workers (workers 2)", "compile"]

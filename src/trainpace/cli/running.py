@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from trainpace.cli.machine import device_of, profile_or_brief
 from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
 from trainpace.journal.entry import Entry, new_id, now_utc, printable
 from trainpace.journal.identity import anonymous_entry
 from trainpace.journal.store import Journal
@@ -64,9 +66,11 @@ def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
     ladder = _with_options(read_ladder(path, o.task, o.precompute), o)
     if ladder.job is not None:
         total_steps(ladder.job, ladder.start.execution)  # which says what is missing before anything starts
+    for e in _executions(ladder):
+        _launcher(e, ladder, o).check()  # what is missing is said before anything starts
     folder = Path(o.folder or f"{path.stem}-run")
     _make(folder)
-    with _journal(o) as journal:
+    with _alone(folder), _journal(o) as journal:
         means = _means(ladder, folder, o, journal)
         if o.dry_run:
             return _dry_run(ladder, means, folder, o), 0
@@ -83,6 +87,16 @@ def _with_options(ladder: Ladder, o: Options) -> Ladder:
     given = {"device": o.device, "seconds": o.seconds, "price_usd_per_hour": o.price}
     changes = {key: value for key, value in given.items() if value is not None}
     return replace(ladder, allow_global_batch=ladder.allow_global_batch or o.allow_global_batch, **changes)
+
+
+def _executions(ladder: Ladder) -> list[Execution]:
+    """Of the start, and of its ranks as the rungs would change them."""
+    fleets = {(ladder.start.execution.nnodes, ladder.start.execution.nproc_per_node)}
+    for rung in ladder.rungs:
+        for values in rung.alternatives():
+            found = [values.get(key, 1) for key in ("nnodes", "nproc_per_node")]
+            fleets |= {(n, p) for n, p in [found] if isinstance(n, int) and isinstance(p, int) and min(n, p) > 0}
+    return [Execution(nnodes=nodes, nproc_per_node=processes) for nodes, processes in sorted(fleets)]
 
 
 def _make(folder: Path) -> None:
@@ -108,7 +122,9 @@ def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) ->
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         try:
-            return run_trial(_trial(ladder, setup, seed), _launcher(setup, o), folder / "trials" / name, o.timeout)
+            return run_trial(
+                _trial(ladder, setup, seed), _launcher(setup.execution, ladder, o), folder / "trials" / name, o.timeout
+            )
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 
@@ -129,15 +145,14 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
     return setup.trial(device=ladder.device, seconds=ladder.seconds, warmup_steps=ladder.warmup_steps, seed=seed)
 
 
-def _launcher(setup: Setup, o: Options) -> Launcher:
-    e = setup.execution
+def _launcher(e: Execution, ladder: Ladder, o: Options) -> Launcher:
     name = o.launcher
     if name == "auto":
         name = "process" if e.world_size == 1 else "torchrun" if e.nnodes == 1 else "slurm"
     if name == "slurm":
         from trainpace.launch.slurm import Slurm
 
-        return Slurm()
+        return Slurm(options=ladder.slurm)
     return Torchrun() if name == "torchrun" else ThisMachine()
 
 
@@ -160,7 +175,7 @@ def _texts(rung: Ahead, ladder: Ladder, folder: Path, o: Options) -> list[str]:
                     folder / "dry-run" / f"{rung.title}-{i}".replace("/", "-"),
                     o.timeout,
                 )
-                found.append(_launcher(setup, o).text(job))
+                found.append(_launcher(setup.execution, ladder, o).text(job))
     return found
 
 
@@ -207,6 +222,21 @@ def entry_of_trial(one: Tried, device: str, seed: int) -> Entry:
         id=new_id(), created_at=now_utc(), kind="run", model=one.setup.task, device=device, execution=e,
         num_devices=e.world_size, seed=seed, notes=words_of(one.setup), **fields,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two climbs in one folder would write over each other's state. The lock goes with the process, however that ends."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainpaceError(
+                f"another trainpace run is at work in {folder}.", "Wait for it, or give another --out."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 @contextlib.contextmanager

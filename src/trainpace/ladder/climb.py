@@ -76,7 +76,7 @@ class _Climb:
         self._ladder, self._means = ladder, means
         self._code = fingerprint(ladder.start.task)
         done = () if before is None else (before.baseline, *before.rungs)
-        self._done = {r.key: r for r in done}
+        self._done = {r.key: r for r in done if r.lasting}
         self._before = before
         self._known: list[Known] = []
 
@@ -209,7 +209,7 @@ class _Climb:
         for one in result.tried:
             if one.measured is not None:
                 m = one.measured
-                found = known_from(one.setup, m.medians_ms[0], m.data_wait_ms, one.foreseen.data_ms)
+                found = known_from(one.setup, m.medians_ms[0], m.compute_ms, one.foreseen.data_ms)
                 self._known += [found] if found is not None else []
 
     def _say(self, title: str, foreseen: Foreseen) -> None:

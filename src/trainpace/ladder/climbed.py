@@ -18,11 +18,12 @@ from trainpace.schedule import training_time
 
 
 class Measured(Record):
-    """The trials of one setup. `losses`, `data_wait_ms`, memory and start-up are the first trial's."""
+    """The trials of one setup. All but `medians_ms` are the first's; `compute_ms` is the median of steps less their wait."""
 
     medians_ms: tuple[float, ...]
     first_interval_ms: Interval
     data_wait_ms: float
+    compute_ms: float
     losses: tuple[float, ...]
     peak_memory_gib: float | None
     start_up_s: float
@@ -45,9 +46,14 @@ def measured_of(result: TrialResult) -> Measured:
     """One trial's."""
     return Measured(
         medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
-        data_wait_ms=statistics.median(result.data_wait_ms), peak_memory_gib=result.peak_memory_gib,
-        start_up_s=result.start_up_s, notes=result.notes, environment=result.environment,
+        data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=_compute_ms(result),
+        peak_memory_gib=result.peak_memory_gib, start_up_s=result.start_up_s, notes=result.notes, environment=result.environment,
     )  # fmt: skip
+
+
+def _compute_ms(result: TrialResult) -> float:
+    """Step by step: a difference of two medians would be lost in the spread of long waits."""
+    return statistics.median(step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True))
 
 
 class Tried(Record):
@@ -77,6 +83,12 @@ class RungResult(Record):
     losses: LossCheck | None = None
     precompute_s: float = 0.0
     seconds: float = 0.0
+
+    @property
+    def lasting(self) -> bool:
+        """Whether trying again would say the same: not where an engine was missing, or code raised that is mended elsewhere."""
+        ended = any(t.failure.startswith(("timed out", "out of memory")) for t in self.tried)
+        return self.chosen is not None or ended
 
     @property
     def best(self) -> Tried | None:

@@ -26,6 +26,9 @@ SAMPLE_SD = 0.1
 QUEUE_EXCESS = 0.15
 """With workers the model is a lower bound: on two cores two workers of examples/face_crops.py gave 1.8 times the samples of none
 (benchmarks/results/thesis_case.md), where the bound has 2.0 (0.11 in logarithms). The interval reaches so much further up."""
+COLD_SD = 0.15
+"""Of the logarithm of a compute that was measured in steps which only waited beside it, and is carried to steps that do not wait:
+caches have gone cold meanwhile, and clocks are others. An assumption, in proportion to the share of the wait."""
 Z = 1.645
 CLEAN = 0.1
 """Workers that take cores from the compute inflate it: it is learnt from trials without workers, or whose loader alone would take
@@ -48,10 +51,11 @@ class Foreseen(Record):
 
 
 class Known(NamedTuple):
-    """A setup whose compute was measured."""
+    """A setup whose compute was measured, in steps of which `waiting` is the share that was not compute."""
 
     setup: Setup
     compute_ms: float
+    waiting: float = 0.0
 
 
 class Shared(NamedTuple):
@@ -61,11 +65,11 @@ class Shared(NamedTuple):
     threads: float
 
 
-def known_from(setup: Setup, median_ms: float, data_wait_ms: float, data_ms: float) -> Known | None:
+def known_from(setup: Setup, median_ms: float, compute_ms: float, data_ms: float) -> Known | None:
     """The compute of a measured setup; None where its loader, which alone would take `data_ms` a step, slowed it down."""
-    if (setup.loader.workers and data_ms > CLEAN * median_ms) or data_wait_ms >= median_ms:
+    if (setup.loader.workers and data_ms > CLEAN * median_ms) or compute_ms <= 0:
         return None
-    return Known(setup, median_ms - data_wait_ms)
+    return Known(setup, compute_ms, max(0.0, 1 - compute_ms / median_ms))
 
 
 def nearest(known: Sequence[Known], setup: Setup) -> Known | None:
@@ -91,7 +95,9 @@ def foresee(
         assert its.step is not None
         middle *= there.compute_ms / its.step.total_ms
         others = _differences(there.setup, setup)
-        batches = math.hypot(AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup))
+        batches = math.hypot(
+            AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup), COLD_SD * there.waiting
+        )
         sd = math.hypot(batches, sd) if others else batches
         basis = (
             "compute as measured" if there.setup.execution == setup.execution else "compute measured before, as a ratio"

@@ -13,6 +13,7 @@ import msgspec
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Setup, changed
+from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import LoaderSettings
 from trainpace.plan import Change, DataPath, Plan
 from trainpace.records import from_json, read_bytes
@@ -20,7 +21,7 @@ from trainpace.schedule import Schedule
 
 TOP_KEYS = (
     "task", "price_usd_per_hour", "loss_tolerance", "seconds", "warmup_steps", "seed", "device", "allow_global_batch",
-    "start", "rung", "job",
+    "start", "rung", "job", "slurm",
 )  # fmt: skip
 JOB_KEYS = Schedule.__struct_fields__
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
@@ -50,15 +51,21 @@ def _from_toml(text: bytes, path: Path, task: str | None) -> Ladder:
     _known(read, TOP_KEYS, f"key of {path.name}")
     start: dict[str, Any] = read.pop("start", {})
     rungs, job = read.pop("rung", []), read.pop("job", None)
-    tables = isinstance(start, dict) and isinstance(rungs, list) and isinstance(job, dict | None)
+    tables = (
+        isinstance(read.get("slurm", {}), dict)
+        and isinstance(start, dict)
+        and isinstance(rungs, list)
+        and isinstance(job, dict | None)
+    )
     if not tables or not all(isinstance(r, dict) for r in rungs):
-        raise UnreadableInput(f"{path}: [start] and [job] are tables, and each [[rung]] is one.")
+        raise UnreadableInput(f"{path}: [start], [job] and [slurm] are tables, and each [[rung]] is one.")
     spec = task or _beside(path, str(read.pop("task", "")))
     read.pop("task", None)
     if not spec:
         raise TrainpaceError(f'{path} names no task: task = "FILE.py:FUNCTION", or give --task.')
     _known(start, KEYS, f"setting in [start] of {path.name}")
     _known(job or {}, JOB_KEYS, f"key in [job] of {path.name}")
+    _known(read.get("slurm", {}), SlurmOptions.__struct_fields__, f"key in [slurm] of {path.name}")
     if not rungs:
         raise TrainpaceError(f"{path} has no [[rung]] to try.")
     if "shards" in start:

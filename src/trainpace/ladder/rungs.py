@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName
 from trainpace.execution import Execution
+from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import EngineName, LoaderSettings, Trial
 from trainpace.records import Record
 from trainpace.schedule import Schedule
@@ -79,7 +80,7 @@ class Ladder(Record):
 
     `job` None: no hours and dollars of a whole job. `price_usd_per_hour` is for one node. `loss_tolerance` is a share of the
     baseline's first loss (see `losses`). Each trial trains for about `seconds` after `warmup_steps`; all have `seed`, but for the
-    baseline's second trial, which has the next one.
+    baseline's second trial, which has the next one. `slurm`: what a cluster wants, where a rung has several nodes.
     """
 
     start: Setup
@@ -92,6 +93,7 @@ class Ladder(Record):
     seed: int = 0
     device: str = "cpu"
     allow_global_batch: bool = False
+    slurm: SlurmOptions = SlurmOptions()
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):

@@ -66,7 +66,9 @@ def _title(rung: Rung, result: RungResult) -> str:
     if result.chosen is None:
         return result.title
     values = rung.alternatives()[result.chosen]
-    chosen = [f"{key} {values[key]}" for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1]
+    chosen = [
+        f"{key} {values[key]}" for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1
+    ]
     return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
 
 
