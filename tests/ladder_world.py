@@ -14,7 +14,7 @@ from trainpace.outcome import Forecast, Interval
 LOSSES = tuple(0.7 * math.exp(-i / 30) for i in range(40))
 
 
-def forecast_of_ms(ms: float | None, low: float | None = None, high: float | None = None) -> Forecast:
+def forecast_of_ms(ms: float | None, low: float | None = None, high: float | None = None, **execution) -> Forecast:
     """A forecast of a step that is all forward."""
     from trainpace.outcome import StepTime
 
@@ -23,7 +23,7 @@ def forecast_of_ms(ms: float | None, low: float | None = None, high: float | Non
         None if ms is None else Interval(low=low or ms / 1.2, high=high or ms * 1.2, coverage=0.9, basis="made up")
     )
     return Forecast(
-        model="m", device="d", num_devices=1, execution=Execution(), step=step, step_time_interval_ms=interval, memory=None,
+        model="m", device="d", num_devices=1, execution=Execution(**execution), step=step, step_time_interval_ms=interval, memory=None,
         capacity_gib=None, fits=None, mfu=None, model_flops_per_step=None, provenance="fitted",
         reason="" if step is not None else "no such rate",
     )  # fmt: skip

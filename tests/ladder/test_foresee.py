@@ -46,7 +46,8 @@ def test_compute_is_scaled_by_what_was_measured():
 
 def test_another_precision_is_not_sure_of_the_ratio():
     known = (Known(setup(), 30.0), forecast_of_ms(20))
-    other = foresee(setup(precision="amp_bf16"), forecast_of_ms(20, low=10, high=40), known, None, TWO)
+    forecast = forecast_of_ms(20, low=10, high=40, precision="amp_bf16")
+    other = foresee(setup(precision="amp_bf16"), forecast, known, None, TWO)
     assert "precision" in other.basis
     assert other.interval_ms.high > 1.9 * other.step_ms
 

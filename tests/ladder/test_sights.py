@@ -10,6 +10,7 @@ from trainpace.execution import Execution
 from trainpace.forecast.gloo import gloo_seconds
 from trainpace.ladder import sights
 from trainpace.ladder.data_worker import costs
+from trainpace.ladder.foresee import Known
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.sights import Sights, has_data, links_of, rank_threads
 from trainpace.launch.trial import LoaderSettings
@@ -93,3 +94,20 @@ def test_links_between_nodes_are_not_guessed(tmp_path, monkeypatch):
     seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10)
     monkeypatch.setattr(seen, "_workload", lambda _: None)
     assert "between the nodes" in seen.foresee([setup(execution={"nnodes": 2})], [])[0].reason
+
+
+def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch):
+    """Measured once in bf16, another micro-batch is forecast by what fp32 gains by it, and said so."""
+    ms = {16: 10.0, 8: 15.0, 1: 50.0}
+
+    def forecast(setup):
+        e = setup.execution
+        return forecast_of_ms(ms[e.micro_batch] if e.precision == "fp32" else None)
+
+    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    monkeypatch.setattr(seen, "_forecast", forecast)
+    half, known = {"precision": "amp_bf16", "micro_batch": 8}, {"precision": "amp_bf16", "micro_batch": 16}
+    found = seen.foresee([setup(execution=half)], [Known(setup(execution=known), 4.0)])[0]
+    assert found.step_ms == pytest.approx(6.0)
+    assert "of fp32" in found.basis
+    assert seen.foresee([setup(execution=half)], [Known(setup(), 4.0)])[0].step_ms is None

@@ -29,6 +29,8 @@ QUEUE_EXCESS = 0.15
 COLD_SD = 0.15
 """Of the logarithm of a compute that was measured in steps which only waited beside it, and is carried to steps that do not wait:
 caches have gone cold meanwhile, and clocks are others. An assumption, in proportion to the share of the wait."""
+OTHER_PRECISION_SD = 0.15
+"""Of the logarithm of a ratio between two setups that is known in another precision than theirs. An assumption."""
 Z = 1.645
 CLEAN = 0.1
 """Workers that take cores from the compute inflate it: it is learnt from trials without workers, or whose loader alone would take
@@ -102,6 +104,9 @@ def foresee(
         basis = (
             "compute as measured" if there.setup.execution == setup.execution else "compute measured before, as a ratio"
         )
+        if forecast.execution.precision != setup.execution.precision:
+            sd = math.hypot(sd, OTHER_PRECISION_SD)
+            basis += f" of {forecast.execution.precision}"
         basis += f" ({', '.join(others)} by {forecast.step_time_interval_ms.basis})" if others else ""
     whole = _of_step(cost, setup.execution)
     workers = setup.loader.workers

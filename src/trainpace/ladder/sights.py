@@ -77,9 +77,14 @@ class Sights:
         if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
             return Foreseen(reason="the shards are not made yet, so what reading them back costs is not known")
         try:
+            e, rated = setup.execution, near is not None and near.setup.execution.precision == setup.execution.precision
             here = self._forecast(setup)
-            there = None if near is None else (near, self._forecast(near.setup))
-            e = setup.execution
+            form: Callable[[Setup], Setup] = _as_it_is
+            if here.step is None and rated:
+                # a profile is of fp32 alone; from one setup to another of this precision its ratio is the nearest there is
+                form = _in_fp32
+                here = self._forecast(form(setup))
+            there = None if near is None else (near, self._forecast(form(near.setup)))
             shared = Shared(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
             return foresee(setup, here, there, self._costs.get(_cost_key(setup)), shared)
         except TrainpaceError as error:
@@ -175,6 +180,14 @@ def links_of(a: AllReduce) -> HostLinks:
         gb_per_s=a.bandwidth_gb_per_s or 1e3,
         link_share=1.0,
     )
+
+
+def _as_it_is(setup: Setup) -> Setup:
+    return setup
+
+
+def _in_fp32(setup: Setup) -> Setup:
+    return replace(setup, execution=replace(setup.execution, precision="fp32"))
 
 
 def _cost_key(setup: Setup) -> tuple[str | None, int, bool]:
