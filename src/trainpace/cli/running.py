@@ -17,7 +17,7 @@ from trainpace.execution import Execution
 from trainpace.journal.entry import Entry, new_id, now_utc, printable
 from trainpace.journal.identity import anonymous_entry
 from trainpace.journal.store import Journal
-from trainpace.ladder.climb import Ahead, Means, climb, preview
+from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
 from trainpace.ladder.climbed import Climbed, Tried
 from trainpace.ladder.foresee import Foreseen, Known
 from trainpace.ladder.inputs import read_ladder
@@ -172,7 +172,7 @@ def _texts(rung: Ahead, ladder: Ladder, folder: Path, o: Options) -> list[str]:
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 job = job_of(
                     _trial(ladder, setup, ladder.seed),
-                    folder / "dry-run" / f"{rung.title}-{i}".replace("/", "-"),
+                    folder / "dry-run" / file_name(rung.title, i),
                     o.timeout,
                 )
                 found.append(_launcher(setup.execution, ladder, o).text(job))

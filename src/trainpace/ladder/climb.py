@@ -168,7 +168,7 @@ class _Climb:
             if one.failure:
                 continue
             self._say(rung.title, one.foreseen)
-            outcome = self._means.try_it(one.setup, self._ladder.seed, _file_name(rung.title, i))
+            outcome = self._means.try_it(one.setup, self._ladder.seed, file_name(rung.title, i))
             if isinstance(outcome, FailedTrial):
                 tried[i] = replace(
                     one, failure=f"{outcome.kind}: {outcome.reason.rstrip('.')}. {_log(outcome)}".strip()
@@ -190,7 +190,7 @@ class _Climb:
             old_ms = []
             for turn in range(ROUNDS):
                 for setup, times in ((kept, old_ms), (new.setup, new_ms)):
-                    again = self._means.try_it(setup, self._ladder.seed, f"{_file_name(rung.title, 0)}-again-{turn}")
+                    again = self._means.try_it(setup, self._ladder.seed, f"{file_name(rung.title, 0)}-again-{turn}")
                     if isinstance(again, TrialResult):
                         times.append(again.median_ms)
             old_ms = old_ms or [its.median_ms]
@@ -253,7 +253,8 @@ def _per_sample(times_ms: Sequence[float], setup: Setup) -> list[float]:
     return [t / setup.execution.global_batch for t in times_ms]
 
 
-def _file_name(title: str, number: int) -> str:
+def file_name(title: str, number: int) -> str:
+    """A folder for the trial of a rung's alternative."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in title.lower())
     return f"{'-'.join(filter(None, letters.split('-')))[:40]}-{number}"
 

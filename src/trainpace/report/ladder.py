@@ -14,7 +14,7 @@ from trainpace.ladder.rungs import Rung, Setup, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.html import document, table
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.terminal import console, print_lines, print_table
 from trainpace.units import format_duration, format_number, format_usd
 
 
@@ -228,7 +228,8 @@ def print_ahead(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> None:
                 [rung.title, said, _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"]
             )
     print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
-    print_lines(*(text for each in texts for text in each))
+    for text in (text for each in texts for text in each):
+        console().print(text, markup=False, soft_wrap=True)  # to be copied whole
 
 
 def ahead_json(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
