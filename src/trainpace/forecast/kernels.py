@@ -172,9 +172,9 @@ def kernel_table(operators: Operators) -> KernelTable:
 
 
 MISALIGNED_BF16 = 0.7
-"""Share of the fp32 rate that batched bf16 products get out of an A100's CUDA cores where rows are no multiples of 16 bytes: cuBLAS
-11 seems to have no kernels on matrix units for them. Chosen so that bigscience's 17 runs with heads of 150 numbers err as those
-with aligned heads do (-5 and -6 % at the median, -25 without); those with 108 then err by -2 %. Later cuBLAS is not known."""
+"""Share of the fp32 rate that batched bf16 products get out of an A100's CUDA cores where rows are no multiples of 16 bytes:
+cuBLAS 11 seems to have no kernels on matrix units for them. Chosen so that bigscience's 17 runs with heads of 150 numbers err as
+those with aligned heads do (-5 and -6 % at the median, -25 without); those with 108 then err by -2 %. Later cuBLAS: unknown."""
 
 
 def _products_s(pick: Pick, rows: Flags, half: Flags, rates: Rates, c: KernelConstants) -> Floats:
