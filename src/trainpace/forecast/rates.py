@@ -55,6 +55,8 @@ class Rates(NamedTuple):
     l2_bytes: Floats
     casts: Floats
     """1 where operands of products are cast to 8 bits by kernels of their own."""
+    aligned_only: Floats = np.asarray(0.0)
+    """1 where batched products in 16 bits run on matrix units only if their rows are multiples of 16 bytes."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -122,6 +124,8 @@ def sustained_rates(
         sms=np.asarray(device.sms.value if device.sms else TYPICAL_SMS),
         l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
         casts=np.asarray(float(precision == "fp8")),
+        # seen on A100 alone; of fp16 there are kernels for every alignment
+        aligned_only=np.asarray(float(device.compute_capability == "8.0" and precision in ("bf16", "amp_bf16"))),
     )
 
 

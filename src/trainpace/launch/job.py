@@ -1,0 +1,89 @@
+"""What is started and how it ended: the one contract of every launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record
+
+State = Literal["done", "failed", "timed out", "cancelled"]
+
+
+class Job(Record):
+    """A program on `nnodes` x `nproc_per_node` processes, one a rank.
+
+    `program` is what follows ``python``: ``("-m", module, ...)`` or a script and its arguments. Ranks find RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, as torchrun sets them. Rank 0 writes `result` whole, as its
+    last act: a job is done if and only if that file is there. `folder` takes logs and what a launcher writes.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    folder: str
+    result: str
+    nnodes: int = 1
+    nproc_per_node: int = 1
+    cpus_per_process: int | None = None
+    gpus_per_node: int = 0
+    timeout_s: float = 600.0
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.program:
+            raise TrainpaceError("a job needs a program.")
+        if self.nnodes < 1 or self.nproc_per_node < 1:
+            raise TrainpaceError(f"a job cannot have {self.nnodes} x {self.nproc_per_node} processes.")
+        if not 0 < self.timeout_s < float("inf"):
+            raise TrainpaceError(f"a job cannot have {self.timeout_s} s.")
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.nnodes * self.nproc_per_node
+
+
+class Ended(Record):
+    """How a job ended. `reason`: one sentence where it is not done; `tail`: the last lines of its log, which is at `log`.
+
+    `seconds` count from the start (of the processes, not of waiting in a queue). `attempts`: above 1 after a requeue.
+    """
+
+    state: State
+    seconds: float
+    log: str
+    reason: str = ""
+    tail: str = ""
+    exit_code: int | None = None
+    attempts: int = 1
+
+
+OnLine = Callable[[str], None]
+
+
+class Launcher(Protocol):
+    """Starts jobs. `text` is pure and says exactly what `run` starts."""
+
+    @property
+    def name(self) -> str:
+        """As users name it: process, torchrun, slurm."""
+        ...
+
+    def check(self) -> None:
+        """Raise TrainpaceError with what to install, before anything starts, where this launcher is missing."""
+        ...
+
+    def text(self, job: Job) -> str:
+        """The command line or batch script."""
+        ...
+
+    def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
+        """Start, follow the log line by line, and wait. Ctrl-C ends all its processes, then raises KeyboardInterrupt."""
+        ...
+
+    def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
+        """As many at once as the launcher has room for, in order of `jobs`; on Slurm one array."""
+        ...
