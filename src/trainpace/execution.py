@@ -20,10 +20,11 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 ZeroStage = Literal[0, 1, 2, 3]
 
-Engine = Literal["ddp", "unoverlapped", "data_parallel"]
+Engine = Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"]
 """ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
 unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for
-all devices of a node."""
+all devices of a node. megatron_core: as ddp, and the parameters of ZeRO 1 are gathered under the next forward pass, and
+interleaved stages compute while they send (--overlap-param-gather, --overlap-p2p-communication, which NeMo's recipes set)."""
 
 
 Checkpointing = Literal["none", "selective", "full"]

@@ -20,6 +20,7 @@ from trainpace.forecast.exchanges import (
     PassExchanges,
     StepExchanges,
     data_parallel_ms,
+    exposed,
     micro_batch_exchanges,
     row_products,
     step_exchanges,
@@ -248,6 +249,9 @@ class _Assembly:
         each = micro_batch_exchanges(
             grid, groups, blocks, self.stages, products, self._recomputes(FULL), costs.attention_device, mode, links
         )
+        if self.base.engine == "megatron_core":
+            beside = exposed(each.pipeline, np.zeros_like(each.pipeline), took[:, :, :2].sum(axis=2))
+            each = each._replace(pipeline=np.where(grid.virtual_stages[:, None] > 1, beside, each.pipeline))
         if self.base.engine == "data_parallel":
             nothing = np.zeros_like(gradients)
             return each, StepExchanges(nothing, nothing, nothing)

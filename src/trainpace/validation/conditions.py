@@ -347,9 +347,11 @@ def _is_megatron(run: Run) -> bool:
 
 
 def _engine(run: Run, spec: str) -> Engine:
-    """NVIDIA's BERT examples and Megatron-LM reduce one flat gradient after the backward pass."""
+    """NVIDIA's BERT examples and Megatron-LM reduce one flat gradient after the backward pass; NeMo overlaps all it can."""
     if "DataParallel" in run.parallelism and "Distributed" not in run.parallelism:
         return "data_parallel"
+    if "NeMo" in run.framework:
+        return "megatron_core"
     flat = "DeepLearningExamples" in run.framework and spec.startswith("transformers:")
     return "unoverlapped" if flat or _is_megatron(run) else "ddp"
 
