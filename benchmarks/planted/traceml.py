@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cases import CASES, Case
-from launch import ROOT, environment, free_port, together
 
+from launch import ROOT, environment, free_port, together
 from trainpace.records import Record
 
 PEERS = ROOT / ".peers-watch"

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from cases import CASES, Case
-from launch import run
 
+from launch import run
 from trainpace.records import Record
 
 WARM_UP_STEPS = 10

@@ -39,6 +39,9 @@ class Job(Record):
             raise TrainpaceError(f"a job cannot have {self.nnodes} x {self.nproc_per_node} processes.")
         if not 0 < self.timeout_s < float("inf"):
             raise TrainpaceError(f"a job cannot have {self.timeout_s} s.")
+        for name in self.environment:
+            if not (name.isascii() and name.isidentifier()):
+                raise TrainpaceError(f"{name!r} is not a name for an environment variable.")
 
     @property
     def world_size(self) -> int:
@@ -85,5 +88,6 @@ class Launcher(Protocol):
         ...
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """As many at once as the launcher has room for, in order of `jobs`; on Slurm one array."""
+        """As many at once as the launcher has room for, the ends in the order of `jobs`; on Slurm one array for all of one shape.
+        One that fails does not keep the others. Lines of jobs that run at the same time are mixed."""
         ...
