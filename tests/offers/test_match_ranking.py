@@ -168,7 +168,7 @@ def test_parameters_are_sharded_where_states_alone_do_not_suffice():
         return found[0].forecast.execution.zero_stage if found else None
 
     stages = [stage_on(gib) for gib in np.geomspace(8.0, 0.5, 40)]
-    assert stages[0] == 0
+    assert stages[0] in (0, 1)
     assert 3 in stages
     assert stages[-1] is None
 
