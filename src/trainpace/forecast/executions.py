@@ -110,8 +110,8 @@ def grid_from(base: Execution, **varied: ArrayLike) -> Grid:
     if unknown:
         raise TrainpaceError(f"a grid of executions has no {min(unknown)!r}.")
     shape = np.broadcast_shapes((1,), *(np.shape(values) for values in varied.values()))
-    columns = (varied.get(name, _code(name, getattr(base, name))) for name in Grid._fields)
-    return Grid(*(column if np.shape(column) == shape else np.full(shape, column) for column in columns))
+    columns = (np.asarray(varied.get(name, _code(name, getattr(base, name)))) for name in Grid._fields)
+    return Grid(*(column if column.shape == shape else np.full(shape, column) for column in columns))
 
 
 def execution_at(grid: Grid, i: int, base: Execution, cluster: Cluster) -> Execution:

@@ -193,8 +193,11 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
     if blocks is not None:
         core = attention_rows(operators, blocks) & (phase == "forward")
 
+    passes = np.stack([phase == "forward", phase == "backward"], axis=1)
+
     def by_phase(values: Floats, weight: Floats) -> Floats:
-        return np.stack([(values * weight)[:, phase == name].sum(axis=1) for name in ("forward", "backward")], axis=1)
+        summed: Floats = values @ (weight[:, None] * passes)
+        return summed
 
     updates = phase == "optimizer"
     repeated = repeated_share(operators, blocks)

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
 from trainpace.forecast.constants import fitted_constants
-from trainpace.forecast.executions import execution_at, grid_from
+from trainpace.forecast.executions import Grid, execution_at, grid_from
 from trainpace.forecast.grid import GridForecast, forecast_grid
 from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.job import JobConditions, JobTime, energy_kwh, job_time
 from trainpace.forecast.kernels import KernelTimes
-from trainpace.forecast.memory import needed_gib, room_gib
+from trainpace.forecast.memory import RankMemory, needed_gib, room_gib
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.shapes import divisors
 from trainpace.forecast.stages import rank_times
@@ -183,6 +183,7 @@ class _Shapes:
         if not self._traced:
             workload.form(job.precisions[0])  # raises, and says which forms there are
         self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
+        self._grids: dict[tuple[int, int, Precision, str], tuple[Grid, RankMemory]] = {}
         self._precisions: dict[str, list[Precision] | str] = {}
         self._times: dict[tuple[int, bool, int | None, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
 
@@ -268,14 +269,11 @@ class _Shapes:
 
     def _fastest(self, cluster: Cluster, precision: Precision, sizes: np.ndarray, share: int) -> Forecast | Reason:
         """The fastest execution that fits, or the simplest that is nearly as fast."""
-        ways = _sharded_ways(cluster)
-        stages, shard_sizes = (np.repeat(column, len(sizes)) for column in zip(*ways, strict=True))
         base = self._base(precision)
-        grid = grid_from(
-            base, micro_batch=np.tile(sizes, len(ways)), accumulation=np.tile(share // sizes, len(ways)),
-            zero_stage=stages, shard_size=shard_sizes, world_size=cluster.num_devices,
-        )  # fmt: skip
-        found = forecast_grid(self._workload, base, grid, cluster)
+        key = (cluster.devices_per_node, cluster.nodes, precision, cluster.device.kind)
+        grid, memory = self._grids.get(key) or (_grid(cluster, base, sizes, share), None)
+        found = forecast_grid(self._workload, base, grid, cluster, memory=memory)
+        self._grids[key] = grid, found.memory
         if found.reasons:
             return "device", next(iter(found.reasons.values())).rstrip("."), None
         assert cluster.device.memory_gib is not None
@@ -285,7 +283,7 @@ class _Shapes:
             least = float(needed_gib(found.memory).min()) / room_gib(1.0)  # the smallest card on which one would fit
             said = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
             return "memory", f"{said}, {cluster.device.name} has {format_number(capacity)}", least - capacity
-        by_way = np.where(feasible, found.step_ms, math.inf).reshape(len(ways), len(sizes))
+        by_way = np.where(feasible, found.step_ms, math.inf).reshape(-1, len(sizes))
         near = by_way.min(axis=1) <= by_way.min() * (1 + NEARLY)
         way = int(np.argmax(near))  # the first
         best = way * len(sizes) + int(np.argmin(by_way[way]))
@@ -353,6 +351,16 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
 
 def _scaled(step: StepTime, factor: float) -> StepTime:
     return StepTime(**{name: getattr(step, name) * factor for name in step.__struct_fields__})
+
+
+def _grid(cluster: Cluster, base: Execution, sizes: np.ndarray, share: int) -> Grid:
+    """Every way to shard, and in each every micro-batch of `share` samples a GPU."""
+    ways = _sharded_ways(cluster)
+    stages, shard_sizes = (np.repeat(column, len(sizes)) for column in zip(*ways, strict=True))
+    return grid_from(
+        base, micro_batch=np.tile(sizes, len(ways)), accumulation=np.tile(share // sizes, len(ways)),
+        zero_stage=stages, shard_size=shard_sizes, world_size=cluster.num_devices,
+    )  # fmt: skip
 
 
 def _sharded_ways(cluster: Cluster) -> list[tuple[int, int]]:
