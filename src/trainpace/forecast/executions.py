@@ -109,8 +109,9 @@ def grid_from(base: Execution, **varied: ArrayLike) -> Grid:
     unknown = set(varied) - set(Grid._fields)
     if unknown:
         raise TrainpaceError(f"a grid of executions has no {min(unknown)!r}.")
-    columns = [np.asarray(varied.get(name, _code(name, getattr(base, name)))) for name in Grid._fields]
-    return Grid(*(np.atleast_1d(column) for column in np.broadcast_arrays(*columns)))
+    shape = np.broadcast_shapes((1,), *(np.shape(values) for values in varied.values()))
+    columns = (np.asarray(varied.get(name, _code(name, getattr(base, name)))) for name in Grid._fields)
+    return Grid(*(column if column.shape == shape else np.full(shape, column) for column in columns))
 
 
 def execution_at(grid: Grid, i: int, base: Execution, cluster: Cluster) -> Execution:
@@ -149,7 +150,7 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
 
     def inside(size: Counts, stride: Counts) -> Counts:
         """Of `size` ranks that lie `stride` apart."""
-        return np.clip(devices_per_node // stride, 1, size)
+        return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
     return Groups(
         data=data,

@@ -92,9 +92,11 @@ def forecast_grid(
     model: MachineModel | KernelConstants | None = None,
     host_factor: float = 1.0,
     host_to_device_ms: float = 0.0,
+    memory: RankMemory | None = None,
 ) -> GridForecast:
     """Forecast every execution of a grid; `base` gives what a grid does not vary (engine, memory format).
 
+    `memory` is that of these executions, where another cluster's forecast gave it: it depends on the device's kind alone.
     Kernels are evaluated once for each distinct tp, cp, sequence_parallel, precision, compile and micro-batch; the rest
     are array expressions. Raises `TrainpaceError` where the workload lacks a precision's form.
     """
@@ -102,7 +104,8 @@ def forecast_grid(
     on_gpu = cluster.device.kind == "gpu"
     parts = {name: np.full(n, np.nan) for name in STEP_PARTS}
     exposed = {name: np.full(n, np.nan) for name in KINDS}
-    memory = RankMemory(*(np.zeros(n) for _ in RankMemory._fields))
+    known = memory is not None
+    memory = memory or RankMemory(*(np.zeros(n) for _ in RankMemory._fields))
     clash = np.zeros(n, dtype=np.int64)
     uneven = np.zeros(n, dtype=bool)
     reasons: dict[int, str] = {}
@@ -112,9 +115,10 @@ def forecast_grid(
         rows = np.flatnonzero(grid.precision == code)
         some = grid.at(rows)
         clash[rows] = clashes(some, form.blocks, workload.sequence_length, cluster, base.engine)
-        found = rank_memory(form, some, form_of(precision) == "half", on_gpu, base.engine, workload.checkpointed)
-        for whole, part in zip(memory, found, strict=True):
-            whole[rows] = part
+        if not known:
+            found = rank_memory(form, some, form_of(precision) == "half", on_gpu, base.engine, workload.checkpointed)
+            for whole, part in zip(memory, found, strict=True):
+                whole[rows] = part
         legal = clash[rows] == 0
         if form.blocks is not None:
             uneven[rows] = form.blocks.count % (some.pp * some.virtual_stages) != 0

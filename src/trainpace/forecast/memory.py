@@ -7,6 +7,7 @@ micro-batches in flight (Narayanan et al. 2021).
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ FIT_MARGIN = 0.97
 """Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
 OFFLOAD_BUCKET = 5e8
 """Numbers in the gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
+MOST_FRONTS = 4096
 GATHERED_BLOCKS = 2.0
 """Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
@@ -116,20 +118,22 @@ def rank_memory(
     # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
     alive, active = np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working
 
-    def consider(rows: NDArray[np.int64] | slice, gradient: float, activation: Floats | float) -> None:
-        more = np.where(kept[rows], gradient_bytes, gradient) * held[rows] * width[rows] + reduced[rows]
-        higher = more + activation > alive[rows] + active[rows]
-        alive[rows] = np.where(higher, more, alive[rows])
-        active[rows] = np.where(higher, activation, active[rows])
+    def consider(gradient: Floats | float, activation: Floats) -> None:
+        more = np.where(kept, gradient_bytes, gradient) * held * width + reduced
+        higher = more + activation > alive + active
+        np.copyto(alive, more, where=higher)
+        np.copyto(active, activation, where=higher)
 
-    of_updates = form.memory.peaks[:, 2] == 0  # the optimizer's own temporaries, which are sharded as its states are
-    for gradient, constant in _front(form.memory.peaks[of_updates, 0], form.memory.peaks[of_updates, 1]):
-        consider(slice(None), gradient, held * constant / np.where(stage >= 1, shard, 1.0))
-    moments = form.memory.peaks[~of_updates]
-    for batch in np.unique(grid.micro_batch).tolist():
-        rows = np.flatnonzero(grid.micro_batch == batch)
-        for gradient, activation in _front(moments[:, 0], moments[:, 1] + moments[:, 2] * batch):
-            consider(rows, gradient, activations[rows] * activation)
+    peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
+    of_updates = peaks[:, 2] == 0  # the optimizer's own temporaries, which are sharded as its states are
+    for gradient, constant in _front(peaks[of_updates].tobytes(), 0.0):
+        consider(gradient, held * constant / np.where(stage >= 1, shard, 1.0))
+    moments = peaks[~of_updates].tobytes()
+    batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
+    fronts = [_front(moments, float(batch)) for batch in batches]
+    for position in range(max(map(len, fronts))):
+        moment = np.array([front[min(position, len(front) - 1)] for front in fronts])[batch_of]
+        consider(moment[:, :1], activations * moment[:, 1:])
     allocated = np.where(stages.number > 0, alive + active + parameters + states, -1.0)
     fullest = allocated.argmax(axis=1)
     every = np.arange(len(fullest))
@@ -141,8 +145,14 @@ def rank_memory(
     return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device)
 
 
-def _front(gradients: Floats, activations: Floats) -> list[tuple[float, float]]:
-    """The moments that are the highest under some weights of gradients and activations: their upper convex hull."""
+@functools.lru_cache(maxsize=MOST_FRONTS)
+def _front(peaks: bytes, batch: float) -> tuple[tuple[float, float], ...]:
+    """The moments that are the highest under some weights of gradients and activations: their upper convex hull.
+
+    `peaks` are rows of a MemoryProfile's, as bytes, so that they can be kept: clusters and executions ask for the same again.
+    """
+    table = np.frombuffer(peaks).reshape(-1, 3)
+    gradients, activations = table[:, 0], table[:, 1] + table[:, 2] * batch
     front: list[tuple[float, float]] = []
     for i in np.lexsort((gradients, activations)).tolist()[::-1]:  # activations fall from one to the next
         x, y = float(gradients[i]), float(activations[i])
@@ -151,7 +161,7 @@ def _front(gradients: Floats, activations: Floats) -> list[tuple[float, float]]:
         while len(front) > 1 and _is_below(front[-2], front[-1], (x, y)):
             front.pop()
         front.append((x, y))
-    return front
+    return tuple(front)
 
 
 def _is_below(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
