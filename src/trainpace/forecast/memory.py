@@ -97,8 +97,7 @@ def rank_memory(
     parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
     gradient_bytes = float(form.memory.peaks[:, 0].max())
     trains = "optimizer" in form.operators.phase
-    autocast = not half and bool(form.operators.half.any())
-    width = widths(grid, half, autocast, trains)
+    width = widths(grid, half, trains)
     states = held * (width.states * state_bytes + width.masters * parameter_bytes)
     states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
     whole = held * parameter_bytes
@@ -130,10 +129,12 @@ def rank_memory(
     copying = np.flatnonzero(width.update[:, 0])
     consider(copying, gradient_bytes, update[copying])
     moments = form.memory.peaks[~of_updates]
+    # what the blocks keep for any batch are autocast's copies of their weights
+    spared = (0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]) * (is_plain & grid.casts_shards[:, None])
     for batch in np.unique(grid.micro_batch).tolist():
         rows = np.flatnonzero(grid.micro_batch == batch)
         for gradient, activation in _front(moments[:, 0], moments[:, 1] + moments[:, 2] * batch):
-            consider(rows, gradient, activations[rows] * activation)
+            consider(rows, gradient, np.maximum(activations[rows] * activation - spared[rows], 0.0))
     allocated = np.where(stages.number > 0, alive + active + parameters + states, -1.0)
     fullest = allocated.argmax(axis=1)
     every = np.arange(len(fullest))
@@ -141,8 +142,8 @@ def rank_memory(
     parameters, gradients, states, activation = (values / BYTES_PER_GIB for values in parts)
     total_gib = parameters + gradients + states + activation
     # the update's flat copies are larger than any block that was freed before them, and the allocator never joins segments
-    copies = np.where(activation * BYTES_PER_GIB > update[every, fullest], update[every, fullest], 0.0) / BYTES_PER_GIB
-    reserved = total_gib * RESERVED_FACTOR + copies if on_gpu else total_gib
+    beside = update[every, fullest] / BYTES_PER_GIB
+    reserved = total_gib * RESERVED_FACTOR + np.where(activation > beside, beside, 0.0) if on_gpu else total_gib
     device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups) if on_gpu else 0.0)
     return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device)
 
@@ -204,7 +205,11 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
         """Context-parallel ranks divide what samples need, not what is there without any."""
         return pair[0] + pair[1] * batch / ranks
 
-    saved, divided = at(blocks.saved_bytes, grid.cp), at(blocks.sharded_saved_bytes, grid.cp)
+    def kept(pair: tuple[float, float]) -> Floats:
+        """Without autocast's copies of weights where FSDP casts them: what does not grow with the batch."""
+        return at(pair, grid.cp) - np.where(grid.casts_shards, pair[0], 0.0)
+
+    saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
     core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
     entering, outside, in_all = at(blocks.input_bytes, grid.cp), at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
@@ -222,12 +227,32 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
     flying, waiting, last = _in_flight(grid, stages)
     loss = np.maximum(in_one_piece - blocks.count * in_all, outside) + (last - 1) * outside
-    at_head = stages.has_last * (loss / divided_head)[:, None]
+    loss = loss / divided_head + _torch_head(grid, form, entering)
+    at_head = stages.has_last * loss[:, None]
     sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
     bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & (recompute == 0)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     return np.where(is_plain[:, None], 1.0, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
+
+
+def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
+    """What a vocabulary's head divided by torch's tensor parallelism holds beyond its share of the trace's, n, in bytes.
+
+    Its loss makes both steps of the backward pass in one (torch/distributed/tensor/parallel/loss.py), for which four fp32 tensors
+    of the logits' size are alive instead of three; and where the sequence is divided, the linear layer saves its input gathered.
+    Megatron's kernels work in place, and gather again.
+    """
+    operators, blocks = form.operators, form.blocks
+    if blocks is None or not has_vocabulary_head(blocks):
+        return np.zeros_like(entering)
+    outside = (np.array(blocks.roles) == "column") & (blocks.operator_counts == 0)
+    product = operators.written_bytes[outside & (np.array(operators.phase) == "forward")].sum(axis=0)
+    width = 2.0 if operators.half[outside].any() else 4.0
+    logits = 4.0 / width * (product[0] + product[1] * grid.micro_batch) / (grid.tp * grid.cp)
+    gathered = np.where(grid.sequence_parallel, entering * (1 - 1 / grid.tp), 0.0)
+    extra: Floats = np.where((grid.tp > 1) & (grid.zero_stage >= 3), logits + gathered, 0.0)
+    return extra
 
 
 def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:

@@ -48,8 +48,8 @@ class Widths(NamedTuple):
     update: Floats
 
 
-def widths(grid: Grid, half: bool, autocast: bool, trains: bool) -> Widths:
-    """Of every execution. `half`: weights of the trace are 16 bits wide; `autocast`: they are fp32 and cast for products."""
+def widths(grid: Grid, half: bool, trains: bool) -> Widths:
+    """Of every execution. `half`: the trace's weights are 16 bits wide; `trains`: it has an optimizer."""
     stage = grid.zero_stage[:, None]
     one, zero = np.ones(stage.shape), np.zeros(stage.shape)
     keeps_fp32 = trains & half & ((stage > 0) | grid.is_megatron[:, None])
@@ -58,9 +58,8 @@ def widths(grid: Grid, half: bool, autocast: bool, trains: bool) -> Widths:
     unsharded = masters & (stage == 0)
     wide = unsharded | (half & (grid.fp32_gradients[:, None] | (stage >= 3)))
     return Widths(
-        shards=np.where(keeps_fp32 & ~grid.offload_optimizer[:, None], 2.0, one),
-        # FSDP's MixedPrecision casts shards to 16 bits before it gathers them
-        gathered=one * (0.5 if autocast else 1.0),
+        shards=np.where(keeps_fp32 & (stage >= 3) & ~grid.offload_optimizer[:, None], 2.0, one),
+        gathered=np.where(grid.casts_shards[:, None], 0.5, one),
         states=np.where(keeps_fp32, 2.0, one),
         masters=np.where(masters, 2.0, zero),
         gradients=np.where(wide, 2.0, one),
