@@ -75,6 +75,13 @@ class Grid(NamedTuple):
         return ((self.tp > 1) | (self.pp > 1)) & (self.zero_stage < 3)
 
     @property
+    def casts_shards(self) -> Flags:
+        """FSDP's MixedPrecision, which fp32 weights under FSDP stand for here where products are in 16 bits: it casts shards and
+        gathers them so, in place of autocast's copies of weights."""
+        autocast = [PRECISIONS.index(name) for name in ("amp_fp16", "amp_bf16")]
+        return (self.zero_stage >= 3) & np.isin(self.precision, autocast)
+
+    @property
     def fp32_gradients(self) -> Flags:
         """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients in bf16, and what torchtitan's
         FSDP reduces in bf16 and fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and 2

@@ -272,10 +272,8 @@ class _Assembly:
 
     @property
     def _parameter_bytes(self) -> Floats:
-        """Of the whole model, as parameters are exchanged (n). Weights are fp32 under autocast, except that FSDP's
-        MixedPrecision casts the shards to 16 bits before it gathers them."""
-        casts = self.half | ((form_of(self.precision) == "amp") & (self.grid.zero_stage >= 3))
-        return self.workload.parameters * np.where(casts, 2.0, 4.0)
+        """Of the whole model, as parameters are exchanged (n)."""
+        return self.workload.parameters * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
 
     def _exchanged_bytes(self) -> tuple[Floats, Floats]:
         return self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
