@@ -1,0 +1,194 @@
+"""Jobs on this machine: the process that runs one, followed to its end; and the simplest launcher, one plain process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.launch import guard
+from trainpace.launch.job import Ended, Job, OnLine, State
+from trainpace.launch.logs import Follower, first_error, name_of_signal, tail_of
+from trainpace.records import Record
+from trainpace.units import format_duration
+
+POLL_S = 0.05
+GRACE_S = 15.0
+"""How long ranks may take to exit once the result is there: some engines hang at shutdown, after all work is done."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class OnThisMachine(Record):
+    """What the launchers of this machine share. `threads_given`: OMP_NUM_THREADS stands in our own environment, so that the
+    user has chosen it."""
+
+    python: str = msgspec.field(default_factory=lambda: sys.executable)
+    cores: int = msgspec.field(default_factory=usable_cores)
+    threads_given: bool = msgspec.field(default_factory=lambda: "OMP_NUM_THREADS" in os.environ)
+
+    def command(self, job: Job) -> tuple[str, ...]:
+        """What is started. Raises TrainpaceError for a job that this launcher cannot start."""
+        raise NotImplementedError
+
+    def environment(self, job: Job) -> dict[str, str]:
+        """What is added to ours."""
+        return rank_environment(job, self.cores, self.threads_given)
+
+    def text(self, job: Job) -> str:
+        """The command line."""
+        words = (f"{key}={value}" for key, value in self.environment(job).items())
+        return shlex.join(["env", *words, *self.command(job)])
+
+    def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
+        """As the contract says."""
+        return run_here(job, self.command(job), self.environment(job), on_line)
+
+    def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
+        """One after the other: what shares a machine slows each other down."""
+        return tuple(self.run(job, on_line) for job in jobs)
+
+
+class ThisMachine(OnThisMachine):
+    """One plain process."""
+
+    @property
+    def name(self) -> str:
+        """As users name it."""
+        return "process"
+
+    def check(self) -> None:
+        """Nothing can be missing."""
+
+    def command(self, job: Job) -> tuple[str, ...]:
+        """Python and its program."""
+        if job.world_size > 1:
+            raise TrainpaceError(
+                f"one plain process cannot be a job of {job.world_size} ranks.", "Launch it with torchrun or Slurm."
+            )
+        return (self.python, *job.program)
+
+    def environment(self, job: Job) -> dict[str, str]:
+        """As torchrun would set it. With one rank, port 0 is any that is free."""
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        return {**alone, **super().environment(job)}
+
+
+def rank_environment(job: Job, cores: int, threads_given: bool) -> dict[str, str]:
+    """What every rank gets: lines of its log as they are written, and an even share of the cores unless told otherwise.
+
+    Without it each of n ranks on a machine would start a thread for every core; torchrun alone would give them one thread.
+    """
+    own = {"PYTHONUNBUFFERED": "1"}
+    if job.cpus_per_process is not None or not threads_given:
+        own["OMP_NUM_THREADS"] = str(job.cpus_per_process or max(1, cores // job.nproc_per_node))
+    return {**own, **job.environment}
+
+
+def file_name(name: str) -> str:
+    """A job's name without what a file name or a script would not take."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-") or "job"
+
+
+def log_of(job: Job) -> Path:
+    """Where a job's output goes."""
+    return Path(job.folder, file_name(job.name) + ".log")
+
+
+def prepare(job: Job) -> Path:
+    """The folder for a job; the log, which begins empty. A result of an earlier run must not pass for this one's."""
+    try:
+        Path(job.folder).mkdir(parents=True, exist_ok=True)
+        Path(job.result).unlink(missing_ok=True)
+        log_of(job).write_text("")
+    except OSError as error:
+        raise UnreadableInput(f"cannot write to {job.folder}: {(error.strerror or str(error)).lower()}.") from None
+    return log_of(job)
+
+
+def run_here(job: Job, command: Sequence[str], environment: dict[str, str], on_line: OnLine | None = None) -> Ended:
+    """Start `command` in a session of its own, under a guard that ends all of it with us, and wait for it."""
+    log = prepare(job)
+    follower = Follower(log)
+
+    def say(at_end: bool = False) -> None:
+        for line in follower.new_lines(at_end):
+            if on_line is not None:
+                on_line(line)
+
+    read_end, write_end = os.pipe()
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-IS", guard.__file__, str(read_end), *command], stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(read_end,),
+                env={**os.environ, **environment},
+            )  # fmt: skip
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+    started, done_at = time.monotonic(), float("inf")
+    try:
+        while process.poll() is None:
+            now = time.monotonic()
+            if done_at == float("inf") and Path(job.result).exists():
+                done_at = now
+            if now - started > job.timeout_s or now - done_at > GRACE_S:
+                break
+            say()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+        late = process.poll() is None
+        seconds = time.monotonic() - started
+    finally:
+        os.close(write_end)
+        _end(process)
+    say(at_end=True)
+    return ended_here(job, log, seconds, late, process.returncode)
+
+
+def ended_here(job: Job, log: Path, seconds: float, late: bool, code: int) -> Ended:
+    """How a job on this machine ended, by its result file, then by the clock, then by its log and exit code."""
+    state: State = "done" if Path(job.result).exists() else "timed out" if late else "failed"
+    reason = ""
+    if state == "timed out":
+        reason = f"{job.name} did not end within {format_duration(job.timeout_s)}."
+    elif state == "failed":
+        reason = first_error(log) or f"{job.name} {why_without_words(code)}."
+    return Ended(
+        state=state, seconds=seconds, log=str(log), reason=reason, tail="" if state == "done" else tail_of(log),
+        exit_code=None if late else code,
+    )  # fmt: skip
+
+
+def why_without_words(code: int) -> str:
+    """A sentence's end for a job that left neither a result nor an error in its log."""
+    number = -code if code < 0 else code - 128
+    if number > 0:
+        return f"died of {name_of_signal(number)}"
+    return f"ended with exit code {code} and no result"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The guard ends all below it when the pipe closes; should it be gone itself, its session goes."""
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,143 @@
+"""Batch scripts for Slurm: text and nothing else. Source: the manuals of sbatch and srun, 22.05 to 24.11.
+
+Ranks are started by srun, one a task, and not by a torchrun on every node: Slurm then sees every rank, ends all when one
+fails, and writes what each says; there is no second rendezvous to hang in, and no agent that swallows an exit code.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from trainpace.errors import TrainpaceError
+from trainpace.launch.job import Job
+from trainpace.launch.processes import file_name, log_of
+from trainpace.records import Record
+
+MARGIN = 0.1
+"""Slurm's limit is above ours by this share, and a minute: ours tells which job it was, and has its log."""
+MOST_RESTARTS = 3
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Below where Linux takes ports for outgoing connections (32768 on)."""
+
+
+class SlurmOptions(Record):
+    """What a cluster wants of its users. `extra`: further options of sbatch, such as ``--constraint=a100`` or ``--exclusive``.
+    `setup`: lines of shell before the ranks start, such as ``module load cuda``. `at_once`: most tasks of an array that run
+    at the same time. `python`: on the nodes; None for the one that runs this."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    extra: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    at_once: int | None = None
+    python: str | None = None
+
+    def __post_init__(self) -> None:
+        for option in self.extra:
+            if not option.startswith("-") or "\n" in option:
+                raise TrainpaceError(f"{option!r} is not an option of sbatch.", "Write it as --constraint=a100.")
+        if self.at_once is not None and self.at_once < 1:
+            raise TrainpaceError(f"{self.at_once} jobs cannot run at once.")
+
+
+Shape = tuple[int, int, int | None, int]
+
+
+def shape_of(job: Job) -> Shape:
+    """What jobs of one array must share: nodes, processes a node, cores a process, GPUs a node."""
+    return job.nnodes, job.nproc_per_node, job.cpus_per_process, job.gpus_per_node
+
+
+def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
+    """For one job."""
+    head = _head((job,), options, [f"--output={_pattern(str(log_of(job)))}"])
+    return "\n".join([*head, *_exports(job.environment), *_ADDRESS, f"words=({_words(job, python)})", *_start(job)])
+
+
+def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
+    """For jobs of one shape, an array's task each: task i runs ``jobs[i]`` and writes its log."""
+    assert len({shape_of(job) for job in jobs}) == 1
+    at_once = f"%{options.at_once}" if options.at_once else ""
+    output = f"{jobs[0].folder}/slurm-"
+    array = [f"--array=0-{len(jobs) - 1}{at_once}", f"--output={_pattern(output, '%A_%a.out')}"]
+    cases = ["case $SLURM_ARRAY_TASK_ID in"]
+    for i, job in enumerate(jobs):
+        own = [f"exec >>{shlex.quote(str(log_of(job)))} 2>&1", *_exports(job.environment), f"words=({_words(job, python)})"]
+        cases += [f"{i})", *(f"  {line}" for line in own), "  ;;"]
+    return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, *_start(jobs[0])])
+
+
+def time_limit(timeout_s: float) -> str:
+    """For --time: days-hours:minutes:seconds, whole minutes, with a margin."""
+    minutes = math.ceil(timeout_s * (1 + MARGIN) / 60) + 1
+    days, minutes = divmod(minutes, 24 * 60)
+    return f"{days}-{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> list[str]:
+    job = jobs[0]
+    wanted = [
+        f"--job-name={file_name(job.name)}",
+        f"--nodes={job.nnodes}",
+        f"--ntasks={job.world_size}",
+        f"--ntasks-per-node={job.nproc_per_node}",
+        f"--cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else "",
+        f"--gres=gpu:{job.gpus_per_node}" if job.gpus_per_node else "",
+        f"--time={time_limit(max(job.timeout_s for job in jobs))}",
+        "--requeue",
+        "--open-mode=append",
+        *own,
+        f"--partition={shlex.quote(options.partition)}" if options.partition else "",
+        f"--account={shlex.quote(options.account)}" if options.account else "",
+        f"--qos={shlex.quote(options.qos)}" if options.qos else "",
+        *options.extra,
+    ]
+    # srun has not taken --cpus-per-task from sbatch since 22.05
+    cores = "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+    threads = [f"export OMP_NUM_THREADS={job.cpus_per_process or cores} PYTHONUNBUFFERED=1"]
+    return ["#!/bin/bash", *(f"#SBATCH {word}" for word in wanted if word), "", *options.setup, *threads]
+
+
+_ADDRESS = [
+    # where Slurm itself reaches the first node: its name may not be one that resolves
+    'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    'MASTER_ADDR=$(scontrol show node "$first" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p" | head -n 1)',
+    f"export MASTER_ADDR=${{MASTER_ADDR:-$first}} MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
+]
+
+
+def _start(job: Job) -> list[str]:
+    cores = f" --cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else ""
+    rank = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=" + str(job.nproc_per_node)
+    started = f"""srun --kill-on-bad-exit=1{cores} bash -c '{rank}; exec "$@"' rank "${{words[@]}}" """.rstrip()
+    if job.nnodes == 1:
+        return [started, ""]  # should the node be lost, this script is too, and Slurm runs it again
+    return [
+        started,
+        "code=$?",
+        "# The other ranks notice a lost node long before Slurm does. Where no step can be started on all nodes any more,",
+        "# one is lost, and the job is to run again on others; else it has failed by itself.",
+        f'if [ $code -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_RESTARTS} ] &&',
+        '  ! timeout 60 srun --overlap --ntasks="$SLURM_NNODES" --ntasks-per-node=1 true; then',
+        '  scontrol requeue "$SLURM_JOB_ID"',
+        "  sleep 600",
+        "fi",
+        "exit $code",
+        "",
+    ]
+
+
+def _exports(environment: dict[str, str]) -> list[str]:
+    return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
+
+
+def _words(job: Job, python: str) -> str:
+    return shlex.join([python, *job.program])
+
+
+def _pattern(path: str, after: str = "") -> str:
+    """A file name for --output, where % has a meaning."""
+    return shlex.quote(path.replace("%", "%%") + after)

@@ -1,0 +1,123 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from trainpace.configs.sbatch import read_sbatch
+from trainpace.errors import TrainpaceError
+from trainpace.launch.job import Job
+from trainpace.launch.slurm_script import SlurmOptions, array_script, batch_script, time_limit
+from trainpace.units import parse_duration_s
+
+GOLDEN = Path(__file__).parent / "golden"
+
+ONE = Job(
+    name="baseline", program=("-m", "some.rank", "trial.json"), folder="/shared/runs/a", result="/shared/runs/a/result.json"
+)  # fmt: skip
+MANY = replace(
+    ONE, name="rung 3: ddp & bf16", program=("train.py", "--name", "it's $HOME"), folder="/shared/my runs/100%", nnodes=4,
+    nproc_per_node=8, cpus_per_process=6, gpus_per_node=8, timeout_s=3 * 86400.0, environment={"NCCL_DEBUG": "WARN", "NOTE": "a b"},
+)  # fmt: skip
+ASKED = SlurmOptions(
+    partition="gpu", account="lab-7", qos="high", extra=("--constraint=a100", "--exclusive"), setup=("module load cuda/12.4",),
+    at_once=2, python="/opt/env/bin/python",
+)  # fmt: skip
+SCRIPTS = {
+    "one.sbatch": batch_script(ONE, SlurmOptions(), "python"),
+    "many.sbatch": batch_script(MANY, ASKED, "/opt/env/bin/python"),
+    "array.sbatch": array_script(
+        [replace(ONE, name=f"trial {i}", folder=f"/shared/{i}", environment={"TRIAL": str(i)}) for i in range(3)], ASKED, "python"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_as_recorded(name):
+    """After a change that is meant: `python tests/launch/test_slurm_script.py` writes them anew, to be read before committing."""
+    assert SCRIPTS[name] == (GOLDEN / name).read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_shell_understands_them(name):
+    subprocess.run(("bash", "-n"), input=SCRIPTS[name], text=True, check=True)
+
+
+def test_trainpace_reads_in_them_what_was_asked_for():
+    found = {s.name: s.value for s in read_sbatch(SCRIPTS["many.sbatch"], "x").settings}
+    assert (found["nnodes"], found["nproc_per_node"], found["gpus_per_node"]) == (4, 8, 8)
+    assert found["time_limit_s"] > MANY.timeout_s
+
+
+@given(st.floats(1e-3, 30 * 86400))
+def test_the_limit_is_above_ours_but_not_by_much(timeout_s):
+    days, _, clock = time_limit(timeout_s).partition("-")
+    limit_s = int(days) * 86400 + parse_duration_s(clock)
+    assert limit_s % 60 == 0
+    assert timeout_s + 60 <= limit_s <= 1.1 * timeout_s + 121
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """srun and scontrol that run the one task here."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    rank = "export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1"
+    (folder / "srun").write_text(f'#!/bin/bash\n{rank}\nwhile [[ $1 == -* ]]; do shift; done\nexec "$@"\n')
+    (folder / "scontrol").write_text(
+        '#!/bin/bash\nif [ "$2" = hostnames ]; then printf "n7\\nn8\\n"; else echo "   NodeAddr=10.1.2.7 NodeHostName=n7"; fi\n'
+    )
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "123456")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[7-8]")
+
+
+AWKWARD = ("it's", 'a "b"', "$HOME", "`id`", "two  spaces", "a\\nb", "*", "", "%j", "ünï")
+PRINTS = "import os, sys; print(sys.argv[1:], *(os.environ[n] for n in ('RANK', 'MASTER_ADDR', 'MASTER_PORT', 'WORD')))"
+
+
+@pytest.mark.usefixtures("commands")
+def test_ranks_get_their_words_and_addresses(tmp_path):
+    job = replace(ONE, program=("-c", PRINTS, *AWKWARD), environment={"WORD": "it's $HOME"})
+    script = batch_script(job, SlurmOptions(), "python3")
+    done = subprocess.run(("bash",), input=script, text=True, capture_output=True, check=True)
+    assert done.stdout == f"{list(AWKWARD)} 0 10.1.2.7 23456 it's $HOME\n"
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_task_of_an_array_runs_its_own_job_into_its_own_log(tmp_path, monkeypatch):
+    jobs = [replace(ONE, name=f"t {i}", folder=str(tmp_path / "my logs"), program=("-c", f"print({i})")) for i in range(3)]
+    (tmp_path / "my logs").mkdir()
+    script = array_script(jobs, SlurmOptions(), "python3")
+    for i in (2, 0):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(i))
+        subprocess.run(("bash",), input=script, text=True, check=True)
+    assert {p.name: p.read_text() for p in (tmp_path / "my logs").iterdir()} == {"t-2.log": "2\n", "t-0.log": "0\n"}
+
+
+@pytest.mark.usefixtures("commands")
+def test_the_exit_code_is_the_jobs():
+    for nodes in (1, 2):
+        script = batch_script(replace(ONE, program=("-c", "raise SystemExit(7)"), nnodes=nodes), SlurmOptions(), "python3")
+        assert subprocess.run(("bash",), input=script, text=True, check=False).returncode == 7
+
+
+def test_threads_are_the_cores_of_a_process():
+    assert "OMP_NUM_THREADS=6 " in SCRIPTS["many.sbatch"]
+    assert "OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}" in SCRIPTS["one.sbatch"]
+
+
+@pytest.mark.parametrize("options", [{"extra": ("constraint=a100",)}, {"extra": ("--a\nrm",)}, {"at_once": 0}])
+def test_options_that_make_no_sense(options):
+    with pytest.raises(TrainpaceError):
+        SlurmOptions(**options)
+
+
+if __name__ == "__main__":
+    for name, text in SCRIPTS.items():
+        (GOLDEN / name).write_text(text)
