@@ -22,7 +22,7 @@ def loss_weight(changes: Sequence[Change], part: int, sizes: Sequence[int], targ
     """What a part's loss counts. Unchanged as loops have it: one over the number of parts."""
     if "sum" in changes:
         return 1.0
-    if "weight_by_targets" in changes and sum(targets):
+    if "weight_by_targets" in changes and any(targets):
         return targets[part] / sum(targets)
     if "weight_by_samples" in changes:
         return sizes[part] / sum(sizes)
@@ -48,18 +48,18 @@ def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 @contextlib.contextmanager
-def freeze_batch_norms(model: nn.Module) -> Iterator[None]:
-    """Within, statistics become those of the one batch that runs; afterwards they stay, whatever a batch has."""
-    found = training_batch_norms(model)
-    for norm in found:
+def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Within, running statistics become those of the one batch that runs; afterwards they are what is normalised by."""
+    for norm in norms:
         if norm.running_mean is None:
             like = norm.weight if norm.weight is not None else torch.zeros(())
             norm.running_mean = like.new_zeros(norm.num_features).detach()
             norm.running_var = like.new_ones(norm.num_features).detach()
             norm.track_running_stats = True
         norm.momentum = 1.0
+        norm.train()
     yield
-    for norm in found:
+    for norm in norms:
         norm.eval()
 
 

@@ -23,7 +23,10 @@ class Difference(NamedTuple):
 
 
 def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]) -> Difference:
-    """Largest over tensors of max |a - b| / max |a|, where max |a| counts as FLOOR x the root mean square of all a at least."""
+    """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most.
+
+    A tensor counts as no smaller than FLOOR x the root mean square of all a.
+    """
     names = sorted(a)
     assert names == sorted(b), "two trainings of one model have the same parameters"
     count, squares = 0, 0.0
@@ -36,7 +39,7 @@ def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np
         if not a[name].size:
             continue
         apart = float(np.max(np.abs(a[name].astype(np.float64) - b[name])))
-        scale = max(float(np.max(np.abs(a[name]))), floor)
+        scale = max(float(np.max(np.abs(a[name]))), float(np.max(np.abs(b[name]))), floor)
         relative = apart / scale if scale else apart
         if not math.isfinite(relative):
             return Difference(math.nan, name)

@@ -15,7 +15,7 @@ WAYS: tuple[Way, ...] = get_args(Way)[2:]
 RANKS: tuple[Way, ...] = ("ddp", "fsdp2")
 
 Change = Literal[
-    "fp32", "weight_by_samples", "weight_by_targets", "sum", "no_hooks", "frozen_batch_norm", "no_dropout", "fp64"
+    "fp32", "weight_by_samples", "weight_by_targets", "sum", "no_hooks", "whole_batch_norm", "no_dropout", "fp64"
 ]
 """An intervention on both sides of a comparison. Weights only act where a batch is divided."""
 CHANGES: tuple[Change, ...] = get_args(Change)
@@ -54,7 +54,9 @@ class Question(Record):
 
     def __post_init__(self) -> None:
         if min(self.batch, self.steps) < 1 or min(self.parts, self.ranks) < 2:
-            raise TrainpaceError("a comparison needs 1 step of 1 sample or more, and 2 micro-batches and 2 ranks or more.")
+            raise TrainpaceError(
+                "a comparison needs 1 step of 1 sample or more, and 2 micro-batches and 2 ranks or more."
+            )
         if not self.ways or not set(self.ways) <= set(WAYS):
             raise TrainpaceError(f"a comparison needs one of the ways {', '.join(WAYS)}.")
         for way in self.ways:
@@ -111,10 +113,11 @@ class Tried(Record):
 
 
 class WayResult(Record):
-    """`difference`: the largest over parameter tensors of max |a - b| / max |a| after the last step; `worst`: that tensor.
+    """`difference`: the largest over parameter tensors of max |a - b| / max(|a|, |b|) after the last step; `worst`: that tensor.
 
     `moved`: the same measure from the first weights to the last. `cause`: changes that together bring equality, none of
     which can be left out; empty where it is equal, or where none was found. `failed`: why there is no difference.
+    `first_loss`: of the first step, before any weight has moved, put together from the parts.
     """
 
     way: Way
@@ -123,6 +126,7 @@ class WayResult(Record):
     worst: str
     moved: float | None
     equal: bool
+    first_loss: float | None = None
     cause: tuple[Change, ...] = ()
     tried: tuple[Tried, ...] = ()
     failed: str = ""

@@ -15,7 +15,14 @@ from torch import nn
 
 from trainpace.records import to_json, write_whole
 from trainpace.trace.task import Task, build_task, make_optimizer
-from trainpace.verify.changes import dropout_off, freeze_batch_norms, hooks_of, loss_weight, targets_of, training_batch_norms
+from trainpace.verify.changes import (
+    dropout_off,
+    hooks_of,
+    loss_weight,
+    statistics_of_next_batch,
+    targets_of,
+    training_batch_norms,
+)
 from trainpace.verify.question import INITIAL, RANKS, Facts, Question, Variant
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3
@@ -37,13 +44,10 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     precision = "fp64" if "fp64" in changes else "fp32" if "fp32" in changes else q.precision
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model.to(dtype=dtype).train()
-    batch_norms, hooks = len(training_batch_norms(model)), hooks_of(model, remove="no_hooks" in changes)
-    if "frozen_batch_norm" in changes:
-        _seed(q.seed, _STEPS)
-        with torch.no_grad(), freeze_batch_norms(model):
-            task.loss(model, _place(_parts(task, q, 0, (q.batch,))[0], dtype))
+    norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
     model, optimizer = _wrapped(model, optimizer, names, variant)
-    losses, draws, uneven = [], False, False
+    losses: list[float] = []
+    draws = uneven = False
     autocast = torch.autocast("cpu", torch.bfloat16) if precision == "amp_bf16" else contextlib.nullcontext()
     sizes = q.sizes(variant.way)
     with dropout_off(model) if "no_dropout" in changes else contextlib.nullcontext():
@@ -51,6 +55,10 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
             parts = [_place(part, dtype) for part in _parts(task, q, step, sizes)]
             targets = [targets_of(part) for part in parts]
             uneven |= any(t / n != targets[0] / sizes[0] for t, n in zip(targets, sizes, strict=True) if t)
+            if "whole_batch_norm" in changes:
+                _seed(q.seed, _STEPS, step)
+                with torch.no_grad(), statistics_of_next_batch(norms):
+                    task.loss(model, _place(_parts(task, q, step, (q.batch,))[0], dtype))
             _seed(q.seed, _STEPS, step, rank)
             before = torch.get_rng_state()
             optimizer.zero_grad(set_to_none=True)
@@ -65,13 +73,11 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
                 loss_of_step += float(loss.detach()) * weight
             draws |= not torch.equal(before, torch.get_rng_state())
             optimizer.step()
-            losses.append(loss_of_step)
+            losses.append(_sum(loss_of_step) if variant.way in RANKS else loss_of_step)
     parameters = _parameters(model)
     if rank == 0:
         _save(folder / f"{variant.key}.npz", parameters)
-        facts = Facts(
-            losses=_finite(losses), batch_norms=batch_norms, random=draws, hooks=hooks, uneven_targets=uneven
-        )
+        facts = Facts(losses=_finite(losses), batch_norms=len(norms), random=draws, hooks=hooks, uneven_targets=uneven)
         write_whole(folder / f"{variant.key}.json", to_json(facts))
 
 
@@ -145,6 +151,13 @@ def _parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         found[name] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return found
+
+
+def _sum(value: float) -> float:
+    """Over all ranks."""
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total)
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:

@@ -31,8 +31,8 @@ from trainpace.verify.question import (
     WayResult,
 )
 
-
 Tell = Callable[[str], None]
+_Found = dict[tuple[Change, ...], Difference | None]
 
 
 def verify(question: Question, launcher: Launcher, tell: Tell = lambda _: None) -> Equivalence:
@@ -43,13 +43,14 @@ def verify(question: Question, launcher: Launcher, tell: Tell = lambda _: None) 
         trainings = _Trainings(question, launcher, Path(folder), tell)
         tell("training every way")
         trainings.run([Variant(way="whole"), *(Variant(way=way) for way in question.ways)])
-        facts = load(Path(folder) / "whole.json", Facts)
+        facts = trainings.facts(Variant(way="whole"))
         results = [trainings.result(way) for way in question.ways]
         repeated = None
         apart = [r.way for r in results if not r.equal and not r.failed]
         if apart:
             repeated = trainings.repeated()
-            found = _causes(trainings, apart, facts)
+            # where one process does not repeat itself, no change would tell anything
+            found = _causes(trainings, apart) if not repeated else {}
             results = [
                 msgspec.structs.replace(r, cause=found[r.way][0], tried=found[r.way][1]) if r.way in found else r
                 for r in results
@@ -66,27 +67,25 @@ def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]
         "weight_by_targets": facts.uneven_targets,
         "sum": True,
         "no_hooks": facts.hooks > 0,
-        "frozen_batch_norm": facts.batch_norms > 0,
+        "whole_batch_norm": facts.batch_norms > 0,
         "no_dropout": facts.random,
         "fp64": True,
     }
     return tuple(change for change in CHANGES if can[change])
 
 
-def _causes(
-    trainings: _Trainings, apart: Sequence[Way], facts: Facts
-) -> dict[Way, tuple[tuple[Change, ...], tuple[Tried, ...]]]:
+def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, tuple[tuple[Change, ...], tuple[Tried, ...]]]:
     """For each way: the changes that it takes, and all that was tried.
 
     One at a time first. Where none is enough, several together, at most one of a kind (a weight, a number format), from
     which one after another is left out as long as equality stays.
     """
-    can = {way: candidates(trainings.question, facts, way) for way in apart}
+    can = {way: candidates(trainings.question, trainings.facts(Variant(way=way)), way) for way in apart}
     trainings.tell("changing one thing at a time")
     trainings.run_pairs(Variant(way=way, changes=(change,)) for way in apart for change in can[way])
     found = {}
     for way in apart:
-        tried = {(change,): trainings.difference(Variant(way=way, changes=(change,))) for change in can[way]}
+        tried: _Found = {(change,): trainings.difference(Variant(way=way, changes=(change,))) for change in can[way]}
         alone = [change for change in can[way] if trainings.is_equal(Variant(way=way, changes=(change,)))]
         cause: tuple[Change, ...] = (alone[0],) if alone else ()
         if not alone:
@@ -98,10 +97,10 @@ def _causes(
     return found
 
 
-def _together(
-    trainings: _Trainings, way: Way, can: Sequence[Change], tried: dict[tuple[Change, ...], Difference | None]
-) -> tuple[Change, ...]:
+def _together(trainings: _Trainings, way: Way, can: Sequence[Change], tried: _Found) -> tuple[Change, ...]:
     free = [c for c in can if c not in (*WEIGHTS, *FORMATS)]
+    if not free and "fp32" not in can:
+        return ()
     weights = [[w] for w in WEIGHTS if w in can] + [[]]
     formats = [["fp32"]] if "fp32" in can else [[], ["fp64"]]
     for number_format in formats:
@@ -117,9 +116,7 @@ def _together(
     return ()
 
 
-def _fewest(
-    trainings: _Trainings, way: Way, changes: tuple[Change, ...], tried: dict[tuple[Change, ...], Difference | None]
-) -> tuple[Change, ...]:
+def _fewest(trainings: _Trainings, way: Way, changes: tuple[Change, ...], tried: _Found) -> tuple[Change, ...]:
     for change in changes:
         fewer = tuple(c for c in changes if c != change)
         if fewer not in tried:
@@ -162,10 +159,16 @@ class _Trainings:
         """A way without changes."""
         variant = Variant(way=way)
         found, moved = self.difference(variant), self._moved(variant)
+        losses = self.facts(variant).losses if self._is_there(variant) else ()
         return WayResult(
             way=way, sizes=self.question.sizes(way), difference=_number(found), worst="" if found is None else found.tensor,
             moved=_number(moved), equal=self.is_equal(variant), failed=self._failed.get(variant.key, ""),
+            first_loss=losses[0] if losses else None,
         )  # fmt: skip
+
+    def facts(self, variant: Variant) -> Facts:
+        """Of a training that is there."""
+        return load(self._folder / f"{variant.key}.json", Facts)
 
     def repeated(self) -> float | None:
         """The difference between two trainings that should be the same bit for bit."""
