@@ -77,8 +77,8 @@ def main() -> None:
         f"{datetime.date.today()}, torch {version('torch')}, {platform.machine()} CPU, `python {' '.join(sys.argv)}`, "
         f"{time.monotonic() - begin:.0f} s on a machine with other work.\n\n"
         f"{q.steps} steps of {q.batch} samples in fp32 with SGD and momentum: at once, as {q.parts} micro-batches, and on"
-        f" {q.ranks} ranks (gloo). Difference: the largest over parameter tensors of max |a - b| / max(|a|, |b|); up to {q.tolerance:g} is called"
-        " equal. Cause: what had to be changed on both sides for that. Samples are random, drawn from the seed.\n\n"
+        f" {q.ranks} ranks (gloo). Difference: the largest over parameter tensors of max |a - b| / max(|a|, |b|);"
+        f" up to {q.tolerance:g} is called equal. Cause: what had to be changed on both sides for that. Samples are random, drawn from the seed.\n\n"
         "| model | trained as | difference | weights moved | equal, or the cause | difference without it | as its layers say |\n"
         "|---|---|---:|---:|---|---:|---|\n" + "\n".join(lines) + f"\n\n{yes} of {len(lines)} as the layers say.\n"
     )

@@ -153,7 +153,10 @@ class Forecast(Record):
 
 
 class MeasuredNoiseScale(Record):
-    """The gradient noise scale over the first steps of a training, each of `batch` samples in `parts`. `norms_ms` is what the two norms of a step take, of `step_ms`: what gathering them in a training loop costs."""
+    """The gradient noise scale over the first steps of a training, each of `batch` samples in `parts`.
+
+    `norms_ms` is what the two norms of a step take, `step_ms` the rest of it: what gathering them costs a training loop.
+    """
 
     batch: int
     parts: int

@@ -38,15 +38,16 @@ def plain():
     return task()
 def batch_norm():
     return task(nn.BatchNorm1d(16))
+# one layer draws the same masks in parts as at once, one after the other; two layers take turns
 def dropout():
-    return task(nn.Dropout(0.3))
+    return task(nn.Dropout(0.3), nn.Linear(16, 16), nn.Dropout(0.3))
 class Functional(nn.Module):
     def forward(self, x):
         return F.dropout(x, 0.3)
 def functional_dropout():
-    return task(Functional())
+    return task(Functional(), nn.Linear(16, 16), Functional())
 def both():
-    return task(nn.BatchNorm1d(16), nn.Dropout(0.3))
+    return task(nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 16), nn.Dropout(0.3))
 def summed():
     return task(loss=nn.CrossEntropyLoss(reduction="sum"), lr=0.005)
 def clipped():

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from trainpace.schedule import GradientNorms

@@ -25,7 +25,7 @@ def measure(conditions: Conditions, batch_size: int) -> Measurement:
 
 
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
-    """The gradient noise scale over some steps on the task's own data. Raises as `measure` does, and TrainpaceError without data."""
+    """The gradient noise scale over some steps on the task's own data. Raises as `measure` does, and where there is no data."""
     request = {"verb": "noise_scale", "conditions": msgspec.to_builtins(conditions), "batch_size": batch_size}
     what = f"gathering gradients of {conditions.model} at batch {batch_size}"
     answer = run_isolated("trainpace.measure.worker", request, conditions.timeout_s, what)

@@ -91,8 +91,8 @@ def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
         return [f"Gradient noise scale: {scale.reason} {gathered}"]
     high = "no upper limit" if scale.high is None else format_number(scale.high)
     return [
-        f"Gradient noise scale: {format_number(scale.samples)} samples (90 %: {format_number(scale.low or 0.0)} to {high}), from the"
-        f" first {scale.steps} steps of {found.batch}; it grows during training.",
+        f"Gradient noise scale: {format_number(scale.samples)} samples (90 %: {format_number(scale.low or 0.0)} to {high}),"
+        f" from the first {scale.steps} steps of {found.batch}; it grows during training.",
         "With a global batch far below it, twice the batch needs half the steps; at it, training takes twice the fewest steps and"
         f" twice the fewest samples; far beyond it a larger batch saves next to no steps. {gathered}",
     ]

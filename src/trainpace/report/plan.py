@@ -67,15 +67,15 @@ def _print_changes(plan: Plan) -> None:
 
 def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
     lines = [
-        f"Seconds count to the same loss at a gradient noise scale of {format_number(noise_scale)} samples: an estimate, which takes"
-        " each batch at its own best learning rate and the scale as it was measured (McCandlish et al. 2018)."
+        f"Seconds count to the same loss at a gradient noise scale of {format_number(noise_scale)} samples: an estimate, which"
+        " takes each batch at its own best learning rate and the scale as it was measured (McCandlish et al. 2018)."
     ]
     if new != old:
         rule = learning_rate_for_noise_scale(old, new, noise_scale)
         lines.append(
             f"Global batch {new:,} needs {steps_factor(noise_scale, old, new):.2f} times the steps and"
-            f" {samples_factor(noise_scale, old, new):.2f} times the samples of {old:,}; learning rate x {rule.sgd_factor:.2f} with"
-            f" SGD, x {rule.adam_factor:.2f} with Adam."
+            f" {samples_factor(noise_scale, old, new):.2f} times the samples of {old:,}; learning rate x {rule.sgd_factor:.2f}"
+            f" with SGD, x {rule.adam_factor:.2f} with Adam."
         )
     return lines
 

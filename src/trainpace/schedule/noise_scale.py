@@ -2,7 +2,8 @@
 
 B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the covariance of one sample's gradient over the
 squared length of the true one, measured from gradients of two batch sizes as in its appendix A.1. It is the critical batch
-size where the Hessian is a multiple of the identity, and within a small factor of it in their experiments; it grows during training.
+size where the Hessian is a multiple of the identity, and within a small factor of it in their experiments. It grows during
+training.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ class NoiseScale(Record):
 
 
 def noise_scale(norms: GradientNorms) -> NoiseScale:
-    """Estimate it. Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both
-    unbiased (McCandlish et al. 2018, A.2 and A.3); the ratio is of their means over the steps, since the mean of ratios is biased.
+    """Estimate it. Raises TrainpaceError for fewer than FEWEST_STEPS.
+
+    Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both unbiased
+    (McCandlish et al. 2018, appendix A.1); the ratio is of their means over the steps, since the mean of ratios is biased.
 
     The interval is a bootstrap of blocks of consecutive steps, n^(1/3) long (Künsch 1989; Hall et al. 1995): steps beside each
     other have alike gradients. It knows nothing of how the scale drifts.

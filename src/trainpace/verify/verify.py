@@ -188,7 +188,8 @@ class _Trainings:
         found, moved = self.difference(variant), self._moved(variant)
         if found is None or moved is None:
             return False
-        return found.relative <= self.question.tolerance and LEAST_MOVED * found.relative <= moved.relative
+        tolerance = self.question.tolerance
+        return found.relative <= tolerance <= moved.relative and LEAST_MOVED * found.relative <= moved.relative
 
     def _moved(self, variant: Variant) -> Difference | None:
         if not self._is_there(variant.whole):
