@@ -50,7 +50,7 @@ def test_a_noise_scale_counts_to_the_same_loss(tmp_path):
     file.write_text("[{}]")
     assert "holds no gradient noise scale" in refuse(*job, "--noise-scale", file)
     assert "--allow-global-batch" in refuse(*job[:-1], "--noise-scale", "64")
-    assert "cannot be right" in refuse(*job, "--noise-scale", "-3")
+    assert "negative" in refuse(*job, "--noise-scale", "-3")
 
 
 def refuse(*arguments):
