@@ -10,7 +10,7 @@ import msgspec
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.records import Record
-from trainpace.schedule import TrainingTime
+from trainpace.schedule import NoiseScale, TrainingTime
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
 """Where a number comes from, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
@@ -152,6 +152,19 @@ class Forecast(Record):
         return None if self.step is None else 1e3 * self.execution.global_batch / self.step.total_ms
 
 
+class MeasuredNoiseScale(Record):
+    """The gradient noise scale over the first steps of a training, each of `batch` samples in `parts`.
+
+    `norms_ms` is what the two norms of a step take, `step_ms` the rest of it: what gathering them costs a training loop.
+    """
+
+    batch: int
+    parts: int
+    scale: NoiseScale
+    norms_ms: float
+    step_ms: float
+
+
 class Measurement(Record):
     """Real steps of one model at one batch size, on the machine that `environment` describes.
 
@@ -175,6 +188,7 @@ class Measurement(Record):
     reserved_memory_gib: float | None = None
     sequence_length: int | None = None
     image_size: int | None = None
+    noise_scale: MeasuredNoiseScale | None = None
 
     @property
     def samples_per_second(self) -> float:

@@ -17,6 +17,7 @@ VERBS = {
     "watch": "Run an unchanged training script and record where its steps' time goes.",
     "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
     "plan": "Say what to change about a training, in which order, and what each change saves of the whole job.",
+    "verify": "Train as one big batch, by accumulation and on ranks; say whether it is the same, and why not.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
     "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",

@@ -77,6 +77,12 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 @click.option("--epochs", type=EPOCHS, help="Passes over the data.")
 @click.option("--max-steps", type=AT_LEAST_1, help="Updates, in place of --epochs or as their limit.")
 @click.option("--allow-global-batch", is_flag=True, help="Also look at multiples of the global batch.")
+@click.option(
+    "--noise-scale",
+    metavar="SAMPLES|FILE.json",
+    help="With --allow-global-batch: count to the same loss, by this gradient noise scale (trainpace measure --noise-scale"
+    " --output FILE.json).",
+)
 @click.option("--allow-fp8", is_flag=True, help="Also look at FP8.")
 @click.option(
     "--keep",
@@ -101,7 +107,7 @@ def plan(model: str, **o: Any) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json
     """
-    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, schedule_of, script_changes
+    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
     from trainpace.cli.traced import workload_of
     from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.records import save, to_jsonable
@@ -110,6 +116,7 @@ def plan(model: str, **o: Any) -> int:
 
     if Path(model).is_dir():
         raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
+    noise_scale = noise_scale_of(o)
     present = Present.read(o)
     freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
     cluster = cluster_of(o, present)
@@ -121,7 +128,7 @@ def plan(model: str, **o: Any) -> int:
     workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
     start = present.execution(o, cluster, workload)
     found = plan_changes(
-        Setting(workload, cluster, schedule), start, data_paths(o, present, start, cluster), freedom,
+        Setting(workload, cluster, schedule, noise_scale=noise_scale), start, data_paths(o, present, start, cluster), freedom,
         to="simplest" if o["simplest"] else "best",
     )  # fmt: skip
     also = script_changes(present, start, schedule)
@@ -129,8 +136,10 @@ def plan(model: str, **o: Any) -> int:
         save(found, o["output"])
     if o["as_json"]:
         changes = [{**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in also]
-        echo_json({**to_jsonable(found), "saved_s": found.saved_s, "in_the_script": changes})
+        echo_json(
+            {**to_jsonable(found), "noise_scale": noise_scale, "saved_s": found.saved_s, "in_the_script": changes}
+        )
     else:
-        print_plan(found, workload, cluster)
+        print_plan(found, workload, cluster, noise_scale)
         print_script_changes(also)
     return 0 if found.best is not None else 1
