@@ -155,6 +155,13 @@ def test_what_goes_wrong_is_one_sentence(task, workers, tmp_path):
     assert Path(result.log).is_file()
 
 
+@NEEDS_ENGINES
+def test_a_rank_that_is_killed_is_the_reason(tmp_path):
+    result = run(trial_of("ddp", "fatal", steps=20, micro_batch=4, **TWO), tmp_path)
+    assert result.kind == "failed"
+    assert "SIGKILL" in result.reason
+
+
 def test_a_trial_that_hangs_is_ended(tmp_path):
     result = run(trial_of(task="hanging"), tmp_path, timeout_s=8.0)
     assert result.kind == "timed out"

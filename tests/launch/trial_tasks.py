@@ -1,6 +1,7 @@
 """Tasks of trials: small, and without anything whose result depends on how a batch is divided."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -52,6 +53,17 @@ class Torn(Dataset):
         if index == 31:
             raise ValueError("sample 31 is torn")
         return torch.zeros(16), 0
+
+
+class Fatal(Torn):
+    def __getitem__(self, index):
+        if os.environ["RANK"] == "1" and index > 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(16), 0
+
+
+def fatal():
+    return _with(Fatal())
 
 
 def torn():

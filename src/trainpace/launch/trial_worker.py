@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from trainpace.errors import UserCodeError  # noqa: E402
 from trainpace.isolation import failure_of  # noqa: E402
+from trainpace.launch.logs import complains_of_a_peer  # noqa: E402
 from trainpace.launch.trial import Trial, TrialResult  # noqa: E402
 from trainpace.outcome import Interval  # noqa: E402
 from trainpace.records import load, save, write_whole  # noqa: E402
@@ -205,7 +206,8 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         code = 1
         answer = failure_of(error)
-        if not failure_file(result).exists():  # others then fail for want of this one
+        # ranks that fail for want of one that failed, or was killed, have nothing to add
+        if not (failure_file(result).exists() or complains_of_a_peer(str(error))):
             write_whole(failure_file(result), json.dumps(answer))
         print(f"trainpace: rank {os.environ.get('RANK', '0')}: {answer['error']} {answer['hint']}", file=sys.stderr)
     sys.stdout.flush()
