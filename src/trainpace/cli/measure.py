@@ -87,6 +87,10 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
                 raise click.UsageError(f"{name} is for one model; trainpace journal export has the suite's runs.")
         return measure_suite(batches, o)
     assert model is not None
+    if o["noise_scale"] and ".py:" not in model:
+        raise click.UsageError(
+            "--noise-scale is one of real samples, and those of this model are random: name FILE.py:FUNCTION."
+        )
     result = measure_one(model, batches, o)
     if o["as_json"]:
         echo_json(result)

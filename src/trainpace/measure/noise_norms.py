@@ -26,7 +26,7 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)  # type: ignore[call-overload]
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     whole = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]
     return torch.stack(whole).square().sum()
 

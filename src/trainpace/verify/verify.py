@@ -101,10 +101,10 @@ def _together(trainings: _Trainings, way: Way, can: Sequence[Change], tried: _Fo
     free = [c for c in can if c not in (*WEIGHTS, *FORMATS)]
     if not free and "fp32" not in can:
         return ()
-    weights = [[w] for w in WEIGHTS if w in can] + [[]]
+    weights = [[], *([w] for w in WEIGHTS if w in can)]
     formats = [["fp32"]] if "fp32" in can else [[], ["fp64"]]
-    for number_format in formats:
-        for weight in weights:
+    for weight in weights:
+        for number_format in formats:
             changes = _ordered((*free, *weight, *number_format))
             if len(changes) < 2:
                 continue
