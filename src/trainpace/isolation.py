@@ -34,6 +34,8 @@ _MEMORY_WORDS = (
     "std::bad_alloc",
 )
 
+_NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
+
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
     """The answer (JSON text) of ``python -m module``. `what` names the work in errors."""
@@ -91,18 +93,20 @@ def serve(work: Work) -> None:
     try:
         answer = {"result": work(request)}
     except (Exception, SystemExit) as error:
-        cause = error.__cause__ or error
-        if is_out_of_memory(cause):
-            answer = {"error": "the memory is not enough.", "hint": "Try a smaller batch.", "out_of_memory": True}
-        elif isinstance(error, TrainpaceError):
-            misuse = not isinstance(error, UserCodeError)
-            answer = {"error": error.message, "hint": error.hint, "misuse": misuse}
-        else:
-            answer = {"error": explain(error), "hint": ""}
+        answer = failure_of(error)
     write_whole(sys.argv[2], json.dumps(answer))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of the user's code must not keep the process
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """One sentence of what went wrong and a hint, with `out_of_memory` or `misuse` true where it was that."""
+    if is_out_of_memory(error.__cause__ or error):
+        return {"error": "the memory is not enough.", "hint": "Try a smaller batch.", "out_of_memory": True}
+    if isinstance(error, TrainpaceError):
+        return {"error": error.message, "hint": error.hint, "misuse": not isinstance(error, UserCodeError)}
+    return {"error": explain(error), "hint": ""}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -117,10 +121,13 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
     where, trace_back = "", error.__traceback__
     while trace_back is not None:
         file = trace_back.tb_frame.f_code.co_filename
-        if not any(part in file for part in ("/torch/", "/trainpace/", "<frozen", "runpy")):
+        if not any(part in file for part in _NOT_THE_USERS):
             where = f" at {Path(file).name} line {trace_back.tb_lineno}"
         trace_back = trace_back.tb_next
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    # a DataLoader's worker sends its whole traceback, whose last line is the exception
+    sent = any(line.startswith("Original Traceback") for line in lines)
+    reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if sent else lines[0]
     return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
 
 

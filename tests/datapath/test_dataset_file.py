@@ -29,6 +29,15 @@ def made(): return Data()
 def loader(): return DataLoader(Data(), 2)
 loaded = loader()
 def task(): return nn.Linear(1, 1), None, None, Data()
+
+class Split(Data):
+    def __init__(self):
+        self.offline, self.count = Data(3), 5
+
+def split(): return nn.Linear(1, 1), None, None, Split()
+
+class Offline(Data):
+    offline = True
 numbers = [1, 2, 3]
 def of(folder, *, size, more=1): return Data()
 def streamed(): return DataLoader(Stream())
@@ -42,7 +51,7 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "made_here.py"
 
 
-@pytest.mark.parametrize("name", ["Data", "made", "loader", "loaded", "task", "numbers"])
+@pytest.mark.parametrize("name", ["Data", "made", "loader", "loaded", "task", "numbers", "split", "Offline"])
 def test_what_has_samples(file, name):
     assert len(load_dataset(f"{file}:{name}")) == 3
 

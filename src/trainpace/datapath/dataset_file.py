@@ -34,12 +34,18 @@ def is_task(made: Any) -> bool:
 
 
 def load_dataset(target: str) -> Any:
-    """The map-style dataset that NAME is, makes or holds: an object with __len__ above 0 and __getitem__."""
+    """The map-style dataset that NAME is, makes or holds: an object with __len__ above 0 and __getitem__.
+
+    A dataset may name what of it is the same at every call: its attribute `offline` is then a dataset, taken in its place, and
+    its attribute `online` the function of one sample that stays for training.
+    """
     made = made_by(target)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(made, torch.utils.data.DataLoader):
         made = made.dataset
     dataset = made[3] if is_task(made) else made
+    if hasattr(offline := getattr(dataset, "offline", None), "__getitem__"):
+        dataset = offline
     if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
         raise TrainpaceError(
             f"{target} is an IterableDataset, whose samples have no numbers to be cut into shards by.",

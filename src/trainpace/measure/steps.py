@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import abc
-import contextlib
 import gc
 import itertools
 import math
@@ -12,10 +10,12 @@ from typing import Any
 
 import torch
 
-from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.errors import UserCodeError
 from trainpace.execution import Execution
 from trainpace.measure.conditions import Conditions
 from trainpace.measure.environment import cpu_name, environment
+from trainpace.measure.formats import allow_tf32, autocast, check_device, place_batch, place_model
+from trainpace.measure.marks import Marks, marks_of
 from trainpace.measure.memory import MemoryMeter
 from trainpace.measure.statistics import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
@@ -28,9 +28,6 @@ STEPS_BETWEEN_SYNCHRONISATIONS = 10
 DISTINCT_BATCHES = 4
 """Batches are made before the clock starts and used in turn, so that the loss is a real one and data never waits."""
 
-_AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
-_WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     """Train for about `conditions.seconds` at one batch size and time every step.
@@ -39,12 +36,12 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     separated by CUDA events on a GPU, where they count the device's time, and by the clock on a CPU.
     """
     c = conditions
-    _check(c)
+    check_device(c.device, c.precision)
     torch.manual_seed(c.seed)
     meter = MemoryMeter(c.device)
     task = build_task(c.model, c.sequence_length, c.image_size)
     stepper = _Stepper(task, c, batch_size)
-    clock = _CudaClock() if c.device == "cuda" else _CpuClock()
+    clock = _Clock(marks_of(c.device))
     gc.collect()
     end = time.perf_counter() + c.seconds
     while clock.steps < MOST_STEPS and (clock.steps < FEWEST_STEPS or time.perf_counter() < end):
@@ -91,25 +88,14 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     )  # fmt: skip
 
 
-def _check(c: Conditions) -> None:
-    if c.device == "cuda" and not torch.cuda.is_available():
-        raise TrainpaceError("this torch sees no CUDA device.", "Use --device cpu, or install a CUDA build of torch.")
-    if c.device == "cpu" and c.precision in ("tf32", "amp_fp16", "fp16", "fp8"):
-        raise TrainpaceError(f"{c.precision} is for GPUs.", "On a CPU measure fp32, amp_bf16 or bf16.")
-    if c.precision == "fp8":
-        raise TrainpaceError("measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16.")
-
-
 class _Stepper:
     """Model, optimizer and batches under the conditions, and one step of them."""
 
     def __init__(self, task: Task, c: Conditions, batch_size: int) -> None:
         self._task, self._accumulation, self._precision = task, c.accumulation, c.precision
         self._device = c.device
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = c.precision != "fp32"
-        memory_format = torch.channels_last if c.channels_last else torch.preserve_format
-        model: Any = task.model
-        model = model.to(device=c.device, dtype=_WEIGHTS.get(c.precision), memory_format=memory_format)
+        allow_tf32(c.precision)
+        model = place_model(task.model, c.device, c.precision, c.channels_last)
         own = task.optimizer if c.optimizer is None else None
         # a task's own optimizer holds the parameters themselves, and `to` keeps them
         self._optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
@@ -131,7 +117,7 @@ class _Stepper:
         for _ in range(self._accumulation):
             micro = self._batches[self._next % len(self._batches)] if batch is None else batch
             self._next += 1
-            with self._autocast():
+            with autocast(self._device, self._precision):
                 loss = self._task.loss(self._model, micro) / self._accumulation
             clock.forward_done()
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -144,82 +130,37 @@ class _Stepper:
         clock.optimizer_done()
         self.losses.append(loss.detach())
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = _AUTOCAST.get(self._precision)
-        return contextlib.nullcontext() if dtype is None else torch.autocast(self._device, dtype)
-
-    def _place(self, value: Any, c: Conditions) -> Any:
-        """To the device; floating-point inputs in the weights' own format."""
-        if isinstance(value, torch.Tensor):
-            value = value.to(device=c.device, dtype=_WEIGHTS.get(c.precision) if value.is_floating_point() else None)
-            return value.to(memory_format=torch.channels_last) if c.channels_last and value.dim() == 4 else value
-        if isinstance(value, dict):
-            return {key: self._place(part, c) for key, part in value.items()}
-        return type(value)(self._place(part, c) for part in value) if isinstance(value, list | tuple) else value
+    @staticmethod
+    def _place(batch: Any, c: Conditions) -> Any:
+        return place_batch(batch, c.device, c.precision, c.channels_last)
 
 
-class _Clock(abc.ABC):
+class _Clock:
     """Marks within steps, and the milliseconds of (forward, backward, optimizer) of each step that has settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks) -> None:
         self.parts_ms: list[tuple[float, float, float]] = []
         self.steps = 0
+        self._device = marks
         self._marks: list[list[Any]] = []
 
     def start(self) -> None:
-        self._marks.append([self._now()])
+        self._marks.append([self._device.now()])
 
     def forward_done(self) -> None:
-        self._marks[-1].append(self._now())
+        self._marks[-1].append(self._device.now())
 
     backward_done = forward_done
 
     def optimizer_done(self) -> None:
-        self._marks[-1].append(self._now())
+        self._marks[-1].append(self._device.now())
         self.steps += 1
 
     def settle(self) -> None:
         """Wait for the device and turn the marks into times."""
-        self._wait()
+        self._device.wait()
         for marks in self._marks:
-            spans = [self._span_ms(a, b) for a, b in itertools.pairwise(marks)]
+            spans = [self._device.span_ms(a, b) for a, b in itertools.pairwise(marks)]
             # forward and backward take turns under accumulation; the optimizer comes last
             self.parts_ms.append((sum(spans[0:-1:2]), sum(spans[1:-1:2]), spans[-1]))
         self._marks.clear()
-
-    @abc.abstractmethod
-    def _now(self) -> Any:
-        """A mark."""
-
-    @abc.abstractmethod
-    def _wait(self) -> None:
-        """Until all marks have happened."""
-
-    @abc.abstractmethod
-    def _span_ms(self, first: Any, second: Any) -> float:
-        """Between two marks."""
-
-
-class _CpuClock(_Clock):
-    def _now(self) -> float:
-        return time.perf_counter()
-
-    def _wait(self) -> None:
-        pass
-
-    def _span_ms(self, first: float, second: float) -> float:
-        return 1e3 * (second - first)
-
-
-class _CudaClock(_Clock):
-    def _now(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _wait(self) -> None:
-        torch.cuda.synchronize()
-
-    def _span_ms(self, first: Any, second: Any) -> float:
-        span: float = first.elapsed_time(second)
-        return span

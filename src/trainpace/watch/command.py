@@ -33,10 +33,10 @@ def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, ob
 
 
 def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None,
-          limit_s: float | None = None, output: int | None = None) -> int:  # fmt: skip
+          limit_s: float | None = None, output: int | None = None, errors: int | None = None) -> int:  # fmt: skip
     """Run the command to its end, recording into `folder`, and return its exit code: 128 + n where signal n ended it.
 
-    Its input, output (unless `output` names another file descriptor) and signals are its own: an interrupt reaches it
+    Its input, output (unless `output` and `errors` name other file descriptors) and signals are its own: an interrupt reaches it
     as usual, others are passed on, and what was recorded is kept. After
     `limit_s` seconds it is interrupted. Raises TrainpaceError when it cannot be started.
     """
@@ -52,7 +52,9 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
         raise TrainpaceError(f"cannot record into {folder}: {(error.strerror or str(error)).lower()}.") from None
     write_whole(folder / COMMAND_FILE, json.dumps(note))
     try:
-        process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials), stdout=output)
+        process = subprocess.Popen(
+            list(command), env=environment(folder, os.environ, trials), stdout=output, stderr=errors
+        )
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}.") from None
     before = {}

@@ -1,0 +1,36 @@
+"""What every engine does: a micro-batch forward and backward, and the update after the last of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Loss = Callable[[Any, Any], torch.Tensor]
+"""(model, batch) -> the mean loss of the batch."""
+
+
+class Engine(Protocol):
+    """A model and its optimizer, wrapped. `notes` say where it departs from what was asked for."""
+
+    device: torch.device
+    model: Any
+    notes: tuple[str, ...]
+
+    @property
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by until the update: a GradScaler's factor, or 1."""
+        ...
+
+    def place(self, batch: Any) -> Any:
+        """A batch on the device, in the format that the model takes."""
+        ...
+
+    def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
+        """Forward and backward; the batch's own loss, detached. `last`: of this step."""
+        ...
+
+    def update(self) -> None:
+        """The optimizer's step, and gradients cleared."""
+        ...

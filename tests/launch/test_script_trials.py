@@ -1,0 +1,64 @@
+"""An unchanged script as a trial: so many steps, then it ends; its checkpoints stay as they are."""
+
+import sys
+import textwrap
+
+import pytest
+
+from trainpace.launch.script import run_script
+from trainpace.launch.trial import FailedTrial, TrialResult
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+    import sys
+    import torch
+    from torch import nn
+
+    model = nn.Linear(10, 10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 10))
+    if sys.argv[2:] == ["fail"]:
+        raise ValueError("not today")
+    for epoch in range(int(sys.argv[2]) if sys.argv[2:] else 10_000):
+        for (x,) in torch.utils.data.DataLoader(data, batch_size=4):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+def run(tmp_path, *arguments):
+    script, checkpoint = tmp_path / "train.py", tmp_path / "model.pt"
+    script.write_text(textwrap.dedent(SCRIPT))
+    checkpoint.write_text("the user's own")
+    result = run_script(
+        [sys.executable, str(script), str(checkpoint), *arguments], tmp_path / "trial", steps=20, timeout_s=100
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.pt", "train.py", "trial"]
+    assert checkpoint.read_text() == "the user's own"
+    return result
+
+
+def test_a_script_runs_for_the_steps_that_were_wanted(tmp_path):
+    result = run(tmp_path)
+    assert isinstance(result, TrialResult), result.reason
+    assert len(result.step_ms) == len(result.data_wait_ms) == 20
+    assert result.samples_per_second == pytest.approx(4e3 / result.median_ms)
+    assert result.losses == ()
+    assert 0 < result.start_up_s < 100
+
+
+@pytest.mark.parametrize(("argument", "says"), [("fail", "not today"), ("0", "no training step was seen")])
+def test_a_script_without_steps_says_why(argument, says, tmp_path):
+    result = run(tmp_path, argument)
+    assert isinstance(result, FailedTrial)
+    assert says in result.reason
+
+
+def test_a_short_script_gives_the_steps_that_there_were(tmp_path):
+    result = run(tmp_path, "1")
+    assert isinstance(result, TrialResult), result.reason
+    assert len(result.step_ms) == 10 - 5 - 2  # after the warm-up, and two that settle
