@@ -1,0 +1,216 @@
+"""Write a change into the files that state how a training runs: only its keys, and never one that cannot be read back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainpace.configs.changes import DERIVED, GROUPS, Changes, normal
+from trainpace.configs.combine import SAME_UNDER_DEEPSPEED
+from trainpace.configs.draft import ELSEWHERE, Draft
+from trainpace.configs.editing import Syntax
+from trainpace.configs.read import parse_config
+from trainpace.configs.settings import ConfigFile, Setting, Value
+from trainpace.configs.writers.accelerate import write_accelerate
+from trainpace.configs.writers.command import write_command
+from trainpace.configs.writers.deepspeed import write_deepspeed
+from trainpace.configs.writers.huggingface import write_training_arguments
+from trainpace.configs.writers.lightning import write_lightning
+from trainpace.configs.writers.sbatch import write_sbatch
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.records import Record, read_bytes, write_whole
+
+Writer = Callable[[Draft, frozenset[str], Mapping[str, Value]], None]
+WRITERS: dict[str, Writer] = {
+    "Hugging Face TrainingArguments": write_training_arguments,
+    "DeepSpeed": write_deepspeed,
+    "Lightning CLI": write_lightning,
+    "accelerate": write_accelerate,
+    "Slurm batch script": write_sbatch,
+    "launch command": write_command,
+}
+"""In the order in which files are asked to take a setting that none of them states."""
+_SHELL = ("Slurm batch script", "launch command")
+BY_HAND = "it cannot be changed here without changing something else: set it by hand"
+NO_KEY = "no settings file has a key for it: the training's code states it"
+
+
+class Written(Record):
+    """A file after a change. `left`: settings that it does not take, and why; `wrote`: those that it has now."""
+
+    file: str
+    before: str
+    text: str
+    wrote: tuple[str, ...]
+    left: dict[str, str]
+
+    @property
+    def diff(self) -> str:
+        """What changes, as a unified diff; empty where nothing does."""
+        return unified_diff(self.file, self.before, self.text)
+
+
+class Rewritten(Record):
+    """Files after a change. `left`: settings that no file took, and why."""
+
+    files: tuple[Written, ...]
+    left: dict[str, str]
+
+
+def write_changes(
+    text: str, file: str, changes: Changes, beside: frozenset[str] = frozenset(), may_add: frozenset[str] | None = None
+) -> Written:
+    """Write `changes` into one file's text.
+
+    `beside`: formats of the other files of the training. `may_add`: settings that may get a key that is not there yet;
+    None is all. A group of settings is written whole, and read back, or left as it was.
+    """
+    read = parse_config(text, file)
+    names = changes.names
+    draft = Draft(text, file, _syntax(text, file, read), beside, names if may_add is None else may_add)
+    draft.prefix = _prefix(draft, read)
+    wanted = changes.wanted
+    for group in GROUPS:
+        if names & group:
+            _write_group(draft, WRITERS[read.format], read.format, names & group, wanted)
+    for name in changes.unwritten:
+        draft.leave(name, NO_KEY)
+    left = {name: why for name, why in draft.left.items() if name not in DERIVED and name not in draft.wrote}
+    return Written(file=file, before=text, text=draft.text, wrote=tuple(sorted(draft.wrote)), left=left)
+
+
+def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
+    """Write `changes` into all files of a training: each where it states them, and what none states into one that can.
+
+    `texts`: file -> its text.
+    """
+    read = {file: parse_config(text, file) for file, text in texts.items()}
+    order = list(WRITERS)
+    done: dict[str, Written] = {}
+    wrote: set[str] = set()
+    left: dict[str, str] = {}
+    for file in sorted(texts, key=lambda file: order.index(read[file].format)):
+        others = [r for name, r in read.items() if name != file]
+        stated = {s.name for r in others for s in r.settings} | ({"zero_stage"} if _shards(others) else set())
+        stated |= {"world_size"} if {"nproc_per_node"} <= stated else set()
+        stated |= {"nproc_per_node"} if "world_size" in stated else set()
+        beside = frozenset(r.format for r in others)
+        done[file] = write_changes(texts[file], file, changes, beside, changes.names - stated - wrote)
+        wrote |= set(done[file].wrote)
+        for name, why in done[file].left.items():
+            if why != ELSEWHERE:
+                left.setdefault(name, f"{file}: {why}" if why != NO_KEY else why)
+    return Rewritten(
+        files=tuple(done[file] for file in texts),
+        left={name: why for name, why in left.items() if name not in wrote},
+    )
+
+
+def unified_diff(file: str, before: str, after: str) -> str:
+    """Lines that change, with three around them."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"{file} (now)", f"{file} (planned)"
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n" for line in lines)
+
+
+def read_texts(paths: Sequence[str]) -> dict[str, str]:
+    """Files as they are, byte for byte. Raises UnreadableInput."""
+    texts = {}
+    for path in paths:
+        try:
+            texts[path] = read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError:
+            raise UnreadableInput(f"{path} is not a text file in UTF-8.") from None
+    return texts
+
+
+def save(written: Written) -> str | None:
+    """Put a changed file in its place, and the old one beside it: FILE.bak, FILE.bak2 and so on, never over an older one.
+
+    The backup's name; None where nothing changes. Raises TrainpaceError where the file is no longer what was read.
+    """
+    if written.text == written.before:
+        return None
+    now = read_bytes(written.file)
+    if now != written.before.encode("utf-8"):
+        raise TrainpaceError(f"{written.file} has changed since it was read.", "Ask again.")
+    target = Path(written.file).resolve()  # a link stays a link
+    mode = target.stat().st_mode
+    number = 1
+    while True:
+        backup = target.with_name(f"{target.name}.bak{'' if number == 1 else number}")
+        try:
+            with backup.open("xb") as file:
+                file.write(now)
+            backup.chmod(mode)
+            break
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise UnreadableInput(f"cannot write {backup}: {(error.strerror or str(error)).lower()}.") from None
+    write_whole(target, written.text)
+    target.chmod(mode)
+    return str(backup)
+
+
+def _syntax(text: str, file: str, read: ConfigFile) -> Syntax | None:
+    if read.format in _SHELL:
+        return None
+    return "json" if file.endswith(".json") or text.removeprefix("\ufeff").lstrip().startswith("{") else "yaml"
+
+
+def _prefix(draft: Draft, read: ConfigFile) -> tuple[str, ...]:
+    """TrainingArguments may stand under a key of the user's own: the reader heads every key with it."""
+    if read.format != "Hugging Face TrainingArguments":
+        return ()
+    keys = [s.key for s in read.settings] + [note.key for note in read.notes]
+    head = keys[0].partition(".")[0] if keys else ""
+    return (head,) if all(key.startswith(f"{head}.") for key in keys) and isinstance(draft.data.get(head), dict) else ()
+
+
+def _write_group(draft: Draft, write: Writer, kind: str, names: frozenset[str], wanted: Mapping[str, Value]) -> None:
+    text, wrote, left = draft.text, set(draft.wrote), dict(draft.left)
+    before = parse_config(text, draft.file)
+    try:
+        write(draft, names, wanted)
+        sound = _is_sound(before, parse_config(draft.text, draft.file), draft, names, wanted)
+        why = BY_HAND
+    except TrainpaceError as error:
+        sound, why = False, error.message
+    if not sound:
+        draft.text, draft.wrote, draft.left = text, wrote, left
+        for name in names - DERIVED:
+            draft.leave(name, why)
+
+
+def _is_sound(
+    before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str], wanted: Mapping[str, Value]
+) -> bool:
+    """Whether the file now says what it should, and of everything else what it said before."""
+    if before.format != after.format:
+        return False
+    touched = names | ({"sharding"} if "zero_stage" in names else set())
+    touched |= {note.leaves_open for note in before.notes if note.leaves_open}  # what was open may be said now
+    if {(s.name, s.value) for s in before.settings if s.name not in touched} != {
+        (s.name, s.value) for s in after.settings if s.name not in touched
+    }:
+        return False
+    left = {name for name in names if name in draft.left and name not in draft.wrote}
+    return all(
+        _right(s, after, draft, wanted) for s in after.settings if s.name in names | {"sharding"} and s.name not in left
+    )
+
+
+def _right(setting: Setting, after: ConfigFile, draft: Draft, wanted: Mapping[str, Value]) -> bool:
+    if setting.name == "sharding":
+        return wanted["zero_stage"] == 3 or "zero_stage" not in draft.wrote
+    value, want = normal(setting.name, setting.value), wanted[setting.name]
+    if setting.name == "precision" and "DeepSpeed" in draft.beside | {after.format} and draft.beside:
+        return value == want or any({value, want} <= same for same in SAME_UNDER_DEEPSPEED)
+    return value == want
+
+
+def _shards(others: Sequence[ConfigFile]) -> bool:
+    return any(s.name == "sharding" for r in others for s in r.settings)
