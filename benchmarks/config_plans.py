@@ -76,7 +76,7 @@ deepspeed_config:
   offload_optimizer_device: none
   zero_stage: 0
 distributed_type: DEEPSPEED
-mixed_precision: no
+mixed_precision: "no"
 num_machines: 1
 num_processes: 1
 """

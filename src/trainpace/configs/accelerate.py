@@ -56,7 +56,11 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     _read_kind(reading, data)
     _read_parallelism(reading, reading.section(data.get("parallelism_config"), "parallelism_config"))
     dynamo = reading.section(data.get("dynamo_config"), "dynamo_config")
-    put_dynamo(reading, dynamo.get("dynamo_backend"), "dynamo_config.dynamo_backend")
+    key = "dynamo_config.dynamo_backend"
+    if str(data.get("distributed_type")).upper() == "DEEPSPEED" and dynamo.get("dynamo_backend") is not None:
+        reading.note(key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+    else:
+        put_dynamo(reading, dynamo.get("dynamo_backend"), key)
     return reading.done()
 
 
@@ -76,7 +80,8 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
             reading.note("fp16", "the old name of mixed_precision")
             reading.put("precision", "amp_fp16" if data["fp16"] else "fp32", "fp16")
         return
-    if word is False:  # YAML reads an unquoted `no` as false
+    if word is False:
+        reading.warn("mixed_precision", "an unquoted no, which YAML reads as false and accelerate stops at; write 'no'")
         word = "no"
     word = reading.word(word.casefold() if isinstance(word, str) else word, "mixed_precision", PRECISION)
     if word:

@@ -174,7 +174,9 @@ def _put_launcher(flags: list[tuple[str, str | None]], launcher: Launcher, readi
         dashes = "--" if len(key) > 1 else "-"
         if key in seen and seen[key] != value:
             raise UnreadableInput(f"{reading.file}: {dashes}{key} is given twice, as {seen[key]} and {value}.")
-        if key in launcher.reads and key not in seen:
+        if key == "dynamo-backend" and ("use-deepspeed", None) in flags:
+            reading.note(dashes + key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+        elif key in launcher.reads and key not in seen:
             _put(reading, launcher.reads[key], value, dashes + key)
         seen[key] = value
     if launcher.others is not None:

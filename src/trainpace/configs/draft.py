@@ -26,6 +26,7 @@ class Draft:
         self.prefix: Path = ()
         self.wrote: set[str] = set()
         self.left: dict[str, str] = {}
+        self.notes: list[str] = []
 
     @property
     def data(self) -> dict[str, Any]:
@@ -65,6 +66,11 @@ class Draft:
     def leave(self, name: str, why: str) -> None:
         """Remember that this file does not take a setting, and why."""
         self.left[name] = why
+
+    def note(self, text: str) -> None:
+        """Remember what the change asks for beside the file."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def leave_all(self, names: frozenset[str], reasons: Mapping[str, str]) -> None:
         """The same for every name of a format that it cannot say."""

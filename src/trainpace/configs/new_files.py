@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from trainpace.configs.changes import Changes
 from trainpace.configs.write import Written, write_changes
 from trainpace.execution import Execution
@@ -48,4 +50,4 @@ def new_sbatch(
 def _new(text: str, file: str, execution: Execution, time_limit_s: float | None = None) -> Written:
     changes = Changes(before=Execution(), after=execution, time_limit_s=time_limit_s)  # what these texts say
     written = write_changes(text, file, changes)
-    return Written(file=file, before="", text=written.text, wrote=written.wrote, left=written.left)
+    return replace(written, before="")

@@ -37,13 +37,15 @@ NO_KEY = "no settings file has a key for it: the training's code states it"
 
 
 class Written(Record):
-    """A file after a change. `left`: settings that it does not take, and why; `wrote`: those that it has now."""
+    """A file after a change. `left`: settings that it does not take, and why; `wrote`: those that it has now.
+    `notes`: what the change asks for beside the file."""
 
     file: str
     before: str
     text: str
     wrote: tuple[str, ...]
     left: dict[str, str]
+    notes: tuple[str, ...] = ()
 
     @property
     def diff(self) -> str:
@@ -77,7 +79,9 @@ def write_changes(
     for name in changes.unwritten:
         draft.leave(name, NO_KEY)
     left = {name: why for name, why in draft.left.items() if name not in DERIVED and name not in draft.wrote}
-    return Written(file=file, before=text, text=draft.text, wrote=tuple(sorted(draft.wrote)), left=left)
+    return Written(
+        file=file, before=text, text=draft.text, wrote=tuple(sorted(draft.wrote)), left=left, notes=tuple(draft.notes)
+    )
 
 
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
@@ -171,7 +175,7 @@ def _prefix(draft: Draft, read: ConfigFile) -> tuple[str, ...]:
 
 
 def _write_group(draft: Draft, write: Writer, kind: str, names: frozenset[str], wanted: Mapping[str, Value]) -> None:
-    text, wrote, left = draft.text, set(draft.wrote), dict(draft.left)
+    text, wrote, left, notes = draft.text, set(draft.wrote), dict(draft.left), list(draft.notes)
     before = parse_config(text, draft.file)
     try:
         write(draft, names, wanted)
@@ -180,7 +184,7 @@ def _write_group(draft: Draft, write: Writer, kind: str, names: frozenset[str], 
     except TrainpaceError as error:
         sound, why = False, error.message
     if not sound:
-        draft.text, draft.wrote, draft.left = text, wrote, left
+        draft.text, draft.wrote, draft.left, draft.notes = text, wrote, left, notes
         for name in names - DERIVED:
             draft.leave(name, why)
 

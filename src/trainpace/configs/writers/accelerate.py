@@ -14,6 +14,7 @@ _CANNOT = {
     "dataloader_workers": "accelerate's file has no loader workers: the script or TrainingArguments state them",
 }
 PRECISION = {"fp32": "no", "amp_fp16": "fp16", "amp_bf16": "bf16", "fp8": "fp8"}
+MEETING = "on several machines accelerate also needs main_process_ip, and each machine its machine_rank"
 OTHER_FILE = "deepspeed_config_file"
 
 
@@ -71,6 +72,8 @@ def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value])
             draft.put(("distributed_type",), "MULTI_GPU")
         elif kind == "MULTI_GPU" and want["world_size"] == 1:
             draft.put(("distributed_type",), "NO")
+        if "nnodes" in names and want["nnodes"] != 1 and draft.get(("main_process_ip",)) is None:
+            draft.note(MEETING)
     else:
         for name in names & {"nnodes", "nproc_per_node"}:
             draft.leave(name, ELSEWHERE)
@@ -92,10 +95,15 @@ def _write_mesh(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) 
     for name in sorted(names & {"tp", "cp"}):
         draft.place(name, ("parallelism_config", key(name)), want[name])
     ranks = int(want["world_size"]) // (int(want["tp"]) * int(want["cp"]))
-    replicas = section.get(key("dp_replicate"), 1)
-    if section.get(key("dp_shard")) is not None and isinstance(replicas, int) and replicas and ranks % replicas == 0:
-        if section[key("dp_shard")] != ranks // replicas:
-            draft.put(("parallelism_config", key("dp_shard")), ranks // replicas)
+    replicas, shards = section.get(key("dp_replicate"), 1), section.get(key("dp_shard"))
+    if (
+        shards is not None
+        and isinstance(replicas, int)
+        and replicas
+        and ranks % replicas == 0
+        and ranks // replicas != shards
+    ):
+        draft.put(("parallelism_config", key("dp_shard")), ranks // replicas)
 
 
 def _free(draft: Draft, *names: str) -> bool:
@@ -123,6 +131,11 @@ def _write_sharding(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
     if kind != "DEEPSPEED" and (stage or any(want[name] for name in offloads)):
         if "zero_stage" not in draft.may_add:
             draft.leave_all(names, dict.fromkeys(("zero_stage", *offloads), ELSEWHERE))
+            return
+        if draft.get(("dynamo_config", "dynamo_backend")) not in (None, False, "NO", "no"):
+            draft.leave_all(
+                names, dict.fromkeys(names, "torch.compile is on here, which accelerate loses with DeepSpeed")
+            )
             return
         draft.put(("distributed_type",), "DEEPSPEED")
         if draft.get(("deepspeed_config", "zero_stage")) is None and _free(draft):
@@ -154,7 +167,13 @@ def _write_checkpointing(draft: Draft, kind: str) -> None:
         draft.place("activation_checkpointing", ("fsdp_config", "fsdp_activation_checkpointing"), kind == "full")
 
 
+NO_DYNAMO = "accelerate does not pass it on where it starts DeepSpeed: the code compiles the model"
+
+
 def _write_compile(draft: Draft, on: bool) -> None:
+    if kind_of(draft) == "DEEPSPEED":
+        draft.leave("compile", NO_DYNAMO)
+        return
     path = ("dynamo_config", "dynamo_backend")
     old = draft.get(path)
     is_on = old not in (None, False) and str(old).upper() != "NO"

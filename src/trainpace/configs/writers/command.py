@@ -8,7 +8,7 @@ from trainpace.configs.draft import ELSEWHERE, Draft
 from trainpace.configs.huggingface import DISTINCTIVE
 from trainpace.configs.launch_words import Flag, Launch, find_launch, with_flag, with_value, without
 from trainpace.configs.settings import Value
-from trainpace.configs.writers.accelerate import precision_word
+from trainpace.configs.writers.accelerate import MEETING, NO_DYNAMO, precision_word
 from trainpace.configs.writers.huggingface import NAMES_OF, argument, formats_on
 from trainpace.errors import UnreadableInput
 
@@ -21,6 +21,11 @@ _OWN = {"accumulation": "--gradient_accumulation_steps", "tp": "--parallelism_co
         "cp": "--parallelism_config_cp_size"}  # fmt: skip
 _ALIASES = {"--num_gpus": ("num-gpus", "num-accelerators")}
 _OFFLOADS = {"offload_optimizer": "--offload_optimizer_device", "offload_parameters": "--offload_param_device"}
+_MEETINGS = {
+    "torchrun": "on several nodes torchrun is started on each of them, with one --rdzv-endpoint",
+    "accelerate": MEETING,
+    "deepspeed": "on several nodes deepspeed needs a --hostfile",
+}
 _NO_FLAG = "the launch command has no flag for it"
 
 
@@ -93,6 +98,9 @@ def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value])
             needed = name != "nnodes" or want["nnodes"] != 1
             if not _place(draft, name, written, str(want[name]), adds=needed) and name not in draft.left:
                 draft.wrote.add(name)  # one node is what a launcher starts
+    meets = launch.flags.keys() & {"rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file"}
+    if "nnodes" in draft.wrote & names and want["nnodes"] != 1 and not meets:
+        draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
     if launch.name == "accelerate":
         if "world_size" in draft.wrote:
             draft.wrote |= names & {"nproc_per_node"}
@@ -112,7 +120,9 @@ def _write_accelerate(draft: Draft, names: frozenset[str], want: Mapping[str, Va
             draft.leave("precision", why)
         else:
             _place(draft, "precision", "--mixed_precision", word)
-    if "compile" in names and "compile" not in draft.wrote:
+    if "compile" in names and "compile" not in draft.wrote and "use-deepspeed" in _found(draft).flags:
+        draft.leave("compile", NO_DYNAMO)
+    elif "compile" in names and "compile" not in draft.wrote:
         _place(draft, "compile", "--dynamo_backend", "inductor" if want["compile"] else "no")
     if "activation_checkpointing" in names and "use-fsdp" in _found(draft).flags:
         value, why = argument("activation_checkpointing", want["activation_checkpointing"])

@@ -18,6 +18,7 @@ _PRECISION = {
     "fp32": "32-true", "amp_fp16": "16-mixed", "fp16": "16-true", "amp_bf16": "bf16-mixed", "bf16": "bf16-true",
     "fp8": "transformer-engine",
 }  # fmt: skip
+_NOT_FP8 = "Lightning's sharded strategies do not take transformer-engine"
 _DATA = {"micro_batch": "batch_size", "dataloader_workers": "num_workers"}
 _DEEPSPEED_CLASS = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
@@ -33,7 +34,9 @@ def write_lightning(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
         _write_accumulation(draft, int(want["accumulation"]))
     if "precision" in names:
         precision = str(want["precision"])
-        if precision in _PRECISION:
+        if precision == "fp8" and want["zero_stage"]:
+            draft.leave("precision", _NOT_FP8)
+        elif precision in _PRECISION:
             draft.place("precision", ("trainer", "precision"), _PRECISION[precision])
         else:
             draft.leave("precision", f'Lightning has no {precision}: call torch.set_float32_matmul_precision("high")')
@@ -88,6 +91,8 @@ def _write_strategy(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
     last = str(nested.get("class_path") or "auto").rpartition(".")[2].removesuffix("Strategy").casefold()
     if last in ("fsdp", "modelparallel", "fsdp_cpu_offload"):
         _keep_fsdp(draft, names, last, stage, offload or parameters)
+    elif stage and draft.get(("trainer", "precision")) == _PRECISION["fp8"]:
+        draft.leave_all(names, dict.fromkeys(names, _NOT_FP8))
     elif stated is None and "zero_stage" not in draft.may_add:
         draft.leave_all(names, dict.fromkeys(names, ELSEWHERE))
     elif isinstance(stated, dict) and last.startswith("deepspeed"):

@@ -30,7 +30,9 @@ def write_sbatch(draft: Draft, names: frozenset[str], want: Mapping[str, Value])
 
 def _write_launch(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
     """The flags that Slurm's variables do not already make right."""
-    told = {s.name: s.value for s in reversed(read_sbatch(draft.text, draft.file).settings) if s.key.startswith("--")}
+    told: dict[str, Value] = {
+        s.name: s.value for s in reversed(read_sbatch(draft.text, draft.file).settings) if s.key.startswith("--")
+    }
     right = {name for name in names if told.get(name) == want[name]}
     write_command(draft, names - right, want)
     for name in right | draft.wrote:
@@ -49,14 +51,13 @@ def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value],
     starts = tasks // old_nodes if launched and tasks else per_node  # a launcher is started once a node
     if tasks is not None:
         _put(draft, "ntasks", str(starts * nodes))
-    if (_option(draft.text, "ntasks-per-node") is not None and not launched) or (
-        not launched and tasks is None and "nproc_per_node" in draft.may_add
-    ):
-        _put(draft, "ntasks-per-node", str(per_node))
+    if not launched:
+        stated = _option(draft.text, "ntasks-per-node") is not None
+        if stated or (tasks is None and "nproc_per_node" in draft.may_add):
+            _put(draft, "ntasks-per-node", str(per_node))
+        draft.wrote |= names & {"nproc_per_node", "world_size"}
     _write_srun(draft, nodes, per_node, starts)
     _write_gpus(draft, nodes, per_node)
-    if not launched:
-        draft.wrote |= names & {"nproc_per_node", "world_size"}
     draft.wrote |= names & {"gpus_per_node"}
 
 
