@@ -142,6 +142,10 @@ class _Enough:
             self.stack.enter_context(mock.patch(f"{module}.num_cuda_devices", return_value=16))
         cuda = "lightning.pytorch.accelerators.cuda"
         self.stack.enter_context(mock.patch(f"{cuda}._check_cuda_matmul_precision", return_value=None))
+        engine = "lightning.fabric.plugins.precision.transformer_engine"
+        self.stack.enter_context(mock.patch(f"{engine}._TRANSFORMER_ENGINE_AVAILABLE", True))
+        names = ("transformer_engine", "transformer_engine.common", "transformer_engine.common.recipe")
+        self.stack.enter_context(mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in names}))
         self.stack.enter_context(mock.patch("torch.cuda.is_available", return_value=True))
         self.stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", return_value=True))
 
@@ -172,6 +176,7 @@ def lightning_file(case: dict[str, Any]) -> Report:
             "16-true": "fp16",
             "bf16-mixed": "amp_bf16",
             "bf16-true": "bf16",
+            "transformer-engine": "fp8",
         }
         return {
             "nproc_per_node": trainer.num_devices, "nnodes": trainer.num_nodes,

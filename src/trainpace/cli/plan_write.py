@@ -73,9 +73,7 @@ def print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -
         click.echo(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
     click.echo()
     for name, why in files.left.items():
-        click.echo(
-            f"Not written: {name}. {why[:1].upper()}{why[1:]}." if ": " not in why else f"Not written: {name}. {why}."
-        )
+        click.echo(f"Not written: {name} ({why}).")
     for note in dict.fromkeys(note for f in files.files for note in f.notes):
         click.echo(f"Note: {note}.")
     for file, backup in backups.items():

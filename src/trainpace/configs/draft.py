@@ -24,6 +24,7 @@ class Draft:
         self.beside = beside
         self.may_add = may_add
         self.prefix: Path = ()
+        self._parsed: tuple[str, Any] | None = None
         self.wrote: set[str] = set()
         self.left: dict[str, str] = {}
         self.notes: list[str] = []
@@ -31,11 +32,13 @@ class Draft:
     @property
     def data(self) -> dict[str, Any]:
         """The file as it now reads; of JSON and YAML."""
-        parse = parse_json if self.syntax == "json" else parse_yaml
-        found: dict[str, Any] = parse(self.text.removeprefix("\ufeff"), self.file)
+        if self._parsed is None or self._parsed[0] != self.text:
+            parse = parse_json if self.syntax == "json" else parse_yaml
+            self._parsed = (self.text, parse(self.text.removeprefix("\ufeff"), self.file))
+        found = self._parsed[1]
         for key in self.prefix:
             found = found[key]
-        return found
+        return dict(found)
 
     def get(self, path: Path) -> Any:
         """What stands at a path; None where nothing does."""

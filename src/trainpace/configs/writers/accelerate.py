@@ -133,9 +133,7 @@ def _write_sharding(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
             draft.leave_all(names, dict.fromkeys(("zero_stage", *offloads), ELSEWHERE))
             return
         if draft.get(("dynamo_config", "dynamo_backend")) not in (None, False, "NO", "no"):
-            draft.leave_all(
-                names, dict.fromkeys(names, "torch.compile is on here, which accelerate loses with DeepSpeed")
-            )
+            draft.leave_all(names, dict.fromkeys(names, COMPILED))
             return
         draft.put(("distributed_type",), "DEEPSPEED")
         if draft.get(("deepspeed_config", "zero_stage")) is None and _free(draft):
@@ -167,6 +165,7 @@ def _write_checkpointing(draft: Draft, kind: str) -> None:
         draft.place("activation_checkpointing", ("fsdp_config", "fsdp_activation_checkpointing"), kind == "full")
 
 
+COMPILED = "torch.compile is on here, which accelerate loses with DeepSpeed"
 NO_DYNAMO = "accelerate does not pass it on where it starts DeepSpeed: the code compiles the model"
 
 

@@ -8,7 +8,7 @@ from trainpace.configs.draft import ELSEWHERE, Draft
 from trainpace.configs.huggingface import DISTINCTIVE
 from trainpace.configs.launch_words import Flag, Launch, find_launch, with_flag, with_value, without
 from trainpace.configs.settings import Value
-from trainpace.configs.writers.accelerate import MEETING, NO_DYNAMO, precision_word
+from trainpace.configs.writers.accelerate import COMPILED, MEETING, NO_DYNAMO, precision_word
 from trainpace.configs.writers.huggingface import NAMES_OF, argument, formats_on
 from trainpace.errors import UnreadableInput
 
@@ -41,8 +41,17 @@ def write_command(draft: Draft, names: frozenset[str], want: Mapping[str, Value]
         _write_formats(draft, str(want["precision"]))
     if launch.name == "accelerate":
         _write_accelerate(draft, names, want)
+    note_meeting(draft, names, want)
     for name in sorted(names - draft.wrote - draft.left.keys() - {"world_size", "gpus_per_node", "global_batch"}):
         draft.leave(name, _NO_FLAG)
+
+
+def note_meeting(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
+    """What a launcher needs on several nodes, where its command does not have it."""
+    launch = _found(draft)
+    meets = launch.flags.keys() & {"rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file"}
+    if "nnodes" in draft.wrote & names and want["nnodes"] != 1 and not meets:
+        draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
 
 
 def _found(draft: Draft) -> Launch:
@@ -98,9 +107,6 @@ def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value])
             needed = name != "nnodes" or want["nnodes"] != 1
             if not _place(draft, name, written, str(want[name]), adds=needed) and name not in draft.left:
                 draft.wrote.add(name)  # one node is what a launcher starts
-    meets = launch.flags.keys() & {"rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file"}
-    if "nnodes" in draft.wrote & names and want["nnodes"] != 1 and not meets:
-        draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
     if launch.name == "accelerate":
         if "world_size" in draft.wrote:
             draft.wrote |= names & {"nproc_per_node"}
@@ -148,6 +154,10 @@ def _write_sharding(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
                 draft.leave_all(names, dict.fromkeys(names, ELSEWHERE))
             else:
                 draft.wrote |= names  # as it is where nothing is said
+            return
+        dynamo = _flag(launch, "--dynamo_backend")
+        if dynamo is not None and dynamo.value is not None and dynamo.value.value.casefold() != "no":
+            draft.leave_all(names, dict.fromkeys(names, COMPILED))
             return
         draft.text = with_flag(draft.text, launch.flags_end, launch.flags, "--use_deepspeed", None)
         multi = _found(draft).flags.get("multi-gpu")

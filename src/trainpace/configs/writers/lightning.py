@@ -34,7 +34,7 @@ def write_lightning(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
         _write_accumulation(draft, int(want["accumulation"]))
     if "precision" in names:
         precision = str(want["precision"])
-        if precision == "fp8" and want["zero_stage"]:
+        if precision == "fp8" and (want["zero_stage"] or re.match("deepspeed|fsdp|modelparallel", _strategy(draft))):
             draft.leave("precision", _NOT_FP8)
         elif precision in _PRECISION:
             draft.place("precision", ("trainer", "precision"), _PRECISION[precision])
@@ -49,6 +49,13 @@ def write_lightning(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
             draft.leave("tp", "Lightning shards products with ModelParallelStrategy alone, and by the model's own plan")
     if names & {"zero_stage", "offload_optimizer", "offload_parameters"}:
         _write_strategy(draft, names & {"zero_stage", "offload_optimizer", "offload_parameters"}, want)
+
+
+def _strategy(draft: Draft) -> str:
+    """The strategy's bare name: DeepSpeedStrategy is deepspeed."""
+    stated = draft.get(("trainer", "strategy"))
+    name = stated.get("class_path") if isinstance(stated, dict) else stated
+    return str(name or "auto").rpartition(".")[2].removesuffix("Strategy").casefold()
 
 
 def _write_devices(draft: Draft, count: int) -> None:
@@ -87,8 +94,8 @@ def _write_strategy(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
     stage = int(want["zero_stage"])
     offload, parameters = bool(want["offload_optimizer"]), bool(want["offload_parameters"])
     stated = draft.get(path)
-    nested = stated if isinstance(stated, dict) else {"class_path": stated}
-    last = str(nested.get("class_path") or "auto").rpartition(".")[2].removesuffix("Strategy").casefold()
+    nested = stated if isinstance(stated, dict) else {}
+    last = _strategy(draft)
     if last in ("fsdp", "modelparallel", "fsdp_cpu_offload"):
         _keep_fsdp(draft, names, last, stage, offload or parameters)
     elif stage and draft.get(("trainer", "precision")) == _PRECISION["fp8"]:

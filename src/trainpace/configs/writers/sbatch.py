@@ -9,7 +9,7 @@ from trainpace.configs.draft import Draft
 from trainpace.configs.launch_words import Word, find_launch, lines_of, words_of
 from trainpace.configs.sbatch import SHORT, read_sbatch
 from trainpace.configs.settings import Value
-from trainpace.configs.writers.command import write_command
+from trainpace.configs.writers.command import note_meeting, write_command
 
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 
@@ -38,6 +38,7 @@ def _write_launch(draft: Draft, names: frozenset[str], want: Mapping[str, Value]
     for name in right | draft.wrote:
         draft.wrote.add(name)
         draft.left.pop(name, None)
+    note_meeting(draft, names, want)
 
 
 def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value], launched: bool) -> None:
