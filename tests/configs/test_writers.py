@@ -116,7 +116,7 @@ def test_hugging_face_uses_the_name_that_the_file_has():
         (HF, "a.yaml", {"nnodes": 2}, "nnodes", "launch command"),
         (HF, "a.yaml", {"precision": "bf16"}, "precision", "autocast only"),
         (HF, "a.yaml", {"zero_stage": 2}, "zero_stage", "needs a DeepSpeed file"),
-        (HF, "a.yaml", {"channels_last": True}, "channels_last", "no settings file"),
+        (HF, "a.yaml", {"channels_last": True}, "channels_last", "no key is written"),
         ('{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}', "d.json", {"micro_batch": 2}, "micro_batch", '"auto"'),
         ('{"train_micro_batch_size_per_gpu": 4}', "d.json", {"pp": 2}, "pp", "PipelineModule"),
         ('{"zero_optimization": true}', "d.json", {"zero_stage": 2}, "zero_stage", "the old way"),

@@ -33,7 +33,7 @@ WRITERS: dict[str, Writer] = {
 """In the order in which files are asked to take a setting that none of them states."""
 _SHELL = ("Slurm batch script", "launch command")
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
-NO_KEY = "no settings file has a key for it: the training's code states it"
+NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
 
 
 class Written(Record):
