@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "planted")]
+import config_slurm  # noqa: E402
 from config_plans import FILES, Round, rounds  # noqa: E402
 from launch import environment  # noqa: E402
 
@@ -30,14 +31,22 @@ LIBRARIES = {
 }
 
 
+SLURM = "Slurm batch script"
+if config_slurm.at_hand():
+    LIBRARIES[SLURM] = "Slurm's own `sbatch` and `scontrol show job`"
+
+
 def loaded(kind: str, done: list[Round], folder: Path) -> list[dict[str, Any]]:
     """What the library says of every file, in order."""
-    cases = []
+    cases: list[dict[str, Any]] = []
     for i, one in enumerate(done):
         path = folder / str(i) / one.file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(one.written.text)
         cases.append({"path": str(path), "data_parallel_size": one.wanted.data_parallel_size})
+    if kind == SLURM:
+        with config_slurm.controller() as env:
+            return [config_slurm.report(Path(case["path"]), env) for case in cases]
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(cases))
     command = [sys.executable, str(ROOT / "benchmarks" / "config_libraries.py"), kind, str(manifest)]
