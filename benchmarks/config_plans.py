@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.configs import combine, parse_config
 from trainpace.configs.changes import UNWRITTEN, Changes, execution_of, settings_of
-from trainpace.configs.write import Written, write_changes
+from trainpace.configs.write import Rewritten, Written, write_changes
 from trainpace.execution import PRECISIONS, Execution
 
 HUGGING_FACE = """{
@@ -53,6 +53,7 @@ DEEPSPEED = """{
   "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95]}}
 }
 """
+DEEPSPEED_BESIDE = DEEPSPEED.replace("3e-4", '"auto"')
 DEEPSPEED_SHORT = '{"train_micro_batch_size_per_gpu": 1, "steps_per_print": 10}'
 DEEPSPEED_TABS = '{\n\t"train_micro_batch_size_per_gpu": 1,\n\t"zero_optimization": {}\n}\n'
 ACCELERATE = """# made by accelerate config
@@ -270,3 +271,28 @@ def rounds(kind: str, count: int, seed: int = 0) -> Iterator[Round]:
         workers = rng.choice((None, 1, 4)) if kind in ("Hugging Face TrainingArguments", "Lightning CLI") else None
         changes = Changes(before=before, after=wanted, workers=workers)
         yield Round(file, write_changes(start.text, file, changes), before, wanted, workers)
+
+
+SETS: dict[str, dict[str, str]] = {
+    "Trainer, DeepSpeed, Slurm": {
+        "args.yaml": HUGGING_FACE_YAML, "ds.json": DEEPSPEED_BESIDE, "torchrun.sbatch": SBATCH_TORCHRUN,
+    },
+    "Trainer, accelerate": {"args.json": HUGGING_FACE, "accelerate.yaml": ACCELERATE},
+    "Trainer, accelerate with DeepSpeed": {"args.json": HUGGING_FACE, "accelerate_ds.yaml": ACCELERATE_DEEPSPEED},
+    "Lightning, Slurm": {"lightning.yaml": LIGHTNING, "tasks.sbatch": SBATCH_TASKS},
+    "command, DeepSpeed": {"torchrun.sh": TORCHRUN, "ds.json": DEEPSPEED_SHORT},
+}  # fmt: skip
+"""Files of one training."""
+
+
+def texts_of(files: Rewritten) -> dict[str, str]:
+    """File -> its new text."""
+    return {f.file: f.text for f in files.files}
+
+
+def together(texts: Mapping[str, str], base: Execution) -> tuple[Execution | None, str]:
+    """(the execution that several files say, how they clash)."""
+    combined = combine([parse_config(text, file) for file, text in texts.items()])
+    if combined.clashes:
+        return None, " ".join(clash.text for clash in combined.clashes)
+    return execution_of({n: s.value for n, s in combined.values.items()}, base), ""

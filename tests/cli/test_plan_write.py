@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.cli.plan_write import save_all
@@ -109,14 +110,17 @@ def test_misuse_is_refused(folder, arguments, words):
 
 
 def test_files_that_would_contradict_each_other_are_not_written(tmp_path):
-    # an alias stays, so accelerate would still say 8 processes where torchrun says 16
-    texts = {"acc.yaml": "x: &n 8\ncompute_environment: LOCAL_MACHINE\nnum_processes: *n\n",
-             "run.sh": "torchrun --nproc-per-node 8 --nnodes 1 train.py\n"}  # fmt: skip
+    # no file says that there are pipeline stages, so the global batch that goes with them looks wrong beside the processes
+    texts = {
+        "ds.json": '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}',
+        "run.sh": "torchrun --nproc-per-node 8 --nnodes 1 train.py\n",
+    }
+    before = Execution(micro_batch=4, nproc_per_node=8)
     paths = {str(tmp_path / name): text for name, text in texts.items()}
     for path, text in paths.items():
         Path(path).write_text(text)
-    files = rewrite(paths, Changes(before=Execution(nproc_per_node=8), after=Execution(nproc_per_node=16)))
-    assert [bool(f.diff) for f in files.files] == [False, True]
-    with pytest.raises(Contradiction, match="nothing was written, for then world size 8"):
+    files = rewrite(paths, Changes(before=before, after=replace(before, pp=2)))
+    assert [bool(f.diff) for f in files.files] == [True, False]
+    with pytest.raises(Contradiction, match="nothing was written, for then global_batch 16"):
         save_all(files)
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == texts

@@ -16,11 +16,12 @@ UNWRITTEN = (
     "virtual_stages", "channels_last",
 )  # fmt: skip
 """Fields of an execution that no settings file is read for: they stand in the training's own code."""
+BATCH = frozenset(("micro_batch", "accumulation", "global_batch"))
 GROUPS = (
     frozenset(("nnodes", "nproc_per_node", "world_size", "gpus_per_node", "tp", "pp", "cp")),
     frozenset(("precision",)),
     frozenset(("zero_stage", "offload_optimizer", "offload_parameters")),
-    frozenset(("micro_batch", "accumulation", "global_batch")),
+    BATCH,
     frozenset(("activation_checkpointing",)),
     frozenset(("compile",)),
     frozenset(("dataloader_workers",)),

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainpace.configs.changes import DERIVED, GROUPS, Changes, normal
+from trainpace.configs.changes import BATCH, DERIVED, GROUPS, Changes, normal
 from trainpace.configs.combine import SAME_UNDER_DEEPSPEED
 from trainpace.configs.draft import ELSEWHERE, Draft
 from trainpace.configs.editing import Syntax
@@ -61,15 +61,20 @@ class Rewritten(Record):
 
 
 def write_changes(
-    text: str, file: str, changes: Changes, beside: frozenset[str] = frozenset(), may_add: frozenset[str] | None = None
+    text: str,
+    file: str,
+    changes: Changes,
+    beside: frozenset[str] = frozenset(),
+    may_add: frozenset[str] | None = None,
+    kept: frozenset[str] = frozenset(),
 ) -> Written:
     """Write `changes` into one file's text.
 
     `beside`: formats of the other files of the training. `may_add`: settings that may get a key that is not there yet;
-    None is all. A group of settings is written whole, and read back, or left as it was.
+    None is all. `kept`: settings that stay as they are. A group of settings is written whole, and read back, or left as it was.
     """
     read = parse_config(text, file)
-    names = changes.names
+    names = changes.names - kept
     draft = Draft(text, file, _syntax(text, file, read), beside, names if may_add is None else may_add)
     draft.prefix = _prefix(draft, read)
     wanted = changes.wanted
@@ -87,28 +92,57 @@ def write_changes(
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     """Write `changes` into all files of a training: each where it states them, and what none states into one that can.
 
-    `texts`: file -> its text.
+    Where a file states a setting and cannot say the new value, no file gets it, so that they go on agreeing. `texts`: file ->
+    its text.
     """
+    done = _one_pass(texts, changes, frozenset())
+    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, changes)}
+    kept = _with_their_groups(frozenset(stuck))
+    if kept:
+        done = _one_pass(texts, changes, kept)
+    wrote = {name for f in done for name in f.wrote}
+    together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (kept & changes.names) - DERIVED}
+    left = together | stuck
+    for f in done:
+        for name, why in f.left.items():
+            if why != ELSEWHERE:
+                left.setdefault(name, why if why == NO_KEY else f"{f.file}: {why}")
+    left = {name: why for name, why in left.items() if name not in wrote}
+    batches = wrote & {"micro_batch", "accumulation"}
+    for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
+        left[name] += f"; the batch sizes are for {changes.after.nnodes} x {changes.after.nproc_per_node} processes"
+    return Rewritten(files=tuple(done), left=left)
+
+
+def _one_pass(texts: Mapping[str, str], changes: Changes, kept: frozenset[str]) -> list[Written]:
     read = {file: parse_config(text, file) for file, text in texts.items()}
-    order = list(WRITERS)
-    done: dict[str, Written] = {}
-    wrote: set[str] = set()
-    left: dict[str, str] = {}
+    order, done, wrote = list(WRITERS), {}, set[str]()
     for file in sorted(texts, key=lambda file: order.index(read[file].format)):
         others = [r for name, r in read.items() if name != file]
         stated = {s.name for r in others for s in r.settings} | ({"zero_stage"} if _shards(others) else set())
-        stated |= {"world_size"} if {"nproc_per_node"} <= stated else set()
-        stated |= {"nproc_per_node"} if "world_size" in stated else set()
+        if stated & {"world_size", "nproc_per_node"}:
+            stated |= {"world_size", "nproc_per_node"}
         beside = frozenset(r.format for r in others)
-        done[file] = write_changes(texts[file], file, changes, beside, changes.names - stated - wrote)
+        may_add = frozenset(changes.names - stated - wrote)
+        done[file] = write_changes(texts[file], file, changes, beside, may_add, kept)
         wrote |= set(done[file].wrote)
-        for name, why in done[file].left.items():
-            if why != ELSEWHERE:
-                left.setdefault(name, f"{file}: {why}" if why != NO_KEY else why)
-    return Rewritten(
-        files=tuple(done[file] for file in texts),
-        left={name: why for name, why in left.items() if name not in wrote},
+    return [done[file] for file in texts]
+
+
+def _still_says(written: Written, name: str, changes: Changes) -> bool:
+    """Whether a file that does not take a setting states another value of it."""
+    names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
+    wanted = changes.wanted
+    return any(
+        s.name in names and normal(s.name, s.value) != wanted[s.name]
+        for s in parse_config(written.text, written.file).settings
     )
+
+
+def _with_their_groups(names: frozenset[str]) -> frozenset[str]:
+    """All settings that hang together with some. The global batch stays, so batch sizes go with the number of processes."""
+    together = frozenset[str]().union(*(group for group in GROUPS if group & names))
+    return together | BATCH if "nnodes" in together else together
 
 
 def unified_diff(file: str, before: str, after: str) -> str:
