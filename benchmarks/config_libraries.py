@@ -133,6 +133,19 @@ def transformers_file(case: dict[str, Any]) -> Report:
     return training_arguments(found)
 
 
+def trainer_with_deepspeed(case: dict[str, Any]) -> Report:
+    """What the Trainer finds to differ between its arguments and the ds.json beside them, before it starts."""
+    from transformers import TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    with _as_on_ampere():
+        (found,) = _parser().parse_yaml_file(case["path"])
+    config = HfTrainerDeepSpeedConfig(str(Path(case["path"]).with_name("ds.json")))
+    with mock.patch.object(TrainingArguments, "world_size", case["data_parallel_size"]):
+        config.trainer_config_process(found)
+    return {"mismatches": config.mismatches} | training_arguments(found)
+
+
 class _Enough:
     """Lightning's and torch's view of a machine with 16 GPUs."""
 
@@ -224,6 +237,7 @@ LIBRARIES: dict[str, Callable[[dict[str, Any]], Report]] = {
     "accelerate": accelerate_file,
     "Lightning CLI": lightning_file,
     "launch command": command,
+    "Trainer beside DeepSpeed": trainer_with_deepspeed,
 }
 
 

@@ -53,7 +53,7 @@ DEEPSPEED = """{
   "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95]}}
 }
 """
-DEEPSPEED_BESIDE = DEEPSPEED.replace("3e-4", '"auto"')
+DEEPSPEED_BESIDE = DEEPSPEED.replace('3e-4, "betas": [0.9, 0.95]', '"auto"')
 DEEPSPEED_SHORT = '{"train_micro_batch_size_per_gpu": 1, "steps_per_print": 10}'
 DEEPSPEED_TABS = '{\n\t"train_micro_batch_size_per_gpu": 1,\n\t"zero_optimization": {}\n}\n'
 ACCELERATE = """# made by accelerate config

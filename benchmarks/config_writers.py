@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "planted")]
 import config_slurm  # noqa: E402
-from config_plans import FILES, Round, rounds  # noqa: E402
+from config_plans import FILES, SETS, Round, execution, rounds, texts_of  # noqa: E402
 from launch import environment  # noqa: E402
 
 from trainpace.configs import combine, parse_config  # noqa: E402
-from trainpace.configs.write import BY_HAND  # noqa: E402
+from trainpace.configs.changes import Changes  # noqa: E402
+from trainpace.configs.write import BY_HAND, rewrite  # noqa: E402
+from trainpace.execution import Execution  # noqa: E402
 
 LIBRARIES = {
     "Hugging Face TrainingArguments": "transformers 5.23 `HfArgumentParser`, `TrainingArguments`",
@@ -47,6 +52,30 @@ def loaded(kind: str, done: list[Round], folder: Path) -> list[dict[str, Any]]:
     if kind == SLURM:
         with config_slurm.controller() as env:
             return [config_slurm.report(Path(case["path"]), env) for case in cases]
+    return _ask(kind, cases, folder)
+
+
+def mismatches(count: int, folder: Path) -> list[tuple[list[str], str]]:
+    """(what the Trainer finds to differ from the DeepSpeed file beside its arguments, the diff) for plans written into both."""
+    rng, kind = random.Random(0), "Trainer, DeepSpeed, Slurm"
+    cases: list[dict[str, Any]] = []
+    diffs = []
+    while len(cases) < count:
+        after = replace(execution(rng), tp=1, pp=1, cp=1)  # the Trainer has no model parallelism of its own
+        done = rewrite(SETS[kind], Changes(before=Execution(), after=after))
+        place = folder / str(len(cases))
+        place.mkdir()
+        for file, text in texts_of(done).items():
+            (place / file).write_text(text)
+        cases.append({"path": str(place / "args.yaml"), "data_parallel_size": after.data_parallel_size})
+        diffs.append("".join(f.diff for f in done.files))
+    reports = _ask("Trainer beside DeepSpeed", cases, folder)
+    return [
+        (report.get("mismatches", [report.get("error", "")]), diff) for report, diff in zip(reports, diffs, strict=True)
+    ]
+
+
+def _ask(kind: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(cases))
     command = [sys.executable, str(ROOT / "benchmarks" / "config_libraries.py"), kind, str(manifest)]
@@ -95,7 +124,13 @@ def main() -> None:
         cells = (kind, len(FILES[kind]), f"{n - len(wrong)} of {n}", by_hand, f"{kept} of {n}", same, library)
         rows.append(f"| {' | '.join(map(str, cells))} |")
         print(rows[-1])
-    o.output.write_text(HEAD.format(plans=o.plans) + "\n".join(rows) + "\n")
+    with tempfile.TemporaryDirectory() as name:
+        differ = [found for found, _ in mismatches(o.plans, Path(name)) if found]
+    print(*differ[:3], sep="\n")
+    agree = f"{o.plans - len(differ)} of {o.plans}"
+    both = f"\nWritten into TrainingArguments and the DeepSpeed file beside them: in {agree} plans the Trainer's own comparison of\n"
+    both += "the two (`trainer_config_process`) finds no difference.\n"
+    o.output.write_text(HEAD.format(plans=o.plans) + "\n".join(rows) + "\n" + both)
 
 
 def _kept(one: Round) -> bool:

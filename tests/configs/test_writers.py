@@ -20,7 +20,7 @@ from trainpace.execution import Execution
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "planted")]
 from config_plans import FILES, execution, rounds  # noqa: E402
-from config_writers import LIBRARIES, differing, loaded  # noqa: E402
+from config_writers import LIBRARIES, differing, loaded, mismatches  # noqa: E402
 
 NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
 START = Execution(micro_batch=4, accumulation=8, nproc_per_node=8)
@@ -76,6 +76,14 @@ def test_the_library_loads_the_file_and_says_the_same(kind, tmp_path):
         i: d for i, (one, report) in enumerate(zip(done, reports, strict=True)) if (d := differing(one, report))
     } == {}
     assert all("precision" in report or "nnodes" in report for report in reports)
+
+
+@NEEDS_ENGINES
+@pytest.mark.slow
+def test_the_trainer_finds_nothing_that_differs_from_deepspeeds_file(tmp_path):
+    found = mismatches(100, tmp_path)
+    assert [differ for differ, _ in found if differ] == []
+    assert any("bf16" in diff for _, diff in found)
 
 
 def test_the_comparison_with_a_library_sees_a_difference():

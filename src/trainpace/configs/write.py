@@ -32,6 +32,8 @@ WRITERS: dict[str, Writer] = {
 }
 """In the order in which files are asked to take a setting that none of them states."""
 _SHELL = ("Slurm batch script", "launch command")
+_COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
+"""What the Trainer holds against DeepSpeed's file, with its own default where it is told nothing."""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
 NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
 
@@ -123,6 +125,8 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, kept: frozenset[str]) 
         if stated & {"world_size", "nproc_per_node"}:
             stated |= {"world_size", "nproc_per_node"}
         beside = frozenset(r.format for r in others)
+        if read[file].format == "Hugging Face TrainingArguments" and "DeepSpeed" in beside:
+            stated -= _COMPARED
         may_add = frozenset(changes.names - stated - wrote)
         done[file] = write_changes(texts[file], file, changes, beside, may_add, kept)
         wrote |= set(done[file].wrote)
