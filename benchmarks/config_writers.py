@@ -128,8 +128,8 @@ def main() -> None:
         differ = [found for found, _ in mismatches(o.plans, Path(name)) if found]
     print(*differ[:3], sep="\n")
     agree = f"{o.plans - len(differ)} of {o.plans}"
-    both = f"\nWritten into TrainingArguments and the DeepSpeed file beside them: in {agree} plans the Trainer's own comparison of\n"
-    both += "the two (`trainer_config_process`) finds no difference.\n"
+    both = f"\nWritten into TrainingArguments and the DeepSpeed file beside them: in {agree} plans the Trainer's own comparison\n"
+    both += "of the two (`trainer_config_process`) finds no difference.\n"
     o.output.write_text(HEAD.format(plans=o.plans) + "\n".join(rows) + "\n" + both)
 
 
