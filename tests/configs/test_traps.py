@@ -106,7 +106,7 @@ def test_notes_come_in_the_order_of_the_file():
     [
         ("devices: [4]", {"nproc_per_node": 1}, "not 4 devices"),
         ('devices: "4"', {"nproc_per_node": 4}, "written as text"),
-        ("strategy: deepspeed_stage_3_offload", {"zero_stage": 3, "offload_optimizer": True}, ""),
+        ("strategy: deepspeed_stage_3_offload", {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}, ""),
         ("strategy: deepspeed", {}, "Lightning would use 2"),
         ("strategy: {class_path: lightning.pytorch.strategies.DeepSpeedStrategy, init_args: {stage: 1}}", {"zero_stage": 1}, ""),
         ("strategy: fsdp", {"sharding": "fsdp"}, ""),

@@ -85,7 +85,7 @@ class Present(NamedTuple):
         recompute = self.pick("activation_checkpointing", None)
         if o["checkpointing"] is not None:
             recompute = o["checkpointing"]
-        offload = o["offload"] or ("optimizer" if self.pick("offload_optimizer", None) else "none")
+        offload = o["offload"] or self._offload_in_files()
         zero: ZeroStage = 3 if self.files.value("sharding") == "fsdp" and self.files.value("zero_stage") is None else 0
         stage: ZeroStage | None = self.pick("zero_stage", o["zero"])
         start = Execution(
@@ -111,6 +111,12 @@ class Present(NamedTuple):
         from msgspec.structs import replace
 
         return replace(start, accumulation=accumulation or 1)
+
+    def _offload_in_files(self) -> str:
+        optimizer, parameters = (bool(self.files.value(f"offload_{what}")) for what in ("optimizer", "parameters"))
+        return (
+            "both" if optimizer and parameters else "optimizer" if optimizer else "parameters" if parameters else "none"
+        )
 
     def _recorded_batch(self) -> int | None:
         from trainpace.watch.recording import batches_per_step
