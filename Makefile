@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
+	@echo "make bench-run   the ladder of examples/ladder on a machine that does nothing else (a quarter of an hour)"
 	@echo "make docs-check  run every command of README.md and docs/"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -106,6 +107,9 @@ bench-cluster: $(TRACES)/done
 	$(BIN)/python benchmarks/cluster_search.py
 	$(BIN)/python benchmarks/cluster_links.py
 	$(BIN)/python benchmarks/cluster_steps.py
+
+bench-run: $(VENV)/installed .engines/installed
+	PYTHONPATH=.engines $(BIN)/python benchmarks/run_ladder.py
 
 docs-check: $(VENV)/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "planted")]
 import config_slurm  # noqa: E402
 from config_plans import FILES, SETS, Round, execution, rounds, texts_of  # noqa: E402
-from launch import environment  # noqa: E402
 
+from launch import environment  # noqa: E402
 from trainpace.configs import combine, parse_config  # noqa: E402
 from trainpace.configs.changes import Changes  # noqa: E402
 from trainpace.configs.write import BY_HAND, rewrite  # noqa: E402

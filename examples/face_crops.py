@@ -26,7 +26,7 @@ SCALES = (0.35, 0.45, 0.6, 0.8, 1.0)
 PHOTOS = Path("out/faces")
 
 
-def make_photos(folder: Path, count: int = 480) -> None:
+def make_photos(folder: Path, count: int = 480, side: int = 320) -> None:
     """Crops of real photographs at many places and sizes, as JPEG files; the label is in the name."""
     from sklearn.datasets import load_sample_images
 
@@ -36,7 +36,9 @@ def make_photos(folder: Path, count: int = 480) -> None:
         photo = photos[i % 2]
         size = int(draw.integers(240, 400))
         top, left = (int(draw.integers(0, extent - size)) for extent in photo.shape[:2])
-        crop = Image.fromarray(photo[top : top + size, left : left + size]).resize((320, 320), Image.Resampling.BICUBIC)
+        crop = Image.fromarray(photo[top : top + size, left : left + size]).resize(
+            (side, side), Image.Resampling.BICUBIC
+        )
         crop.save(folder / f"{i:04d}-{i % 2}.jpg", quality=92)
 
 

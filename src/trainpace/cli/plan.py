@@ -109,6 +109,8 @@ def plan(model: str, **o: Any) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
+    from msgspec.structs import replace
+
     from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
     from trainpace.cli.plan_write import as_json, check_write, print_files, rewritten, save_all
     from trainpace.cli.traced import workload_of
@@ -135,6 +137,7 @@ def plan(model: str, **o: Any) -> int:
         Setting(workload, cluster, schedule, noise_scale=noise_scale), start, data_paths(o, present, start, cluster), freedom,
         to="simplest" if o["simplest"] else "best",
     )  # fmt: skip
+    found = replace(found, model=model)
     also = script_changes(present, start, schedule)
     if o["output"]:
         save(found, o["output"])

@@ -62,9 +62,14 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
     )
 
 
-def calibrate(seconds: float, machine: Machine | None = None) -> MachineProfile:
-    """Micro-benchmarks of this machine's CPU for about `seconds`; `machine` is what `detect` found, if it was asked before."""
-    request = {"verb": "calibrate", "seconds": seconds, "machine": msgspec.to_builtins(machine or detect())}
+def calibrate(seconds: float, machine: Machine | None = None, threads: int | None = None) -> MachineProfile:
+    """Micro-benchmarks of this machine's CPU for about `seconds`; `machine` is what `detect` found, if it was asked before.
+
+    `threads` are torch's, by default as many as it takes by itself.
+    """
+    request = {
+        "verb": "calibrate", "seconds": seconds, "machine": msgspec.to_builtins(machine or detect()), "threads": threads,
+    }  # fmt: skip
     timeout_s = CALIBRATION_TIMEOUT_S + 2 * seconds
     answer = run_isolated("trainpace.measure.worker", request, timeout_s, "calibrating this machine")
     return records.from_json(answer, MachineProfile, "the profile")

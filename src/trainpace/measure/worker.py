@@ -18,6 +18,10 @@ def _work(request: dict[str, Any]) -> str:
         from trainpace.measure.calibrate import calibrate
         from trainpace.measure.detect import Machine
 
+        if request.get("threads"):
+            import torch
+
+            torch.set_num_threads(request["threads"])
         return to_json(calibrate(request["seconds"], msgspec.convert(request["machine"], Machine)))
     conditions = msgspec.convert(request["conditions"], Conditions)
     if request["verb"] == "noise_scale":

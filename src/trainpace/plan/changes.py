@@ -97,7 +97,7 @@ class Sensitivity(Record):
 
 
 class Plan(Record):
-    """An ordered list of changes to an execution, and what else was looked at."""
+    """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for."""
 
     start: Execution
     changes: tuple[Change, ...]
@@ -112,6 +112,7 @@ class Plan(Record):
     start_fits: bool = True
     reason: str = ""
     nearest: str = ""
+    model: str = ""
 
     @property
     def end(self) -> Execution:

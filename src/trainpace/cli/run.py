@@ -1,0 +1,66 @@
+"""`trainpace run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainpace.cli.options import ABOVE_0_S, USD, echo_json
+from trainpace.cli.places import JOURNAL
+
+
+@click.command()
+@click.argument("ladder")
+@click.option("--task", metavar="SPEC", help="FILE.py:FUNCTION or a model, in place of the file's own.")
+@click.option("--precompute", default="", metavar="FILE.py:NAME", help="The dataset that a plan's shards are made of.")
+@click.option("--out", "folder", metavar="FOLDER", help="Where state, logs and shards go.  [default: NAME-run]")
+@click.option(
+    "--launcher",
+    type=click.Choice(["auto", "process", "torchrun", "slurm"]),
+    default="auto",
+    show_default=True,
+    help="auto: one process, torchrun for several, Slurm for several nodes.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to train.  [default: the file's]")
+@click.option("--seconds", type=ABOVE_0_S, help="Training time of a trial.  [default: the file's, or 8s]")
+@click.option(
+    "--timeout",
+    type=ABOVE_0_S,
+    default="10min",
+    show_default=True,
+    help="A trial that takes longer is ended and undone.",
+)
+@click.option("--price", type=USD, help="Dollars per node and hour.  [default: the file's]")
+@click.option("--allow-global-batch", is_flag=True, help="Rungs may change the global batch: another training.")
+@click.option("--stop-early", is_flag=True, help="Stop after the first rung that does not help.")
+@click.option("--dry-run", is_flag=True, help="Show setups, commands and forecasts; train nothing.")
+@click.option("--no-forecast", is_flag=True, help="Do not forecast: saves a brief look at machine, model and samples.")
+@click.option("--fresh", is_flag=True, help="Begin anew where an earlier run could be taken up.")
+@click.option("--journal", "place", metavar="PATH|URL", help=JOURNAL)
+@click.option("--no-journal", is_flag=True, help="Keep nothing in the journal.")
+@click.option("--keep-identity", is_flag=True, help="Keep paths and names in the journal as they are.")
+@click.option("--markdown", metavar="FILE.md", help="Write the table in Markdown.")
+@click.option("--html", "page", metavar="FILE.html", help="Write the table as a page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def run(ladder: str, **o: Any) -> int:
+    """Carry a list of changes out rung by rung: forecast, measure, keep what helps, undo what does not.
+
+    LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan that trainpace plan --output kept. Every rung
+    is a few real steps in processes of its own, on engines that exist (DDP, FSDP2, DeepSpeed); your checkpoints are not touched.
+    Interrupted, the same command goes on where it stopped. Exit code 1: no rung helped.
+
+    \b
+    trainpace run examples/ladder/ladder.toml
+    trainpace run plan.json --task train.py:task --dry-run
+    """
+    from trainpace.cli.running import Options, run_ladder
+
+    for option in ("markdown", "page"):
+        if o[option] and not Path(o[option]).resolve().parent.is_dir():
+            raise click.UsageError(f"the folder of {o[option]} does not exist.")
+    result, code = run_ladder(Path(ladder), Options(**{name: o[name] for name in Options._fields}))
+    if o["as_json"]:
+        echo_json(result)
+    return code

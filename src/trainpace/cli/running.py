@@ -1,0 +1,222 @@
+"""What `trainpace run` does: the ladder, this machine, trials by a launcher, the state on disk, the journal, the report."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from msgspec.structs import replace
+
+from trainpace.cli.machine import device_of, profile_or_brief
+from trainpace.errors import TrainpaceError
+from trainpace.journal.entry import Entry, new_id, now_utc, printable
+from trainpace.journal.identity import anonymous_entry
+from trainpace.journal.store import Journal
+from trainpace.ladder.climb import Ahead, Means, climb, preview
+from trainpace.ladder.climbed import Climbed, Tried
+from trainpace.ladder.foresee import Foreseen, Known
+from trainpace.ladder.inputs import read_ladder
+from trainpace.ladder.rungs import Ladder, Setup, words_of
+from trainpace.ladder.sights import Sights
+from trainpace.launch.job import Launcher
+from trainpace.launch.processes import ThisMachine, usable_cores
+from trainpace.launch.torchrun import Torchrun
+from trainpace.launch.trial import FailedTrial, TrialResult
+from trainpace.launch.trials import job_of, run_trial
+from trainpace.measure.detect import detect
+from trainpace.records import load, save, write_whole
+from trainpace.report.ladder import ahead_json, ladder_json, markdown, page, print_ahead, print_ladder, table_of
+from trainpace.schedule import total_steps
+
+STATE = "ladder.json"
+_OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
+
+
+class Options(NamedTuple):
+    """The command's."""
+
+    task: str | None
+    precompute: str
+    folder: str | None
+    launcher: str
+    device: str | None
+    seconds: float | None
+    timeout: float
+    price: float | None
+    allow_global_batch: bool
+    stop_early: bool
+    dry_run: bool
+    no_forecast: bool
+    fresh: bool
+    place: str | None
+    no_journal: bool
+    keep_identity: bool
+    markdown: str | None
+    page: str | None
+    as_json: bool
+
+
+def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
+    """(the answer as JSON, exit code)."""
+    ladder = _with_options(read_ladder(path, o.task, o.precompute), o)
+    if ladder.job is not None:
+        total_steps(ladder.job, ladder.start.execution)  # which says what is missing before anything starts
+    folder = Path(o.folder or f"{path.stem}-run")
+    _make(folder)
+    with _journal(o) as journal:
+        means = _means(ladder, folder, o, journal)
+        if o.dry_run:
+            return _dry_run(ladder, means, folder, o), 0
+        before = _before(folder, o)
+        try:
+            climbed = climb(ladder, means, before, o.stop_early)
+        except KeyboardInterrupt:
+            _tell(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
+            raise
+    return _report(climbed, o)
+
+
+def _with_options(ladder: Ladder, o: Options) -> Ladder:
+    given = {"device": o.device, "seconds": o.seconds, "price_usd_per_hour": o.price}
+    changes = {key: value for key, value in given.items() if value is not None}
+    return replace(ladder, allow_global_batch=ladder.allow_global_batch or o.allow_global_batch, **changes)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainpaceError(f"cannot write into {folder}: {(error.strerror or str(error)).lower()}.") from None
+
+
+def _before(folder: Path, o: Options) -> Climbed | None:
+    if o.fresh or not (folder / STATE).exists():
+        return None
+    try:
+        return load(folder / STATE, Climbed)
+    except TrainpaceError as error:
+        raise TrainpaceError(error.message, "Begin anew with --fresh, or name another --out.") from None
+
+
+def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) -> Means:
+    from trainpace.ladder.shards import make_shards
+
+    sights = Sights(folder, ladder.device, profile_or_brief, _tell, o.timeout, ladder.seed)
+
+    def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
+        try:
+            return run_trial(_trial(ladder, setup, seed), _launcher(setup, o), folder / "trials" / name, o.timeout)
+        except TrainpaceError as error:
+            return FailedTrial(kind="misuse", reason=str(error))
+
+    def foresee(setups: Sequence[Setup], known: Sequence[Known]) -> list[Foreseen]:
+        if o.no_forecast:
+            return [Foreseen(reason="--no-forecast") for _ in setups]
+        return sights.foresee(setups, known)
+
+    return Means(
+        try_it=try_it, foresee=foresee, tell=_tell,
+        precompute=lambda spec: make_shards(spec, folder, usable_cores(), _tell),
+        keep=lambda climbed: save(climbed, folder / STATE),
+        journal=_keeper(ladder, o, journal),
+    )  # fmt: skip
+
+
+def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
+    return setup.trial(device=ladder.device, seconds=ladder.seconds, warmup_steps=ladder.warmup_steps, seed=seed)
+
+
+def _launcher(setup: Setup, o: Options) -> Launcher:
+    e = setup.execution
+    name = o.launcher
+    if name == "auto":
+        name = "process" if e.world_size == 1 else "torchrun" if e.nnodes == 1 else "slurm"
+    if name == "slurm":
+        from trainpace.launch.slurm import Slurm
+
+        return Slurm()
+    return Torchrun() if name == "torchrun" else ThisMachine()
+
+
+def _dry_run(ladder: Ladder, means: Means, folder: Path, o: Options) -> dict[str, Any]:
+    ahead = preview(ladder, means)
+    texts = [_texts(rung, ladder, folder, o) for rung in ahead]
+    if not o.as_json:
+        print_ahead(ahead, texts)
+    return ahead_json(ahead, texts)
+
+
+def _texts(rung: Ahead, ladder: Ladder, folder: Path, o: Options) -> list[str]:
+    """What would be started. The requests that it names are written, so that it can be started by hand."""
+    found = []
+    for i, setup in enumerate(rung.setups):
+        if isinstance(setup, Setup):
+            with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
+                job = job_of(
+                    _trial(ladder, setup, ladder.seed),
+                    folder / "dry-run" / f"{rung.title}-{i}".replace("/", "-"),
+                    o.timeout,
+                )
+                found.append(_launcher(setup, o).text(job))
+    return found
+
+
+def _report(climbed: Climbed, o: Options) -> tuple[dict[str, Any], int]:
+    t, answer = table_of(climbed), ladder_json(climbed)
+    if o.markdown:
+        write_whole(o.markdown, markdown(t))
+    if o.page:
+        write_whole(o.page, page(t, answer))
+    if not o.as_json:
+        print_ladder(t)
+    return answer, 0 if any(rung.kept for rung in climbed.rungs) else 1
+
+
+def _keeper(ladder: Ladder, o: Options, journal: Journal | None) -> Callable[[Tried], None]:
+    if journal is None:
+        return lambda _: None
+    device = device_of(ladder.device, detect())
+
+    def keep(one: Tried) -> None:
+        entry = entry_of_trial(one, device, ladder.seed)
+        journal.add(entry if o.keep_identity else anonymous_entry(entry))
+
+    return keep
+
+
+def entry_of_trial(one: Tried, device: str, seed: int) -> Entry:
+    """A rung's trial as the journal keeps runs, with what was forecast for it."""
+    e, measured, foreseen = one.setup.execution, one.measured, one.foreseen
+    fields: dict[str, Any] = {}
+    if foreseen.step_ms is not None and foreseen.interval_ms is not None:
+        fields |= {
+            "forecast_ms": foreseen.step_ms, "forecast_low_ms": foreseen.interval_ms.low,
+            "forecast_high_ms": foreseen.interval_ms.high, "forecast_basis": foreseen.basis,
+        }  # fmt: skip
+    if measured is None:
+        fields |= {"outcome": _OUTCOMES.get(one.failure.partition(":")[0], "crashed"), "reason": printable(one.failure)}
+    else:
+        fields |= {
+            "outcome": "ok", "step_time_ms": measured.median_ms, "interval_ms": measured.interval_ms,
+            "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib, "environment": measured.environment,
+        }  # fmt: skip
+    return Entry(
+        id=new_id(), created_at=now_utc(), kind="run", model=one.setup.task, device=device, execution=e,
+        num_devices=e.world_size, seed=seed, notes=words_of(one.setup), **fields,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _journal(o: Options) -> Iterator[Journal | None]:
+    if o.no_journal or o.dry_run:
+        yield None
+        return
+    with Journal.open(o.place) as journal:
+        yield journal
+
+
+def _tell(words: str) -> None:
+    click.echo(words, err=True)

@@ -1,0 +1,125 @@
+"""What a climb has found so far: the record that is kept after every rung, and taken up again."""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+
+from trainpace.ladder.foresee import Foreseen
+from trainpace.ladder.gains import Gain
+from trainpace.ladder.losses import LossCheck
+from trainpace.ladder.rungs import Ladder, Setup
+from trainpace.launch.trial import TrialResult
+from trainpace.measure.repeats import noise_of, repeat_interval
+from trainpace.outcome import Interval
+from trainpace.records import Record
+from trainpace.schedule import training_time
+
+
+class Measured(Record):
+    """The trials of one setup. `losses`, `data_wait_ms`, memory and start-up are the first trial's."""
+
+    medians_ms: tuple[float, ...]
+    first_interval_ms: Interval
+    data_wait_ms: float
+    losses: tuple[float, ...]
+    peak_memory_gib: float | None
+    start_up_s: float
+    notes: tuple[str, ...] = ()
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def median_ms(self) -> float:
+        """The middle of the trials' medians."""
+        return statistics.median(self.medians_ms)
+
+    @property
+    def interval_ms(self) -> Interval:
+        """Where one more trial should fall; of a single trial, the interval of its median over its own steps."""
+        noise = noise_of({0: self.medians_ms})
+        return self.first_interval_ms if noise is None else repeat_interval(self.medians_ms, noise)
+
+
+def measured_of(result: TrialResult) -> Measured:
+    """One trial's."""
+    return Measured(
+        medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
+        data_wait_ms=statistics.median(result.data_wait_ms), peak_memory_gib=result.peak_memory_gib,
+        start_up_s=result.start_up_s, notes=result.notes, environment=result.environment,
+    )  # fmt: skip
+
+
+class Tried(Record):
+    """One alternative: what was foreseen, and what was measured or why not."""
+
+    setup: Setup
+    foreseen: Foreseen
+    measured: Measured | None = None
+    failure: str = ""
+
+
+class RungResult(Record):
+    """A rung that was tried. `chosen` counts in `tried`: the best alternative, None where none could be measured.
+
+    `key` is the same for what would be measured alike. `base_ms` is the kept setup beside it: its trials up to then.
+    `gain` is over that. `seconds` are what the rung took to try, `precompute_s` what its shards took once.
+    """
+
+    title: str
+    key: str
+    tried: tuple[Tried, ...]
+    chosen: int | None
+    kept: bool
+    reason: str
+    base_ms: tuple[float, ...] = ()
+    gain: Gain | None = None
+    losses: LossCheck | None = None
+    precompute_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Tried | None:
+        """The alternative that was judged."""
+        return None if self.chosen is None else self.tried[self.chosen]
+
+
+class Climbed(Record):
+    """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds."""
+
+    ladder: Ladder
+    baseline: RungResult
+    loss_spread: float = 0.0
+    rungs: tuple[RungResult, ...] = ()
+    finished: bool = False
+    stopped: str = ""
+
+    @property
+    def start(self) -> Measured:
+        """The baseline as measured."""
+        best = self.baseline.best
+        assert best is not None
+        assert best.measured is not None
+        return best.measured
+
+    @property
+    def kept(self) -> tuple[Setup, Measured]:
+        """The setup after the last rung that helped."""
+        last = next((r for r in reversed(self.rungs) if r.kept), self.baseline)
+        assert last.best is not None
+        assert last.best.measured is not None
+        return last.best.setup, last.best.measured
+
+
+def job_s(ladder: Ladder, setup: Setup, step_ms: float, precompute_s: float = 0.0) -> float | None:
+    """Seconds of the whole job at so many ms a step, with what shards take once; None where no job was named."""
+    if ladder.job is None:
+        return None
+    return training_time(ladder.job, setup.execution, step_ms / 1e3).total_s + precompute_s
+
+
+def job_usd(ladder: Ladder, setup: Setup, seconds: float | None) -> float | None:
+    """Dollars of it: the price is one node's."""
+    if ladder.price_usd_per_hour is None or seconds is None:
+        return None
+    return ladder.price_usd_per_hour * setup.execution.nnodes * seconds / 3600

@@ -1,0 +1,77 @@
+"""``python -m trainpace.ladder.data_worker``: what a task's samples cost, from its own dataset or from shards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from trainpace.datapath.loader_model import LoaderCost
+from trainpace.datapath.loader_runs import loader_cost
+from trainpace.datapath.loader_samples import choose, first_pass, one_thread, sample_cost
+from trainpace.datapath.loader_target import LoaderTarget, load_target
+from trainpace.isolation import serve
+
+SECONDS = 1.5
+PASSES = 5
+
+
+def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int) -> list[LoaderCost]:
+    """One a batch size. `workers`: also what sending a batch from one costs, where any setup has some."""
+    target = load_target(task, batch_sizes[0])
+    if shards is not None:
+        return _of_shards(target, shards, batch_sizes, workers)
+    indices, first_ms = first_pass(target, choose(target.length, seed), SECONDS)
+    sample = sample_cost(target, indices, first_ms, passes=1)
+    return [_whole(target, sample.wall_ms, sample.cpu_ms, indices, size, workers) for size in batch_sizes]
+
+
+def _whole(
+    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], size: int, workers: bool
+) -> LoaderCost:
+    if workers:
+        return loader_cost(target, wall_ms, cpu_ms, indices, size, False)
+    samples = [target.sample(indices[i % len(indices)]) for i in range(size)]
+    times = []
+    for _ in range(PASSES):
+        start = time.perf_counter()
+        target.collated(samples)
+        times.append(1e3 * (time.perf_counter() - start))
+    return LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=median(times), batch_size=size)
+
+
+def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
+    """Shards are read a batch at a time, collated as they are copied, with what stays online."""
+    from trainpace.datapath.shard_dataset import ShardDataset
+
+    data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
+    found = []
+    for size in batch_sizes:
+        positions = [(17 * i) % len(data) for i in range(size)]
+        data[positions]
+        with one_thread():
+            spent = [_timed(data, positions) for _ in range(PASSES)]
+        wall_ms, cpu_ms = (median(column) / size for column in zip(*spent, strict=True))
+        cost = LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=0.0, batch_size=size)
+        if workers:
+            sent = loader_cost(target._replace(dataset=data, length=len(data)), wall_ms, cpu_ms, positions, size, False)
+            cost = msgspec.structs.replace(cost, send_ms=sent.send_ms, handover_ms=sent.handover_ms)
+        found.append(cost)
+    return found
+
+
+def _timed(data: Any, positions: list[int]) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    data[positions]
+    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
+
+
+def _work(request: dict[str, Any]) -> str:
+    return msgspec.json.encode(costs(**request)).decode()
+
+
+if __name__ == "__main__":
+    serve(_work)

@@ -1,0 +1,146 @@
+"""A rung's step time before it is measured, from what is known by then. Pure.
+
+compute: the forecast of the model on this machine, as a ratio between two executions times the compute of a setup that was
+measured (as `forecast.transfer` does between devices); of the baseline the forecast itself. data: what a sample costs, measured
+alone, by `datapath.loader_model`. A step is the sum of both without loader workers, and the later of them with workers, which
+share the cores. On one machine n ranks have an nth of its cores each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from trainpace.datapath.loader_model import LoaderCost, step_ms
+from trainpace.execution import Execution
+from trainpace.forecast.transfer import AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD
+from trainpace.ladder.rungs import Setup
+from trainpace.outcome import Forecast, Interval
+from trainpace.records import Record
+
+SAMPLE_SD = 0.1
+"""Of the logarithm of a sample's cost: measured for a second or two in a process of its own, on cores that others may use."""
+QUEUE_EXCESS = 0.15
+"""With workers the model is a lower bound: on two cores two workers of examples/face_crops.py gave 1.8 times the samples of none
+(benchmarks/results/thesis_case.md), where the bound has 2.0 (0.11 in logarithms). The interval reaches so much further up."""
+Z = 1.645
+CLEAN = 0.1
+"""Workers that take cores from the compute inflate it: it is learnt from trials without workers, or whose loader alone would take
+less than this share of the step."""
+
+
+class Foreseen(Record):
+    """A forecast step, or the reason why there is none. `compute_ms` and `data_ms` are each alone."""
+
+    step_ms: float | None = None
+    interval_ms: Interval | None = None
+    compute_ms: float | None = None
+    data_ms: float = 0.0
+    basis: str = ""
+    reason: str = ""
+
+    def holds(self, measured_ms: float) -> bool | None:
+        """Whether the interval holds what was measured; None without one."""
+        return None if self.interval_ms is None else self.interval_ms.low <= measured_ms <= self.interval_ms.high
+
+
+class Known(NamedTuple):
+    """A setup whose compute was measured."""
+
+    setup: Setup
+    compute_ms: float
+
+
+class Shared(NamedTuple):
+    """Cores and threads of one rank."""
+
+    cores: float
+    threads: float
+
+
+def known_from(setup: Setup, median_ms: float, data_wait_ms: float, data_ms: float) -> Known | None:
+    """The compute of a measured setup; None where its loader, which alone would take `data_ms` a step, slowed it down."""
+    if (setup.loader.workers and data_ms > CLEAN * median_ms) or data_wait_ms >= median_ms:
+        return None
+    return Known(setup, median_ms - data_wait_ms)
+
+
+def nearest(known: Sequence[Known], setup: Setup) -> Known | None:
+    """What tells most of a setup's compute: the fewest differing settings, then the nearest micro-batch, then the latest."""
+    if not known:
+        return None
+    return min(reversed(known), key=lambda k: (len(_differences(k.setup, setup)), _log_batches(k.setup, setup)))
+
+
+def foresee(
+    setup: Setup, forecast: Forecast, known: tuple[Known, Forecast] | None, cost: LoaderCost | None, shared: Shared
+) -> Foreseen:
+    """`cost` is of one micro-batch, None where no data is loaded; `known` a measured setup and the forecast of it."""
+    if forecast.step is None or forecast.step_time_interval_ms is None:
+        return Foreseen(reason=f"the compute cannot be forecast: {forecast.reason}")
+    middle, sd, basis = (
+        forecast.step.total_ms,
+        _sd(forecast.step_time_interval_ms),
+        forecast.step_time_interval_ms.basis,
+    )
+    if known is not None and known[1].step is not None:
+        there, its = known
+        assert its.step is not None
+        middle *= there.compute_ms / its.step.total_ms
+        others = _differences(there.setup, setup)
+        batches = math.hypot(AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup))
+        sd = math.hypot(batches, sd) if others else batches
+        basis = (
+            "compute as measured" if there.setup.execution == setup.execution else "compute measured before, as a ratio"
+        )
+        basis += f" ({', '.join(others)} by {forecast.step_time_interval_ms.basis})" if others else ""
+    whole = _of_step(cost, setup.execution)
+    workers = setup.loader.workers
+
+    def step(compute: float, data: float, threads: float) -> float:
+        if whole is None:
+            return compute
+        scaled = replace(whole, sample_wall_ms=whole.sample_wall_ms * data, sample_cpu_ms=whole.sample_cpu_ms * data)
+        return step_ms(scaled, compute, workers, shared.cores, min(threads, shared.cores))
+
+    at = step(middle, 1.0, shared.threads)
+    above = math.exp(Z * SAMPLE_SD + (QUEUE_EXCESS if workers else 0.0))
+    up = math.hypot(step(middle * math.exp(Z * sd), 1.0, shared.threads) - at, step(middle, above, shared.threads) - at)
+    # no more than one of its threads may really be busy all the time
+    down = math.hypot(
+        at - step(middle * math.exp(-Z * sd), 1.0, 1.0), at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads)
+    )
+    return Foreseen(
+        step_ms=at, compute_ms=middle, data_ms=step(0.0, 1.0, 0.0) if whole is not None else 0.0,
+        interval_ms=Interval(low=max(at - down, 0.0), high=at + up, coverage=0.9, basis=basis),
+        basis=basis + ("" if cost is None else ", samples timed alone"),
+    )  # fmt: skip
+
+
+def _of_step(cost: LoaderCost | None, e: Execution) -> LoaderCost | None:
+    """What a rank loads for a whole step."""
+    if cost is None:
+        return None
+    share, n = e.micro_batch / cost.batch_size, e.accumulation
+    return replace(
+        cost, batch_size=e.micro_batch * n, collate_ms=cost.collate_ms * share * n, send_ms=cost.send_ms * share * n,
+        handover_ms=cost.handover_ms * share * n,
+    )  # fmt: skip
+
+
+def _differences(a: Setup, b: Setup) -> tuple[str, ...]:
+    """What of the compute differs besides the size of a micro-batch."""
+    fields = (name for name in Execution.__struct_fields__ if name not in ("micro_batch", "accumulation"))
+    found = [name for name in fields if getattr(a.execution, name) != getattr(b.execution, name)]
+    return tuple(found + ["threads"] * (a.threads != b.threads) + ["engine"] * (a.engine != b.engine))
+
+
+def _log_batches(a: Setup, b: Setup) -> float:
+    return abs(math.log(a.execution.micro_batch / b.execution.micro_batch))
+
+
+def _sd(interval: Interval) -> float:
+    return math.log(interval.high / interval.low) / (2 * Z)

@@ -1,0 +1,214 @@
+"""What is climbed: how a training is set up, the changes to try in turn, and what a change makes of a setup."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from trainpace.errors import Contradiction, TrainpaceError, UnknownName
+from trainpace.execution import Execution
+from trainpace.launch.trial import EngineName, LoaderSettings, Trial
+from trainpace.records import Record
+from trainpace.schedule import Schedule
+
+Value = str | int | bool | float | None
+Changes = dict[str, Value | tuple[Value, ...]]
+
+EXECUTION_KEYS = tuple(name for name in Execution.__struct_fields__ if name != "engine")
+LOADER_KEYS = LoaderSettings.__struct_fields__
+OTHER_KEYS = ("engine", "threads", "global_batch")
+KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, *OTHER_KEYS)
+"""What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
+MOST_ALTERNATIVES = 16
+
+
+class Setup(Record):
+    """What one trial needs. `engine` None is the usual one for the execution; `threads` None an even share of the cores."""
+
+    task: str
+    execution: Execution
+    engine: EngineName | None = None
+    loader: LoaderSettings = LoaderSettings()
+    threads: int | None = None
+
+    def trial(self, **rest: Any) -> Trial:
+        """The trial of it; `rest` are Trial's fields that say how long and on what."""
+        from trainpace.launch.engines.rules import engine_for
+
+        return Trial(
+            task=self.task, execution=self.execution, engine=self.engine or engine_for(self.execution), loader=self.loader,
+            threads_per_process=self.threads, **rest,
+        )  # fmt: skip
+
+
+class Rung(Record):
+    """One change to try. A tuple of values is a choice, of which the best is kept; several tuples are all their combinations.
+
+    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place.
+    """
+
+    title: str
+    changes: Changes
+    precompute: str = ""
+
+    def __post_init__(self) -> None:
+        for key, value in self.changes.items():
+            if key not in KEYS:
+                raise UnknownName("setting of a rung", key, KEYS)
+            if value == ():
+                raise TrainpaceError(f"the rung {self.title!r} gives {key} no value to try.")
+        if not self.changes and not self.precompute:
+            raise TrainpaceError(f"the rung {self.title!r} changes nothing.", "Name a setting, or precompute.")
+        if len(self.alternatives()) > MOST_ALTERNATIVES:
+            raise TrainpaceError(
+                f"the rung {self.title!r} has {len(self.alternatives())} alternatives, of at most {MOST_ALTERNATIVES}.",
+                "Try fewer values, or spread them over several rungs.",
+            )
+
+    def alternatives(self) -> tuple[dict[str, Value], ...]:
+        """One value a key, in every combination."""
+        choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
+        return tuple(dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices))
+
+
+class Ladder(Record):
+    """From where to start, what to try in turn, and the whole job that is meant.
+
+    `job` None: no hours and dollars of a whole job. `price_usd_per_hour` is for one node. `loss_tolerance` is a share of the
+    baseline's first loss (see `losses`). Each trial trains for about `seconds` after `warmup_steps`; all have `seed`, but for the
+    baseline's second trial, which has the next one.
+    """
+
+    start: Setup
+    rungs: tuple[Rung, ...]
+    job: Schedule | None = None
+    price_usd_per_hour: float | None = None
+    loss_tolerance: float = 0.1
+    seconds: float = 8.0
+    warmup_steps: int = 3
+    seed: int = 0
+    device: str = "cpu"
+    allow_global_batch: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise TrainpaceError(f"a trial of {self.seconds} s cannot be.", "Give seconds above 0.")
+        if not 0 < self.loss_tolerance < 10:
+            raise TrainpaceError(
+                f"a loss tolerance of {self.loss_tolerance} cannot be right.", "It is a share: 0.1 is 10 %."
+            )
+        if self.price_usd_per_hour is not None and not 0 <= self.price_usd_per_hour <= 1e6:
+            raise TrainpaceError(f"a price of {self.price_usd_per_hour} dollars an hour cannot be right.")
+        if self.device not in ("cpu", "cuda"):
+            raise UnknownName("device", self.device, ("cpu", "cuda"))
+        if self.warmup_steps < 1:
+            raise TrainpaceError("a trial needs at least 1 step of warm-up, which is not counted.")
+
+
+def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = False) -> Setup:
+    """`kept` with one alternative's values, at the same global batch unless a new one is allowed.
+
+    Where ranks or micro-batch change, accumulation makes up for it, then the micro-batch, which becomes the largest that
+    divides a rank's share; neither touches a value that `changes` gives. Raises Contradiction where no whole numbers do.
+    """
+    fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
+    loader = _built(LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
+    setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
+    batch = kept.execution.global_batch
+    if "global_batch" in changes:
+        batch = _positive(changes["global_batch"], "global_batch")
+    free = _built(Execution, kept.execution, {**fields, **_small(fields)})
+    if fields.keys() & {"nnodes", "nproc_per_node", "zero_stage", "offload_optimizer", "offload_parameters"} and (
+        "engine" not in changes
+    ):
+        setup = replace(setup, engine=None)  # the engine that was named for another execution need not have this one
+    execution = _at_global_batch(free, batch, fields, allow_global_batch)
+    if "global_batch" in changes and execution.global_batch != batch:
+        raise Contradiction(
+            f"micro-batch {execution.micro_batch} x accumulation {execution.accumulation} x {execution.data_parallel_size}"
+            f" data-parallel ranks is {execution.global_batch}, not the global batch of {batch}."
+        )
+    if execution.global_batch != kept.execution.global_batch and not allow_global_batch:
+        raise Contradiction(
+            f"this changes the global batch from {kept.execution.global_batch} to {execution.global_batch}.",
+            "Allow it with --allow-global-batch: the training is then another one.",
+        )
+    return replace(setup, execution=execution)
+
+
+def _small(fields: dict[str, Value]) -> dict[str, Value]:
+    """Whatever is not given may not clash before it is worked out."""
+    return {} if "shard_size" in fields or not fields.keys() & {"nnodes", "nproc_per_node"} else {"shard_size": None}
+
+
+def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed: bool) -> Execution:
+    if "accumulation" in given and "micro_batch" in given:
+        return e  # all is said; the caller compares
+    share, rest = divmod(batch, e.data_parallel_size)
+    if rest:
+        if allowed:
+            return e
+        raise Contradiction(
+            f"a global batch of {batch} cannot be divided over {e.data_parallel_size} data-parallel ranks.",
+            "Choose ranks that divide it, or allow another with --allow-global-batch.",
+        )
+    if "accumulation" in given:
+        micro, rest = divmod(share, e.accumulation)
+        if rest or not micro:
+            if allowed:
+                return e
+            raise Contradiction(_no_fit(batch, e.data_parallel_size, "accumulation", e.accumulation))
+        return replace(e, micro_batch=micro)
+    accumulation, rest = divmod(share, e.micro_batch)
+    if not rest and accumulation:
+        return replace(e, accumulation=accumulation)
+    if "micro_batch" in given:
+        if allowed:
+            return replace(e, accumulation=max(1, accumulation))
+        raise Contradiction(_no_fit(batch, e.data_parallel_size, "a micro-batch of", e.micro_batch))
+    micro = max(m for m in range(1, min(e.micro_batch, share) + 1) if share % m == 0)
+    return replace(e, micro_batch=micro, accumulation=share // micro)
+
+
+def _no_fit(batch: int, ranks: int, what: str, value: int) -> str:
+    over = f" over {ranks} data-parallel ranks" if ranks > 1 else ""
+    return f"a global batch of {batch}{over} is {batch // ranks} samples a rank, which {what} {value} does not divide."
+
+
+def _positive(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TrainpaceError(f"{what} is {value}; it must be a whole number from 1.")
+    return value
+
+
+def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
+    """`replace`, with the types checked: the values come from a user's file."""
+    fields = {name: getattr(old, name) for name in kind.__struct_fields__} | new
+    plain = msgspec.to_builtins(fields)
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        key = str(error).partition("`$.")[2].rstrip("`")
+        shown = f"{key} cannot be {new[key]!r}" if key in new else str(error)
+        raise TrainpaceError(
+            f"{shown}: {str(error).partition(' - ')[0][0].lower()}{str(error).partition(' - ')[0][1:]}."
+        ) from None
+
+
+def words_of(setup: Setup) -> str:
+    """One line that says how a setup differs from the plainest."""
+    e, loader = setup.execution, setup.loader
+    ranks = "" if e.world_size == 1 else f"{e.world_size} ranks"
+    parts = [
+        f"micro-batch {e.micro_batch} x {e.accumulation}" + (f" x {e.data_parallel_size}" if e.data_parallel_size > 1 else ""),
+        ranks, setup.engine or "", "" if e.precision == "fp32" else e.precision,
+        f"ZeRO-{e.zero_stage}" if e.zero_stage else "", "offload" if e.offload_optimizer or e.offload_parameters else "",
+        "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
+        "compile" if e.compile else "", "channels_last" if e.channels_last else "",
+        f"{loader.workers} workers" if loader.workers != 1 else "1 worker", "shards" if loader.shards else "",
+        "" if setup.threads is None else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}",
+    ]  # fmt: skip
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,22 @@
+"""The shards of a rung: made once into the climb's folder, and taken up again where they are there already."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from trainpace.datapath import precompute as work
+from trainpace.datapath.shard_work import Settings
+from trainpace.errors import TrainpaceError
+
+
+def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], None]) -> str:
+    """The folder with the shards of FILE.py:NAME. Raises as `datapath.precompute` does, and where another part must go on."""
+    name = re.sub(r"[^\w.-]+", "-", target.rpartition(":")[2])
+    shards = folder / f"shards-{name}"
+    tell(f"precomputing {target} into {shards}")
+    done = work.precompute(Settings(target=target, folder=str(shards), workers=workers), note=tell)
+    if not done.finished:
+        raise TrainpaceError(f"the shards in {shards} are not all there.", "Another part has still to compute its own.")
+    return str(shards)

@@ -1,0 +1,190 @@
+"""What forecasts of a ladder rest on, found when needed: the traced model, this machine for so many ranks, a sample's cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from trainpace.datapath.loader_model import LoaderCost
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.forecast import forecast
+from trainpace.hardware import Cluster, find_device
+from trainpace.hardware.cluster import HostLinks
+from trainpace.isolation import run_isolated
+from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
+from trainpace.ladder.rungs import Setup
+from trainpace.launch.processes import usable_cores
+from trainpace.measure import MachineProfile, calibrate
+from trainpace.measure.allreduce import AllReduce, measure_allreduce
+from trainpace.outcome import Forecast
+from trainpace.records import load, save
+from trainpace.trace import load_workload
+from trainpace.workload import Variant, Workload, form_of
+
+CALIBRATION_S = 12.0
+COST_TIMEOUT_S = 300.0
+ALLREDUCE_BYTES = (2**12, 2**16, 2**18, 2**20, 2**22)
+ALLREDUCE_REPEATS = 7
+Tell = Callable[[str], None]
+
+
+def rank_threads(setup: Setup) -> int:
+    """Threads of a rank as the launchers of this machine give them: as the user said, else an even share of the cores."""
+    if setup.threads is not None:
+        return setup.threads
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else max(1, usable_cores() // setup.execution.nproc_per_node)
+
+
+class Sights:
+    """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores.
+
+    `folder` keeps profiles for several ranks, so that a ladder taken up again does not measure them twice.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        whole: Callable[[], MachineProfile],
+        tell: Tell,
+        timeout_s: float,
+        seed: int = 0,
+    ) -> None:
+        self._folder, self._device, self._whole, self._tell = folder, device, whole, tell
+        self._timeout_s, self._seed = timeout_s, seed
+        self._workloads: dict[tuple[str, str], Workload] = {}
+        self._profiles: dict[tuple[int, int], MachineProfile] = {}
+        self._costs: dict[tuple[str | None, int, bool], LoaderCost] = {}
+        self._links: dict[int, AllReduce] = {}
+
+    def foresee(self, setups: Sequence[Setup], known: Sequence[Known]) -> list[Foreseen]:
+        """One a setup. What cannot be had is said in its reason; Ctrl-C goes through."""
+        try:
+            self._measure_costs(setups)
+        except TrainpaceError as error:
+            return [Foreseen(reason=f"the samples cannot be timed: {error.message}") for _ in setups]
+        return [self._one(setup, known) for setup in setups]
+
+    def _one(self, setup: Setup, known: Sequence[Known]) -> Foreseen:
+        near = nearest(known, setup)
+        if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
+            return Foreseen(reason="the shards are not made yet, so what reading them back costs is not known")
+        try:
+            here = self._forecast(setup)
+            there = None if near is None else (near, self._forecast(near.setup))
+            e = setup.execution
+            shared = Shared(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
+            return foresee(setup, here, there, self._costs.get(_cost_key(setup)), shared)
+        except TrainpaceError as error:
+            return Foreseen(reason=error.message)
+
+    def _forecast(self, setup: Setup) -> Forecast:
+        e = setup.execution
+        workload = self._workload(setup)
+        if e.nnodes > 1:
+            raise TrainpaceError("the links between the nodes are not known here.")
+        if self._device == "cuda":
+            return forecast(workload, e, Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node))
+        profile = self._profile(e.nproc_per_node, rank_threads(setup))
+        links = self._ranks_links(e.nproc_per_node) if e.world_size > 1 else None
+        cluster = Cluster(device=profile.device, devices_per_node=e.nproc_per_node, host_links=links)
+        found = forecast(workload, e, cluster, model=profile.kernels)
+        if e.world_size == 1 or found.step is None or found.step_time_interval_ms is None or e.engine != "ddp":
+            return found
+        # between processes of one machine an exchange takes the cores that would hide it
+        bare = forecast(workload, replace(e, engine="unoverlapped"), cluster, model=profile.kernels)
+        if bare.step_time_interval_ms is None:
+            return found
+        wider = replace(
+            found.step_time_interval_ms, high=max(found.step_time_interval_ms.high, bare.step_time_interval_ms.high)
+        )
+        return replace(found, step_time_interval_ms=wider)
+
+    def _workload(self, setup: Setup) -> Workload:
+        form = form_of(setup.execution.precision)
+        key = (setup.task, form)
+        if key not in self._workloads:
+            self._tell(f"tracing {setup.task}")
+            variant = Variant(cpu=self._device == "cpu")
+            self._workloads[key] = load_workload(setup.task, (form,), variant, self._timeout_s)
+        return self._workloads[key]
+
+    def _profile(self, ranks: int, threads: int) -> MachineProfile:
+        """Of the machine as one of so many ranks has it: all of them calibrate at the same time."""
+        key = (ranks, threads)
+        if key in self._profiles:
+            return self._profiles[key]
+        file = self._folder / f"machine-{ranks}x{threads}.json"
+        if file.exists():
+            profile = load(file, MachineProfile)
+        elif ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
+            profile = self._whole()
+            save(profile, file)
+        else:
+            self._tell(
+                f"calibrating {ranks} process{'es' if ranks > 1 else ''} of {threads} threads for {CALIBRATION_S:.0f} s"
+            )
+            with ThreadPoolExecutor(ranks) as pool:
+                profile, *_ = pool.map(lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks))
+            save(profile, file)
+        self._profiles[key] = profile
+        return profile
+
+    def _ranks_links(self, ranks: int) -> HostLinks:
+        if ranks not in self._links:
+            self._tell(f"timing all-reduces of {ranks} processes")
+            self._links[ranks] = measure_allreduce(ranks, "gloo", ALLREDUCE_BYTES, ALLREDUCE_REPEATS)
+        return links_of(self._links[ranks])
+
+    def _measure_costs(self, setups: Sequence[Setup]) -> None:
+        there = [s for s in setups if s.loader.shards is None or Path(s.loader.shards).is_dir()]
+        missing = {_cost_key(s): s for s in there if _cost_key(s) not in self._costs and has_data(s.task)}
+        groups: dict[tuple[str | None, bool], list[tuple[str | None, int, bool]]] = {}
+        for key in missing:
+            groups.setdefault((key[0], key[2]), []).append(key)
+        for (shards, workers), keys in groups.items():
+            self._tell("timing samples" + (" of the shards" if shards else ""))
+            task = missing[keys[0]].task
+            request = {"task": task, "shards": shards, "batch_sizes": [k[1] for k in keys], "workers": workers,
+                       "seed": self._seed}  # fmt: skip
+            answer = run_isolated("trainpace.ladder.data_worker", request, COST_TIMEOUT_S, f"timing samples of {task}")
+            for key, cost in zip(keys, msgspec.json.decode(answer, type=list[LoaderCost]), strict=True):
+                self._costs[key] = cost
+
+
+def has_data(spec: str) -> bool:
+    """Only a task of the user's own has a dataset; of other models samples are made beforehand."""
+    return spec.rpartition(":")[0].endswith(".py")
+
+
+def links_of(a: AllReduce) -> HostLinks:
+    """What all-reduces among processes of one machine say of every collective between them: its bytes and latency."""
+    per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
+    works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)
+    return HostLinks(
+        start_us=a.latency_us,
+        message_us=0.0,
+        host_us_per_mib=works,
+        gb_per_s=a.bandwidth_gb_per_s or 1e3,
+        link_share=1.0,
+    )
+
+
+def _cost_key(setup: Setup) -> tuple[str | None, int, bool]:
+    return setup.loader.shards, setup.execution.micro_batch, setup.loader.workers > 0
+
+
+def _gpu() -> str:
+    from trainpace.measure.detect import detect
+
+    gpus = detect().gpus
+    if not gpus or not gpus[0].name:
+        raise TrainpaceError("this machine shows no NVIDIA GPU.")
+    return gpus[0].name

@@ -1,0 +1,244 @@
+"""The table of measured speed-ups, rung by rung: for the terminal, as JSON, in Markdown and as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from trainpace.ladder.climb import Ahead
+from trainpace.ladder.climbed import Climbed, RungResult, job_s, job_usd
+from trainpace.ladder.rungs import Rung, Setup, words_of
+from trainpace.outcome import Interval
+from trainpace.records import Record, to_jsonable
+from trainpace.report.html import document, table
+from trainpace.report.terminal import print_lines, print_table
+from trainpace.units import format_duration, format_number, format_usd
+
+
+class LadderRow(Record):
+    """One rung. `ratio` is old time / new time over what was kept before, `total` over the baseline; None where nothing was
+    measured. `forecast_ms` and `measured_ms` are of the same thing: a step."""
+
+    title: str
+    forecast_ms: float | None = None
+    forecast_interval_ms: Interval | None = None
+    measured_ms: float | None = None
+    measured_interval_ms: Interval | None = None
+    ratio: float | None = None
+    total: float | None = None
+    memory_gib: float | None = None
+    job_s: float | None = None
+    cost_usd: float | None = None
+    losses: str = ""
+    kept: bool = True
+    why: str = ""
+
+
+class LadderTable(Record):
+    """`what` is timed: a step. `verdict` in sentences, the most important first; then what next."""
+
+    title: str
+    what: str
+    rows: tuple[LadderRow, ...]
+    verdict: tuple[str, ...] = ()
+
+
+def table_of(climbed: Climbed) -> LadderTable:
+    """The table of a climb, as far as it has come."""
+    ladder, start = climbed.ladder, climbed.start
+    rows, precompute_s = [_row(climbed, climbed.baseline, climbed.baseline.title, 0.0)], 0.0
+    for rung, result in zip(ladder.rungs, climbed.rungs, strict=False):  # it may have stopped early
+        rows.append(_row(climbed, result, _title(rung, result), precompute_s + result.precompute_s))
+        precompute_s += result.precompute_s if result.kept else 0.0
+    batch = ladder.start.execution.global_batch
+    machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
+    return LadderTable(
+        title=f"{ladder.start.task}{f' on {machine}' if machine else ''}, global batch {batch}",
+        what="a step", rows=tuple(rows), verdict=tuple(_verdict(climbed, rows)),
+    )  # fmt: skip
+
+
+def _title(rung: Rung, result: RungResult) -> str:
+    """With the value that was judged, where several were tried."""
+    if result.chosen is None:
+        return result.title
+    values = rung.alternatives()[result.chosen]
+    chosen = [
+        f"{key} {values[key]}" for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1
+    ]
+    return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
+
+
+def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) -> LadderRow:
+    best = result.best or (result.tried[0] if result.tried else None)
+    if best is None or best.measured is None:
+        return LadderRow(title=title, kept=False, why=result.reason,
+                         forecast_ms=None if best is None else best.foreseen.step_ms,
+                         forecast_interval_ms=None if best is None else best.foreseen.interval_ms)  # fmt: skip
+    measured, base = best.measured, climbed.ladder.start.execution.global_batch
+    share = best.setup.execution.global_batch / base
+    seconds = job_s(climbed.ladder, best.setup, measured.median_ms, precompute_s)
+    return LadderRow(
+        title=title, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms,
+        measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
+        ratio=None if result.gain is None else result.gain.ratio,
+        total=climbed.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib, job_s=seconds,
+        cost_usd=job_usd(climbed.ladder, best.setup, seconds), losses="" if result.losses is None else result.losses.verdict,
+        kept=result.kept, why=result.reason,
+    )  # fmt: skip
+
+
+def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
+    last = next((r for r in reversed(rows) if r.kept and r.total is not None), rows[0])
+    assert last.total is not None
+    assert last.measured_ms is not None
+    assert rows[0].measured_ms is not None
+    lines = [
+        f"{last.total:.1f}x in total: a step takes {format_duration(last.measured_ms / 1e3)} instead of"
+        f" {format_duration(rows[0].measured_ms / 1e3)}, {100 / last.total:.3g} % of the time."
+        if last is not rows[0] else "No rung helped: the training stays as it is."
+    ]  # fmt: skip
+    if last is not rows[0] and rows[0].job_s is not None and last.job_s is not None:
+        cost = "" if last.cost_usd is None or rows[0].cost_usd is None else (
+            f", {format_usd(last.cost_usd)} instead of {format_usd(rows[0].cost_usd)}"
+        )  # fmt: skip
+        lines.append(f"The whole job: {format_duration(last.job_s)} instead of {format_duration(rows[0].job_s)}{cost}.")
+    lines += _forecasts(climbed)
+    lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
+    if climbed.stopped:
+        lines.append(f"Rungs left out: {climbed.stopped}.")
+    lines.append(f"Next: put what is kept into your training: {words_of(climbed.kept[0])}.")
+    return lines
+
+
+def _forecasts(climbed: Climbed) -> list[str]:
+    """How the forecasts did, of every alternative that was measured; those that missed are named."""
+    judged = [
+        (r, t) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
+        if t.measured is not None and t.foreseen.interval_ms is not None
+    ]  # fmt: skip
+    if not judged:
+        return []
+    missed = [(r, t) for r, t in judged if t.measured is not None and not t.foreseen.holds(t.measured.median_ms)]
+    lines = [f"{len(judged) - len(missed)} of {len(judged)} forecasts held what was then measured."]
+    for result, one in missed:
+        interval = one.foreseen.interval_ms
+        assert interval is not None
+        assert one.measured is not None
+        lines.append(
+            f"{result.title} ({words_of(one.setup)}): {format_number(one.measured.median_ms)} ms is outside"
+            f" {format_number(interval.low)} to {format_number(interval.high)} ms, forecast from {one.foreseen.basis}."
+        )
+    return lines
+
+
+def head_of(t: LadderTable) -> tuple[str, ...]:
+    """Columns; those of which nothing is known are left out."""
+    return tuple(name for name, _ in _columns(t))
+
+
+def cells_of(t: LadderTable) -> list[list[str]]:
+    """Text, row by row, under `head_of`."""
+    return [list(row) for row in zip(*(cells for _, cells in _columns(t)), strict=True)]
+
+
+def _columns(t: LadderTable) -> list[tuple[str, list[str]]]:
+    known = {
+        "rung": [r.title for r in t.rows],
+        "forecast": [_timed(r.forecast_ms, r.forecast_interval_ms) for r in t.rows],
+        f"{t.what}, measured": [_timed(r.measured_ms, r.measured_interval_ms) for r in t.rows],
+        "rung x": ["" if r.ratio is None else f"{r.ratio:.2f}x" for r in t.rows],
+        "total x": ["" if r.total is None else f"{r.total:.2f}x" for r in t.rows],
+        "of the time": ["" if r.total is None else f"{100 / r.total:.3g} %" for r in t.rows],
+        "GiB": ["" if r.memory_gib is None else format_number(r.memory_gib) for r in t.rows],
+        "whole job": ["" if r.job_s is None else format_duration(r.job_s) for r in t.rows],
+        "cost": ["" if r.cost_usd is None else format_usd(r.cost_usd) for r in t.rows],
+        "losses": [r.losses for r in t.rows],
+        "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
+    }
+    return [(name, cells) for name, cells in known.items() if any(cells)]
+
+
+def _timed(ms: float | None, interval: Interval | None) -> str:
+    if ms is None:
+        return ""
+    if interval is None or interval.low == interval.high:
+        return format_duration(ms / 1e3)
+    unit, size = ("s", 1e3) if ms >= 1e3 else ("ms", 1.0)
+    return f"{format_number(ms / size)} {unit} ({format_number(interval.low / size)} to {format_number(interval.high / size)})"
+
+
+def print_ladder(t: LadderTable) -> None:
+    """The table, then what it means."""
+    print_table(head_of(t), cells_of(t), left=1, title=t.title)
+    print_lines(*t.verdict)
+
+
+def markdown(t: LadderTable) -> str:
+    """The same for a README."""
+    head = head_of(t)
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells_of(t)]
+    return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
+
+
+def page(t: LadderTable, data: object) -> str:
+    """One HTML file: what it means, the table, the time of every rung as a bar, and the data."""
+    body = f"<h2>Rung by rung</h2>{table([html.escape(h) for h in head_of(t)], cells_of(t))}{_bars(t)}"
+    return document(t.title, t.verdict, body, data)
+
+
+def _bars(t: LadderTable) -> str:
+    timed = [r for r in t.rows if r.measured_ms is not None]
+    longest = max((r.measured_ms or 0.0 for r in timed), default=0.0)
+    if not longest:
+        return ""
+    parts = []
+    for i, r in enumerate(timed):
+        y, width = 26 * i, 480 * (r.measured_ms or 0.0) / longest
+        colour = "#3b8f5a" if r.kept else "#9aa4ad"
+        said = f"{format_duration((r.measured_ms or 0.0) / 1e3)}" + ("" if r.kept else ", undone")
+        parts.append(
+            f'<text x="330" y="{y + 15}" text-anchor="end">{html.escape(r.title[:44])}</text>'
+            f'<rect x="340" y="{y + 2}" width="{width:.2f}" height="18" fill="{colour}"></rect>'
+            f'<text x="{346 + width:.2f}" y="{y + 15}">{said}</text>'
+        )
+    return (
+        f"<h2>The time of {html.escape(t.what)}</h2>"
+        f'<svg viewBox="0 0 960 {26 * len(timed) + 4}" role="img" aria-label="The time of every rung">{"".join(parts)}</svg>'
+    )
+
+
+def ladder_json(climbed: Climbed) -> dict[str, Any]:
+    """The twin of the printed table, with every trial."""
+    t = table_of(climbed)
+    return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
+
+
+def print_ahead(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> None:
+    """A dry run: every rung's setups, the forecast of each, and what would be started."""
+    rows = []
+    for rung in ahead:
+        for setup, foreseen in zip(rung.setups, rung.foreseen, strict=True):
+            said = words_of(setup) if isinstance(setup, Setup) else "cannot be"
+            rows.append(
+                [rung.title, said, _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"]
+            )
+    print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
+    print_lines(*(text for each in texts for text in each))
+
+
+def ahead_json(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The twin of a dry run."""
+    return {
+        "record": "LadderPreview", "schema_version": 1,
+        "rungs": [
+            {"title": rung.title, "started": list(started),
+             "alternatives": [{"setup": msgspec.to_builtins(s), "forecast": msgspec.to_builtins(f)}
+                              for s, f in zip(rung.setups, rung.foreseen, strict=True)]}
+            for rung, started in zip(ahead, texts, strict=True)
+        ],
+    }  # fmt: skip

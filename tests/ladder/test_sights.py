@@ -1,0 +1,95 @@
+"""What forecasts of a ladder are made of."""
+
+import textwrap
+
+import pytest
+
+from ladder_world import forecast_of_ms
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+from trainpace.forecast.gloo import gloo_seconds
+from trainpace.ladder import sights
+from trainpace.ladder.data_worker import costs
+from trainpace.ladder.rungs import Setup
+from trainpace.ladder.sights import Sights, has_data, links_of, rank_threads
+from trainpace.launch.trial import LoaderSettings
+from trainpace.measure.allreduce import AllReduce
+
+TASK = """
+import time, torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 16
+    def __getitem__(self, i):
+        end = time.perf_counter() + 0.004
+        while time.perf_counter() < end: pass
+        return torch.zeros(3), 0
+def task():
+    model = torch.nn.Linear(3, 2)
+    return model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), Data()
+"""
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "busy_task.py").write_text(textwrap.dedent(TASK))
+    return f"{tmp_path / 'busy_task.py'}:task"
+
+
+def test_a_samples_cost_is_timed_once_for_all_batch_sizes(task):
+    four, eight = costs(task, None, [4, 8], False, 0)
+    assert (four.batch_size, eight.batch_size) == (4, 8)
+    assert four.sample_wall_ms == eight.sample_wall_ms > 0
+    assert four.send_ms == 0
+
+
+def test_links_of_one_machine_give_back_its_all_reduce():
+    timed = AllReduce(ranks=2, backend="gloo", sizes_bytes=(4,), time_ms=(1.0,), latency_us=200, bandwidth_gb_per_s=2.0)
+    import numpy as np
+
+    seconds = gloo_seconds("all_reduce", np.array([8e6]), np.array([2.0]), np.array([False]), 2.0, links_of(timed))
+    assert seconds[0] == pytest.approx(200e-6 + 8e6 / 2e9)
+
+
+def test_threads_of_a_rank(monkeypatch):
+    monkeypatch.setattr(sights, "usable_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    four = Setup(task="t", execution=Execution(nproc_per_node=4))
+    assert rank_threads(four) == 2
+    assert rank_threads(Setup(task="t", execution=Execution(), threads=3)) == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert rank_threads(four) == 1
+
+
+def test_only_a_task_of_ones_own_has_data():
+    assert has_data("train.py:task")
+    assert not has_data("timm:resnet18")
+
+
+def setup(**rest) -> Setup:
+    return Setup(task="resnet18", execution=Execution(**rest.pop("execution", {})), **rest)
+
+
+def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):
+    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    monkeypatch.setattr(seen, "_forecast", lambda _: forecast_of_ms(None))
+    shards = setup(loader=LoaderSettings(shards=str(tmp_path / "none")))
+    plain, not_made = seen.foresee([setup(), shards], [])
+    assert "no such rate" in plain.reason
+    assert "not made yet" in not_made.reason
+
+
+def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise TrainpaceError("the disk is gone.")
+
+    monkeypatch.setattr(sights, "run_isolated", fails)
+    found = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10).foresee(
+        [Setup(task="t.py:t", execution=Execution())], []
+    )
+    assert "the disk is gone" in found[0].reason
+
+
+def test_links_between_nodes_are_not_guessed(tmp_path, monkeypatch):
+    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    monkeypatch.setattr(seen, "_workload", lambda _: None)
+    assert "between the nodes" in seen.foresee([setup(execution={"nnodes": 2})], [])[0].reason

@@ -1,0 +1,131 @@
+"""The table of measured speed-ups: in the terminal, Markdown, HTML and JSON; and the thesis' own numbers in it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ladder_world import World, ladder, result, rung
+from trainpace.ladder.climb import climb, preview
+from trainpace.launch.trial import FailedTrial
+from trainpace.report.ladder import (
+    ahead_json,
+    cells_of,
+    head_of,
+    ladder_json,
+    markdown,
+    page,
+    print_ahead,
+    print_ladder,
+    table_of,
+)
+from trainpace.schedule import Schedule
+
+ROOT = Path(__file__).parents[2]
+
+
+def ms_of(setup):
+    if setup.execution.precision == "amp_bf16":
+        return FailedTrial(kind="out of memory", reason="the memory is not enough.")
+    if setup.execution.compile:
+        return result(100.0)
+    return 5.0 if setup.loader.shards else 50.0 if setup.loader.workers else 100.0
+
+
+@pytest.fixture
+def climbed():
+    rungs = (
+        rung("workers", workers=2),
+        rung("bf16", precision="amp_bf16"),
+        rung("compile", compile=True),
+        rung("shards"),
+    )
+    return climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).means())
+
+
+def test_the_table(climbed):
+    table = table_of(climbed)
+    rows = [dict(zip(head_of(table), row, strict=True)) for row in cells_of(table)]
+    assert [r["rung"] for r in rows] == ["baseline", "workers", "bf16", "compile", "shards"]
+    assert [r["rung x"] for r in rows] == ["", "2.00x", "", "0.50x", "10.00x"]
+    assert [r["total x"] for r in rows] == ["1.00x", "2.00x", "", "1.00x", "20.00x"]
+    assert [r["of the time"] for r in rows] == ["100 %", "50 %", "", "100 %", "5 %"]
+    assert [r["result"] for r in rows] == ["", "kept", "undone", "undone", "kept"]
+    assert rows[1]["whole job"] == "30 min"
+    assert rows[1]["cost"] == "$1.00"
+    assert rows[1]["forecast"] == "100 ms (90 to 110)"
+
+
+def test_the_verdict(climbed):
+    said = "\n".join(table_of(climbed).verdict)
+    assert "20.0x in total: a step takes 5 ms instead of 100 ms, 5 % of the time." in said
+    assert "The whole job: 3 min instead of 1 h, $0.10 instead of $2.00." in said
+    assert "bf16: undone, out of memory: the memory is not enough." in said
+    assert "2 of 4 forecasts held" in said
+    assert "shards (micro-batch 16 x 1, 2 workers, shards): 5 ms is outside 90 to 110 ms" in said
+    assert "Next: put what is kept into your training: micro-batch 16 x 1, 2 workers, shards." in said
+
+
+def test_it_says_where_no_rung_helped():
+    table = table_of(climb(ladder(rung("compile", compile=True)), World(lambda _: 100.0).means()))
+    assert table.verdict[0].startswith("No rung helped")
+    assert "whole job" not in head_of(table)
+    assert "cost" not in head_of(table)
+
+
+def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
+    table, answer = table_of(climbed), ladder_json(climbed)
+    print_ladder(table)
+    printed = capsys.readouterr().out
+    text, html = markdown(table), page(table, answer)
+    for words in ("20.0x in total", "undone", "baseline"):
+        assert words in printed
+        assert words in text
+        assert words in html
+    assert text.count("\n| ") == 6
+    assert json.loads(json.dumps(answer))["rows"][-1]["total"] == 20
+    inside = re.search(r'id="rows">(.*)</script>', html)
+    assert json.loads(inside[1])["record"] == "Climbed"
+    assert html.index("What this means") < html.index("<table>")
+    assert "http" not in re.sub(r"https?://www.w3.org\S*", "", html)
+
+
+def test_names_cannot_break_the_page():
+    rungs = (rung("<b>| x", workers=2),)
+    table = table_of(climb(ladder(*rungs), World(ms_of).means()))
+    assert "<b>" not in page(table, {"title": "<b>"})
+    assert "<b>/ x" in markdown(table)
+
+
+def test_a_dry_run(capsys):
+    ahead = preview(ladder(rung("five", micro_batch=5), rung("workers", workers=1)), World(ms_of).means())
+    print_ahead(ahead, [["env python"], [], ["env python -m x"]])
+    printed = capsys.readouterr().out
+    assert "cannot be" in printed
+    assert "env python -m x" in printed
+    answer = ahead_json(ahead, [["a"], [], ["b"]])
+    assert json.dumps(answer)
+    assert answer["rungs"][2]["started"] == ["b"]
+
+
+def test_the_thesis_case(monkeypatch):
+    """713 days become 33: the same table from the thesis' own numbers, and as docs/running.md shows it."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "ladder"))
+    sys.modules.pop("thesis", None)
+    from thesis import thesis_table
+
+    table = thesis_table()
+    last = dict(zip(head_of(table), cells_of(table)[-1], strict=True))
+    assert (last["total x"], last["whole job"], last["of the time"]) == ("21.53x", "33.1 days", "4.64 %")
+    assert cells_of(table)[0][head_of(table).index("whole job")] == "713 days (1.95 years)"
+    assert head_of(table)[1] == "an epoch, measured"
+    assert markdown(table).partition("\n\n")[2].strip() in (ROOT / "docs" / "running.md").read_text()
+
+
+def test_the_chosen_alternative_stands_beside_the_title():
+    table = table_of(
+        climb(ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)), World(ms_of).means())
+    )
+    assert [r.title for r in table.rows] == ["baseline", "workers (workers 2)", "compile"]
