@@ -58,7 +58,8 @@ def test_the_rules_need_no_torch_and_no_engine():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"warmup_steps": -1}, {"steps": 0}, {"seconds": 0.0}, {"seconds": float("inf")}, {"threads_per_process": 0}]
+    "wrong",
+    [{"warmup_steps": -1}, {"steps": 0}, {"seconds": 0.0}, {"seconds": float("inf")}, {"threads_per_process": 0}],
 )
 def test_a_trial_that_cannot_be(wrong):
     with pytest.raises(TrainpaceError):
