@@ -138,7 +138,10 @@ class Forecast(Record):
     exposed_ms: dict[str, float] = msgspec.field(default_factory=dict)
     """What of `step.communication_ms` each kind of exchange takes; the kinds add up to it."""
     scaling_efficiency: float | None = None
-    """Throughput over that of the same micro-batch on one device times the number of devices; None on one device."""
+    """Throughput of a device over that on `scaling_reference_devices` doing the same micro-batches; None on one device, and
+    where nothing smaller holds the model."""
+    scaling_reference_devices: int | None = None
+    """1 where one device holds the model, else the fewest of this execution's kind that do."""
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
