@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/cluster_accuracy.md"
 CLEARLY = 0.01
 """Executions whose measured throughputs differ by less are not ranked: sources round."""
-GIB = 2**30 / 1e9
+FILLED = "card filled by cuDNN's trials"
 Rows = Sequence[tuple[Case, HeldOutRun]]
 
 
@@ -172,14 +172,20 @@ def scaling(rows: Rows) -> Iterable[str]:
 
 
 def memory(rows: Rows) -> Iterable[str]:
-    """Peaks that runs state, and the parts that Korthikanti et al. 2022 draw in figure 1, as Calculon's authors read them."""
+    """Peaks that runs state, and the parts that Korthikanti et al. 2022 draw in figure 1, as Calculon's authors read them.
+
+    The figure's states are 18 bytes times the parameters of a stage's blocks, to the last digit: without the vocabulary's, which
+    the fullest stage holds besides. Where cuDNN tries convolutions the card fills up (`trainpace.validation.peaks`), which is
+    what is forecast of it, and says nothing of the model.
+    """
     yield "| collection | execution | n | mean | bias | to reach |"
     yield "|---|---|--:|--:|--:|--:|"
     errors: dict[tuple[str, str], list[float]] = {}
     for case, row in rows:
         parts = re.search(r"parameters\+optimizer ([\d.]+) GB, activations ([\d.]+) GB", case.run.notes)
         if case.run.peak_mem_gib and row.memory_gib is not None:
-            key = f"{case.run.file}, {case.peak}", _execution_text(case)
+            peak = f"{case.peak}, {FILLED}" if case.tries_convolutions else case.peak
+            key = f"{case.run.file}, {peak}", _execution_text(case)
             errors.setdefault(key, []).append(100 * (row.memory_gib / case.run.peak_mem_gib - 1))
         elif parts and row.states_gib is not None and row.activations_gib is not None:
             for name, gib, stated in (
@@ -190,9 +196,13 @@ def memory(rows: Rows) -> Iterable[str]:
                 errors.setdefault(key, []).append(100 * (gib / float(stated) - 1))
     for (collection, execution), values in sorted(errors.items()):
         yield f"| {collection} | {execution} | {len(values)} | {np.abs(values).mean():.1f} | {np.median(values):+.1f} | 5 |"
-    if errors:
-        every = list(itertools.chain(*errors.values()))
-        yield f"| all | | {len(every)} | {np.abs(every).mean():.1f} | {np.median(every):+.1f} | 5 |"
+    for name, chosen in (
+        ("all", list(errors.values())),
+        (f"all but {FILLED}", [values for (collection, _), values in errors.items() if FILLED not in collection]),
+    ):
+        every = list(itertools.chain(*chosen))
+        if every:
+            yield f"| {name} | | {len(every)} | {np.abs(every).mean():.1f} | {np.median(every):+.1f} | 5 |"
 
 
 def _execution_text(case: Case) -> str:

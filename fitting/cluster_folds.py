@@ -20,6 +20,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.records import from_json, to_jsonable
 from trainpace.validation.evaluate import forecast_case
+from trainpace.validation.peaks import stated_peak_gib
 from trainpace.validation.summary import family_of
 
 COLLECTIONS = ("mosaic_llm_foundry", "torchtitan", "litgpt_flashattn_misc", "lambda_aggregated")
@@ -121,7 +122,7 @@ def _forecast(pair: Pair, fold: str, constants: KernelConstants) -> HeldOutRun:
         result.step.total_ms if result.step else None,
         interval.low if interval else None,
         interval.high if interval else None,
-        getattr(memory, f"{case.peak}_gib") if memory else None,
+        stated_peak_gib(case, memory) if memory else None,
         memory.parameters_gib + memory.gradients_gib + memory.optimizer_states_gib if memory else None,
         memory.activations_gib if memory else None,
         dict(result.exposed_ms),

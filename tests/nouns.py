@@ -69,9 +69,9 @@ HIDDEN, TOKENS, VOCABULARY, HEADS, LAYERS = 1024, 512, 8192, 16, 8
 """Of the invented transformer below."""
 
 
-def _stacked_form(half: bool) -> TracedForm:
+def _stacked_form(half: bool, h: int) -> TracedForm:
     """LAYERS blocks of a column product, fused attention over it, a row product and a norm, between embedding and head."""
-    size, h, t = (2 if half else 4), HIDDEN, TOKENS
+    size, t = (2 if half else 4), TOKENS
     rows: list[tuple] = []  # kind, function, phase, role, count, dims, flops, read, written
 
     def product(phase, role, count, m, n, k, tokens):
@@ -160,9 +160,9 @@ def _stacked_form(half: bool) -> TracedForm:
     return TracedForm(operators=table, memory=memory, blocks=blocks)
 
 
-def stacked() -> Workload:
+def stacked(hidden: int = HIDDEN) -> Workload:
     """A small transformer with repeated blocks."""
-    forms = {"fp32": _stacked_form(False), "half": _stacked_form(True)}
+    forms = {"fp32": _stacked_form(False, hidden), "half": _stacked_form(True, hidden)}
     assert forms["half"].blocks is not None
     numbers = int(forms["half"].memory.parameter_bytes / 2)
     return Workload(

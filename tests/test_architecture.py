@@ -14,7 +14,7 @@ ROOMS = [
     "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome",  # 1
     "forecast", "plan",  # 2
     "isolation", "user_file", "trace", "measure", "datapath", "watch", "diagnose",  # 3
-    "configs", "validation", "journal", "offers", "launch", "ladder",  # 4
+    "configs", "validation", "journal", "offers", "launch", "verify", "ladder",  # 4
     "report", "cli", "__main__",  # 5
 ]  # fmt: skip
 LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
@@ -78,7 +78,7 @@ def test_help_is_light():
 
 
 @pytest.mark.parametrize(
-    "verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal", "match", "offers", "plan"]
+    "verb", ["schedule", "gpus", "forecast", "measure", "precompute", "journal", "match", "offers", "plan", "verify"]
 )
 def test_a_verbs_help_needs_no_torch(verb):
     loaded = imported_by(f"from trainpace.cli import main\ntry: main(['{verb}', '--help'])\nexcept SystemExit: pass")

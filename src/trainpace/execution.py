@@ -15,15 +15,17 @@ from trainpace.records import Record
 
 Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 """fp32: everything in fp32, TF32 off. tf32: fp32 storage, matrix products in TF32. amp_*: fp32 weights under
-autocast. bf16, fp16: weights, gradients and activations in that format. fp8: bf16 with matrix products in FP8."""
+autocast, which FSDP does by its MixedPrecision. bf16, fp16: weights, gradients and activations in that format; what the
+optimizer keeps is the engine's (`trainpace.forecast.states`). fp8: bf16 with matrix products in FP8."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 ZeroStage = Literal[0, 1, 2, 3]
 
-Engine = Literal["ddp", "unoverlapped", "data_parallel"]
+Engine = Literal["ddp", "unoverlapped", "data_parallel", "megatron_core"]
 """ddp: one process a device, gradients reduced under the backward pass (FSDP and ZeRO shard on top of it).
 unoverlapped: the same, reduced after the backward pass. data_parallel: torch's old nn.DataParallel, one process for
-all devices of a node."""
+all devices of a node. megatron_core: as ddp, and the parameters of ZeRO 1 are gathered under the next forward pass, and
+interleaved stages compute while they send (--overlap-param-gather, --overlap-p2p-communication, which NeMo's recipes set)."""
 
 
 Checkpointing = Literal["none", "selective", "full"]

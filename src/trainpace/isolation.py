@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,16 @@ _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<froz
 
 def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
     """The answer (JSON text) of ``python -m module``. `what` names the work in errors."""
+    with started_isolated(module, request, timeout_s, what) as answer:
+        return answer()
+
+
+@contextlib.contextmanager
+def started_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> Iterator[Callable[[], str]]:
+    """Start ``python -m module``, and give what waits for its answer, so that something can be done meanwhile.
+
+    The process ends with the context, whether it was waited for or not.
+    """
     with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:
         asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
         asked.write_text(json.dumps(request))
@@ -50,18 +60,23 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
                 start_new_session=True, pass_fds=(read_end,), env={**os.environ, LIFELINE: str(read_end)},
             )  # fmt: skip
             try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                raise TimedOut(f"{what} took longer than {timeout_s:g} s.", "Allow more with --timeout.") from None
+                yield lambda: _answer_of(process, answered, timeout_s, what)
             finally:
                 _end(process)
         finally:
             os.close(read_end)
             os.close(write_end)
-        if not answered.exists():
-            kind = OutOfMemory if process.returncode == -signal.SIGKILL else UserCodeError
-            raise kind(f"{what} ended without an answer ({_cause(process.returncode)}).")
-        answer: dict[str, Any] = json.loads(answered.read_text())
+
+
+def _answer_of(process: subprocess.Popen[bytes], answered: Path, timeout_s: float, what: str) -> str:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise TimedOut(f"{what} took longer than {timeout_s:g} s.", "Allow more with --timeout.") from None
+    if not answered.exists():
+        kind = OutOfMemory if process.returncode == -signal.SIGKILL else UserCodeError
+        raise kind(f"{what} ended without an answer ({_cause(process.returncode)}).")
+    answer: dict[str, Any] = json.loads(answered.read_text())
     if "error" in answer:
         error = (
             OutOfMemory if answer.get("out_of_memory") else TrainpaceError if answer.get("misuse") else UserCodeError

@@ -10,7 +10,7 @@ import msgspec
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.records import Record
-from trainpace.schedule import TrainingTime
+from trainpace.schedule import NoiseScale, TrainingTime
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
 """Where a number comes from, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
@@ -138,7 +138,10 @@ class Forecast(Record):
     exposed_ms: dict[str, float] = msgspec.field(default_factory=dict)
     """What of `step.communication_ms` each kind of exchange takes; the kinds add up to it."""
     scaling_efficiency: float | None = None
-    """Throughput over that of the same micro-batch on one device times the number of devices; None on one device."""
+    """Throughput of a device over that on `scaling_reference_devices` doing the same micro-batches; None on one device, and
+    where nothing smaller holds the model."""
+    scaling_reference_devices: int | None = None
+    """1 where one device holds the model, else the fewest of this execution's kind that do."""
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -150,6 +153,19 @@ class Forecast(Record):
     def samples_per_second(self) -> float | None:
         """Throughput of all devices together."""
         return None if self.step is None else 1e3 * self.execution.global_batch / self.step.total_ms
+
+
+class MeasuredNoiseScale(Record):
+    """The gradient noise scale over the first steps of a training, each of `batch` samples in `parts`.
+
+    `norms_ms` is what the two norms of a step take, `step_ms` the rest of it: what gathering them costs a training loop.
+    """
+
+    batch: int
+    parts: int
+    scale: NoiseScale
+    norms_ms: float
+    step_ms: float
 
 
 class Measurement(Record):
@@ -175,6 +191,7 @@ class Measurement(Record):
     reserved_memory_gib: float | None = None
     sequence_length: int | None = None
     image_size: int | None = None
+    noise_scale: MeasuredNoiseScale | None = None
 
     @property
     def samples_per_second(self) -> float:

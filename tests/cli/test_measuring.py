@@ -65,6 +65,18 @@ def ask(folder, *arguments):
 
 
 @pytest.mark.slow
+def test_the_noise_scale_goes_with_the_largest_batch(folder):
+    options = ("--batch", "4,8", "--repeats", "1", *QUICK, "--no-forecast", "--noise-scale", "--output", "out.json")
+    done = trainpace(folder, "measure", "mine.py:task", *options)
+    assert "Gradient noise scale:" in done.stdout
+    small, large = json.loads((folder / "out.json").read_text())
+    assert small["noise_scale"] is None
+    assert (large["noise_scale"]["batch"], large["noise_scale"]["scale"]["steps"] >= 30) == (8, True)
+    done = trainpace(folder, "measure", "random:mlp:3", *options[:-3], "--noise-scale", code=2)
+    assert "random" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_measured_sweep_from_command_to_journal(folder):
     done = trainpace(
         folder,

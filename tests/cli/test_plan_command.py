@@ -36,6 +36,23 @@ def ask(*arguments):
     return json.loads(done.stdout)
 
 
+def test_a_noise_scale_counts_to_the_same_loss(tmp_path):
+    job = ("resnet18", "--gpu", "A100", "--batch", "8", "--samples", "100000", "--epochs", "2", "--allow-global-batch")
+    by_samples, by_loss = ask(*job), ask(*job, "--noise-scale", "64")
+    assert by_loss["noise_scale"] == 64
+    assert by_loss["best"]["job_s"] > by_samples["best"]["job_s"]  # larger batches take more samples to the same loss
+    said = plan(*job, "--noise-scale", "64").stdout
+    assert "same loss" in said
+    assert "learning rate x" in said
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps([{"noise_scale": {"scale": {"samples": 64.0}}}]))
+    assert ask(*job, "--noise-scale", file)["best"] == by_loss["best"]
+    file.write_text("[{}]")
+    assert "holds no gradient noise scale" in refuse(*job, "--noise-scale", file)
+    assert "--allow-global-batch" in refuse(*job[:-1], "--noise-scale", "64")
+    assert "negative" in refuse(*job, "--noise-scale", "-3")
+
+
 def refuse(*arguments):
     done = plan(*arguments)
     assert done.returncode == 2, (done.stdout, done.stderr)

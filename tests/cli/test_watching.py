@@ -121,3 +121,32 @@ def test_two_scripts_one_after_the_other_are_not_two_ranks(train, tmp_path):
     said = json.loads(done.stdout)
     assert [r["steps"] for r in said["ranks"]] == [45]
     assert "1 more process trained as the same rank" in said["seen"]
+
+
+@pytest.mark.slow
+def test_a_slower_run_than_the_baseline_is_exit_code_1(train, tmp_path):
+    train.write_text(train.read_text().replace("range(40)", "range(3)"))
+    first = trainpace("watch", "--output", tmp_path / "a", "--", sys.executable, train)
+    assert first.returncode == 0, first.stderr
+    against = ("--baseline", tmp_path / "a")
+    same = trainpace("watch", "--from", tmp_path / "a", *against, "--json")
+    assert same.returncode == 0
+    assert json.loads(same.stdout)["baseline"]["ratio"]["ratio"] == 1
+    fast = train.read_text()
+    train.write_text(fast.replace("sleep(0.001)", "sleep(0.01)"))
+    assert train.read_text() != fast
+    slower = trainpace("watch", "--output", tmp_path / "b", *against, "--", sys.executable, train)
+    assert slower.returncode == 1, slower.stdout
+    assert "Regressed: the median step takes" in slower.stdout
+    lenient = trainpace("watch", "--from", tmp_path / "b", *against, "--tolerance", "10")
+    assert lenient.returncode == 0, lenient.stdout
+    train.write_text(train.read_text() + "\n    sys.exit(3)\n")
+    assert trainpace("watch", "--output", tmp_path / "c", *against, "--", sys.executable, train).returncode == 3
+
+
+def test_a_baseline_that_is_none_is_said_before_anything_runs(train, tmp_path):
+    done = trainpace("watch", "--baseline", "deadbeef", "--journal", tmp_path / "j.db", "--", sys.executable, train)
+    assert done.returncode == 2
+    assert "unknown baseline 'deadbeef'" in done.stderr
+    assert not (tmp_path / "losses").exists()
+    assert trainpace("watch", "--tolerance", "0.1", "--", sys.executable, train).returncode == 2

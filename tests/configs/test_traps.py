@@ -106,7 +106,7 @@ def test_notes_come_in_the_order_of_the_file():
     [
         ("devices: [4]", {"nproc_per_node": 1}, "not 4 devices"),
         ('devices: "4"', {"nproc_per_node": 4}, "written as text"),
-        ("strategy: deepspeed_stage_3_offload", {"zero_stage": 3, "offload_optimizer": True}, ""),
+        ("strategy: deepspeed_stage_3_offload", {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}, ""),
         ("strategy: deepspeed", {}, "Lightning would use 2"),
         ("strategy: {class_path: lightning.pytorch.strategies.DeepSpeedStrategy, init_args: {stage: 1}}", {"zero_stage": 1}, ""),
         ("strategy: fsdp", {"sharding": "fsdp"}, ""),
@@ -318,3 +318,30 @@ def test_our_list_of_accelerate_names_is_theirs():
 
     config = pytest.importorskip("accelerate.commands.config.config_args")
     assert {f.name for f in dataclasses.fields(config.ClusterConfig)} == ACCELERATE_NAMES
+
+
+def test_accelerate_passes_by_what_is_not_its_distributed_type():
+    head = "compute_environment: LOCAL_MACHINE\nnum_processes: 8\n"
+    fsdp = head + "distributed_type: MULTI_GPU\nfsdp_config: {fsdp_version: 2}\n"
+    assert settings(fsdp, "a.yaml") == {"world_size": 8}
+    assert settings(fsdp.replace("MULTI_GPU", "FSDP"), "a.yaml") == {"world_size": 8, "sharding": "fsdp"}
+    compiled = head + "distributed_type: DEEPSPEED\ndynamo_config: {dynamo_backend: INDUCTOR}\n"
+    assert "compile" not in settings(compiled, "a.yaml")
+    assert "does not pass it on" in notes(compiled, "a.yaml")
+    assert "compile" not in command(
+        "accelerate launch --use_deepspeed --dynamo_backend inductor --num_processes 8 t.py"
+    )
+
+
+def test_accelerate_stops_at_an_unquoted_no():
+    text = "compute_environment: LOCAL_MACHINE\nnum_processes: 8\nmixed_precision: no\n"
+    assert "accelerate stops at; write" in notes(text, "a.yaml")
+    assert "mixed_precision" not in notes(text.replace("no\n", "'no'\n"), "a.yaml")
+
+
+def test_offloaded_parameters_are_read():
+    assert settings(ds(zero_optimization={"stage": 3, "offload_param": {"device": "cpu"}}), "ds.json")[
+        "offload_parameters"
+    ]
+    text = "compute_environment: LOCAL_MACHINE\nnum_processes: 8\ndeepspeed_config: {offload_param_device: nvme}\n"
+    assert settings(text, "a.yaml")["offload_parameters"]

@@ -59,8 +59,17 @@ def test_a_grid_gives_what_forecasts_give_one_by_one(many):
         assert found.parts["idle_ms"][i] == pytest.approx(one.step.idle_ms)
         assert one.memory.allocated_gib == pytest.approx(found.memory.allocated_gib[i])
         assert one.fits == found.fits[i]
-        assert one.scaling_efficiency > 0
+        assert (one.scaling_efficiency is None) == (one.scaling_reference_devices is None)
         assert execution_at(grid_of(many), i, execution, cluster()) == execution
+
+
+def test_memory_that_is_known_is_not_worked_out_again(monkeypatch):
+    many = grid_from(run(), micro_batch=[1, 2, 4], zero_stage=[0, 1, 3])
+    whole = forecast_grid(WORKLOAD, run(), many, cluster())
+    monkeypatch.setattr("trainpace.forecast.grid.rank_memory", None)
+    again = forecast_grid(WORKLOAD, run(), many, cluster(name="A100"), memory=whole.memory)
+    assert again.memory is whole.memory
+    assert (again.step_ms > whole.step_ms).all()
 
 
 def test_one_piece_is_the_plain_forecast():

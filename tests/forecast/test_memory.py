@@ -1,13 +1,15 @@
 """Memory: shards divide, buckets add, and the largest batch is the largest."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import stacked, workload
 from trainpace.execution import Execution
-from trainpace.forecast.memory import fits, largest_micro_batch, step_memory
+from trainpace.forecast.memory import CONTEXT_GIB, fits, largest_micro_batch, step_memory
+from trainpace.units import BYTES_PER_GIB
 
 FORM = workload().forms["fp32"]
 
@@ -38,3 +40,61 @@ def test_the_largest_batch_fits_and_the_next_does_not(capacity):
     if largest:
         assert fits(step_memory(FORM, replace(run, micro_batch=largest), True), capacity)
     assert not fits(step_memory(FORM, replace(run, micro_batch=largest + 1), True), capacity)
+
+
+def test_communicators_take_memory_beside_the_allocator_on_several_gpus_alone():
+    def outside(on_gpu=True, **changes):
+        found = step_memory(stacked().forms["half"], Execution(precision="bf16", accumulation=4, **changes), on_gpu)
+        return found.device_gib - found.reserved_gib
+
+    assert outside() == pytest.approx(CONTEXT_GIB)
+    assert outside(on_gpu=False, nproc_per_node=8) == 0
+    several = [outside(nproc_per_node=8, **more) for more in ({}, {"tp": 2}, {"tp": 2, "pp": 2})]
+    assert CONTEXT_GIB < several[0] < several[1] < several[2]
+
+
+def test_fsdp_casts_its_shards_in_place_of_autocast():
+    """No copies of weights beside the gathered ones, which are half as wide as the shards."""
+    form = stacked().forms["fp32"]
+    copy = 2.0 * form.blocks.parameters  # as autocast keeps it of every weight until its backward pass
+    peaks = form.memory.peaks + np.array([0.0, form.blocks.count * copy, 0.0])
+    form = replace(
+        form,
+        memory=replace(form.memory, peaks=peaks),
+        blocks=replace(form.blocks, saved_bytes=(copy, form.blocks.saved_bytes[1])),
+    )
+    runs = [Execution(nproc_per_node=8, zero_stage=3, precision=p) for p in ("fp32", "amp_bf16")]
+    plain, cast = (step_memory(form, run, True) for run in runs)
+    shard = form.memory.parameter_bytes / 8 / BYTES_PER_GIB
+    assert cast.parameters_gib - shard == pytest.approx((plain.parameters_gib - shard) / 2)
+    copies = form.blocks.count * copy / BYTES_PER_GIB
+    assert cast.activations_gib == pytest.approx(plain.activations_gib - copies)
+
+
+def test_inference_has_nothing_to_recompute():
+    form = stacked().forms["half"]
+    forward = np.array(form.operators.phase) == "forward"
+    columns = {
+        name: getattr(form.operators, name)[forward]
+        if isinstance(getattr(form.operators, name), np.ndarray)
+        else tuple(np.array(getattr(form.operators, name))[forward])
+        for name in form.operators.__struct_fields__
+    }
+    blocks = replace(
+        form.blocks,
+        operator_counts=form.blocks.operator_counts[forward],
+        roles=tuple(np.array(form.blocks.roles)[forward].tolist()),
+    )
+    inference = replace(form, operators=replace(form.operators, **columns), blocks=blocks)
+    kept, full = (
+        step_memory(inference, Execution(precision="bf16", activation_checkpointing=c), True) for c in ("none", "full")
+    )
+    assert kept == full
+
+
+def test_torchs_divided_head_holds_more_than_megatrons():
+    """An fp32 copy of the logits more, and the gathered input."""
+    form = stacked().forms["half"]
+    run = Execution(nproc_per_node=8, tp=8, precision="bf16", micro_batch=64, activation_checkpointing="full")
+    megatron, torchs = (step_memory(form, replace(run, zero_stage=stage), True) for stage in (0, 3))
+    assert torchs.activations_gib > megatron.activations_gib

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainpace.errors import Contradiction
+from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.engines import check_engine, engine_for
+from trainpace.launch.trial import LoaderSettings, Trial
 
 
 @given(
@@ -54,3 +55,18 @@ def test_the_rules_need_no_torch_and_no_engine():
     code = "import sys, trainpace.launch.trials, trainpace.launch.engines; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not any(f"'{name}'" in loaded for name in ("torch", "lightning", "deepspeed"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"warmup_steps": -1}, {"steps": 0}, {"seconds": 0.0}, {"seconds": float("inf")}, {"threads_per_process": 0}],
+)
+def test_a_trial_that_cannot_be(wrong):
+    with pytest.raises(TrainpaceError):
+        Trial(task="m.py:task", execution=Execution(), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"workers": -1}, {"workers": 1, "prefetch_factor": 0}])
+def test_a_loader_that_cannot_be(wrong):
+    with pytest.raises(TrainpaceError):
+        LoaderSettings(**wrong)

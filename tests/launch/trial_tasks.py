@@ -1,6 +1,7 @@
 """Tasks of trials: small, and without anything whose result depends on how a batch is divided."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -52,6 +53,17 @@ class Torn(Dataset):
         if index == 31:
             raise ValueError("sample 31 is torn")
         return torch.zeros(16), 0
+
+
+class Fatal(Torn):
+    def __getitem__(self, index):
+        if os.environ["RANK"] == "1" and index > 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(16), 0
+
+
+def fatal():
+    return _with(Fatal())
 
 
 def torn():
@@ -109,3 +121,17 @@ def relative():
     """Reads a file by a relative path, as task files do."""
     assert Path("beside.txt").read_text() == "here", os.getcwd()
     return mlp()
+
+
+def regression_data():
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(4000, 8, generator=draw)
+    y = x @ torch.linspace(1.0, 2.0, 8).unsqueeze(1) + 2 * torch.randn(4000, 1, generator=draw)
+    return x, y
+
+
+def regression():
+    """Its weights stay at 0, where every sample's gradient is known."""
+    model = nn.Linear(8, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=1e-12), TensorDataset(*regression_data())

@@ -2,17 +2,18 @@
 
 import math
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import stacked, workload
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import forecast
 from trainpace.forecast.job import JobConditions
 from trainpace.forecast.shapes import divisors
 from trainpace.hardware import Cluster, find_device
 from trainpace.offers import Offer
-from trainpace.offers.match import Job, nearest, rank
+from trainpace.offers.match import NEARLY, Job, nearest, rank
 from trainpace.schedule import Schedule
 
 QUIET = JobConditions(startup_s=0.0, device_mtbf_h=None)
@@ -69,6 +70,32 @@ def test_no_other_micro_batch_is_faster():
         )
 
 
+WAYS = [(0, None), (1, None), (3, None), (3, 8)]
+
+
+@pytest.mark.parametrize("network_gb_per_s", [1.0, 50.0])
+@pytest.mark.parametrize("gib", [0.5, 30.0, 60.0])
+def test_no_other_way_that_fits_is_faster_by_more_than_nearly(gib, network_gb_per_s):
+    device = find_device("A100 SXM 80GB")
+    model = heavy(gib * 2.0**30)
+    servers = [offer("8", device.name, 8, network_gb_per_s=network_gb_per_s)]
+    for match in rank(model, servers, {device.name: device}, JOB).matches:
+        chosen, ranks = match.forecast.execution, 8 * match.nodes
+        cluster = Cluster(
+            device=device, devices_per_node=8, nodes=match.nodes, network_gb_per_s_per_device=network_gb_per_s / 8
+        )
+        others = [
+            replace(chosen, micro_batch=micro, accumulation=64 // ranks // micro, zero_stage=stage, shard_size=shard)
+            for micro in divisors(64 // ranks) for stage, shard in WAYS
+        ]  # fmt: skip
+        found = [forecast(model, other, cluster) for other in others]
+        fastest = min(f.step.total_ms for f in found if f.fits)
+        assert match.forecast.step.total_ms <= fastest * (1 + NEARLY)
+        simpler = [f for f in found if f.fits and WAYS.index((f.execution.zero_stage, f.execution.shard_size)) == 0]
+        if chosen.zero_stage:
+            assert all(f.step.total_ms > fastest * (1 + NEARLY) for f in simpler)
+
+
 def test_by_hours_and_by_dollars():
     by_usd, by_hours = ranked([T4, A100, JOINED]).matches, ranked([T4, A100, JOINED], by="hours").matches
     assert [m.mean_usd for m in by_usd] == sorted(m.mean_usd for m in by_usd)
@@ -123,12 +150,27 @@ def test_states_that_one_card_cannot_hold_are_sharded_or_said_to_be_too_large():
     devices = {"A100 SXM 80GB": find_device("A100 SXM 80GB")}
     alone, eight = offer("1", "A100 SXM 80GB"), offer("8", "A100 SXM 80GB", 8)
     ranking = rank(heavy(100 * 2.0**30), [alone, eight], devices, JOB)
-    assert [(m.offer.instance_type, m.forecast.execution.zero_stage) for m in ranking.matches] == [("8", 3)]
+    assert [(m.offer.instance_type, m.forecast.execution.zero_stage) for m in ranking.matches] == [("8", 1)]
     (rejected,) = ranking.rejected
     assert (rejected.binding, rejected.offer.instance_type) == ("memory", "1")
     assert 20 < rejected.short_gib < 60
     none = rank(heavy(10_000 * 2.0**30), [alone, eight], devices, JOB)
     assert nearest(none, JOB)[2].offer.instance_type == "8"
+
+
+def test_parameters_are_sharded_where_states_alone_do_not_suffice():
+    job = replace(JOB, precisions=("bf16",))
+
+    def stage_on(gib):
+        card = find_device("A100 SXM 80GB")
+        card = replace(card, memory_gib=replace(card.memory_gib, value=gib))
+        found = rank(stacked(), [offer("8", card.name, 8)], {card.name: card}, job).matches
+        return found[0].forecast.execution.zero_stage if found else None
+
+    stages = [stage_on(gib) for gib in np.geomspace(8.0, 0.5, 40)]
+    assert stages[0] in (0, 1)
+    assert 3 in stages
+    assert stages[-1] is None
 
 
 def test_a_checkpoint_of_16_bit_shards_holds_fp32_masters_and_moments():
@@ -140,7 +182,7 @@ def test_a_checkpoint_of_16_bit_shards_holds_fp32_masters_and_moments():
         return found.forecast.execution.zero_stage, found.time.checkpoint_s / found.time.checkpoints
 
     (plain, small_s), (sharded, large_s) = written_s(50e9), written_s(100e9)
-    assert (plain, sharded) == (0, 3)
+    assert (plain, sharded) == (0, 1)
     assert small_s == pytest.approx(50.0)  # at 1 GB/s
     assert large_s == pytest.approx(200.0)
 

@@ -189,8 +189,28 @@ def test_global_batch_changes_only_where_allowed():
     assert change.risk == "medium"
     in_steps = Schedule(max_steps=1000)
     larger = replace(start, micro_batch=8)
-    assert same_work(in_steps, larger, start).max_steps == 125
-    assert training_time(same_work(in_steps, larger, start), larger, 1.0).steps == 125
+    there = s._replace(schedule=in_steps)
+    assert same_work(there, larger, start).max_steps == 125
+    assert training_time(same_work(there, larger, start), larger, 1.0).steps == 125
+
+
+def test_with_a_noise_scale_the_job_ends_at_the_same_loss():
+    s = setting()
+    start = start_on(s, micro_batch=1)
+    larger = replace(start, micro_batch=8)
+    in_steps = s._replace(schedule=Schedule(max_steps=1000), noise_scale=8.0)
+    assert same_work(in_steps, larger, start).max_steps == pytest.approx(1000 * 2 / 9, abs=1)
+    in_epochs = s._replace(noise_scale=8.0)
+    assert same_work(in_epochs, larger, start).epochs == pytest.approx(s.schedule.epochs * 2 / (1 + 1 / 8))
+    assert same_work(in_epochs, start, start) == s.schedule
+    batches = [
+        plan_changes(
+            s._replace(noise_scale=scale), start, freedom=Freedom(allow_global_batch=True)
+        ).best.choice.execution.global_batch
+        for scale in (1e-3, 1e6)
+    ]
+    assert batches[0] == 1  # more samples a step would buy nothing
+    assert batches[1] > 1
 
 
 def test_precision_goes_down_only_as_allowed():

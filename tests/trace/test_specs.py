@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from trainpace import records
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.trace import load_workload
+from trainpace.trace import load_workload, workload_on_its_way
 from trainpace.workload import Variant
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,18 @@ def test_code_that_hangs_is_given_up(tmp_path):
     file.write_text("import time\ntime.sleep(600)\n")
     with pytest.raises(UserCodeError, match="longer than 5 s"):
         load_workload(f"{file}:task", ("fp32",), timeout_s=5)
+
+
+def test_a_trace_that_nobody_waits_for_ends(tmp_path):
+    file, started = tmp_path / "mine.py", tmp_path / "pid"
+    file.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    with workload_on_its_way(f"{file}:task", ("fp32",)):
+        while not (started.is_file() and started.read_text()):
+            time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
 
 
 def write_config(tmp_path, **values):

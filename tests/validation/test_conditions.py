@@ -185,3 +185,12 @@ def test_hybrid_sharding_and_gathered_parameters_kept():
 )
 def test_networks(text, gpus, expected):
     assert network_gb_per_s(text, gpus) == expected
+
+
+def test_blooms_trials_had_16_bit_gradients_until_the_bf16_optimizer():
+    def precision(notes):
+        return case(file="bigscience_bloom", precision="bf16", notes=notes).execution.precision
+
+    assert precision("section 'x'; row date 02-25") == "fp16"
+    assert precision("section 'Rebalancing layers'; row date 02-28") == "bf16"
+    assert precision("") == "bf16"

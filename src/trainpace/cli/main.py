@@ -18,6 +18,7 @@ VERBS = {
     "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
     "plan": "Say what to change about a training, in which order, and what each change saves of the whole job.",
     "run": "Carry a plan or a ladder of changes out, rung by rung, and print the table of measured speed-ups.",
+    "verify": "Train as one big batch, by accumulation and on ranks; say whether it is the same, and why not.",
     "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
     "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +21,9 @@ from trainpace.cli.options import (
     echo_json,
     within,
 )
+
+if TYPE_CHECKING:
+    from trainpace.workload import Workload
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 
@@ -112,14 +116,7 @@ def match(model: str, **o: Any) -> int:
       network_gb_per_s = 1.25
       price = 1.20
     """
-    import datetime
-
-    from trainpace.cli.hardware import devices_of
-    from trainpace.cli.servers import chosen, offers_known, provider_known
-    from trainpace.cli.traced import variant_of, workload_of
-    from trainpace.offers.match import Job, nearest, rank
-    from trainpace.report.match_json import ranking_json
-    from trainpace.schedule import Schedule
+    from trainpace.cli.traced import variant_of, workload_started
     from trainpace.workload import form_of
 
     if (o["epochs"] is None) == (o["max_steps"] is None):
@@ -129,6 +126,26 @@ def match(model: str, **o: Any) -> int:
     if o["data_from"] and not o["data_gb"]:
         raise click.UsageError("--data-from needs --data-gb, the size of the data.")
     precisions: tuple[Any, ...] = o["precisions"] or ("amp_bf16", "amp_fp16")
+    forms = tuple(dict.fromkeys(form_of(precision) for precision in precisions))
+    every = ("fp32", "amp", "half") if o["save_workload"] else forms
+    # what the model is to be matched with is imported and read while it is traced
+    with workload_started(model, every, variant_of(o), o, o["checkpointing"]) as workload:
+        return _matched(workload, precisions, o)
+
+
+def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dict[str, Any]) -> int:
+    """Read the offers, wait for the workload, rank, print; the exit code."""
+    import datetime
+
+    from trainpace.cli.hardware import devices_of
+    from trainpace.cli.servers import chosen, offers_known, provider_known
+    from trainpace.offers.match import Job, nearest, rank
+    from trainpace.schedule import Schedule
+
+    if o["as_json"]:
+        from trainpace.report.match_json import ranking_json
+    else:
+        from trainpace.report.match import print_ranking
     own = devices_of(o["hardware"])
     known = offers_known(o["machines"], o["only_machines"])
     if o["data_from"]:
@@ -140,10 +157,7 @@ def match(model: str, **o: Any) -> int:
         data_from=o["data_from"], deadline_s=o["deadline"], budget_usd=o["budget"], channels_last=o["channels_last"],
         compile=o["compiled"], checkpointing=o["checkpointing"], conditions=_conditions(o),
     )  # fmt: skip
-    forms = tuple(dict.fromkeys(form_of(precision) for precision in precisions))
-    workload = workload_of(
-        model, ("fp32", "amp", "half") if o["save_workload"] else forms, variant_of(o), o, o["checkpointing"]
-    )
+    workload = traced()
     if o["save_workload"]:
         from trainpace.records import save
 
@@ -154,8 +168,6 @@ def match(model: str, **o: Any) -> int:
     if o["as_json"]:
         echo_json(ranking_json(workload, ranking, job, close, today))
     else:
-        from trainpace.report.match import print_ranking
-
         print_ranking(workload, ranking, job, close, o["by"], o["top"], today)
     return 0 if ranking.matches else 1
 

@@ -39,6 +39,9 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 )
 @click.option("--suite-size", type=COUNT, help="How many models --suite random draws.")
 @click.option("--suite-seed", type=int, help="Other models for another seed.")
+@click.option(
+    "--noise-scale", is_flag=True, help="Also the gradient noise scale, of FILE.py:FUNCTION at the largest batch."
+)
 @click.option("--no-forecast", is_flag=True, help="Do not lay a forecast beside the measurements.")
 @click.option("--journal", "place", metavar="PATH|URL", help=JOURNAL)
 @click.option("--no-journal", is_flag=True, help="Keep nothing in the journal; an interrupted sweep is then lost.")
@@ -61,6 +64,7 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
     \b
     trainpace measure resnet50 --batch 1,2,4
     trainpace measure examples/photo_tasks.py:cnn --batch 1:70
+    trainpace measure train.py:task --batch 64 --noise-scale
     trainpace measure vgg16 --device cuda --batch 1:70 --html vgg16.html
     trainpace measure resnet50 --device cuda --until-oom
     trainpace measure --suite random --suite-size 100
@@ -73,11 +77,20 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
         if o[option] and not Path(o[option]).resolve().parent.is_dir():
             raise click.UsageError(f"the folder of {o[option]} does not exist.")
     if o["suite"]:
-        for option, name in (("output", "--output"), ("page", "--html"), ("as_json", "--json")):
+        for option, name in (
+            ("output", "--output"),
+            ("page", "--html"),
+            ("as_json", "--json"),
+            ("noise_scale", "--noise-scale"),
+        ):
             if o[option]:
                 raise click.UsageError(f"{name} is for one model; trainpace journal export has the suite's runs.")
         return measure_suite(batches, o)
     assert model is not None
+    if o["noise_scale"] and ".py:" not in model:
+        raise click.UsageError(
+            "--noise-scale is one of real samples, and those of this model are random: name FILE.py:FUNCTION."
+        )
     result = measure_one(model, batches, o)
     if o["as_json"]:
         echo_json(result)

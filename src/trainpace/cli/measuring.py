@@ -23,6 +23,7 @@ from trainpace.measure.analysis import analyse
 from trainpace.measure.conditions import Conditions
 from trainpace.measure.detect import Machine, detect
 from trainpace.measure.disturbances import warnings_of
+from trainpace.measure.probes import measure_noise_scale
 from trainpace.measure.suite import SuiteItem, suite
 from trainpace.measure.sweep import SweepPlan, run_sweep
 from trainpace.outcome import Forecast, Jump, Measurement
@@ -52,6 +53,12 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
         recorded = _run(conditions, plan, device, journal, foresight, [jump.batch for jump in causes], o)
     measured = [outcome for outcome in recorded.outcomes if isinstance(outcome, Measurement)]
     measured.sort(key=lambda m: m.execution.micro_batch)
+    if o["noise_scale"] and measured:
+        from msgspec.structs import replace
+
+        click.echo(f"gathering gradients at batch {measured[-1].execution.micro_batch}", err=True)
+        scale = measure_noise_scale(conditions, measured[-1].execution.micro_batch)
+        measured[-1] = replace(measured[-1], noise_scale=scale)
     if o["output"]:
         write_whole(o["output"], json.dumps([to_jsonable(m) for m in measured], indent=1) + "\n")
     if not measured:

@@ -77,6 +77,12 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 @click.option("--epochs", type=EPOCHS, help="Passes over the data.")
 @click.option("--max-steps", type=AT_LEAST_1, help="Updates, in place of --epochs or as their limit.")
 @click.option("--allow-global-batch", is_flag=True, help="Also look at multiples of the global batch.")
+@click.option(
+    "--noise-scale",
+    metavar="SAMPLES|FILE.json",
+    help="With --allow-global-batch: count to the same loss, by this gradient noise scale (trainpace measure --noise-scale"
+    " --output FILE.json).",
+)
 @click.option("--allow-fp8", is_flag=True, help="Also look at FP8.")
 @click.option(
     "--keep",
@@ -87,6 +93,8 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 @click.option("--simplest", is_flag=True, help="Order the changes to the simplest choice, not to the best.")
 @click.option("--timeout", type=DURATION, default="5min", show_default=True, help="Give up tracing after this.")
 @click.option("--output", metavar="FILE.json", help="Keep the plan.")
+@click.option("--write", is_flag=True, help="Show the plan in the --config files, as a diff of what changes.")
+@click.option("--yes", is_flag=True, help="With --write: write it, each old file kept as FILE.bak.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(model: str, **o: Any) -> int:
     """Say what to change about a training, in which order, and how many seconds of the whole job each change saves.
@@ -99,11 +107,12 @@ def plan(model: str, **o: Any) -> int:
     trainpace plan transformers:config.json --gpu H100 --num-gpus 8 --nodes 64 --network 400 --precision bf16 \\
         --global-batch 1024 --tokens 1T --max-steps 100000 --optimizer adamw
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
-    trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json
+    trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
     from msgspec.structs import replace
 
-    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, schedule_of, script_changes
+    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
+    from trainpace.cli.plan_write import as_json, check_write, print_files, rewritten, save_all
     from trainpace.cli.traced import workload_of
     from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.records import save, to_jsonable
@@ -112,6 +121,8 @@ def plan(model: str, **o: Any) -> int:
 
     if Path(model).is_dir():
         raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
+    noise_scale = noise_scale_of(o)
+    check_write(o)
     present = Present.read(o)
     freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
     cluster = cluster_of(o, present)
@@ -123,17 +134,23 @@ def plan(model: str, **o: Any) -> int:
     workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
     start = present.execution(o, cluster, workload)
     found = plan_changes(
-        Setting(workload, cluster, schedule), start, data_paths(o, present, start, cluster), freedom,
+        Setting(workload, cluster, schedule, noise_scale=noise_scale), start, data_paths(o, present, start, cluster), freedom,
         to="simplest" if o["simplest"] else "best",
     )  # fmt: skip
     found = replace(found, model=model)
     also = script_changes(present, start, schedule)
     if o["output"]:
         save(found, o["output"])
+    files = rewritten(o, found) if o["write"] else None
+    backups = save_all(files) if files is not None and o["yes"] else {}
     if o["as_json"]:
+        written = as_json(files, backups) if o["write"] else {}
         changes = [{**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in also]
-        echo_json({**to_jsonable(found), "saved_s": found.saved_s, "in_the_script": changes})
+        said = {"noise_scale": noise_scale, "saved_s": found.saved_s, "in_the_script": changes}
+        echo_json({**to_jsonable(found), **said, **written})
     else:
-        print_plan(found, workload, cluster)
+        print_plan(found, workload, cluster, noise_scale)
         print_script_changes(also)
+        if o["write"]:
+            print_files(files, backups, o["yes"])
     return 0 if found.best is not None else 1

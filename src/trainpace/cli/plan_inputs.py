@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from trainpace.cli.options import check_fleet, read_text
+from trainpace.cli.options import ABOVE_0, check_fleet, read_text, within
 from trainpace.cli.settings import SettingsSource
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.units import parse_count
 
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
@@ -83,7 +85,7 @@ class Present(NamedTuple):
         recompute = self.pick("activation_checkpointing", None)
         if o["checkpointing"] is not None:
             recompute = o["checkpointing"]
-        offload = o["offload"] or ("optimizer" if self.pick("offload_optimizer", None) else "none")
+        offload = o["offload"] or self._offload_in_files()
         zero: ZeroStage = 3 if self.files.value("sharding") == "fsdp" and self.files.value("zero_stage") is None else 0
         stage: ZeroStage | None = self.pick("zero_stage", o["zero"])
         start = Execution(
@@ -109,6 +111,12 @@ class Present(NamedTuple):
         from msgspec.structs import replace
 
         return replace(start, accumulation=accumulation or 1)
+
+    def _offload_in_files(self) -> str:
+        optimizer, parameters = (bool(self.files.value(f"offload_{what}")) for what in ("optimizer", "parameters"))
+        return (
+            "both" if optimizer and parameters else "optimizer" if optimizer else "parameters" if parameters else "none"
+        )
 
     def _recorded_batch(self) -> int | None:
         from trainpace.watch.recording import batches_per_step
@@ -148,6 +156,28 @@ def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
         price_usd_per_device_hour=said.get("price"),
         network_gb_per_s_per_device=None if network is None else network / per_node,
     )  # fmt: skip
+
+
+def noise_scale_of(o: dict[str, Any]) -> float | None:
+    """Samples, from a number or from what `trainpace measure --noise-scale --output` wrote."""
+    said = o["noise_scale"]
+    if said is None:
+        return None
+    if not o["allow_global_batch"]:
+        raise click.UsageError("--noise-scale weighs global batches: add --allow-global-batch.")
+    if not said.endswith(".json"):
+        number: float = within("number of samples", ABOVE_0, 1e12, parse_count).convert(said, None, None)
+        return number
+    from trainpace.records import read_bytes
+
+    try:
+        scales = [found["noise_scale"] for found in json.loads(read_bytes(said)) if found.get("noise_scale")]
+        samples = scales[-1]["scale"]["samples"] if scales else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UnreadableInput(f"{said} is no file of measurements.", "trainpace measure --output writes one.") from None
+    if not samples:
+        raise TrainpaceError(f"{said} holds no gradient noise scale.", "Measure it: trainpace measure --noise-scale.")
+    return float(samples)
 
 
 def _fleet_file(path: str) -> dict[str, Any]:

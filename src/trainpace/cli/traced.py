@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from trainpace.errors import Contradiction
-from trainpace.trace import is_saved, load_workload
+from trainpace.trace import is_saved, load_workload, workload_on_its_way
 from trainpace.workload import Form, Variant, Workload
 
 
@@ -26,21 +27,33 @@ def workload_of(
 
     Raises Contradiction where an option asks of a saved workload what it was not traced with.
     """
-    if is_saved(model):
-        if o.get("save_workload"):
-            raise click.UsageError(f"--save-workload needs a model to trace, and {model} is a saved workload already.")
-        workload = load_workload(model, forms)
-        check_agrees(model, workload, o)
-        if recompute and not recomputes(workload):
+    with workload_started(model, forms, variant, o, recompute) as workload:
+        return workload()
+
+
+@contextlib.contextmanager
+def workload_started(
+    model: str, forms: Sequence[Form], variant: Variant, o: dict[str, Any], recompute: bool = False
+) -> Iterator[Callable[[], Workload]]:
+    """Start on what `workload_of` gives, and give what waits for it, so that a verb can prepare the rest meanwhile."""
+    if is_saved(model) and o.get("save_workload"):
+        raise click.UsageError(f"--save-workload needs a model to trace, and {model} is a saved workload already.")
+    with workload_on_its_way(model, forms, variant, o["timeout"]) as traced:
+
+        def workload() -> Workload:
+            found = traced()
+            if is_saved(model):
+                check_agrees(model, found, o)
+            if not recompute or recomputes(found):
+                return found
+            if not is_saved(model):
+                return load_workload(model, forms, variant._replace(checkpointing=True), o["timeout"])
             raise Contradiction(
                 f"{model} was traced without activation checkpointing and has no repeated blocks that could be recomputed.",
                 "--checkpointing needs a new trace, from the model.",
             )
-        return workload
-    workload = load_workload(model, forms, variant, o["timeout"])
-    if recompute and not recomputes(workload):
-        return load_workload(model, forms, variant._replace(checkpointing=True), o["timeout"])
-    return workload
+
+        yield workload
 
 
 def recomputes(workload: Workload) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpace.cli.options import echo_json
+from trainpace.cli.options import echo_json, within
+from trainpace.cli.places import JOURNAL
+
+if TYPE_CHECKING:
+    from trainpace.journal.guard import Pace
 
 WHOLE_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -21,25 +25,37 @@ WHOLE_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fals
 @click.option("--html", metavar="FILE.html", help="Save the timeline as a page.")
 @click.option("--svg", metavar="FILE.svg", help="Save the timeline as a picture.")
 @click.option("--trace", metavar="FILE.json", help="Save every span for ui.perfetto.dev (.json or .json.gz).")
+@click.option(
+    "--baseline", metavar="RUN", help="An earlier recording's folder, or a run of the journal: is this one slower?"
+)
+@click.option(
+    "--tolerance", type=within("tolerance", 0.0, 10.0), metavar="SHARE",
+    help="How much slower, beyond the noise, is no regression.  [default: 0.05]",
+)  # fmt: skip
+@click.option("--journal", "place", metavar="PATH|URL", help=JOURNAL)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and let the command's output go to stderr.")
 def watch(command: tuple[str, ...], **o: Any) -> int:
     """Run an unchanged training script and record where its steps' time goes.
 
     Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks that torchrun or
     accelerate start. Losses stay the same bit for bit. The exit code is the command's own; what was recorded of a command that
-    was killed is kept.
+    was killed is kept. With --baseline, exit code 1 says that the command worked and its median step is slower beyond the noise.
 
     \b
     trainpace watch -- python train.py --epochs 1
     trainpace watch --timeline -- torchrun --nproc-per-node 2 train.py
     trainpace watch --from FOLDER --trace trace.json
+    trainpace watch --baseline FOLDER --tolerance 0.1 -- python train.py
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.watch import print_recording
+    from trainpace.report.watch import print_guarded, print_recording
     from trainpace.watch import read_recording
 
     if bool(command) == bool(o["recorded"]):
         raise click.UsageError("give a command, as in: trainpace watch -- python train.py, or --from FOLDER.")
+    if o["tolerance"] is not None and o["baseline"] is None:
+        raise click.UsageError("--tolerance belongs to --baseline RUN.")
+    baseline = None if o["baseline"] is None else _pace_of(o["baseline"], o["place"])
     code = 0
     if o["recorded"]:
         folder = Path(o["recorded"])
@@ -50,8 +66,16 @@ def watch(command: tuple[str, ...], **o: Any) -> int:
     if not recording.ranks and not o["recorded"] and code == 0:
         code = 2
     _save(folder, o)
+    guarded = None
+    if baseline is not None and recording.ranks and code == 0:
+        from trainpace.journal.guard import TOLERANCE, guard, pace_of_recording
+
+        tolerance = TOLERANCE if o["tolerance"] is None else o["tolerance"]
+        guarded = guard(baseline, pace_of_recording(recording, str(folder)), tolerance)
+        code = int(guarded.regressed)
     if o["as_json"]:
-        echo_json({"folder": str(folder), **to_jsonable(recording)})
+        compared = {} if guarded is None else {"baseline": to_jsonable(guarded)}
+        echo_json({"folder": str(folder), **to_jsonable(recording), **compared})
     else:
         print_recording(recording, str(folder))
         if o["timeline"] and recording.ranks:
@@ -59,7 +83,28 @@ def watch(command: tuple[str, ...], **o: Any) -> int:
             from trainpace.watch.timeline import timeline_of
 
             print_timeline(timeline_of(folder, _steps(o["steps"])))
+        if guarded is not None:
+            print_guarded(guarded)
     return code
+
+
+def _pace_of(run: str, place: str | None) -> Pace:
+    """Of a recording's folder, else of the journal's run; read before anything is started."""
+    from trainpace.journal.guard import pace_of_entry, pace_of_recording
+    from trainpace.watch import read_recording
+
+    if Path(run).is_dir():
+        return pace_of_recording(read_recording(Path(run)), run)
+    from trainpace.errors import UnknownName
+    from trainpace.journal.store import Journal
+
+    with Journal.open(place) as journal:
+        try:
+            return pace_of_entry(journal.get(run))
+        except UnknownName:
+            raise UnknownName(
+                "baseline", run, (), "Name the folder of a recording, or a run that trainpace journal list shows."
+            ) from None
 
 
 def folder_for(output: str | None, command: tuple[str, ...]) -> Path:

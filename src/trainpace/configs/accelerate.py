@@ -7,7 +7,7 @@ from typing import Any
 
 from trainpace.configs.deepspeed import DEVICES
 from trainpace.configs.reading import Reading
-from trainpace.configs.settings import ConfigFile
+from trainpace.configs.settings import ConfigFile, SettingName
 
 NAMES = frozenset(
     """
@@ -29,6 +29,10 @@ DYNAMO = tuple(
 NO EAGER AOT_EAGER INDUCTOR AOT_TS_NVFUSER NVPRIMS_NVFUSER CUDAGRAPHS OFI FX2TRT ONNXRT TENSORRT
 AOT_TORCHXLA_TRACE_ONCE TORCHXLA_TRACE_ONCE IPEX TVM HPU_BACKEND NEURON
 """.split()
+)
+_OFFLOADS: tuple[tuple[SettingName, str], ...] = (
+    ("offload_optimizer", "offload_optimizer_device"),
+    ("offload_parameters", "offload_param_device"),
 )
 PRECISION = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 
@@ -52,7 +56,11 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     _read_kind(reading, data)
     _read_parallelism(reading, reading.section(data.get("parallelism_config"), "parallelism_config"))
     dynamo = reading.section(data.get("dynamo_config"), "dynamo_config")
-    put_dynamo(reading, dynamo.get("dynamo_backend"), "dynamo_config.dynamo_backend")
+    key = "dynamo_config.dynamo_backend"
+    if str(data.get("distributed_type")).upper() == "DEEPSPEED" and dynamo.get("dynamo_backend") is not None:
+        reading.note(key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+    else:
+        put_dynamo(reading, dynamo.get("dynamo_backend"), key)
     return reading.done()
 
 
@@ -72,7 +80,8 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
             reading.note("fp16", "the old name of mixed_precision")
             reading.put("precision", "amp_fp16" if data["fp16"] else "fp32", "fp16")
         return
-    if word is False:  # YAML reads an unquoted `no` as false
+    if word is False:
+        reading.warn("mixed_precision", "an unquoted no, which YAML reads as false and accelerate stops at; write 'no'")
         word = "no"
     word = reading.word(word.casefold() if isinstance(word, str) else word, "mixed_precision", PRECISION)
     if word:
@@ -84,9 +93,10 @@ def _read_deepspeed(reading: Reading, section: dict[str, Any]) -> None:
     steps = section.get("gradient_accumulation_steps")
     reading.count("accumulation", steps, f"{key}.gradient_accumulation_steps")
     reading.count("zero_stage", section.get("zero_stage"), f"{key}.zero_stage", least=0, most=3)
-    device = reading.word(section.get("offload_optimizer_device"), f"{key}.offload_optimizer_device", DEVICES)
-    if device:
-        reading.put("offload_optimizer", device != "none", f"{key}.offload_optimizer_device")
+    for name, device_key in _OFFLOADS:
+        device = reading.word(section.get(device_key), f"{key}.{device_key}", DEVICES)
+        if device:
+            reading.put(name, device != "none", f"{key}.{device_key}")
     file = reading.word(section.get("deepspeed_config_file"), f"{key}.deepspeed_config_file")
     if file:
         reading.note(f"{key}.deepspeed_config_file", f"{file} is a file of its own; read it too")
@@ -98,7 +108,7 @@ def _read_kind(reading: Reading, data: dict[str, Any]) -> None:
         kind = "NO"
     kind = reading.word(kind.upper() if isinstance(kind, str) else kind, "distributed_type", KINDS)
     fsdp = reading.section(data.get("fsdp_config"), "fsdp_config")
-    if fsdp or kind == "FSDP":
+    if kind == "FSDP" or (fsdp and kind is None):  # under another type, accelerate passes fsdp_config by
         reading.put("sharding", "fsdp", "distributed_type" if kind == "FSDP" else "fsdp_config")
     checkpointing = fsdp.get("fsdp_activation_checkpointing")
     reading.flag("activation_checkpointing", checkpointing, "fsdp_config.fsdp_activation_checkpointing")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainpace.configs.settings import ConfigFile, Note, Setting
 from trainpace.records import Record
 
-_SAME_UNDER_DEEPSPEED = ({"amp_bf16", "bf16"}, {"amp_fp16", "fp16"})
+SAME_UNDER_DEEPSPEED = ({"amp_bf16", "bf16"}, {"amp_fp16", "fp16"})
 
 
 class Clash(Record):
@@ -56,7 +56,7 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
 def _compatible(settings: list[Setting], deepspeed: set[str]) -> bool:
     """Hugging Face and accelerate call bf16 autocast what DeepSpeed calls bf16: one setting said in two ways."""
     words = {str(s.value) for s in settings}
-    return any(s.file in deepspeed for s in settings) and any(words <= same for same in _SAME_UNDER_DEEPSPEED)
+    return any(s.file in deepspeed for s in settings) and any(words <= same for same in SAME_UNDER_DEEPSPEED)
 
 
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:

@@ -42,6 +42,7 @@ _ACCELERATE = Launcher(
         "gradient-accumulation-steps": "accumulation", "zero-stage": "zero_stage",
         "parallelism-config-tp-size": "tp", "parallelism-config-cp-size": "cp",
         "fsdp-activation-checkpointing": "activation_checkpointing", "offload-optimizer-device": "offload_optimizer",
+        "offload-param-device": "offload_parameters",
         "dynamo-backend": "compile", "use-fsdp": "sharding",
     },
     frozenset(
@@ -71,7 +72,7 @@ LAUNCHERS = {
 }  # fmt: skip
 _SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}
 _DEEPEST_SUBSTITUTION = 10
-_ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
+ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
 
 
 def parse_command(command: str, file: str = "command") -> ConfigFile:
@@ -95,12 +96,12 @@ def read_launch(text: str, reading: Reading) -> str | None:
     """Put what the first launcher in `text` says into `reading`. The launcher's name; None where there is none."""
     words = split_words(text, reading.file)
     names = [word.rpartition("/")[2] for word in words]
-    at = next((i for i, name in enumerate(names) if _starts_at(names, i, name)), None)
+    at = next((i for i, name in enumerate(names) if starts_at(names, i, name)), None)
     if at is None:
         return None
     name = names[at]
     words = words[at + (2 if name == "accelerate" else 1) :]
-    end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))
+    end = next((i for i, word in enumerate(words) if word in ENDS), len(words))
     launcher, script = _split_at_script(words[:end], LAUNCHERS[name], reading)
     _put_launcher(launcher, LAUNCHERS[name], reading)
     _put_script(script, reading)
@@ -133,7 +134,8 @@ def split_words(text: str, file: str) -> list[str]:
     return [part for word in words for part in ((word[:-1], ";") if word[-1:] == ";" and word != ";" else (word,))]
 
 
-def _starts_at(names: list[str], i: int, name: str) -> bool:
+def starts_at(names: list[str], i: int, name: str) -> bool:
+    """Whether a launcher's command begins at word `i`, whose last part is `name`."""
     if name == "accelerate":
         return names[i + 1 : i + 2] == ["launch"]
     if name.startswith("torch.distributed."):
@@ -172,7 +174,9 @@ def _put_launcher(flags: list[tuple[str, str | None]], launcher: Launcher, readi
         dashes = "--" if len(key) > 1 else "-"
         if key in seen and seen[key] != value:
             raise UnreadableInput(f"{reading.file}: {dashes}{key} is given twice, as {seen[key]} and {value}.")
-        if key in launcher.reads and key not in seen:
+        if key == "dynamo-backend" and ("use-deepspeed", None) in flags:
+            reading.note(dashes + key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+        elif key in launcher.reads and key not in seen:
             _put(reading, launcher.reads[key], value, dashes + key)
         seen[key] = value
     if launcher.others is not None:
@@ -203,7 +207,7 @@ def _put(reading: Reading, name: SettingName, value: str | None, key: str) -> No
         reading.put(name, PRECISION[reading.word(value.casefold(), key, PRECISION) or "no"], key)
     elif name == "activation_checkpointing":
         reading.put(name, reading.word(value.casefold(), key, ("true", "false")) == "true", key)
-    elif name == "offload_optimizer":
+    elif name in ("offload_optimizer", "offload_parameters"):
         reading.put(name, reading.word(value, key, ("none", "cpu", "nvme")) != "none", key)
     elif name == "compile":
         put_dynamo(reading, value, key)

@@ -122,14 +122,16 @@ def _read_zero(reading: Reading, value: Any) -> None:
     zero = reading.section(value, "zero_optimization")
     reading.flag_unknown(zero, ZERO, "DeepSpeed stops with a validation error at this key", "zero_optimization.")
     reading.count("zero_stage", zero.get("stage"), "zero_optimization.stage", least=0, most=3)
-    for key in ("offload_optimizer", "offload_param"):
+    offloads: tuple[tuple[str, SettingName], ...] = (
+        ("offload_optimizer", "offload_optimizer"),
+        ("offload_param", "offload_parameters"),
+    )
+    for key, name in offloads:
         path = f"zero_optimization.{key}"
         section = reading.section(zero.get(key), path)
         device = reading.word(section.get("device"), f"{path}.device", DEVICES)
-        if device is not None and key == "offload_optimizer":
-            reading.put("offload_optimizer", device != "none", f"{path}.device")
-        elif device not in (None, "none"):
-            reading.warn(f"{path}.device", f"{device}: parameters move every step, which is not counted here")
+        if device is not None:
+            reading.put(name, device != "none", f"{path}.device")
     if zero.get("cpu_offload") is not None:
         reading.note("zero_optimization.cpu_offload", "the old name of offload_optimizer")
         reading.flag("offload_optimizer", zero["cpu_offload"], "zero_optimization.cpu_offload")

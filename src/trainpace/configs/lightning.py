@@ -134,7 +134,10 @@ def _read_strategy(reading: Reading, value: Any) -> None:
             reading.note(key, "DeepSpeed, with its stage not stated; Lightning would use 2", leaves_open="zero_stage")
         if offload:
             reading.put("offload_optimizer", True, key)
+        if offload and stage == "3":  # Lightning's name for both
+            reading.put("offload_parameters", True, key)
         reading.flag("offload_optimizer", arguments.get("offload_optimizer"), f"{key}.init_args.offload_optimizer")
+        reading.flag("offload_parameters", arguments.get("offload_parameters"), f"{key}.init_args.offload_parameters")
         if arguments.get("config") is not None:
             reading.note(f"{key}.init_args.config", "a DeepSpeed configuration of its own; read it too")
     elif last in ("fsdp", "fsdp_cpu_offload", "modelparallel"):

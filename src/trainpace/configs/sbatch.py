@@ -11,7 +11,7 @@ from trainpace.configs.settings import ConfigFile, SettingName
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.units import parse_duration_s
 
-_SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
+SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
 _COUNTED = frozenset("nodes ntasks ntasks-per-node gpus-per-node gpus-per-task gpus gres time array".split())
 _OTHERS = frozenset(
     """
@@ -115,7 +115,7 @@ def _pairs(words: list[str], reading: Reading) -> list[tuple[str, str]]:
         if word.startswith("--"):
             key, has_value, value = word[2:].partition("=")
         elif re.match(r"-[A-Za-z]", word):
-            key, value = _SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
+            key, value = SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
             has_value = value
         else:
             reading.warn("#SBATCH", f"{word[:60]!r} is not understood")

@@ -11,9 +11,9 @@ Severity = Literal["info", "warning"]
 
 SettingName = Literal[
     "micro_batch", "accumulation", "global_batch", "world_size", "nnodes", "nproc_per_node", "gpus_per_node", "tp",
-    "pp", "cp", "precision", "zero_stage", "sharding", "offload_optimizer", "activation_checkpointing", "compile",
-    "optimizer", "learning_rate", "epochs", "max_steps", "drop_last", "evaluate_every_steps",
-    "checkpoint_every_steps", "dataloader_workers", "sequence_length", "time_limit_s",
+    "pp", "cp", "precision", "zero_stage", "sharding", "offload_optimizer", "offload_parameters",
+    "activation_checkpointing", "compile", "optimizer", "learning_rate", "epochs", "max_steps", "drop_last",
+    "evaluate_every_steps", "checkpoint_every_steps", "dataloader_workers", "sequence_length", "time_limit_s",
 ]  # fmt: skip
 """Names as in `trainpace.execution`. gpus_per_node: GPUs that Slurm reserves. sharding: "fsdp" where FSDP is on."""
 

@@ -16,7 +16,8 @@ class KernelConstants(Record):
     """Shares are of the device's sustained figures, for large operators. The defaults are guesses from which the fit starts.
 
     watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_floor the
-    share of them below which its voltage falls no further; consumer_boost: how far GeForce and Titan cards clock above
+    share of them below which its voltage falls no further; tensor_feeding: exponent by which matrix
+    units that are wider than GeForce's lose; consumer_boost: how far GeForce and Titan cards clock above
     their sheet (see `rates`).
     tile_*: see `tiles.TileModel`; plain on CUDA cores, tensor on matrix units. gemm_*, conv_*: shares by operator and
     unit. winograd_*: 3x3 convolutions on CUDA cores by F(4x4, 3x3) in three kernels,
@@ -38,6 +39,7 @@ class KernelConstants(Record):
     watts_plain: float = 0.8
     watts_tensor: float = 0.10
     watts_floor: float = 0.5
+    tensor_feeding: float = 0.15
     consumer_boost: float = 1.1
     tile_plain_half_intensity: float = 8.0
     tile_plain_prologue: float = 32.0

@@ -193,6 +193,8 @@ def step_exchanges(
     behind = exposed(both, bare + np.where(again, gather, 0.0), window)
     gathered_backward = np.where(again, behind * pieces * gather / np.maximum(both, 1e-12), 0.0)
     after_step = pieces * gather * (mode == "train")  # ZeRO 1 and 2
+    if engine == "megatron_core":
+        after_step = exposed(after_step, gather * (mode == "train"), ahead_window)
     parameters = np.where(fully, np.where(collected, 1.0, m) * ahead + m * gathered_backward, after_step)
     offload = _to_hosts(grid, groups, gradient_bytes, parameter_bytes, forward_ms, window, mode, links.cluster)
     return StepExchanges(times * (behind - gathered_backward) + afterwards, parameters, offload)

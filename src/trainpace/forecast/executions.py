@@ -75,6 +75,13 @@ class Grid(NamedTuple):
         return ((self.tp > 1) | (self.pp > 1)) & (self.zero_stage < 3)
 
     @property
+    def casts_shards(self) -> Flags:
+        """FSDP's MixedPrecision, which fp32 weights under FSDP stand for here where products are in 16 bits: it casts shards and
+        gathers them so, in place of autocast's copies of weights."""
+        autocast = [PRECISIONS.index(name) for name in ("amp_fp16", "amp_bf16")]
+        return (self.zero_stage >= 3) & np.isin(self.precision, autocast)
+
+    @property
     def fp32_gradients(self) -> Flags:
         """Gradients of 16-bit weights that are exchanged in fp32: Megatron's main gradients in bf16, and what torchtitan's
         FSDP reduces in bf16 and fp8 (MixedPrecisionPolicy.reduce_dtype). fp16's stay as they are, as do those of ZeRO 1 and 2
@@ -109,8 +116,9 @@ def grid_from(base: Execution, **varied: ArrayLike) -> Grid:
     unknown = set(varied) - set(Grid._fields)
     if unknown:
         raise TrainpaceError(f"a grid of executions has no {min(unknown)!r}.")
-    columns = [np.asarray(varied.get(name, _code(name, getattr(base, name)))) for name in Grid._fields]
-    return Grid(*(np.atleast_1d(column) for column in np.broadcast_arrays(*columns)))
+    shape = np.broadcast_shapes((1,), *(np.shape(values) for values in varied.values()))
+    columns = (np.asarray(varied.get(name, _code(name, getattr(base, name)))) for name in Grid._fields)
+    return Grid(*(column if column.shape == shape else np.full(shape, column) for column in columns))
 
 
 def execution_at(grid: Grid, i: int, base: Execution, cluster: Cluster) -> Execution:
@@ -149,7 +157,7 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
 
     def inside(size: Counts, stride: Counts) -> Counts:
         """Of `size` ranks that lie `stride` apart."""
-        return np.clip(devices_per_node // stride, 1, size)
+        return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
     return Groups(
         data=data,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants
@@ -13,6 +12,7 @@ from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import fits, largest_micro_batch
 from trainpace.forecast.rates import Peak, matrix_peak
+from trainpace.forecast.scaling import scaling_of
 from trainpace.forecast.shapes import contradiction
 from trainpace.forecast.sharding import rank_operators
 from trainpace.forecast.stages import RankTimes, block_shares, rank_times
@@ -81,6 +81,7 @@ def forecast(
     cost = None
     if time is not None and price is not None:
         cost = price * cluster.num_devices * hours_from_s(time.total_s)
+    scaling = scaling_of(workload, execution, cluster, model, host_factor, host_to_device_ms, step.total_ms)
     return Forecast(
         model=workload.model,
         device=device.name,
@@ -100,7 +101,8 @@ def forecast(
         training_time_interval_s=_time_interval(schedule, execution, interval),
         cost_usd=cost,
         exposed_ms={kind: float(values[0]) for kind, values in found.exposed.items() if values[0] > 0},
-        scaling_efficiency=_efficiency(workload, execution, cluster, model, host_factor, host_to_device_ms, step),
+        scaling_efficiency=scaling.efficiency,
+        scaling_reference_devices=scaling.devices,
         warnings=_warnings(fitting, step, bool(found.uneven[0]), form, execution),
     )
 
@@ -148,28 +150,6 @@ def _of_rank(timed: RankTimes, form: TracedForm, execution: Execution, step: Ste
     if whole_ms > 0:
         held[updates] = 0.0 if execution.offload_optimizer else step.optimizer_ms / whole_ms
     return KernelTimes(*(seconds * held for seconds in timed.times))
-
-
-def _efficiency(
-    workload: Workload,
-    execution: Execution,
-    cluster: Cluster,
-    model: MachineModel | KernelConstants | None,
-    host_factor: float,
-    host_to_device_ms: float,
-    step: StepTime,
-) -> float | None:
-    """Throughput over that of as many devices that each did the same micro-batches alone, memory permitting or not."""
-    if execution.world_size == 1:
-        return None
-    alone = replace(
-        execution, nnodes=1, nproc_per_node=1, tp=1, pp=1, cp=1, engine="ddp", zero_stage=0, shard_size=None,
-        offload_optimizer=False, offload_parameters=False, sequence_parallel=False, virtual_stages=1, pipeline_schedule="1f1b",
-    )  # fmt: skip
-    one = replace(cluster, nodes=1, devices_per_node=1)
-    found = forecast_grid(workload, alone, grid_of([alone]), one, model, host_factor, host_to_device_ms)
-    shards = execution.tp * execution.pp * execution.cp
-    return float(found.step_ms[0]) / (shards * step.total_ms)
 
 
 def _model_flops(operators: Operators, execution: Execution) -> float:

@@ -20,6 +20,7 @@ from trainpace.forecast.exchanges import (
     PassExchanges,
     StepExchanges,
     data_parallel_ms,
+    exposed,
     micro_batch_exchanges,
     row_products,
     step_exchanges,
@@ -91,9 +92,11 @@ def forecast_grid(
     model: MachineModel | KernelConstants | None = None,
     host_factor: float = 1.0,
     host_to_device_ms: float = 0.0,
+    memory: RankMemory | None = None,
 ) -> GridForecast:
     """Forecast every execution of a grid; `base` gives what a grid does not vary (engine, memory format).
 
+    `memory` is that of these executions, where another cluster's forecast gave it: it depends on the device's kind alone.
     Kernels are evaluated once for each distinct tp, cp, sequence_parallel, precision, compile and micro-batch; the rest
     are array expressions. Raises `TrainpaceError` where the workload lacks a precision's form.
     """
@@ -101,7 +104,8 @@ def forecast_grid(
     on_gpu = cluster.device.kind == "gpu"
     parts = {name: np.full(n, np.nan) for name in STEP_PARTS}
     exposed = {name: np.full(n, np.nan) for name in KINDS}
-    memory = RankMemory(*(np.zeros(n) for _ in RankMemory._fields))
+    known = memory is not None
+    memory = memory or RankMemory(*(np.zeros(n) for _ in RankMemory._fields))
     clash = np.zeros(n, dtype=np.int64)
     uneven = np.zeros(n, dtype=bool)
     reasons: dict[int, str] = {}
@@ -111,9 +115,10 @@ def forecast_grid(
         rows = np.flatnonzero(grid.precision == code)
         some = grid.at(rows)
         clash[rows] = clashes(some, form.blocks, workload.sequence_length, cluster, base.engine)
-        found = rank_memory(form, some, form_of(precision) == "half", on_gpu, base.engine, workload.checkpointed)
-        for whole, part in zip(memory, found, strict=True):
-            whole[rows] = part
+        if not known:
+            found = rank_memory(form, some, form_of(precision) == "half", on_gpu, base.engine, workload.checkpointed)
+            for whole, part in zip(memory, found, strict=True):
+                whole[rows] = part
         legal = clash[rows] == 0
         if form.blocks is not None:
             uneven[rows] = form.blocks.count % (some.pp * some.virtual_stages) != 0
@@ -248,6 +253,9 @@ class _Assembly:
         each = micro_batch_exchanges(
             grid, groups, blocks, self.stages, products, self._recomputes(FULL), costs.attention_device, mode, links
         )
+        if self.base.engine == "megatron_core":
+            beside = exposed(each.pipeline, np.zeros_like(each.pipeline), took[:, :, :2].sum(axis=2))
+            each = each._replace(pipeline=np.where(grid.virtual_stages[:, None] > 1, beside, each.pipeline))
         if self.base.engine == "data_parallel":
             nothing = np.zeros_like(gradients)
             return each, StepExchanges(nothing, nothing, nothing)
@@ -264,10 +272,8 @@ class _Assembly:
 
     @property
     def _parameter_bytes(self) -> Floats:
-        """Of the whole model, as parameters are exchanged (n). Weights are fp32 under autocast, except that FSDP's
-        MixedPrecision casts the shards to 16 bits before it gathers them."""
-        casts = self.half | ((form_of(self.precision) == "amp") & (self.grid.zero_stage >= 3))
-        return self.workload.parameters * np.where(casts, 2.0, 4.0)
+        """Of the whole model, as parameters are exchanged (n)."""
+        return self.workload.parameters * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
 
     def _exchanged_bytes(self) -> tuple[Floats, Floats]:
         return self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]

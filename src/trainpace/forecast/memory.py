@@ -7,6 +7,7 @@ micro-batches in flight (Narayanan et al. 2021).
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +21,14 @@ from trainpace.forecast.executions import (
     SELECTIVE,
     Counts,
     Grid,
+    Groups,
     grid_from,
     grid_of,
     groups_of,
 )
 from trainpace.forecast.layout import Stages, has_vocabulary_head, stages_of
 from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
+from trainpace.forecast.states import widths
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import Blocks, TracedForm, form_of
@@ -42,6 +45,12 @@ FRAGMENTATION = 1.06
 fitted 24 GB fit by this rule; the others have other normalisations today than when they were measured."""
 CONTEXT_GIB = 0.45
 """CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a CPU."""
+COMMUNICATOR_GIB = 0.25
+"""NCCL's buffers of one communicator, which no allocator of torch's sees. A connection has 4 MiB for the Simple protocol, 4.7
+for LL128 and 0.5 for LL (NCCL's DEFAULT_BUFFSIZE and its like in src/include/comm.h); a ring and a tree make about three a
+channel: 28 MiB, times 2 channels over PCIe and about 8 over several network cards."""
+INSIDE_COMMUNICATOR_GIB = 0.65
+"""The same inside a node with NVSwitch, where tensor-parallel groups are: 24 channels on A100."""
 
 MOST_SAMPLES = 2**24
 MOST_BETWEEN = 10
@@ -50,6 +59,7 @@ FIT_MARGIN = 0.97
 """Share of the card that is counted as usable: the driver, the display and fragmentation take the rest."""
 OFFLOAD_BUCKET = 5e8
 """Numbers in the gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
+MOST_FRONTS = 4096
 GATHERED_BLOCKS = 2.0
 """Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
@@ -76,11 +86,9 @@ def rank_memory(
     """Peak memory of every execution, each on its fullest stage. `checkpointed`: the trace already recomputes.
 
     With accumulation or a pipeline the gradients stay over all micro-steps, so they count in full at the peak. ZeRO shards
-    optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020). Training in 16 bits keeps
-    fp32 shards under FSDP; under ZeRO 1 and 2, and in Megatron's manner under tensor and pipeline parallelism, it keeps
-    fp32 states and a master copy besides (2 + 2 + 12 and 2 + 4 + 12 bytes a parameter with Adam). DDP reduces gradients
-    through buckets of the same size beside them. With the optimizer on the host sharded gradients leave as they come (Ren et
-    al. 2021), so that one bucket of them stays.
+    optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020); how wide they are is in
+    `states`. With the optimizer on the host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of
+    them stays.
     """
     blocks = form.blocks
     groups = groups_of(grid, 1)
@@ -91,58 +99,76 @@ def rank_memory(
     parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
     gradient_bytes = float(form.memory.peaks[:, 0].max())
     trains = "optimizer" in form.operators.phase
-    megatron = half & trains & grid.is_megatron[:, None]
-    mixed = half & trains & ((stage == 1) | (stage == 2)) | megatron
-    states = held * np.where(
-        mixed, 2 * (state_bytes + parameter_bytes), state_bytes * np.where(half & (stage == 3), 2, 1)
-    )
+    width = widths(grid, half, trains)
+    states = held * (width.states * state_bytes + width.masters * parameter_bytes)
     states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
     whole = held * parameter_bytes
-    masters = half & ~grid.offload_optimizer[:, None]  # FSDP's fp32 shards are weights and master copies in one
-    sharded_whole = whole * np.where(masters, 2.0, 1.0) / shard
-    parameters = np.where(stage >= 3, sharded_whole * ~grid.offload_parameters[:, None], whole)
-    parameters += _gathered(grid, blocks, stages, whole, shard > 1) * (stage >= 3)
+    sharded = whole * width.shards / shard
+    parameters = np.where(stage >= 3, sharded * ~grid.offload_parameters[:, None], whole)
+    parameters += _gathered(grid, blocks, stages, whole * width.gathered, shard > 1) * (stage >= 3)
     collected = grid.collects_gradients[:, None]
-    # whatever Megatron exchanges, it keeps main gradients in fp32: 18 bytes a parameter (Korthikanti et al. 2022, figure 1)
-    wide = megatron | (half & (grid.fp32_gradients[:, None] | (stage >= 2)))
-    width = np.where(wide, 2.0, 1.0) * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
+    wide = width.gradients * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
     leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
     bucket = OFFLOAD_BUCKET * (2.0 if half else 4.0) / np.maximum(held * gradient_bytes, 1.0)
-    width = np.where(leaves, np.minimum(width, bucket), width)
+    wide = np.where(leaves, np.minimum(wide, bucket), wide)
     buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
     reduced = held * gradient_bytes * buckets[:, None]
     activations, working, is_plain = _activations(grid, form, stages, checkpointed)
     kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
     # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
-    alive, active = np.where(is_plain, 0.0, held * gradient_bytes * width + reduced), working
+    alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
 
-    def consider(rows: NDArray[np.int64] | slice, gradient: float, activation: Floats | float) -> None:
-        more = np.where(kept[rows], gradient_bytes, gradient) * held[rows] * width[rows] + reduced[rows]
-        higher = more + activation > alive[rows] + active[rows]
-        alive[rows] = np.where(higher, more, alive[rows])
-        active[rows] = np.where(higher, activation, active[rows])
+    def consider(gradient: Floats | float, activation: Floats) -> None:
+        more = np.where(kept, gradient_bytes, gradient) * held * wide + reduced
+        higher = more + activation > alive + active
+        np.copyto(alive, more, where=higher)
+        np.copyto(active, activation, where=higher)
 
-    of_updates = form.memory.peaks[:, 2] == 0  # the optimizer's own temporaries, which are sharded as its states are
-    for gradient, constant in _front(form.memory.peaks[of_updates, 0], form.memory.peaks[of_updates, 1]):
-        consider(slice(None), gradient, held * constant / np.where(stage >= 1, shard, 1.0))
-    moments = form.memory.peaks[~of_updates]
-    for batch in np.unique(grid.micro_batch).tolist():
-        rows = np.flatnonzero(grid.micro_batch == batch)
-        for gradient, activation in _front(moments[:, 0], moments[:, 1] + moments[:, 2] * batch):
-            consider(rows, gradient, activations[rows] * activation)
+    peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
+    of_updates = peaks[:, 2] == 0  # the optimizer's own temporaries, which are sharded as its states are
+    for gradient, constant in _front(peaks[of_updates].tobytes(), 0.0):
+        consider(gradient, held * constant / np.where(stage >= 1, shard, 1.0))
+    update = whole * width.update / shard
+    consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
+    # what the blocks keep for any batch are autocast's copies of their weights
+    spared = (0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]) * (is_plain & grid.casts_shards[:, None])
+    moments = peaks[~of_updates].tobytes()
+    batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
+    fronts = [_front(moments, float(batch)) for batch in batches]
+    for position in range(max(map(len, fronts))):
+        moment = np.array([front[min(position, len(front) - 1)] for front in fronts])[batch_of]
+        consider(moment[:, :1], np.maximum(activations * moment[:, 1:] - spared, 0.0))
     allocated = np.where(stages.number > 0, alive + active + parameters + states, -1.0)
     fullest = allocated.argmax(axis=1)
     every = np.arange(len(fullest))
     parts = [values[every, fullest] for values in (parameters, alive, states, active)]
     parameters, gradients, states, activation = (values / BYTES_PER_GIB for values in parts)
     total_gib = parameters + gradients + states + activation
-    reserved = total_gib * (RESERVED_FACTOR if on_gpu else 1.0)
-    device = reserved + (CONTEXT_GIB if on_gpu else 0.0)
+    # the update's flat copies are larger than any block that was freed before them, and the allocator never joins segments
+    beside = update[every, fullest] / BYTES_PER_GIB
+    reserved = total_gib * RESERVED_FACTOR + np.where(activation > beside, beside, 0.0) if on_gpu else total_gib
+    device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups) if on_gpu else 0.0)
     return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device)
 
 
-def _front(gradients: Floats, activations: Floats) -> list[tuple[float, float]]:
-    """The moments that are the highest under some weights of gradients and activations: their upper convex hull."""
+def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
+    """Buffers of NCCL on a rank, n: a communicator for each kind of parallelism, two more to its neighbours in a pipeline, and
+    where tensor or pipeline parallelism meets data parallelism those of all ranks and of one replica, over which gradient
+    norms go (Megatron-LM's parallel_state.py)."""
+    several = (groups.data > 1) & (grid.tp * grid.pp > 1)
+    kinds = (groups.data > 1) * 1.0 + ((groups.replicas > 1) & (groups.shard > 1)) + (grid.cp > 1)
+    found: Floats = COMMUNICATOR_GIB * (kinds + 3.0 * (grid.pp > 1) + 2.0 * several)
+    return found + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
+
+
+@functools.lru_cache(maxsize=MOST_FRONTS)
+def _front(peaks: bytes, batch: float) -> tuple[tuple[float, float], ...]:
+    """The moments that are the highest under some weights of gradients and activations: their upper convex hull.
+
+    `peaks` are rows of a MemoryProfile's, as bytes, so that they can be kept: clusters and executions ask for the same again.
+    """
+    table = np.frombuffer(peaks).reshape(-1, 3)
+    gradients, activations = table[:, 0], table[:, 1] + table[:, 2] * batch
     front: list[tuple[float, float]] = []
     for i in np.lexsort((gradients, activations)).tolist()[::-1]:  # activations fall from one to the next
         x, y = float(gradients[i]), float(activations[i])
@@ -151,7 +177,7 @@ def _front(gradients: Floats, activations: Floats) -> list[tuple[float, float]]:
         while len(front) > 1 and _is_below(front[-2], front[-1], (x, y)):
             front.pop()
         front.append((x, y))
-    return front
+    return tuple(front)
 
 
 def _is_below(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
@@ -188,11 +214,16 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
         """Context-parallel ranks divide what samples need, not what is there without any."""
         return pair[0] + pair[1] * batch / ranks
 
-    saved, divided = at(blocks.saved_bytes, grid.cp), at(blocks.sharded_saved_bytes, grid.cp)
+    def kept(pair: tuple[float, float]) -> Floats:
+        """Without autocast's copies of weights where FSDP casts them: what does not grow with the batch."""
+        return at(pair, grid.cp) - np.where(grid.casts_shards, pair[0], 0.0)
+
+    saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
     core, working = at(blocks.attention_saved_bytes, grid.cp), at(blocks.working_bytes, grid.cp)
     entering, outside, in_all = at(blocks.input_bytes, grid.cp), at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
-    recompute = np.where(checkpointed, 0, grid.activation_checkpointing)
+    has_backward = "backward" in operators.phase  # without one nothing is kept that could be computed again
+    recompute = np.where(checkpointed or not has_backward, 0, grid.activation_checkpointing)
     whole_block = divided / grid.tp + (saved - divided) / sequence
     if gives_up_attention(blocks):
         selective = whole_block - core / grid.tp
@@ -203,17 +234,39 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * batch).max(axis=0, initial=0.0)
     divided_head = np.where(has_vocabulary_head(blocks), grid.tp, 1) * grid.cp
-    flying, last = _in_flight(grid, stages)
+    flying, waiting, last = _in_flight(grid, stages)
     loss = np.maximum(in_one_piece - blocks.count * in_all, outside) + (last - 1) * outside
-    at_head = stages.has_last * (loss / divided_head)[:, None]
-    bytes_alive = flying * block[:, None] + np.maximum(at_head, at_work[:, None])
+    loss = loss / divided_head + _torch_head(grid, form, entering)
+    at_head = stages.has_last * loss[:, None]
+    sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
+    bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
     is_plain = (grid.tp * grid.pp * grid.cp == 1) & (recompute == 0)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     return np.where(is_plain[:, None], 1.0, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
 
 
-def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats]:
-    """Blocks' worth of activations that a stage keeps at most (n x 3), and micro-batches that the last one keeps.
+def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
+    """What a vocabulary's head divided by torch's tensor parallelism holds beyond its share of the trace's, n, in bytes.
+
+    Its loss makes both steps of the backward pass in one (torch/distributed/tensor/parallel/loss.py), for which four fp32 tensors
+    of the logits' size are alive instead of three; and where the sequence is divided, the linear layer saves its input gathered.
+    Megatron's kernels work in place, and gather again.
+    """
+    operators, blocks = form.operators, form.blocks
+    if blocks is None or not has_vocabulary_head(blocks):
+        return np.zeros_like(entering)
+    outside = (np.array(blocks.roles) == "column") & (blocks.operator_counts == 0)
+    product = operators.written_bytes[outside & (np.array(operators.phase) == "forward")].sum(axis=0)
+    width = 2.0 if operators.half[outside].any() else 4.0
+    logits = 4.0 / width * (product[0] + product[1] * grid.micro_batch) / (grid.tp * grid.cp)
+    gathered = np.where(grid.sequence_parallel, entering * (1 - 1 / grid.tp), 0.0)
+    extra: Floats = np.where((grid.tp > 1) & (grid.zero_stage >= 3), logits + gathered, 0.0)
+    return extra
+
+
+def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
+    """Blocks' worth of activations that a stage keeps at most (n x 3), results that it has sent on and keeps for its backward
+    pass (n x 3, in micro-batches), and micro-batches that the last one keeps.
 
     1f1b: stage i of pp keeps pp - i micro-batches. Interleaved: of v chunks a device, 2 (pp - 1 - i) + (v - 1) pp + 1
     chunks are in flight (Narayanan et al. 2021, section 2.2), for the first stage 1 + (pp - 1) / (pp v) of all.
@@ -228,7 +281,9 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats]:
         [schedule == GPIPE, schedule == INTERLEAVED], [m[:, None] * np.ones_like(position), chunks], one_by_one
     )
     flying = np.where(pp[:, None] > 1, staged, 1.0)
-    return flying * stages.blocks, np.where((grid.pipeline_schedule == GPIPE) & (grid.pp > 1), m, 1.0)
+    # DeepSpeed's and torch's pipelines keep them; Megatron frees their data (Korthikanti et al. 2022, appendix B)
+    waiting = flying * ((grid.pp > 1) & (grid.zero_stage > 0))[:, None]
+    return flying * stages.blocks, waiting, np.where((grid.pipeline_schedule == GPIPE) & (grid.pp > 1), m, 1.0)
 
 
 def step_memory(form: TracedForm, execution: Execution, is_gpu: bool, checkpointed: bool = False) -> Memory:

@@ -55,6 +55,8 @@ class Rates(NamedTuple):
     l2_bytes: Floats
     casts: Floats
     """1 where operands of products are cast to 8 bits by kernels of their own."""
+    aligned_only: Floats = np.asarray(0.0)
+    """1 where batched products in 16 bits run on matrix units only if their rows are multiples of 16 bytes."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -122,6 +124,8 @@ def sustained_rates(
         sms=np.asarray(device.sms.value if device.sms else TYPICAL_SMS),
         l2_bytes=np.asarray((device.l2_mib.value if device.l2_mib else TYPICAL_L2_MIB) * 2**20),
         casts=np.asarray(float(precision == "fp8")),
+        # seen on A100 alone; of fp16 there are kernels for every alignment
+        aligned_only=np.asarray(float(device.compute_capability == "8.0" and precision in ("bf16", "amp_bf16"))),
     )
 
 
@@ -134,11 +138,25 @@ def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
+    fed_units = _feeding(device, peak, constants)
     boost = constants.consumer_boost if _is_consumer(device) else 1.0
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
-    return float(boost * peak.flop_per_s * cubic * linear)
+    return float(boost * peak.flop_per_s * fed_units * cubic * linear)
+
+
+NARROW = 512.0
+"""FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
+
+
+def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
+    """What wide matrix units keep of their rate: registers, shared memory and issue slots grew less than the units did, from
+    1024 FLOP a clock and multiprocessor on V100 over 2048 on A100 to 4096 on H100 (Shah et al. 2024 on Hopper's)."""
+    if not peak.tensor_core or device.sms is None or device.boost_clock_mhz is None:
+        return 1.0
+    width = peak.flop_per_s / (device.sms.value * device.boost_clock_mhz.value * 1e6)
+    return float(max(1.0, width / NARROW) ** -constants.tensor_feeding)
 
 
 def _is_consumer(device: Device) -> bool:

@@ -74,8 +74,8 @@ def rank_times(
     """
     key = (id(operators), id(device), id(model), precision, host_factor, channels_last, compiled)
     kept = _kept.get(key)
-    if kept is not None and np.isin(batches, kept.batches).all():
-        rows = np.searchsorted(kept.batches, batches)
+    rows = None if kept is None else _rows_of(batches, kept.batches)
+    if kept is not None and rows is not None:
         times = KernelTimes(*(part if part.shape[0] == 1 else part[rows] for part in kept.timed.times))
         return kept.timed._replace(times=times)
     timed = _rank_times(operators, batches, precision, device, model, host_factor, channels_last, compiled)
@@ -84,6 +84,12 @@ def rank_times(
             del _kept[next(iter(_kept))]
         _kept[key] = _Kept(batches, timed._replace(times=KernelTimes(*map(np.atleast_2d, timed.times))), device, model)
     return timed
+
+
+def _rows_of(batches: Floats, kept: Floats) -> NDArray[np.intp] | None:
+    """Where these batches are among the kept ones, which ascend; None if one is not."""
+    rows = np.minimum(np.searchsorted(kept, batches), len(kept) - 1)
+    return rows if (kept[rows] == batches).all() else None
 
 
 class _Kept(NamedTuple):
@@ -187,8 +193,11 @@ def _split(timed: RankTimes, blocks: Blocks | None) -> StageCosts:
     if blocks is not None:
         core = attention_rows(operators, blocks) & (phase == "forward")
 
+    passes = np.stack([phase == "forward", phase == "backward"], axis=1)
+
     def by_phase(values: Floats, weight: Floats) -> Floats:
-        return np.stack([(values * weight)[:, phase == name].sum(axis=1) for name in ("forward", "backward")], axis=1)
+        summed: Floats = values @ (weight[:, None] * passes)
+        return summed
 
     updates = phase == "optimizer"
     repeated = repeated_share(operators, blocks)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from trainpace.journal.entry import Entry
-from trainpace.outcome import STEP_PARTS
+from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.records import Record
 
 _CONDITIONS = (
@@ -82,20 +82,24 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
 
 
 def ratio_of(a: Entry, b: Entry) -> Ratio | None:
-    """B's step over A's; None where one has no time.
-
-    The two intervals are taken as independent, so that their half-widths, as logarithms, add up as squares.
-    """
+    """B's step over A's; None where one has no time."""
     if not a.step_time_ms or not b.step_time_ms:
         return None
-    ratio = b.step_time_ms / a.step_time_ms
+    return ratio_between(a.step_time_ms, a.interval_ms, b.step_time_ms, b.interval_ms, b.execution.micro_batch)
+
+
+def ratio_between(
+    a_ms: float, a_interval: Interval | None, b_ms: float, b_interval: Interval | None, batch: int = 0
+) -> Ratio:
+    """B over A. The two intervals are taken as independent, so that their half-widths, as logarithms, add up as squares."""
+    ratio = b_ms / a_ms
     low = high = None
-    if a.interval_ms and b.interval_ms and a.interval_ms.low > 0 and b.interval_ms.low > 0:
-        down = math.hypot(_log(b.step_time_ms, b.interval_ms.low), _log(a.interval_ms.high, a.step_time_ms))
-        up = math.hypot(_log(b.interval_ms.high, b.step_time_ms), _log(a.step_time_ms, a.interval_ms.low))
+    if a_interval and b_interval and a_interval.low > 0 and b_interval.low > 0:
+        down = math.hypot(_log(b_ms, b_interval.low), _log(a_interval.high, a_ms))
+        up = math.hypot(_log(b_interval.high, b_ms), _log(a_ms, a_interval.low))
         low, high = ratio * math.exp(-down), ratio * math.exp(up)
     return Ratio(
-        batch=b.execution.micro_batch, a_ms=a.step_time_ms, b_ms=b.step_time_ms, ratio=ratio, low=low, high=high,
+        batch=batch, a_ms=a_ms, b_ms=b_ms, ratio=ratio, low=low, high=high,
         beyond_noise=None if low is None or high is None else not low <= 1 <= high,
     )  # fmt: skip
 

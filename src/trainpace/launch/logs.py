@@ -51,6 +51,11 @@ class Follower:
         return [line.decode(errors="replace").rstrip("\r").rpartition("\r")[2] for line in lines]
 
 
+def complains_of_a_peer(text: str) -> bool:
+    """Whether a rank says no more than that another one has gone."""
+    return any(word in text for word in _OF_A_PEER)
+
+
 def tail_of(path: str | Path) -> str:
     """The last lines of a log, "" where there is none."""
     return "\n".join(_lines(path)[-TAIL_LINES:])
@@ -68,7 +73,7 @@ def first_error(path: str | Path) -> str:
             in_traceback = True
         elif (_RAISED if in_traceback else _RAISED_ELSEWHERE).match(line):
             in_traceback = False
-            if any(word in line for word in _OF_A_PEER):
+            if complains_of_a_peer(line):
                 of_peers = of_peers or line
             elif not any(word in line for word in _OF_TORCHRUN):
                 return line[:LONGEST_REASON]

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.outcome import Interval
 from trainpace.records import Record
@@ -22,6 +23,10 @@ class LoaderSettings(Record):
     persistent_workers: bool = True
     pin_memory: bool = False
     shards: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or (self.prefetch_factor is not None and self.prefetch_factor < 1):
+            raise TrainpaceError("a loader has 0 or more workers, which fetch 1 or more batches ahead.")
 
 
 class Trial(Record):
@@ -42,7 +47,13 @@ class Trial(Record):
     seed: int = 0
     threads_per_process: int | None = None
     noise_scale: bool = False
-    """Gather what the gradient noise scale needs (`measure.noise_scale`)."""
+    """Gather the gradient noise scale from the steps (`launch.noise`): it adds norms of the gradients to every step."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0 or (self.steps is not None and self.steps < 1) or not 0 < self.seconds < float("inf"):
+            raise TrainpaceError("a trial has 0 or more steps of warm-up, and then 1 or more steps or above 0 seconds.")
+        if self.threads_per_process is not None and self.threads_per_process < 1:
+            raise TrainpaceError("a process has 1 or more threads.")
 
 
 class FailedTrial(Record):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from trainpace.errors import UserCodeError  # noqa: E402
 from trainpace.isolation import failure_of  # noqa: E402
+from trainpace.launch.logs import complains_of_a_peer  # noqa: E402
 from trainpace.launch.trial import Trial, TrialResult  # noqa: E402
 from trainpace.outcome import Interval  # noqa: E402
 from trainpace.records import load, save, write_whole  # noqa: E402
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainpace.launch.engines.engine import Engine
+    from trainpace.launch.noise import Norms
     from trainpace.launch.samples import NextBatch
     from trainpace.trace.task import Task
 
@@ -49,6 +51,7 @@ def train(trial: Trial) -> TrialResult:
 
     from trainpace.launch import ranks
     from trainpace.launch.engines import check_engine, load_engine
+    from trainpace.launch.noise import estimate, norms_of
     from trainpace.launch.samples import batches_of
     from trainpace.measure.environment import environment
     from trainpace.measure.formats import allow_tf32, check_device
@@ -74,8 +77,10 @@ def train(trial: Trial) -> TrialResult:
     engine = make_engine(trial, task.model, optimizer)
     next_batch, notes = batches_of(trial, task, place.rank, engine.place)
     torch.manual_seed(trial.seed + 1 + place.rank)  # dropout differs between ranks
-    steps = _Steps(trial, task, engine, next_batch)
+    noise = norms_of(trial, engine) if trial.noise_scale else None
+    steps = _Steps(trial, task, engine, next_batch, noise)
     steps.run()
+    told, noise_notes = ({}, ()) if noise is None else estimate(noise)
     losses = ranks.mean_over_ranks(torch.stack(steps.losses).double() / e.accumulation).tolist()
     _check_losses(losses, task.name)
     peak = ranks.largest(peak if (peak := meter.peak_gib()[0]) is not None else -1.0, engine.device)
@@ -94,17 +99,19 @@ def train(trial: Trial) -> TrialResult:
         start_up_s=steps.start_up_s,
         world_size=place.world_size,
         environment=environment(trial.device) | _versions(),
-        notes=(*engine.notes, *notes, *_optimizer_note(task, trial)),
+        noise_scale=told,
+        notes=(*engine.notes, *notes, *_optimizer_note(task, trial), *noise_notes),
     )
 
 
 class _Steps:
     """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
 
-    def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
+    def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch, noise: Norms | None) -> None:
         from trainpace.measure.marks import marks_of
 
-        self._trial, self._task, self._engine, self._next_batch = trial, task, engine, next_batch
+        self._trial, self._task, self._engine = trial, task, engine
+        self._next_batch, self._noise = next_batch, noise
         self._marks = marks_of(trial.device)
         self._unsettled: list[tuple[Any, Any, float]] = []
         self.start_up_s = 0.0
@@ -157,6 +164,10 @@ class _Steps:
             losses.append(
                 self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1)
             )
+            if self._noise is not None and i == 0 < accumulation - 1:
+                self._noise.after_first()
+        if self._noise is not None:
+            self._noise.after_last()
         self._engine.update()
         self._unsettled.append((start, self._marks.now(), 1e3 * waited))
         self.losses.append(losses[0] if accumulation == 1 else sum(losses[1:], losses[0]))
@@ -195,7 +206,8 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         code = 1
         answer = failure_of(error)
-        if not failure_file(result).exists():  # others then fail for want of this one
+        # ranks that fail for want of one that failed, or was killed, have nothing to add
+        if not (failure_file(result).exists() or complains_of_a_peer(str(error))):
             write_whole(failure_file(result), json.dumps(answer))
         print(f"trainpace: rank {os.environ.get('RANK', '0')}: {answer['error']} {answer['hint']}", file=sys.stderr)
     sys.stdout.flush()

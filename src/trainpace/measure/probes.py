@@ -11,7 +11,7 @@ from trainpace.isolation import run_isolated
 from trainpace.measure.conditions import Conditions
 from trainpace.measure.detect import Machine, detect
 from trainpace.measure.profile import MachineProfile
-from trainpace.outcome import FailedProbe, Measurement, ProbeFailure
+from trainpace.outcome import FailedProbe, MeasuredNoiseScale, Measurement, ProbeFailure
 
 CALIBRATION_TIMEOUT_S = 300.0
 
@@ -22,6 +22,14 @@ def measure(conditions: Conditions, batch_size: int) -> Measurement:
     what = f"measuring {conditions.model} at batch {batch_size}"
     answer = run_isolated("trainpace.measure.worker", request, conditions.timeout_s, what)
     return records.from_json(answer, Measurement, "the measurement")
+
+
+def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
+    """The gradient noise scale over some steps on the task's own data. Raises as `measure` does, and where there is no data."""
+    request = {"verb": "noise_scale", "conditions": msgspec.to_builtins(conditions), "batch_size": batch_size}
+    what = f"gathering gradients of {conditions.model} at batch {batch_size}"
+    answer = run_isolated("trainpace.measure.worker", request, conditions.timeout_s, what)
+    return records.from_json(answer, MeasuredNoiseScale, "the noise scale")
 
 
 def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement | FailedProbe:

@@ -1,4 +1,4 @@
-"""``python -m trainpace.measure.worker``: time steps, or calibrate the machine, in a process of its own."""
+"""``python -m trainpace.measure.worker``: time steps, calibrate the machine, or gather gradients, in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ def _work(request: dict[str, Any]) -> str:
 
             torch.set_num_threads(request["threads"])
         return to_json(calibrate(request["seconds"], msgspec.convert(request["machine"], Machine)))
+    conditions = msgspec.convert(request["conditions"], Conditions)
+    if request["verb"] == "noise_scale":
+        from trainpace.measure.noise_scale import measure_noise_scale
+
+        return to_json(measure_noise_scale(conditions, request["batch_size"]))
     from trainpace.measure.steps import measure_steps
 
-    conditions = msgspec.convert(request["conditions"], Conditions)
     if conditions.memory_limit_gib is not None:
         _limit_memory(conditions.memory_limit_gib)
     return to_json(measure_steps(conditions, request["batch_size"]))

@@ -1,8 +1,8 @@
 """Which server for this job: every offer, alone and joined, with what the whole job takes and costs on it.
 
-The global batch is the same everywhere, so that the training is. On each shape the micro-batch is the fastest that fits, with
-accumulation; data parallel where the states fit on every GPU, fully sharded (FSDP) where not. Many offers share a shape
-(device, count, nodes, network): each shape is forecast once.
+The global batch is the same everywhere, so that the training is. On each shape the execution is the fastest that fits, of every
+micro-batch, with accumulation, under plain data parallelism (DDP), ZeRO-1 and FSDP over a node or over all GPUs. Many offers
+share a shape (device, count, nodes, network): each shape is forecast once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
 from trainpace.forecast.constants import fitted_constants
-from trainpace.forecast.executions import execution_at, grid_from
+from trainpace.forecast.executions import Grid, execution_at, grid_from
 from trainpace.forecast.grid import GridForecast, forecast_grid
 from trainpace.forecast.intervals import spread_of
 from trainpace.forecast.job import JobConditions, JobTime, energy_kwh, job_time
 from trainpace.forecast.kernels import KernelTimes
-from trainpace.forecast.memory import needed_gib, room_gib
+from trainpace.forecast.memory import RankMemory, needed_gib, room_gib
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.shapes import divisors
 from trainpace.forecast.stages import rank_times
@@ -38,9 +38,8 @@ from trainpace.workload import Workload, form_of
 MOST_BATCH = 10**7
 """Above this a global batch is a typing mistake."""
 
-MOST_SIZES = 4
-"""The largest micro-batches, among which the fastest is looked for; smaller ones only where none of these fits, as many times
-the accumulation at a lower utilisation is never faster."""
+NEARLY = 0.01
+"""A simpler way (DDP before ZeRO-1 before FSDP) is taken that is slower by less than this share: forecasts do not tell closer."""
 
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 
@@ -184,6 +183,7 @@ class _Shapes:
         if not self._traced:
             workload.form(job.precisions[0])  # raises, and says which forms there are
         self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
+        self._grids: dict[tuple[int, int, Precision, str], tuple[Grid, RankMemory]] = {}
         self._precisions: dict[str, list[Precision] | str] = {}
         self._times: dict[tuple[int, bool, int | None, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
 
@@ -237,11 +237,10 @@ class _Shapes:
         sizes = self._sizes[share % self._sizes == 0].astype(np.int64)
         refused: list[Reason] = []
         for precision in precisions:
-            for some in (sizes[-MOST_SIZES:], sizes[:-MOST_SIZES]):
-                found = self._fastest(cluster, precision, some, share) if len(some) else refused[-1]
-                if isinstance(found, Forecast):
-                    return found
-                refused.append(found)
+            found = self._fastest(cluster, precision, sizes, share)
+            if isinstance(found, Forecast):
+                return found
+            refused.append(found)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
     def _able(self, device: Device) -> list[Precision] | str:
@@ -269,14 +268,12 @@ class _Shapes:
         return [precision for _, precision in sorted(seconds, key=lambda pair: pair[0])] or reason.rstrip(".")
 
     def _fastest(self, cluster: Cluster, precision: Precision, sizes: np.ndarray, share: int) -> Forecast | Reason:
-        """The fastest micro-batch that fits; plain data parallel before sharding."""
-        stages = (0, 3) if cluster.num_devices > 1 else (0,)
+        """The fastest execution that fits, or the simplest that is nearly as fast."""
         base = self._base(precision)
-        grid = grid_from(
-            base, micro_batch=np.tile(sizes, len(stages)), accumulation=np.tile(share // sizes, len(stages)),
-            zero_stage=np.repeat(stages, len(sizes)), world_size=cluster.num_devices,
-        )  # fmt: skip
-        found = forecast_grid(self._workload, base, grid, cluster)
+        key = (cluster.devices_per_node, cluster.nodes, precision, cluster.device.kind)
+        grid, memory = self._grids.get(key) or (_grid(cluster, base, sizes, share), None)
+        found = forecast_grid(self._workload, base, grid, cluster, memory=memory)
+        self._grids[key] = grid, found.memory
         if found.reasons:
             return "device", next(iter(found.reasons.values())).rstrip("."), None
         assert cluster.device.memory_gib is not None
@@ -286,8 +283,10 @@ class _Shapes:
             least = float(needed_gib(found.memory).min()) / room_gib(1.0)  # the smallest card on which one would fit
             said = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
             return "memory", f"{said}, {cluster.device.name} has {format_number(capacity)}", least - capacity
-        plain = feasible & (grid.zero_stage == 0)
-        best = int(np.argmin(np.where(plain if plain.any() else feasible, found.step_ms, math.inf)))
+        by_way = np.where(feasible, found.step_ms, math.inf).reshape(-1, len(sizes))
+        near = by_way.min(axis=1) <= by_way.min() * (1 + NEARLY)
+        way = int(np.argmax(near))  # the first
+        best = way * len(sizes) + int(np.argmin(by_way[way]))
         return self._forecast(cluster, execution_at(grid, best, base, cluster), found, best)
 
     def _forecast(self, cluster: Cluster, execution: Execution, found: GridForecast, i: int) -> Forecast:
@@ -352,6 +351,24 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
 
 def _scaled(step: StepTime, factor: float) -> StepTime:
     return StepTime(**{name: getattr(step, name) * factor for name in step.__struct_fields__})
+
+
+def _grid(cluster: Cluster, base: Execution, sizes: np.ndarray, share: int) -> Grid:
+    """Every way to shard, and in each every micro-batch of `share` samples a GPU."""
+    ways = _sharded_ways(cluster)
+    stages, shard_sizes = (np.repeat(column, len(sizes)) for column in zip(*ways, strict=True))
+    return grid_from(
+        base, micro_batch=np.tile(sizes, len(ways)), accumulation=np.tile(share // sizes, len(ways)),
+        zero_stage=stages, shard_size=shard_sizes, world_size=cluster.num_devices,
+    )  # fmt: skip
+
+
+def _sharded_ways(cluster: Cluster) -> list[tuple[int, int]]:
+    """(ZeRO stage, GPUs over which states are sharded, 0 for all), the simplest first."""
+    if cluster.num_devices == 1:
+        return [(0, 0)]
+    within = [(3, cluster.devices_per_node)] if cluster.nodes > 1 and cluster.devices_per_node > 1 else []
+    return [(0, 0), (1, 0), *within, (3, 0)]
 
 
 def _node_counts(offer: Offer, most: int) -> list[int]:

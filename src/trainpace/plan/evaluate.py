@@ -19,7 +19,7 @@ from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import Forecast
 from trainpace.plan.changes import Choice, DataPath, Outlook
 from trainpace.plan.space import Space
-from trainpace.schedule import Schedule, total_steps, training_time
+from trainpace.schedule import Schedule, samples_factor, total_steps, training_time
 from trainpace.units import hours_from_s
 from trainpace.workload import Workload
 
@@ -27,12 +27,14 @@ Floats = NDArray[np.float64]
 
 
 class Setting(NamedTuple):
-    """What stays the same over a search. `host_factor` as in `forecast`."""
+    """What stays the same over a search. `host_factor` as in `forecast`. `noise_scale`, in samples: with it the work is done
+    when the loss is reached that the present training reaches, not when its samples are seen."""
 
     workload: Workload
     cluster: Cluster
     schedule: Schedule
     host_factor: float = 1.0
+    noise_scale: float | None = None
 
 
 class Evaluation(NamedTuple):
@@ -128,25 +130,33 @@ def steps_of(setting: Setting, space: Space) -> Floats:
     batches, batch = np.unique(c["micro_batch"] * c["accumulation"] * ranks, return_inverse=True)
     key = (c["micro_batch"] * (ranks.max() + 1) + ranks) * len(batches) + batch
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    steps: Floats = np.array([job_steps(setting.schedule, space.execution(int(row)), space.base) for row in first])[
-        inverse
-    ]
+    steps: Floats = np.array([job_steps(setting, space.execution(int(row)), space.base) for row in first])[inverse]
     return steps
 
 
-def job_steps(schedule: Schedule, execution: Execution, start: Execution) -> float:
-    """Updates of the job; a run that is given in steps sees the same samples under another global batch."""
+def job_steps(setting: Setting, execution: Execution, start: Execution) -> float:
+    """Updates of the job under another global batch."""
     try:
-        return float(total_steps(same_work(schedule, execution, start), execution))
+        return float(total_steps(same_work(setting, execution, start), execution))
     except TrainpaceError:
         return math.inf
 
 
-def same_work(schedule: Schedule, execution: Execution, start: Execution) -> Schedule:
-    """The schedule in steps of another global batch, where it is given in steps."""
-    if schedule.max_steps is None or execution.global_batch == start.global_batch:
+def same_work(setting: Setting, execution: Execution, start: Execution) -> Schedule:
+    """The schedule under another global batch: the same samples, or with a noise scale those to the same loss.
+
+    The law holds from the first weights to a loss, each batch at its own best learning rate, while the noise scale stays what
+    it is (`schedule.noise_scale`): an estimate.
+    """
+    schedule, old, new = setting.schedule, start.global_batch, execution.global_batch
+    if new == old:
         return schedule
-    return replace(schedule, max_steps=math.ceil(schedule.max_steps * start.global_batch / execution.global_batch))
+    more = 1.0 if setting.noise_scale is None else samples_factor(setting.noise_scale, old, new)
+    if schedule.epochs is not None and more != 1.0:
+        schedule = replace(schedule, epochs=schedule.epochs * more)
+    if schedule.max_steps is not None:
+        schedule = replace(schedule, max_steps=math.ceil(schedule.max_steps * more * old / new))
+    return schedule
 
 
 class Judge:
@@ -184,7 +194,7 @@ class Judge:
         step_ms = self.step_ms(choice)
         if not math.isfinite(step_ms):
             return math.inf
-        work = same_work(self.setting.schedule, choice.execution, self.start)
+        work = same_work(self.setting, choice.execution, self.start)
         try:
             return training_time(work, choice.execution, step_ms / 1e3).total_s
         except TrainpaceError:

@@ -98,6 +98,7 @@ def row_json(f: Forecast) -> dict[str, Any]:
         "mfu": f.mfu,
         "exposed_ms": dict(f.exposed_ms),
         "scaling_efficiency": f.scaling_efficiency,
+        "scaling_reference_devices": f.scaling_reference_devices,
         "breakdown_ms": {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS},
         "provenance": f.provenance,
         "warnings": list(f.warnings),
@@ -137,7 +138,7 @@ def _cells(f: Forecast, with_cost: bool) -> list[str]:
 
 def _print_scaling(f: Forecast) -> None:
     """Which exchanges nothing hides, the pipeline's bubble, and what is left of so many devices."""
-    if f.step is None or f.scaling_efficiency is None:
+    if f.step is None or f.num_devices == 1:
         return
     total, e = f.step.total_ms, f.execution
     sizes = {"tensor": e.tp, "pipeline": e.pp, "context": e.cp}
@@ -149,9 +150,17 @@ def _print_scaling(f: Forecast) -> None:
         print_lines(f"Exchanges that nothing hides: {shown}.")
     if f.step.idle_ms > 0:
         print_lines(f"Pipeline bubble: {format_number(f.step.idle_ms)} ms ({100 * f.step.idle_ms / total:.0f} %).")
-    print_lines(
-        f"Scaling efficiency: {100 * f.scaling_efficiency:.0f} % of {f.num_devices} devices that each worked alone."
-    )
+    print_lines(_scaling(f))
+
+
+def _scaling(f: Forecast) -> str:
+    """The efficiency, and against what."""
+    if f.scaling_efficiency is None:
+        return "Scaling efficiency: none, as no fewer devices hold this to compare with."
+    share = f"Scaling efficiency: {100 * f.scaling_efficiency:.0f} %"
+    if f.scaling_reference_devices == 1:
+        return f"{share} of {f.num_devices} devices that each worked alone."
+    return f"{share} of the throughput a device of {f.scaling_reference_devices}, the fewest that hold this."
 
 
 def _print_breakdown(f: Forecast) -> None:

@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Callable, Sequence
 
+from trainpace.execution import Execution
 from trainpace.forecast.job import JobConditions
 from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, cheapest_in_time, fastest_within_budget
 from trainpace.offers.offer import is_stale
@@ -98,8 +99,13 @@ def _cells(m: Match) -> list[str]:
 def _run(m: Match) -> str:
     execution = m.forecast.execution
     micro = f"{execution.micro_batch}" + (f"x{execution.accumulation}" if execution.accumulation > 1 else "")
-    sharded = " FSDP" if execution.zero_stage == 3 else ""
-    return f"{execution.precision} {micro}{sharded}"
+    return " ".join(filter(None, (execution.precision, micro, _sharding(execution))))
+
+
+def _sharding(execution: Execution) -> str:
+    """ZeRO-1 or FSDP, and over how many GPUs where those are not all; nothing for plain data parallelism."""
+    name = {0: "", 3: "FSDP"}.get(execution.zero_stage, f"ZeRO-{execution.zero_stage}")
+    return f"{name}/{execution.shard_size}" if execution.shard_size else name
 
 
 def _server(m: Match, room: int, region: str = "") -> str:

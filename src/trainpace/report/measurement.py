@@ -9,7 +9,7 @@ import msgspec
 
 from trainpace.measure.analysis import SweepAnalysis, SweepPoint
 from trainpace.measure.changes import MeasuredJump
-from trainpace.outcome import Forecast, Jump, Measurement
+from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement
 from trainpace.report.chart import chart
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_number
@@ -44,6 +44,8 @@ def print_sweep(
         dots = [(float(p.batch), p.step_ms) for p in a.points]
         print_lines(*chart(dots, {float(j.after) for j in a.curve.jumps}, title, behind))
     print_lines(*verdict(a, causes))
+    if measured[-1].noise_scale is not None:
+        print_lines(*noise_scale_in_words(measured[-1].noise_scale))
 
 
 def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
@@ -81,6 +83,21 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     return lines
 
 
+def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
+    """What the gradient noise scale says about the global batch, and what it cost."""
+    scale, cost = found.scale, found.norms_ms / found.step_ms
+    gathered = f"In a training loop its two norms a step would cost {100 * cost:.1f} % of the step."
+    if scale.samples is None:
+        return [f"Gradient noise scale: {scale.reason} {gathered}"]
+    high = "no upper limit" if scale.high is None else format_number(scale.high)
+    return [
+        f"Gradient noise scale: {format_number(scale.samples)} samples (90 %: {format_number(scale.low or 0.0)} to {high}),"
+        f" from the first {scale.steps} steps of {found.batch}; it grows during training.",
+        "With a global batch far below it, twice the batch needs half the steps; at it, training takes twice the fewest steps and"
+        f" twice the fewest samples; far beyond it a larger batch saves next to no steps. {gathered}",
+    ]
+
+
 def sweep_json(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], sweep: str | None
 ) -> dict[str, Any]:
@@ -90,7 +107,7 @@ def sweep_json(
     return {
         "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
-        "analysis": msgspec.to_builtins(a), "verdict": verdict(a),
+        "analysis": msgspec.to_builtins(a), "noise_scale": msgspec.to_builtins(measured[-1].noise_scale), "verdict": verdict(a),
         "forecasts": [row_json(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
     }  # fmt: skip
 

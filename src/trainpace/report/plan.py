@@ -14,18 +14,21 @@ from trainpace.hardware import Cluster
 from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
 from trainpace.report.terminal import console, print_lines, print_table
+from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
 
 
-def print_plan(plan: Plan, workload: Workload, cluster: Cluster) -> None:
-    """The table of changes first, then the rest as lines."""
+def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
+    """The table of changes first, then the rest as lines. `noise_scale`: by which the plan's seconds count to the same loss."""
     fleet = f"{cluster.num_devices} x {cluster.device.name}" if cluster.num_devices > 1 else cluster.device.name
     print_lines(f"{workload.model}: {format_count(workload.parameters)} parameters, {workload.optimizer}, on {fleet}")
     if plan.best is None or plan.simplest is None:
         print_lines(f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else []))
         return
     _print_changes(plan)
+    if noise_scale is not None:
+        print_lines(*_to_the_same_loss(plan.start.global_batch, plan.best.choice.execution.global_batch, noise_scale))
     _print_choices(plan, plan.best, plan.simplest)
     _print_section("Rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
@@ -60,6 +63,21 @@ def _print_changes(plan: Plan) -> None:
         "", ((f"{n}", f"{_keys(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
              for n, c in enumerate(plan.changes, 1)),
     )  # fmt: skip
+
+
+def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
+    lines = [
+        f"Seconds count to the same loss at a gradient noise scale of {format_number(noise_scale)} samples: an estimate, which"
+        " takes each batch at its own best learning rate and the scale as it was measured (McCandlish et al. 2018)."
+    ]
+    if new != old:
+        rule = learning_rate_for_noise_scale(old, new, noise_scale)
+        lines.append(
+            f"Global batch {new:,} needs {steps_factor(noise_scale, old, new):.2f} times the steps and"
+            f" {samples_factor(noise_scale, old, new):.2f} times the samples of {old:,}; learning rate x {rule.sgd_factor:.2f}"
+            f" with SGD, x {rule.adam_factor:.2f} with Adam."
+        )
+    return lines
 
 
 NOISE = 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from trainpace.journal.guard import Guarded, Pace
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.units import format_number
 from trainpace.watch.recording import Rank, Recording
@@ -42,6 +43,28 @@ def print_recording(recording: Recording, folder: str) -> None:
     print_table(columns, _rows(ranks, step), left=2, title=title)
     print_lines(*_said(recording, step), f"Recorded in {folder}.",
                 f"Next: trainpace diagnose -- {' '.join(recording.command)}, which proves what slows it down.")  # fmt: skip
+
+
+def print_guarded(found: Guarded) -> None:
+    """Against the baseline, with both intervals."""
+    ratio = found.ratio
+    change = 100 * (ratio.ratio - 1)
+    between = (
+        ""
+        if ratio.low is None or ratio.high is None
+        else f" ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
+    )
+    word = "Regressed" if found.regressed else "No regression"
+    print_lines(
+        f"{word}: the median step takes {_pace(found.now)}, and {_pace(found.baseline)} in {found.baseline.run}: {change:+.1f} %"
+        f"{between}; up to {100 * found.tolerance:g} % beyond the noise is let through."
+    )
+
+
+def _pace(pace: Pace) -> str:
+    i = pace.interval_ms
+    between = "" if i is None else f" ({format_number(i.low)} to {format_number(i.high)})"
+    return f"{format_number(pace.step_ms)} ms{between}"
 
 
 def _rows(ranks: tuple[Rank, ...], step: float) -> list[list[str]]:

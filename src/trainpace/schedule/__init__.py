@@ -1,7 +1,13 @@
 """The arithmetic of batches, epochs and training time."""
 
 from trainpace.schedule.ask import Answer, Question, answer
-from trainpace.schedule.learning_rate import LearningRateAdvice, learning_rate_advice
+from trainpace.schedule.learning_rate import (
+    LearningRateAdvice,
+    NoiseScaleRule,
+    learning_rate_advice,
+    learning_rate_for_noise_scale,
+)
+from trainpace.schedule.noise_scale import GradientNorms, NoiseScale, noise_scale, samples_factor, steps_factor
 from trainpace.schedule.solve import (
     DataParallelChoice,
     accumulation_for_global_batch,
@@ -17,7 +23,10 @@ __all__ = [
     "Answer",
     "DataParallelChoice",
     "EpochSteps",
+    "GradientNorms",
     "LearningRateAdvice",
+    "NoiseScale",
+    "NoiseScaleRule",
     "Question",
     "Schedule",
     "SpeedUp",
@@ -29,7 +38,11 @@ __all__ = [
     "epoch_steps",
     "epochs_for_deadline",
     "learning_rate_advice",
+    "learning_rate_for_noise_scale",
+    "noise_scale",
+    "samples_factor",
     "step_time_for_deadline",
+    "steps_factor",
     "time_of_steps",
     "total_steps",
     "training_time",

@@ -47,3 +47,26 @@ def learning_rate_advice(
         linear_factor=ratio,
         square_root_factor=math.sqrt(ratio),
     )
+
+
+class NoiseScaleRule(Record):
+    """Factors for the learning rate where the gradient noise scale is known, between the linear rule (a batch far below it) and
+    no change (far above it)."""
+
+    sgd_factor: float
+    adam_factor: float
+    source: str = (
+        "McCandlish et al. 2018 (arXiv:1812.06162): best rate = most / (1 + B_noise / B)^a, a = 1 for SGD (section 2), 0.5 to 1"
+        " for Adam and RMSProp (appendix E); 0.5, the square root, is taken, which asks for less change"
+    )
+    limit: str = "from the noise scale of the steps that were measured; it grows during training"
+
+
+def learning_rate_for_noise_scale(
+    old_global_batch: float, new_global_batch: float, noise_scale_samples: float
+) -> NoiseScaleRule:
+    """The factors for going from one global batch to another at a noise scale of so many samples."""
+    if not (old_global_batch > 0 and new_global_batch > 0 and noise_scale_samples >= 0):
+        raise TrainpaceError("global batches are above 0, and a noise scale is a number of samples from 0.")
+    factor = (1 + noise_scale_samples / old_global_batch) / (1 + noise_scale_samples / new_global_batch)
+    return NoiseScaleRule(sgd_factor=factor, adam_factor=math.sqrt(factor))

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.isolation import explain, serve
 from trainpace.records import save, to_json
-from trainpace.trace.trace import trace
-from trainpace.workload import Variant
+from trainpace.workload import Variant, Workload
 
 
 def _work(request: dict[str, Any]) -> str:
+    trace = _tracer()
     if "files" not in request:
-        return to_json(_trace(request))
+        return to_json(_traced(trace, request))
     reasons: dict[str, str] = {}
     for file, one in request["files"].items():
         try:
-            save(_trace(one), file)
+            save(_traced(trace, one), file)
         except TrainpaceError as error:
             reasons[file] = str(error)
         except Exception as error:  # a model's code may raise anything, and the next ones are to be traced all the same
@@ -27,7 +29,18 @@ def _work(request: dict[str, Any]) -> str:
     return json.dumps(reasons)
 
 
-def _trace(request: dict[str, Any]) -> Any:
+def _tracer() -> Callable[..., Workload]:
+    gc.disable()  # of what importing torch makes nothing is garbage, and looking for it again and again takes a tenth of the time
+    from trainpace.trace.light_torch import keep_torch_light
+    from trainpace.trace.trace import trace
+
+    keep_torch_light()
+    gc.freeze()
+    gc.enable()
+    return trace
+
+
+def _traced(trace: Callable[..., Workload], request: dict[str, Any]) -> Workload:
     return trace(request["spec"], request["forms"], Variant(**request["variant"]))
 
 

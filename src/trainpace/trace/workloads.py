@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainpace import records
 from trainpace.errors import UserCodeError
-from trainpace.isolation import run_isolated
+from trainpace.isolation import run_isolated, started_isolated
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
@@ -21,26 +22,32 @@ def load_workload(
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
     """The workload of a spec. ``WORKLOAD.json`` is read as it is; everything else is traced."""
+    with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
+        return workload()
+
+
+@contextlib.contextmanager
+def workload_on_its_way(
+    spec: str,
+    forms: Sequence[Form],
+    variant: Variant = PLAIN,
+    timeout_s: float = TRACE_TIMEOUT_S,
+) -> Iterator[Callable[[], Workload]]:
+    """Start tracing a spec, in a process of its own; whatever the model's code does is one sentence at worst.
+
+    Gives what waits for the workload, so that something can be done meanwhile.
+    """
     if is_saved(spec):
-        return records.load(spec, Workload)
-    return trace_isolated(spec, forms, variant, timeout_s)
+        yield lambda: records.load(spec, Workload)
+        return
+    request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
+    with started_isolated("trainpace.trace.worker", request, timeout_s, f"tracing {spec}") as answer:
+        yield lambda: records.from_json(answer(), Workload, f"the trace of {spec}")
 
 
 def is_saved(spec: str) -> bool:
     """Does the spec name a file that holds a workload?"""
     return spec.endswith(".json") and not spec.startswith("transformers:")
-
-
-def trace_isolated(
-    spec: str,
-    forms: Sequence[Form],
-    variant: Variant = PLAIN,
-    timeout_s: float = TRACE_TIMEOUT_S,
-) -> Workload:
-    """Trace in a process of its own; whatever the model's code does is one sentence at worst."""
-    request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
-    answer = run_isolated("trainpace.trace.worker", request, timeout_s, f"tracing {spec}")
-    return records.from_json(answer, Workload, f"the trace of {spec}")
 
 
 def trace_many(wanted: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:

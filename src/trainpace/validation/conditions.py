@@ -53,6 +53,10 @@ class Case(NamedTuple):
     copies_to_device: bool = False
     peak: Peak = "allocated"
     attention: AttentionKernels = ""
+    loads_all_kernels: bool = False
+    """Does CUDA, older than 11.7, load them with its context?"""
+    tries_convolutions: bool = False
+    """Does cuDNN choose convolutions by trying them (torch.backends.cudnn.benchmark)?"""
 
     assumed: str = ""
     """What the run does not state and its forecast needed."""
@@ -112,6 +116,8 @@ def case_of(run: Run, folder: Path, made: Path | None = None) -> Case:
         run, spec, form, variant, execution, cluster, measured, _host(run, device), copies,
         peak=_peak(run),
         attention=_attention(run),
+        loads_all_kernels=_loads_all_kernels(run),
+        tries_convolutions=_tries_convolutions(run, spec),
         assumed=", ".join(assumed),
     )  # fmt: skip
 
@@ -255,6 +261,17 @@ def _peak(run: Run) -> Peak:
     return "reserved" if run.file == "torchtitan" else "allocated"
 
 
+def _loads_all_kernels(run: Run) -> bool:
+    """torch before 1.13 was built for CUDA up to 11.6; Megatron's software says the year."""
+    version = _torch_version(run)
+    return _is_megatron(run) or (version is not None and version < (1, 13))
+
+
+def _tries_convolutions(run: Run, spec: str) -> bool:
+    """NVIDIA's examples of image networks switch it on in their training scripts (ConvNets/main.py, Detection/SSD/main.py)."""
+    return "DeepLearningExamples" in run.framework and not spec.startswith("transformers:")
+
+
 def _spec(run: Run, folder: Path) -> str:
     spec = run.model_spec or run.model
     if not run.model_spec and not (":" in spec or spec.endswith(".json")):
@@ -273,7 +290,8 @@ def _spec(run: Run, folder: Path) -> str:
 
 
 def precision_of(run: Run, spec: str) -> Precision:
-    """As stated; but NVIDIA's BERT examples run "AMP" as apex level O2, which is fp16 throughout with fp32 master weights."""
+    """As stated; but NVIDIA's BERT examples run "AMP" as apex level O2, which is fp16 throughout with fp32 master weights, and
+    DeepSpeed had 16-bit weights and gradients of either format before its BF16 optimizer."""
     if not run.precision:
         raise TrainpaceError("the run states no precision.")
     if run.precision not in PRECISIONS:
@@ -284,7 +302,16 @@ def precision_of(run: Run, spec: str) -> Precision:
         )
     if "DeepLearningExamples" in run.framework and spec.startswith("transformers:") and run.precision == "amp_fp16":
         return "fp16"
+    if run.precision == "bf16" and _is_before_bf16_optimizer(run):
+        return "fp16"
     return run.precision
+
+
+def _is_before_bf16_optimizer(run: Run) -> bool:
+    """BLOOM's trials kept 16-bit gradients, as in fp16, until DeepSpeed's BF16 optimizer was used from 28 February 2022 on
+    (chronicles-prequel.md, "Rebalancing layers")."""
+    day = re.search(r"\brow date 02-(\d+)", run.notes)
+    return run.file == "bigscience_bloom" and day is not None and int(day[1]) < 28
 
 
 def mode_of(run: Run) -> Mode:
@@ -347,9 +374,11 @@ def _is_megatron(run: Run) -> bool:
 
 
 def _engine(run: Run, spec: str) -> Engine:
-    """NVIDIA's BERT examples and Megatron-LM reduce one flat gradient after the backward pass."""
+    """NVIDIA's BERT examples and Megatron-LM reduce one flat gradient after the backward pass; NeMo overlaps all it can."""
     if "DataParallel" in run.parallelism and "Distributed" not in run.parallelism:
         return "data_parallel"
+    if "NeMo" in run.framework:
+        return "megatron_core"
     flat = "DeepLearningExamples" in run.framework and spec.startswith("transformers:")
     return "unoverlapped" if flat or _is_megatron(run) else "ddp"
 

@@ -18,6 +18,7 @@ from trainpace.outcome import Forecast
 from trainpace.records import Record
 from trainpace.trace import is_saved, trace_many
 from trainpace.validation.conditions import Case, case_of
+from trainpace.validation.peaks import stated_peak_gib
 from trainpace.validation.runs import Run
 from trainpace.workload import Workload
 
@@ -189,7 +190,7 @@ def _row(run: Run, case: Case | None, reason: str, result: Forecast | None = Non
         return row
     memory = None
     if result.memory is not None:
-        memory = getattr(result.memory, f"{case.peak}_gib")
+        memory = stated_peak_gib(case, result.memory)
     row = replace(row, forecast_memory_gib=memory, fits=result.fits)
     if result.step is None or result.step_time_interval_ms is None:
         return row

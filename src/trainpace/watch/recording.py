@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import UnreadableInput
-from trainpace.measure.statistics import mean_and_half_width
+from trainpace.measure.statistics import mean_and_half_width, median, median_interval
 from trainpace.records import Record, read_bytes
 from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
@@ -108,6 +108,9 @@ class Rank(Record):
     reserved_gib: float = 0.0
     allocator_retries: float = 0.0
     complete: bool = True
+    median_ms: float = 0.0
+    median_ms_low: float = 0.0
+    median_ms_high: float = 0.0
 
 
 class Recording(Record):
@@ -196,6 +199,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
     programme_starts = notes.get("warm_up_steps", 0)
     kept = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
     half = half_width_ms([ms(s) for s in kept])
+    median_ms, median_ms_low, median_ms_high = steady_ms(kept)
     loader = _training_loader(loaders, steps)
     parts = _parts(kept) | _occasional(steps, kept, loader)
     step_ms = math.fsum(parts.values())
@@ -218,6 +222,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
         matmul_gflops=notes.get("matmul_gflops", 0.0),
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
+        median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,
     )  # fmt: skip
 
 
@@ -254,6 +259,17 @@ def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
     blocks = min(blocks, len(times))
     edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
     return mean_and_half_width([fmean(times[a:b]) for a, b in pairwise(edges)])[1]
+
+
+def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
+    """The median step without what comes now and then, and its 90 % interval by the medians of consecutive blocks."""
+    occasional = [PARTS.index(part) for part in OCCASIONAL]
+    times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
+    blocks = min(blocks, len(times))
+    edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
+    low, high = median_interval([median(times[a:b]) for a, b in pairwise(edges)])
+    middle = median(times)
+    return middle, min(low, middle), max(high, middle)
 
 
 def _blocks(steps: Sequence[Step]) -> Iterable[Block]:

@@ -15,7 +15,13 @@ class Engine(Protocol):
     """A model and its optimizer, wrapped. `notes` say where it departs from what was asked for."""
 
     device: torch.device
+    model: Any
     notes: tuple[str, ...]
+
+    @property
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by until the update: a GradScaler's factor, or 1."""
+        ...
 
     def place(self, batch: Any) -> Any:
         """A batch on the device, in the format that the model takes."""

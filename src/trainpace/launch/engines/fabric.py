@@ -59,11 +59,17 @@ class FabricEngine:
             )  # fmt: skip
             self.fabric.launch()
         self.device = self.fabric.device
-        self._model, self._optimizer = self._set_up(torch.compile(model) if e.compile else model, optimizer)
+        self.model, self._optimizer = self._set_up(torch.compile(model) if e.compile else model, optimizer)
 
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         model, optimizer = self.fabric.setup(model, optimizer)
         return model, optimizer
+
+    @property
+    def loss_scale(self) -> float:
+        """As in `Engine`."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
     def place(self, batch: Any) -> Any:
         """To the device; Fabric gives the model's inputs their format."""
@@ -72,8 +78,8 @@ class FabricEngine:
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
         """As in `Engine`."""
         quiet = self.skips_synchronisation and not last
-        with self.fabric.no_backward_sync(self._model) if quiet else contextlib.nullcontext():
-            value = loss(self._model, batch)
+        with self.fabric.no_backward_sync(self.model) if quiet else contextlib.nullcontext():
+            value = loss(self.model, batch)
             self.fabric.backward(value if self.scales_loss_itself else value / self._execution.accumulation)
         return value.detach()
 

@@ -27,16 +27,20 @@ class _Plain:
         self.device = torch.device(trial.device)
         self.notes = recompute_blocks(model) if e.activation_checkpointing == "full" else ()
         model = place_model(model, trial.device, e.precision, e.channels_last)
-        self._model = torch.compile(model) if e.compile else model
+        self.model = torch.compile(model) if e.compile else model
         self._optimizer = optimizer
         self._scaler = torch.amp.GradScaler(trial.device) if e.precision == "amp_fp16" else None
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def place(self, batch: Any) -> Any:
         return place_batch(batch, self.device, self._execution.precision, self._execution.channels_last)
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
         with autocast(self.device.type, self._execution.precision):
-            value = loss(self._model, batch)
+            value = loss(self.model, batch)
         part = value / self._execution.accumulation
         (part if self._scaler is None else self._scaler.scale(part)).backward()
         return value.detach()

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from shard_folders import write_folder
 from trainpace.errors import Contradiction
@@ -143,11 +144,8 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("task", FAILURES)
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("task", "workers"), [*((task, 0) for task in FAILURES), ("torn", 1)])
 def test_what_goes_wrong_is_one_sentence(task, workers, tmp_path):
-    if workers and task != "torn":
-        pytest.skip("nothing of it is in the loader")
     kind, says = FAILURES[task]
     result = run(trial_of(task=task, steps=12, micro_batch=8, loader=LoaderSettings(workers=workers)), tmp_path)
     assert isinstance(result, FailedTrial)
@@ -155,6 +153,13 @@ def test_what_goes_wrong_is_one_sentence(task, workers, tmp_path):
     assert says in result.reason
     assert "\n" not in result.reason
     assert Path(result.log).is_file()
+
+
+@NEEDS_ENGINES
+def test_a_rank_that_is_killed_is_the_reason(tmp_path):
+    result = run(trial_of("ddp", "fatal", steps=20, micro_batch=4, **TWO), tmp_path)
+    assert result.kind == "failed"
+    assert "SIGKILL" in result.reason
 
 
 def test_a_trial_that_hangs_is_ended(tmp_path):
@@ -174,8 +179,6 @@ def test_an_engine_that_is_missing_says_how_to_install_it(engine, execution, ins
 
 
 def test_another_number_of_ranks_is_refused(tmp_path):
-    from msgspec.structs import replace
-
     job = job_of(trial_of("ddp", micro_batch=4, **TWO), tmp_path, 60.0)
     ended = ThisMachine().run(replace(job, nproc_per_node=1))
     assert ended.state == "failed"
@@ -195,3 +198,35 @@ def test_a_task_finds_files_beside_the_user_and_nothing_is_written_there(tmp_pat
     result = run(trial_of(task="relative", micro_batch=8), tmp_path / "trial")
     assert isinstance(result, TrialResult), result.reason
     assert [p.name for p in Path().iterdir()] == ["beside.txt"]
+
+
+@NEEDS_ENGINES
+@pytest.mark.parametrize(
+    ("engine", "execution"),
+    [
+        ("plain", {"micro_batch": 4, "accumulation": 4}),
+        ("ddp", {"micro_batch": 8, **TWO}),
+        ("ddp", {"micro_batch": 4, "accumulation": 2, **TWO}),
+        ("fsdp2", {"micro_batch": 4, "accumulation": 2, "zero_stage": 3, **TWO}),
+    ],
+)
+def test_the_noise_scale_of_known_gradients(engine, execution, tmp_path):
+    from trial_tasks import regression_data
+
+    x, y = regression_data()
+    gradients = -2 * y * x
+    known = float(gradients.var(0).sum() / gradients.mean(0).square().sum())
+    result = run(replace(trial_of(engine, "regression", steps=400, **execution), noise_scale=True), tmp_path)
+    assert isinstance(result, TrialResult), result.reason
+    assert 0 < result.noise_scale["low"] < result.noise_scale["samples"] < result.noise_scale["high"]
+    assert result.noise_scale["samples"] == pytest.approx(known, rel=0.2)
+
+
+@NEEDS_ENGINES
+@pytest.mark.parametrize(
+    ("engine", "execution"), [("plain", {"micro_batch": 8}), ("deepspeed", {"micro_batch": 4, "accumulation": 2})]
+)
+def test_where_no_part_of_a_batch_is_seen_there_is_no_noise_scale(engine, execution, tmp_path):
+    result = run(replace(trial_of(engine, **execution), noise_scale=True), tmp_path)
+    assert isinstance(result, FailedTrial)
+    assert result.kind == "misuse"

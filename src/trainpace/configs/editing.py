@@ -1,0 +1,146 @@
+"""Set one key of a JSON or YAML text: comments, order, indentation and every other character stay as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+from trainpace.configs.settings import Value
+from trainpace.configs.spans import Item, Node, json_spans, yaml_spans
+from trainpace.errors import TrainpaceError
+
+Syntax = Literal["json", "yaml"]
+Path = tuple[str, ...]
+Tree = Value | dict[str, "Tree"]
+
+
+def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> str:
+    """`text` with the value at `path`: in its place, or on a line of its own behind its last neighbour.
+
+    Raises TrainpaceError where only a person can: behind an alias, an anchor or a tag of YAML.
+    """
+    node = json_spans(text) if syntax == "json" else yaml_spans(text, file)
+    before, in_flow = None, node.flow
+    for depth, key in enumerate(path):
+        if node.items is None:  # null, or nothing written: a section still to be made
+            break
+        found = node.get(key)
+        if found is None:
+            return _added(text, node, key, _nested(path[depth + 1 :], value), syntax)
+        before, node = found, found.value
+        in_flow = in_flow or node.flow
+        if node.borrowed or re.match(r"[&*!|>]", text[node.start : node.end]):
+            raise TrainpaceError(f"{file}: {'.'.join(path[: depth + 1])} is written with an alias, an anchor or a tag.")
+    else:
+        return _replaced(text, node, before, value, syntax, in_flow)
+    return _replaced(text, node, before, _nested(path[depth:], value), syntax, in_flow)
+
+
+def _nested(path: Path, value: Value) -> Tree:
+    tree: Tree = value
+    for key in reversed(path):
+        tree = {key: tree}
+    return tree
+
+
+def _replaced(text: str, node: Node, item: Item | None, tree: Tree, syntax: Syntax, in_flow: bool) -> str:
+    assert item is not None  # a document is a mapping, so a path of one key at least
+    old = text[node.start : node.end]
+    if isinstance(tree, dict) and not in_flow:
+        indent = _indent(text, item.start)
+        new = _block(tree, indent + _unit(text), _newline(text))
+        colon = text.index(":", item.end) + 1
+        return text[:colon] + _newline(text) + new + text[max(colon, node.end) :]
+    new = _flow(tree, syntax) if isinstance(tree, dict) else _scalar(tree, old, syntax)
+    if syntax == "yaml" and (node.start == node.end or "\n" in text[item.end : node.start]):
+        colon = text.index(":", item.end) + 1
+        return f"{text[:colon]} {new}{text[max(colon, node.end) :]}"
+    return text[: node.start] + new + text[node.end :]
+
+
+def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
+    items = node.items or ()
+    newline = _newline(text)
+    if not node.flow:
+        indent = _indent(text, items[0].start)
+        last = max(max(i.end, 0 if i.value.borrowed else i.value.end) for i in items)
+        at = text.find("\n", last)  # behind the comment on that line
+        at = len(text) if at < 0 else at + 1
+        lines = _block({key: tree}, indent, newline) + newline
+        return text[:at] + ("" if not at or text[at - 1] == "\n" else newline) + lines + text[at:]
+    quoted = f'"{key}"' if syntax == "json" else key
+    several = "\n" in text[node.start : node.end] or (syntax == "json" and "\n" in text.strip() and not items)
+    if not several:
+        pair = f"{quoted}: {_flow(tree, syntax)}"
+        if not items:
+            return text[: node.start] + "{" + pair + "}" + text[node.end :]
+        at = items[-1].value.end
+        return f"{text[:at]}, {pair}{text[at:]}"
+    outer = _indent(text, node.start)
+    indent = _indent(text, items[0].start) if items else outer + _unit(text)
+    pair = f"{indent}{quoted}: {_json_block(tree, indent, _unit(text), newline, syntax)}"
+    if not items:
+        return text[: node.start] + "{" + newline + pair + newline + outer + "}" + text[node.end :]
+    at = items[-1].value.end
+    return text[:at] + "," + newline + pair + text[at:]
+
+
+def _indent(text: str, at: int) -> str:
+    """The space before the first word of the line on which `at` stands; a key behind a dash counts from where it stands."""
+    start = text.rfind("\n", 0, at) + 1
+    before = text[start:at].removeprefix("\ufeff")
+    space = re.match(r"[ \t]*(-[ \t]+)*", before)
+    return re.sub("-", " ", space.group()) if space else ""
+
+
+def _unit(text: str) -> str:
+    """One level of indentation, as the first indented line has it."""
+    match = re.search(r"^([ \t]+)[^\s#]", text, re.MULTILINE)
+    return match.group(1) if match else "  "
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _block(tree: dict[str, Tree], indent: str, newline: str) -> str:
+    lines = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{key}:", _block(value, indent + "  ", newline)]
+        else:
+            lines.append(f"{indent}{key}: {_scalar(value, '', 'yaml')}")
+    return newline.join(lines)
+
+
+def _json_block(tree: Tree, indent: str, unit: str, newline: str, syntax: Syntax) -> str:
+    if not isinstance(tree, dict):
+        return _scalar(tree, "", syntax)
+    inner = indent + unit
+    pairs = [f"{inner}{json.dumps(key)}: {_json_block(v, inner, unit, newline, syntax)}" for key, v in tree.items()]
+    return "{" + newline + f",{newline}".join(pairs) + newline + indent + "}"
+
+
+def _flow(tree: Tree, syntax: Syntax = "yaml") -> str:
+    if not isinstance(tree, dict):
+        return _scalar(tree, "", syntax)
+    pairs = (f"{json.dumps(k) if syntax == 'json' else k}: {_flow(v, syntax)}" for k, v in tree.items())
+    return "{" + ", ".join(pairs) + "}"
+
+
+def _scalar(value: Value, old: str, syntax: Syntax) -> str:
+    """As this text writes such a value: its quotes, its True or true."""
+    if syntax == "json":
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return str(value) if old in ("True", "False") else str(value).lower()
+    if not isinstance(value, str):
+        return repr(value)
+    if old[:1] == '"':
+        return json.dumps(value, ensure_ascii=False)
+    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", value) and value.casefold() not in _YAML_WORDS
+    return value if plain and old[:1] != "'" else "'" + value.replace("'", "''") + "'"
+
+
+_YAML_WORDS = frozenset("y n yes no on off true false null".split())

@@ -1,0 +1,258 @@
+"""Write a change into the files that state how a training runs: only its keys, and never one that cannot be read back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainpace.configs.changes import BATCH, DERIVED, GROUPS, Changes, normal
+from trainpace.configs.combine import SAME_UNDER_DEEPSPEED
+from trainpace.configs.draft import ELSEWHERE, Draft
+from trainpace.configs.editing import Syntax
+from trainpace.configs.read import parse_config
+from trainpace.configs.settings import ConfigFile, Setting, Value
+from trainpace.configs.writers.accelerate import write_accelerate
+from trainpace.configs.writers.command import write_command
+from trainpace.configs.writers.deepspeed import write_deepspeed
+from trainpace.configs.writers.huggingface import write_training_arguments
+from trainpace.configs.writers.lightning import write_lightning
+from trainpace.configs.writers.sbatch import write_sbatch
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.records import Record, read_bytes, write_whole
+
+Writer = Callable[[Draft, frozenset[str], Mapping[str, Value]], None]
+WRITERS: dict[str, Writer] = {
+    "Hugging Face TrainingArguments": write_training_arguments,
+    "DeepSpeed": write_deepspeed,
+    "Lightning CLI": write_lightning,
+    "accelerate": write_accelerate,
+    "Slurm batch script": write_sbatch,
+    "launch command": write_command,
+}
+"""In the order in which files are asked to take a setting that none of them states."""
+_SHELL = ("Slurm batch script", "launch command")
+_COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
+"""What the Trainer holds against DeepSpeed's file, with its own default where it is told nothing."""
+BY_HAND = "it cannot be changed here without changing something else: set it by hand"
+NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
+
+
+class Written(Record):
+    """A file after a change. `left`: settings that it does not take, and why; `wrote`: those that it has now.
+    `notes`: what the change asks for beside the file."""
+
+    file: str
+    before: str
+    text: str
+    wrote: tuple[str, ...]
+    left: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def diff(self) -> str:
+        """What changes, as a unified diff; empty where nothing does."""
+        return unified_diff(self.file, self.before, self.text)
+
+
+class Rewritten(Record):
+    """Files after a change. `left`: settings that no file took, and why."""
+
+    files: tuple[Written, ...]
+    left: dict[str, str]
+
+
+def write_changes(
+    text: str,
+    file: str,
+    changes: Changes,
+    beside: frozenset[str] = frozenset(),
+    may_add: frozenset[str] | None = None,
+    kept: frozenset[str] = frozenset(),
+) -> Written:
+    """Write `changes` into one file's text.
+
+    `beside`: formats of the other files of the training. `may_add`: settings that may get a key that is not there yet;
+    None is all. `kept`: settings that stay as they are. A group of settings is written whole, and read back, or left as it was.
+    """
+    read = parse_config(text, file)
+    names = changes.names - kept
+    draft = Draft(text, file, _syntax(text, file, read), beside, names if may_add is None else may_add)
+    draft.prefix = _prefix(draft, read)
+    wanted = changes.wanted
+    for group in GROUPS:
+        if names & group:
+            _write_group(draft, WRITERS[read.format], read.format, names & group, wanted)
+    for name in changes.unwritten:
+        draft.leave(name, NO_KEY)
+    left = {name: why for name, why in draft.left.items() if name not in DERIVED and name not in draft.wrote}
+    return Written(
+        file=file, before=text, text=draft.text, wrote=tuple(sorted(draft.wrote)), left=left, notes=tuple(draft.notes)
+    )
+
+
+def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
+    """Write `changes` into all files of a training: each where it states them, and what none states into one that can.
+
+    Where a file states a setting and cannot say the new value, no file gets it, so that they go on agreeing. `texts`: file ->
+    its text.
+    """
+    done = _one_pass(texts, changes, frozenset())
+    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, changes)}
+    kept = _with_their_groups(frozenset(stuck))
+    if kept:
+        done = _one_pass(texts, changes, kept)
+    wrote = {name for f in done for name in f.wrote}
+    together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (kept & changes.names) - DERIVED}
+    left = together | stuck
+    for f in done:
+        for name, why in f.left.items():
+            if why != ELSEWHERE:
+                left.setdefault(name, why if why == NO_KEY else f"{f.file}: {why}")
+    left = {name: why for name, why in left.items() if name not in wrote}
+    batches = wrote & {"micro_batch", "accumulation"}
+    for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
+        left[name] += f"; the batch sizes are for {changes.after.nnodes} x {changes.after.nproc_per_node} processes"
+    return Rewritten(files=tuple(done), left=left)
+
+
+def _one_pass(texts: Mapping[str, str], changes: Changes, kept: frozenset[str]) -> list[Written]:
+    read = {file: parse_config(text, file) for file, text in texts.items()}
+    order, done, wrote = list(WRITERS), {}, set[str]()
+    for file in sorted(texts, key=lambda file: order.index(read[file].format)):
+        others = [r for name, r in read.items() if name != file]
+        stated = {s.name for r in others for s in r.settings} | ({"zero_stage"} if _shards(others) else set())
+        if stated & {"world_size", "nproc_per_node"}:
+            stated |= {"world_size", "nproc_per_node"}
+        beside = frozenset(r.format for r in others)
+        if read[file].format == "Hugging Face TrainingArguments" and "DeepSpeed" in beside:
+            stated -= _COMPARED
+        may_add = frozenset(changes.names - stated - wrote)
+        done[file] = write_changes(texts[file], file, changes, beside, may_add, kept)
+        wrote |= set(done[file].wrote)
+    return [done[file] for file in texts]
+
+
+def _still_says(written: Written, name: str, changes: Changes) -> bool:
+    """Whether a file that does not take a setting states another value of it."""
+    names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
+    wanted = changes.wanted
+    return any(
+        s.name in names and normal(s.name, s.value) != wanted[s.name]
+        for s in parse_config(written.text, written.file).settings
+    )
+
+
+def _with_their_groups(names: frozenset[str]) -> frozenset[str]:
+    """All settings that hang together with some. The global batch stays, so batch sizes go with the number of processes."""
+    together = frozenset[str]().union(*(group for group in GROUPS if group & names))
+    return together | BATCH if "nnodes" in together else together
+
+
+def unified_diff(file: str, before: str, after: str) -> str:
+    """Lines that change, with three around them."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"{file} (now)", f"{file} (planned)"
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n" for line in lines)
+
+
+def read_texts(paths: Sequence[str]) -> dict[str, str]:
+    """Files as they are, byte for byte. Raises UnreadableInput."""
+    texts = {}
+    for path in paths:
+        try:
+            texts[path] = read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError:
+            raise UnreadableInput(f"{path} is not a text file in UTF-8.") from None
+    return texts
+
+
+def save(written: Written) -> str | None:
+    """Put a changed file in its place, and the old one beside it: FILE.bak, FILE.bak2 and so on, never over an older one.
+
+    The backup's name; None where nothing changes. Raises TrainpaceError where the file is no longer what was read.
+    """
+    if written.text == written.before:
+        return None
+    now = read_bytes(written.file)
+    if now != written.before.encode("utf-8"):
+        raise TrainpaceError(f"{written.file} has changed since it was read.", "Ask again.")
+    target = Path(written.file).resolve()  # a link stays a link
+    mode = target.stat().st_mode
+    number = 1
+    while True:
+        backup = target.with_name(f"{target.name}.bak{'' if number == 1 else number}")
+        try:
+            with backup.open("xb") as file:
+                file.write(now)
+            backup.chmod(mode)
+            break
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise UnreadableInput(f"cannot write {backup}: {(error.strerror or str(error)).lower()}.") from None
+    write_whole(target, written.text)
+    target.chmod(mode)
+    return str(backup)
+
+
+def _syntax(text: str, file: str, read: ConfigFile) -> Syntax | None:
+    if read.format in _SHELL:
+        return None
+    return "json" if file.endswith(".json") or text.removeprefix("\ufeff").lstrip().startswith("{") else "yaml"
+
+
+def _prefix(draft: Draft, read: ConfigFile) -> tuple[str, ...]:
+    """TrainingArguments may stand under a key of the user's own: the reader heads every key with it."""
+    if read.format != "Hugging Face TrainingArguments":
+        return ()
+    keys = [s.key for s in read.settings] + [note.key for note in read.notes]
+    head = keys[0].partition(".")[0] if keys else ""
+    return (head,) if all(key.startswith(f"{head}.") for key in keys) and isinstance(draft.data.get(head), dict) else ()
+
+
+def _write_group(draft: Draft, write: Writer, kind: str, names: frozenset[str], wanted: Mapping[str, Value]) -> None:
+    text, wrote, left, notes = draft.text, set(draft.wrote), dict(draft.left), list(draft.notes)
+    before = parse_config(text, draft.file)
+    try:
+        write(draft, names, wanted)
+        sound = _is_sound(before, parse_config(draft.text, draft.file), draft, names, wanted)
+        why = BY_HAND
+    except TrainpaceError as error:
+        sound, why = False, error.message
+    if not sound:
+        draft.text, draft.wrote, draft.left, draft.notes = text, wrote, left, notes
+        for name in names - DERIVED:
+            draft.leave(name, why)
+
+
+def _is_sound(
+    before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str], wanted: Mapping[str, Value]
+) -> bool:
+    """Whether the file now says what it should, and of everything else what it said before."""
+    if before.format != after.format:
+        return False
+    touched = names | ({"sharding"} if "zero_stage" in names else set())
+    touched |= {note.leaves_open for note in before.notes if note.leaves_open}  # what was open may be said now
+    if {(s.name, s.value) for s in before.settings if s.name not in touched} != {
+        (s.name, s.value) for s in after.settings if s.name not in touched
+    }:
+        return False
+    left = {name for name in names if name in draft.left and name not in draft.wrote}
+    return all(
+        _right(s, after, draft, wanted) for s in after.settings if s.name in names | {"sharding"} and s.name not in left
+    )
+
+
+def _right(setting: Setting, after: ConfigFile, draft: Draft, wanted: Mapping[str, Value]) -> bool:
+    if setting.name == "sharding":
+        return wanted["zero_stage"] == 3 or "zero_stage" not in draft.wrote
+    value, want = normal(setting.name, setting.value), wanted[setting.name]
+    if setting.name == "precision" and "DeepSpeed" in draft.beside | {after.format} and draft.beside:
+        return value == want or any({value, want} <= same for same in SAME_UNDER_DEEPSPEED)
+    return value == want
+
+
+def _shards(others: Sequence[ConfigFile]) -> bool:
+    return any(s.name == "sharding" for r in others for s in r.settings)

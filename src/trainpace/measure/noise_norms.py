@@ -1,0 +1,97 @@
+"""Squared lengths of gradients inside a training loop: of a part of the batch, and of the whole.
+
+Two norms a step are enough: after the first micro-batch's backward pass, when the gradients are still its own, and after the
+last one's. Under DDP the part is each rank's own share, whose gradients are seen before they are reduced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from trainpace.schedule import GradientNorms
+
+
+def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """The squared length of all gradients that are there, in fp32, on their device: nothing waits for it.
+
+    Of gradients that are sharded (DTensor) it is the whole's, and every rank has to ask for it.
+    """
+    gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    whole = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]
+    return torch.stack(whole).square().sum()
+
+
+class NoiseNorms:
+    """Gathers them. Call `after_first` when the first part's backward pass has ended, and `after_last` before the optimizer.
+
+    `parts` micro-batches of `samples` each, whose losses are divided by `parts`; `scale` is what a GradScaler
+    multiplies losses by.
+    """
+
+    def __init__(self, model: nn.Module, samples: int, parts: int) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._samples, self._parts = samples, parts
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._first = torch.zeros(())
+
+    def after_first(self, scale: float = 1.0) -> None:
+        """The gradients are those of the first part alone."""
+        self._first = squared_norm(self._parameters) * (self._parts / scale) ** 2
+
+    def after_last(self, scale: float = 1.0) -> None:
+        """The gradients are those of the whole batch."""
+        self._pairs.append((self._first, squared_norm(self._parameters) / scale**2))
+
+    def norms(self) -> GradientNorms:
+        """Of all steps; those whose gradients overflowed are left out."""
+        return _norms(self._pairs, self._samples, self._samples * self._parts)
+
+
+class DdpNoiseNorms:
+    """The same for DDP without accumulation: each rank's share against the mean of all, by a hook on the gradients' exchange.
+
+    Costs a pass over the gradients and one exchange of a number. Put on before the first step; it takes the place of another
+    communication hook. Call `after_last` before the optimizer, on every rank.
+    """
+
+    def __init__(self, model: nn.parallel.DistributedDataParallel, samples: int) -> None:
+        self._model, self._samples, self._ranks = model, samples, dist.get_world_size()
+        self._own: list[torch.Tensor] = []
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def reduce(_: Any, bucket: Any) -> Any:
+            self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
+            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+        reduce.__annotations__.clear()  # DDP compares them with classes, and here they are strings
+        model.register_comm_hook(None, reduce)
+
+    def after_last(self) -> None:
+        """The gradients are those of the whole batch."""
+        own = torch.stack(self._own).sum()
+        self._own.clear()
+        dist.all_reduce(own)
+        whole = squared_norm(p for p in self._model.parameters() if p.requires_grad)
+        self._pairs.append((own / self._ranks, whole))
+
+    def norms(self) -> GradientNorms:
+        """Of all steps, the same on every rank."""
+        return _norms(self._pairs, self._samples, self._samples * self._ranks)
+
+
+def _norms(pairs: list[tuple[torch.Tensor, torch.Tensor]], small: int, big: int) -> GradientNorms:
+    numbers = [(float(a), float(b)) for a, b in pairs]
+    kept = [(a, b) for a, b in numbers if math.isfinite(a) and math.isfinite(b)]
+    return GradientNorms(
+        small_batch=small, big_batch=big, small_squared=tuple(a for a, _ in kept), big_squared=tuple(b for _, b in kept)
+    )

@@ -1,0 +1,96 @@
+"""The gradient noise scale of a task: some steps on fresh samples of its own data set, in the process that this runs in."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.measure.conditions import Conditions
+from trainpace.measure.noise_norms import NoiseNorms
+from trainpace.outcome import MeasuredNoiseScale
+from trainpace.schedule import noise_scale
+from trainpace.schedule.noise_scale import FEWEST_STEPS
+from trainpace.trace.task import build_task, make_optimizer
+
+MOST_STEPS = 500
+FIRST_STEPS = 30
+
+
+def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
+    """Train from the first weights on a shuffled pass over the data, each step in `accumulation` micro-batches of `batch_size`
+    samples, or in two halves of it where there is no accumulation, for `conditions.seconds` and FIRST_STEPS steps at least.
+
+    Raises TrainpaceError for a model without a data set of its own: the gradients of random samples point nowhere.
+    """
+    c = conditions
+    torch.manual_seed(c.seed)
+    task = build_task(c.model, c.sequence_length, c.image_size)
+    if task.dataset is None or task.collate is None:
+        raise TrainpaceError(
+            f"{c.model} has no data: the noise scale is one of real samples.",
+            "Name FILE.py:FUNCTION, whose function returns (model, loss, optimizer, dataset).",
+        )
+    parts = c.accumulation if c.accumulation > 1 else 2
+    samples = batch_size if c.accumulation > 1 else batch_size // 2
+    if samples < 1:
+        raise TrainpaceError("a batch of 1 sample has no halves.", "Give a larger --batch.")
+    model = task.model.to(c.device).train()
+    own = task.optimizer if c.optimizer is None else None
+    optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
+    gathered = NoiseNorms(model, samples, parts)
+    order = _Shuffled(len(task.dataset), c.seed)
+    clock, steps, norms_s = time.perf_counter, 0, 0.0
+    begin = clock()
+    while steps < MOST_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
+        optimizer.zero_grad(set_to_none=True)
+        for part in range(parts):
+            batch = _to(task.collate([task.dataset[i] for i in order.take(samples)]), c.device)
+            (task.loss(model, batch) / parts).backward()
+            if part in (0, parts - 1):
+                _wait(c.device)
+                start = clock()
+                (gathered.after_last if part else gathered.after_first)()
+                _wait(c.device)
+                norms_s += clock() - start
+        optimizer.step()
+        steps += 1
+    seconds = clock() - begin
+    found = gathered.norms()
+    if len(found.small_squared) < FEWEST_STEPS:
+        raise UserCodeError("most gradients were no numbers (NaN).", "Lower the learning rate.")
+    return MeasuredNoiseScale(
+        batch=samples * parts, parts=parts, scale=noise_scale(found), norms_ms=1e3 * norms_s / steps,
+        step_ms=1e3 * (seconds - norms_s) / steps,
+    )  # fmt: skip
+
+
+class _Shuffled:
+    """Positions of samples, shuffled anew for each pass."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._left: list[int] = []
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def take(self, count: int) -> list[int]:
+        """The next ones."""
+        while len(self._left) < count:
+            self._left += torch.randperm(self._size, generator=self._generator).tolist()
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _to(value: Any, device: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to(part, device) for key, part in value.items()}
+    return type(value)(_to(part, device) for part in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,106 @@
+"""Whether accumulation and ranks train as one big batch does: the table, and a verdict in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainpace.records import to_jsonable
+from trainpace.report.terminal import print_lines, print_table
+from trainpace.units import format_number
+from trainpace.verify.question import Change, Equivalence, WayResult
+
+IN_WORDS: dict[Change, str] = {
+    "fp32": "the number format: in fp32 they are equal",
+    "weight_by_samples": "parts of unequal size whose mean losses count alike: weighted by samples they are equal",
+    "weight_by_targets": "parts with unequal numbers of targets whose mean losses count alike: weighted by targets they"
+    " are equal",
+    "sum": "a loss that sums over samples, of which the mean over parts is taken: added up they are equal",
+    "no_hooks": "hooks on gradients (clipping, say), which act on every part: without them they are equal",
+    "whole_batch_norm": "BatchNorm, which normalises each part by its own statistics: with the whole batch's they are equal",
+    "no_dropout": "dropout, which draws other masks in parts: without it they are equal",
+    "fp64": "rounding that training amplifies: in fp64 they are equal",
+}
+ADVICE: dict[Change, str] = {
+    "fp32": "Rounding of this size is usual for the format; it is no error of the batches.",
+    "weight_by_samples": "Use a batch that divides evenly (drop_last), or weight each loss by its share of the samples.",
+    "weight_by_targets": "Sum the loss over targets and divide by the whole batch's number of them.",
+    "sum": "Do not divide the loss by the accumulation steps; on ranks multiply it by their number, which the engine"
+    " divides by.",
+    "no_hooks": "Clip once a step, after the last backward pass and before the optimizer.",
+    "whole_batch_norm": "On GPUs torch.nn.SyncBatchNorm shares the statistics between ranks; accumulation needs GroupNorm"
+    " or LayerNorm, or frozen statistics.",
+    "no_dropout": "The masks are as random either way: only the draw differs, not what is trained for.",
+    "fp64": "No error of the batches: the optimizer or the model magnifies the last digits.",
+}
+WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
+
+
+def print_equivalence(found: Equivalence) -> None:
+    """The table of ways, then what follows."""
+    q = found.question
+    title = f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch"
+    columns = ["trained as", "parts", "largest relative difference", "where", "verdict"]
+    print_table(columns, [_row(way) for way in found.ways], left=2, title=title)
+    print_lines(*verdict(found))
+
+
+def _row(way: WayResult) -> list[str]:
+    parts = " + ".join(map(str, way.sizes)) if len(way.sizes) <= 4 else f"{len(way.sizes)} x {way.sizes[0]}"
+    apart = "" if way.difference is None else f"{way.difference:.1e}"
+    word = "failed" if way.failed else "equal" if way.equal else "differs"
+    return [WAY_IN_WORDS[way.way], parts, apart, way.worst, word]
+
+
+def verdict(found: Equivalence) -> list[str]:
+    """What the comparison says, in sentences."""
+    q = found.question
+    if found.equal:
+        moved = min(way.moved or 0.0 for way in found.ways)
+        return [
+            f"The same training: what differs is rounding (up to {q.tolerance:g} is), while the weights moved by {moved:.1e}."
+        ]
+    lines = []
+    if found.repeated:
+        lines.append(
+            f"The model does not train the same twice, even in one process: the difference is {found.repeated:.1e}."
+            " Something draws random numbers that no seed of torch, numpy or random decides; make that repeatable first."
+        )
+    for way in found.ways:
+        lines += [f"{WAY_IN_WORDS[way.way]}: {sentence}" for sentence in _said(way, found)]
+    advised = dict.fromkeys(change for way in found.ways for change in way.cause)
+    return lines + [ADVICE[change] for change in advised]
+
+
+def _said(way: WayResult, found: Equivalence) -> list[str]:
+    if way.failed:
+        return [f"could not train. {way.failed}"]
+    if way.equal:
+        return ["the same training."]
+    if way.cause:
+        left = next(tried.difference for tried in way.tried if tried.changes == way.cause)
+        return [f"{', and '.join(IN_WORDS[change] for change in way.cause)} ({left:.1e})."]
+    if way.difference is None:
+        return ["the weights or the loss are no numbers any more (NaN): lower the learning rate."]
+    tolerance = found.question.tolerance
+    if way.difference <= tolerance:
+        return [f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Give more --steps."]
+    if found.repeated:
+        return ["differs."]
+    return [f"no cause was found. {_first_loss(way, found)}"]
+
+
+def _first_loss(way: WayResult, found: Equivalence) -> str:
+    if way.first_loss is None or not found.facts.losses:
+        return ""
+    whole = found.facts.losses[0]
+    if abs(whole - way.first_loss) <= 10 * found.question.tolerance * abs(whole):
+        return "The first loss is still the same: the gradients are not."
+    return (
+        f"Already the first loss differs, {format_number(way.first_loss)} in parts and {format_number(whole)} at once:"
+        " the loss of a batch is not the mean of its parts' (a contrastive loss, say)."
+    )
+
+
+def equivalence_json(found: Equivalence) -> dict[str, Any]:
+    """The twin of what is printed."""
+    return {**to_jsonable(found), "equal": found.equal, "verdict": verdict(found)}

@@ -1,0 +1,104 @@
+"""A plan written into all files of a training: they say it together, and never against each other."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from configs.test_properties import mutate
+from configs.test_readers import EXAMPLES
+from trainpace.configs.changes import Changes, settings_of
+from trainpace.configs.combine import SAME_UNDER_DEEPSPEED
+from trainpace.configs.write import rewrite, write_changes
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "benchmarks")]
+from config_plans import FILES, MAY_BE_SILENT, SETS, execution, texts_of, together, varied  # noqa: E402
+
+
+def same(name, a, b):
+    return a == b or (name == "precision" and any({a, b} <= words for words in SAME_UNDER_DEEPSPEED))
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_the_files_together_say_what_was_wanted(kind):
+    rng = random.Random(kind)
+    compared = 0
+    for _ in range(12):
+        first = execution(rng)
+        started = rewrite(SETS[kind], Changes(before=Execution(), after=first))
+        before, clash = together(texts_of(started), first)
+        assert not clash or "pp" in started.left, clash
+        if before is None:
+            continue
+        wanted = varied(before, rng)
+        done = rewrite(texts_of(started), Changes(before=before, after=wanted))
+        wrote = {name for f in done.files for name in f.wrote}
+        silent = replace(before, **{name: getattr(Execution(), name) for name in wrote & MAY_BE_SILENT})
+        found, clash = together(texts_of(done), silent)
+        # pipeline stages stand in no file, so the data-parallel size that files are checked for is not known
+        assert not clash or done.left.keys() & {"pp", "tp", "cp"}, clash
+        if found is not None:
+            read, expected, was = settings_of(found), settings_of(wanted), settings_of(before)
+            for name in expected.keys() - {"gpus_per_node", "world_size", "global_batch"}:
+                assert same(name, read[name], was[name] if name in done.left else expected[name]), (name, done.left)
+            compared += 1
+    assert compared >= 6
+
+
+def test_a_setting_that_one_file_cannot_say_is_written_nowhere():
+    texts = {
+        "args.yaml": "per_device_train_batch_size: 4\nbf16: true\nfp16: false\n",
+        "acc.yaml": "compute_environment: LOCAL_MACHINE\nnum_processes: 8\nmixed_precision: bf16\n",
+    }
+    before = Execution(micro_batch=4, nproc_per_node=8, precision="amp_bf16")
+    done = rewrite(texts, Changes(before=before, after=replace(before, precision="fp8", micro_batch=8)))
+    assert done.left == {"precision": "args.yaml: TrainingArguments have autocast only, and fp8 is none of it: the code loads the model so"}  # fmt: skip
+    assert texts_of(done) == {**texts, "args.yaml": texts["args.yaml"].replace("size: 4", "size: 8")}
+
+
+def test_batch_sizes_stay_with_the_processes_that_they_are_for():
+    # the global batch is the same, so an accumulation that was halved for twice the processes must not stand alone
+    texts = {
+        "args.yaml": "per_device_train_batch_size: 4\ngradient_accumulation_steps: 8\n",
+        "trainer.yaml": "trainer:\n  devices: [0, 1]\n",
+    }
+    before = Execution(micro_batch=4, accumulation=8, nproc_per_node=2)
+    done = rewrite(texts, Changes(before=before, after=replace(before, accumulation=4, nproc_per_node=4)))
+    assert texts_of(done) == texts
+    assert "by hand" in done.left["nproc_per_node"]
+    assert done.left["accumulation"] == "it goes with nproc_per_node"
+    alone = rewrite(
+        {"args.yaml": texts["args.yaml"]},
+        Changes(before=before, after=replace(before, accumulation=4, nproc_per_node=4)),
+    )
+    assert "the batch sizes are for 1 x 4 processes" in alone.left["nproc_per_node"]
+
+
+def damaged(seed):
+    rng = random.Random(seed)
+    everything = [*EXAMPLES.items(), *(pair for files in FILES.values() for pair in files.items())]
+    file, text = rng.choice(everything)
+    for _ in range(rng.randrange(1, 4)):
+        text = mutate(text, rng) or "x"
+    changes = Changes(before=Execution(), after=execution(rng), workers=3)
+    try:
+        written = write_changes(text, file, changes)
+    except TrainpaceError as error:
+        assert file in str(error)
+        return 0
+    assert changes.names - {"global_batch", "world_size", "gpus_per_node"} <= set(written.wrote) | written.left.keys()
+    return 1
+
+
+@pytest.mark.parametrize("tens", range(10))
+def test_damaged_files_never_give_a_traceback(tens):
+    assert sum(damaged(seed) for seed in range(10 * tens, 10 * tens + 10)) >= 1
+
+
+@pytest.mark.slow
+def test_many_damaged_files_never_give_a_traceback():
+    assert sum(damaged(seed) for seed in range(1000, 2500)) > 300

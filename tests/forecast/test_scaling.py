@@ -1,0 +1,81 @@
+"""Scaling efficiency: against one device that holds the model, else against the fewest devices that do, else nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nouns import stacked
+from trainpace.execution import Execution
+from trainpace.forecast import forecast
+from trainpace.forecast.memory import needed_gib, room_gib, step_memory
+from trainpace.hardware import Cluster, find_device
+from trainpace.report.forecast import print_forecasts, row_json
+
+WORKLOAD = stacked(8192)  # beside which the buffers of communicators are small
+
+
+def on(memory_gib, nodes=4, devices=8):
+    h100 = find_device("H100")
+    device = replace(h100, memory_gib=replace(h100.memory_gib, value=memory_gib))
+    return Cluster(device=device, devices_per_node=devices, nodes=nodes, network_gb_per_s_per_device=25.0)
+
+
+def run(nodes=4, devices=8, **changes):
+    return Execution(nnodes=nodes, nproc_per_node=devices, precision="bf16", **{"micro_batch": 4, **changes})
+
+
+def card_for(execution):
+    """GiB of the smallest card on which this fits."""
+    return float(needed_gib(step_memory(WORKLOAD.forms["half"], execution, True))) / room_gib(1.0) * (1 + 1e-9)
+
+
+def each(f):
+    return f.samples_per_second / f.num_devices
+
+
+def test_one_device_that_holds_the_model_is_the_reference():
+    found, alone = forecast(WORKLOAD, run(), on(80.0)), forecast(WORKLOAD, run(1, 1), on(80.0, 1, 1))
+    assert found.scaling_reference_devices == 1
+    assert found.scaling_efficiency == pytest.approx(each(found) / each(alone))
+    assert alone.scaling_efficiency is alone.scaling_reference_devices is None
+
+
+@pytest.mark.parametrize(("nodes", "devices"), [(1, 4), (1, 8), (2, 8)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_fewest_devices_that_hold_the_model_are_the_reference(nodes, devices, tp):
+    fewest = run(nodes, devices, zero_stage=3, tp=tp)
+    size = card_for(fewest)
+    found = forecast(WORKLOAD, run(zero_stage=3, tp=tp), on(size))
+    small = forecast(WORKLOAD, fewest, on(size, nodes, devices))
+    assert found.scaling_reference_devices == nodes * devices
+    assert found.scaling_efficiency == pytest.approx(each(found) / each(small))
+    assert found.scaling_efficiency <= 1.05  # what is left above 1 is that of shards of the optimizer's states
+
+
+def test_where_no_fewer_devices_hold_it_there_is_none():
+    found = forecast(WORKLOAD, run(zero_stage=3), on(card_for(run(zero_stage=3))))
+    assert found.fits
+    assert found.scaling_efficiency is found.scaling_reference_devices is None
+    assert forecast(WORKLOAD, run(), on(0.5)).scaling_efficiency is None  # nor where it does not fit itself
+
+
+@given(st.floats(8.0, 200.0), st.sampled_from([0, 1, 3]), st.sampled_from([None, 8]))
+def test_the_reference_is_smaller_and_fits(gib, stage, shard):
+    found = forecast(WORKLOAD, run(zero_stage=stage, shard_size=shard), on(gib))
+    assert (found.scaling_efficiency is None) == (found.scaling_reference_devices is None)
+    if found.scaling_reference_devices is not None:
+        assert found.scaling_reference_devices < 32
+        assert 0 < found.scaling_efficiency <= 1.05
+
+
+def test_the_reference_is_shown(capsys):
+    size = card_for(run(1, 4, zero_stage=3))
+    for cluster, execution, words in (
+        (on(80.0), run(), "of 32 devices that each worked alone"), (on(size), run(zero_stage=3), "of 4, the fewest that hold"),
+        (on(card_for(run(zero_stage=3))), run(zero_stage=3), "none, as no fewer devices hold this"),
+    ):  # fmt: skip
+        found = forecast(WORKLOAD, execution, cluster)
+        assert row_json(found)["scaling_reference_devices"] == found.scaling_reference_devices
+        print_forecasts(WORKLOAD, [found])
+        assert words in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,55 @@
+"""Bytes a parameter: what the engines' own papers and documents say they are."""
+
+import numpy as np
+import pytest
+
+from nouns import stacked
+from trainpace.execution import Execution
+from trainpace.forecast.executions import grid_of
+from trainpace.forecast.memory import step_memory
+from trainpace.forecast.states import widths
+from trainpace.units import BYTES_PER_GIB
+
+WORKLOAD = stacked()
+D = 8
+"""Data-parallel ranks."""
+
+
+def bytes_a_parameter(precision="bf16", **changes):
+    """(weights, gradients, states, what the update adds) with Adam, before anything is divided, of a half form's trace."""
+    execution = Execution(micro_batch=1, precision=precision, nproc_per_node=D * changes.get("tp", 1), **changes)
+    w = widths(grid_of([execution]), half=True, trains=True)
+    shards, gradients, states, masters, update = (
+        float(a[0, 0]) for a in (w.shards, w.gradients, w.states, w.masters, w.update)
+    )
+    return 2 * shards, 2 * gradients, 4 * states + 2 * masters, 2 * update
+
+
+@pytest.mark.parametrize(
+    ("changes", "stated"),
+    [
+        ({}, (2, 2, 4, 0)),  # torch.optim keeps its states in the dtype of the parameters
+        ({"tp": 2}, (2, 4, 12, 0)),  # Megatron Core: 18
+        ({"tp": 2, "zero_stage": 1}, (2, 4, 12, 0)),  # 6 + 12/d
+        ({"tp": 2, "zero_stage": 1, "precision": "fp16"}, (2, 2, 12, 6)),  # at least 4 + 16/d
+        ({"zero_stage": 1}, (2, 2, 12, 6)),  # Rajbhandari et al. 2020: 4 + 12/d
+        ({"zero_stage": 3}, (4, 4, 8, 0)),  # FSDP2's shards are the fp32 parameters
+    ],
+)
+def test_engines_keep_what_they_say(changes, stated):
+    assert bytes_a_parameter(**changes) == stated
+
+
+def test_the_update_is_the_peak_where_nothing_shares_it():
+    """DeepSpeed's ZeRO 1 on one data-parallel rank: 2 + 2 + 12 + 6 bytes a parameter, without activations."""
+    run = Execution(micro_batch=1, nproc_per_node=1, precision="fp16", zero_stage=1, activation_checkpointing="full")
+    memory = step_memory(WORKLOAD.forms["half"], run, True)
+    assert memory.allocated_gib * BYTES_PER_GIB == pytest.approx(22 * WORKLOAD.parameters, rel=0.02)
+
+
+def test_forms_of_full_width_are_not_widened():
+    for stage in range(3):
+        w = widths(grid_of([Execution(nproc_per_node=8, zero_stage=stage)]), half=False, trains=True)
+        assert all(np.all(factor == 1) for factor in (w.shards, w.gathered, w.states, w.gradients))
+        assert not w.masters.any()
+        assert not w.update.any()

@@ -1,0 +1,91 @@
+"""The gradient noise scale: unbiased, with an interval that covers, and None where there is no signal."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.errors import TrainpaceError
+from trainpace.schedule import (
+    GradientNorms,
+    learning_rate_for_noise_scale,
+    noise_scale,
+    samples_factor,
+    steps_factor,
+)
+
+SMALL, BIG = 8, 32
+
+
+def drawn(seed, steps, signal=1.0, deviation=2.0, dims=50):
+    """Norms of gradients that are normal around a vector of length `signal`: B = dims x deviation^2 / signal^2."""
+    rng = np.random.default_rng(seed)
+    true = np.full(dims, signal / np.sqrt(dims))
+    parts = true + rng.normal(0, deviation / np.sqrt(SMALL), size=(steps, BIG // SMALL, dims))
+    small = np.square(parts).sum(axis=-1)[:, 0]
+    big = np.square(parts.mean(axis=1)).sum(axis=-1)
+    return GradientNorms(small_batch=SMALL, big_batch=BIG, small_squared=tuple(small), big_squared=tuple(big))
+
+
+def test_a_known_scale_is_found():
+    found = noise_scale(drawn(0, 4000))
+    assert found.samples == pytest.approx(200, rel=0.1)
+    assert found.gradient_squared == pytest.approx(1, rel=0.1)
+    assert found.covariance_trace == pytest.approx(200, rel=0.05)
+
+
+def test_the_interval_holds_the_truth_nine_times_in_ten():
+    scales = [noise_scale(drawn(seed, 400)) for seed in range(100)]
+    held = [s.low <= 200 <= (s.high or np.inf) for s in scales if s.samples is not None]
+    assert len(held) > 95
+    assert 0.8 <= np.mean(held) <= 0.98
+
+
+def test_no_signal_is_no_number():
+    found = noise_scale(drawn(1, 50, signal=1e-6))
+    assert found.samples is None
+    assert "not told from 0" in found.reason
+
+
+def test_gradients_without_noise_have_a_scale_of_nothing():
+    same = GradientNorms(small_batch=1, big_batch=2, small_squared=(3.0,) * 20, big_squared=(3.0,) * 20)
+    assert noise_scale(same).samples == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"small_batch": 32}, {"small_batch": 0}, {"small_squared": (1.0,)}, {"big_squared": (float("nan"), 1.0)}],
+)
+def test_norms_that_make_no_sense(wrong):
+    right = {"small_batch": 8, "big_batch": 32, "small_squared": (1.0, 1.0), "big_squared": (1.0, 1.0)}
+    with pytest.raises(TrainpaceError):
+        GradientNorms(**right | wrong)
+
+
+def test_a_few_steps_tell_nothing():
+    with pytest.raises(TrainpaceError, match="too few"):
+        noise_scale(drawn(0, 5))
+
+
+positive = st.floats(1, 1e6)
+
+
+@given(positive, positive, positive)
+def test_steps_and_samples_trade_along_one_curve(noise, old, new):
+    steps, samples = steps_factor(noise, old, new), samples_factor(noise, old, new)
+    assert samples == pytest.approx(steps * new / old)
+    if new >= old:
+        assert old / new * (1 - 1e-9) <= steps <= 1 + 1e-9 <= samples + 2e-9
+
+
+def test_far_below_the_scale_rules_are_the_usual_ones_and_far_above_nothing_changes():
+    rule = learning_rate_for_noise_scale(256, 1024, 1e9)
+    assert rule.sgd_factor == pytest.approx(4, rel=1e-4)
+    assert rule.adam_factor == pytest.approx(2, rel=1e-4)
+    assert learning_rate_for_noise_scale(256, 1024, 1e-3).sgd_factor == pytest.approx(1, rel=1e-4)
+    assert steps_factor(1000, 1000, 2000) == pytest.approx(0.75)
+    assert samples_factor(0, 8, 32) == 4
+    with pytest.raises(TrainpaceError):
+        steps_factor(-1, 8, 8)
+    with pytest.raises(TrainpaceError):
+        learning_rate_for_noise_scale(8, 0, 1)

@@ -1,0 +1,65 @@
+"""What a monitor shows beyond a job's need."""
+
+from pathlib import Path
+
+import pytest
+
+from trainpace.forecast.memory import CONTEXT_GIB
+from trainpace.outcome import Memory
+from trainpace.validation.conditions import case_of
+from trainpace.validation.peaks import EAGER_CONTEXT_GIB, stated_peak_gib
+from trainpace.validation.runs import Run
+
+SMALL = Memory(
+    parameters_gib=1.0,
+    gradients_gib=1.0,
+    optimizer_states_gib=2.0,
+    activations_gib=3.0,
+    reserved_gib=8.0,
+    device_gib=9.0,
+)
+EXAMPLES = "pytorch (NVIDIA DeepLearningExamples, NGC container)"
+
+
+def case(**stated):
+    values = {
+        "index": 0, "model_spec": "torchvision:resnet50", "gpu_canonical": "V100-SXM-32GB", "precision": "fp32",
+        "batch_per_gpu": 32.0, "step_time_ms": 100.0, "framework_version": "2.3.0",
+    }  # fmt: skip
+    return case_of(Run(**values | stated), Path())
+
+
+def test_allocators_and_monitors_show_different_numbers():
+    assert stated_peak_gib(case(), SMALL) == SMALL.allocated_gib
+    assert stated_peak_gib(case(notes="peak by nvidia-smi"), SMALL) == SMALL.device_gib
+
+
+def test_old_software_loads_all_kernels():
+    old, new = (
+        stated_peak_gib(case(notes="peak by nvidia-smi", framework_version=v), SMALL) for v in ("1.10.0", "2.3.0")
+    )
+    assert old - new == pytest.approx(EAGER_CONTEXT_GIB - CONTEXT_GIB)
+
+
+def test_cudnns_trials_fill_the_card_whatever_its_size():
+    shown = stated_peak_gib(case(framework=EXAMPLES), SMALL)
+    assert 30 < shown < 32
+    large = stated_peak_gib(case(framework=EXAMPLES, gpu_canonical="A100-SXM-40GB"), SMALL)
+    assert large == pytest.approx(shown * 40 / 32)
+
+
+def test_text_models_try_no_convolutions(tmp_path):
+    (tmp_path / "bert.json").write_text("{}")
+    run = Run(
+        index=0, model_spec="transformers:bert.json", gpu_canonical="V100-SXM-32GB", precision="fp32", batch_per_gpu=8.0,
+        step_time_ms=100.0, framework=EXAMPLES,
+    )  # fmt: skip
+    assert not case_of(run, tmp_path).tries_convolutions
+
+
+def test_a_monitor_shows_no_more_than_the_card():
+    kept = Memory(
+        parameters_gib=1.0, gradients_gib=1.0, optimizer_states_gib=2.0, activations_gib=24.0, reserved_gib=33.0,
+        device_gib=34.0,
+    )  # fmt: skip
+    assert stated_peak_gib(case(notes="peak by nvidia-smi"), kept) <= 32
