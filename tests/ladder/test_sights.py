@@ -111,3 +111,23 @@ def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch
     assert found.step_ms == pytest.approx(6.0)
     assert "of fp32" in found.basis
     assert seen.foresee([setup(execution=half)], [Known(setup(), 4.0)])[0].step_ms is None
+
+
+def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monkeypatch):
+    """Two ranks that halve the samples cannot be faster than without their exchange, and a slower one shows."""
+    from nouns import machine_profile, workload
+
+    def seen(latency_us: float) -> float:
+        here = Sights(tmp_path, "cpu", machine_profile, lambda _: None, 10)
+        timed = AllReduce(
+            ranks=2, backend="gloo", sizes_bytes=(4,), time_ms=(1.0,), latency_us=latency_us, bandwidth_gb_per_s=1.0
+        )
+        monkeypatch.setattr(sights, "measure_allreduce", lambda *_: timed)
+        monkeypatch.setattr(here, "_workload", lambda _: workload())
+        monkeypatch.setattr(here, "_profile", lambda *_: machine_profile())
+        found = here.foresee([setup(execution={"micro_batch": 8, "nproc_per_node": 2})], [])[0]
+        assert found.step_ms is not None, found.reason
+        assert found.holds(found.step_ms)
+        return found.interval_ms.high
+
+    assert seen(1e6) > seen(10) > 0
