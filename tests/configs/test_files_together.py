@@ -15,8 +15,8 @@ from trainpace.configs.write import rewrite, write_changes
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "benchmarks")]
-from config_plans import FILES, MAY_BE_SILENT, SETS, execution, texts_of, together, varied  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
+from config_plans import FILES, MAY_BE_SILENT, SETS, execution, texts_of, together, varied
 
 
 def same(name, a, b):

@@ -18,9 +18,9 @@ from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "planted")]
+sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
+from config_loading import LIBRARIES, differing, loaded, mismatches  # noqa: E402
 from config_plans import FILES, execution, rounds  # noqa: E402
-from config_writers import LIBRARIES, differing, loaded, mismatches  # noqa: E402
 
 NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
 START = Execution(micro_batch=4, accumulation=8, nproc_per_node=8)
