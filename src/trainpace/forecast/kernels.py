@@ -171,16 +171,16 @@ def kernel_table(operators: Operators) -> KernelTable:
     return table
 
 
-MISALIGNED_BF16 = 0.7
-"""Share of the fp32 rate that batched bf16 products get out of an A100's CUDA cores where rows are no multiples of 16 bytes:
-cuBLAS 11 seems to have no kernels on matrix units for them. Chosen so that bigscience's 17 runs with heads of 150 numbers err as
-those with aligned heads do (-5 and -6 % at the median, -25 without); those with 108 then err by -2 %. Later cuBLAS: unknown."""
+MISALIGNED = 0.7
+"""Share of the fp32 rate that batched 16-bit products get out of an A100's CUDA cores where rows are no multiples of 16 bytes:
+cuBLAS 11 seems to have no kernels on matrix units for them, in fp16 as in bf16. Set so that bigscience's runs with heads of 150
+numbers err as aligned ones do; those with 108 then do too (docs/log.md). Later cuBLAS: unknown."""
 
 
 def _products_s(pick: Pick, rows: Flags, half: Flags, rates: Rates, c: KernelConstants) -> Floats:
     b, m, n, k, speed, units, sms = pick(rows, 0, 1, 2, 3)
     scalar = half & units & (b > 1) & (part(rates.aligned_only, rows) > 0) & ((n % 8 > 0) | (k % 8 > 0))
-    speed, units = np.where(scalar, MISALIGNED_BF16 * part(rates.plain, rows), speed), units & ~scalar
+    speed, units = np.where(scalar, MISALIGNED * part(rates.plain, rows), speed), units & ~scalar
     tensor_share = np.where(half, c.gemm_tensor, c.gemm_tf32)
     share = np.where(units, np.where(b > 1, c.batched_tensor * tensor_share, tensor_share), c.gemm_plain)
     share = share * alignment(n, k, units, c)
