@@ -1,10 +1,10 @@
-"""The ladder's task on a real Slurm: DDP, FSDP2 and ZeRO 1, 2, 3 on 2 and 4 nodes, forecast beside measured; then a node is killed.
+"""The ladder's task on a real Slurm: DDP, FSDP2, ZeRO 1, 2, 3 on 2 and 4 nodes, forecast and measured; then a node is killed.
 
-Run as root on a machine that does nothing else: PYTHONPATH=.engines python benchmarks/run_slurm.py [--quick]. The nodes are network
-namespaces whose links have a known speed (planted/slurm_cluster.py), with one rank of one thread each; the photographs come from
-shards that are made once. Beside them a transformer whose gradients load the link. Forecasts are those of `trainpace run`, from a
-CPU calibrated by two processes at a time and links calibrated at 2 hosts and another speed (cluster_steps.py); none is fitted on a
-step. Kept in benchmarks/results/run_slurm.md.
+Run as root on a machine that does nothing else: PYTHONPATH=.engines python benchmarks/run_slurm.py [--quick]. The nodes are
+network namespaces whose links have a known speed (planted/slurm_cluster.py), with one rank of one thread each; the photographs
+come from shards that are made once. Beside them a transformer whose gradients load the link. Forecasts are those of `trainpace
+run`, from a CPU calibrated by two processes at a time and links calibrated at 2 hosts and another speed (cluster_steps.py); none
+is fitted on a step. Kept in benchmarks/results/run_slurm.md.
 """
 
 from __future__ import annotations
@@ -59,22 +59,24 @@ ENGINES: tuple[tuple[str, EngineName, ZeroStage], ...] = (
     ("DDP", "ddp", 0), ("FSDP2", "fsdp2", 3), ("ZeRO 1", "deepspeed", 1), ("ZeRO 2", "deepspeed", 2), ("ZeRO 3", "deepspeed", 3),
 )  # fmt: skip
 KILLED_TRAINS_S = 20.0
+QUIET = 1.5
+BUSY = "**taken on a busy machine: load {:.1f}**"
 LAUNCHER = Slurm(options=SlurmOptions(setup=(f"export GLOO_SOCKET_IFNAME={INTERFACE}",)), poll_s=0.2)
 
 
 class Row(NamedTuple):
-    """One engine on so many nodes; a median a trial."""
+    """One engine on so many nodes, and its trials."""
 
     task: str
     nodes: int
     engine: str
     foreseen: Foreseen
-    medians_ms: list[float]
+    trials: list[TrialResult]
 
     @property
     def measured_ms(self) -> float:
         """The middle of the trials."""
-        return statistics.median(self.medians_ms)
+        return statistics.median(t.median_ms for t in self.trials)
 
 
 class Requeued(NamedTuple):
@@ -123,7 +125,7 @@ def rows_of(sights: Sights, nodes: int, shards: str, folder: Path, seconds: floa
         found = run_trial(trial, LAUNCHER, folder / name, TIMEOUT_S)
         if not isinstance(found, TrialResult):
             raise RuntimeError(f"{name}: {found.reason}\n{Path(found.log).read_text()[-3000:]}")
-        row.medians_ms.append(found.median_ms)
+        row.trials.append(found)
         say(line(row))
     return rows
 
@@ -169,7 +171,8 @@ def nodes_in_use() -> str:
 
 def line(row: Row) -> str:
     """A table row."""
-    f, low, high = row.foreseen, min(row.medians_ms), max(row.medians_ms)
+    f = row.foreseen
+    low, high = min(t.interval_ms.low for t in row.trials), max(t.interval_ms.high for t in row.trials)
     measured = f"{row.measured_ms:.1f} ({low:.1f} to {high:.1f})"
     head = f"| {row.task} | {row.nodes} | {row.engine} |"
     if f.step_ms is None or f.interval_ms is None:
@@ -193,8 +196,8 @@ def summary(rows: list[Row]) -> str:
     best = sum(min(s, key=lambda x: x[1])[0] <= (1 + CLOSE) * min(m for m, _ in s) for s in sets.values())
     held = sum(r.foreseen.holds(r.measured_ms) is True for r, _ in known)
     return (
-        f"Forecast of {len(known)} of {len(rows)}: error {statistics.mean(errors):.0%} at the mean, {max(errors):.0%} at most; the"
-        f" interval held {held}. Pairs of engines at least {CLOSE:.0%} apart in the right order: {right} of {len(pairs)}; the"
+        f"Forecast of {len(known)} of {len(rows)}: error {statistics.mean(errors):.0%} at the mean, {max(errors):.0%} at most;"
+        f" the interval held {held}. Pairs of engines at least {CLOSE:.0%} apart in the right order: {right} of {len(pairs)}; the"
         f" fastest engine (or one within {CLOSE:.0%} of it) named in {best} of {len(sets)} settings."
     )
 
@@ -220,11 +223,14 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="one short trial each, a short calibration, result not kept"
     )
-    quick = parser.parse_args().quick
+    parser.add_argument("--repeats", type=int, default=3, help="trials of each engine")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of training in a trial")
+    options = parser.parse_args()
+    quick = options.quick
     if why := slurm_cluster.missing():
         raise SystemExit(f"no Slurm here: {why}")
     os.environ["OMP_NUM_THREADS"] = "1"
-    seconds, repeats = (2.0, 1) if quick else (8.0, 3)
+    seconds, repeats = (2.0, 1) if quick else (options.seconds, options.repeats)
     load = os.getloadavg()[1]
     profile, links = calibrated(*((15.0, 7) if quick else (60.0, 21)))
     say(f"drift {profile.drift:.0%}, spread {profile.spread:.0%}; {links}")
@@ -239,20 +245,21 @@ def main() -> None:
                 if nodes == NODES[-1]:
                     its = next(r for r in rows if (r.task, r.nodes, r.engine) == ("transformer", 2, "DDP"))
                     requeued = kill_a_node(made, folder, its.measured_ms)
-    lines = report(rows, requeued, profile, load, repeats)
+    lines = report(rows, requeued, profile, load)
     say("\n".join(lines))
     if not quick:
         RESULT.write_text("\n".join(lines))
 
 
-def report(rows: list[Row], requeued: Requeued, profile: MachineProfile, load: float, repeats: int) -> list[str]:
+def report(rows: list[Row], requeued: Requeued, profile: MachineProfile, load: float) -> list[str]:
     versions: dict[str, Any] = requeued.result.environment
     return [
         "# The ladder's task on a real Slurm (`make bench-run`, as root)", "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} before it began (5 min), torch"
-        f" {versions.get('torch', '')}, gloo; drift {profile.drift:.0%} and spread {profile.spread:.0%} while calibrating. Links of"
-        f" {MBIT_PER_S:.0f} Mbit/s, calibrated at {CALIBRATED_MBIT:.0f}. One rank of one thread a node, micro-batch {MICRO_BATCH}; 4"
-        f" nodes share {os.cpu_count()} cores. Measured: the median of {repeats} trials (the least to the greatest).", "",
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {versions.get('torch', '')}, gloo;"
+        f" {BUSY.format(load) if load > QUIET else f'load {load:.1f}'} (5 min, before it began); drift {profile.drift:.0%} and"
+        f" spread {profile.spread:.0%} while calibrating. Links of {MBIT_PER_S:.0f} Mbit/s, calibrated at {CALIBRATED_MBIT:.0f}."
+        f" One rank of one thread a node, micro-batch {MICRO_BATCH}; 4 nodes share {os.cpu_count()} cores. Measured: the median"
+        f" of {len(rows[0].trials)} trial(s), and the ends of the 90 % intervals of their medians.", "",
         summary(rows), "",
         "| task | nodes | engine | forecast ms (90 %) | measured ms | error | in its interval |", "|---|---|---|---|---|---|---|",
         *map(line, rows), "",
