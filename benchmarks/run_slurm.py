@@ -192,13 +192,15 @@ def summary(rows: list[Row]) -> str:
     pairs = [
         (a, b) for s in sets.values() for a, b in itertools.combinations(s, 2) if abs(a[0] / b[0] - 1) >= CLOSE
     ]  # fmt: skip
-    right = sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
+    right = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
+    alike = sum(a[1] == b[1] for a, b in pairs)
     best = sum(min(s, key=lambda x: x[1])[0] <= (1 + CLOSE) * min(m for m, _ in s) for s in sets.values())
     held = sum(r.foreseen.holds(r.measured_ms) is True for r, _ in known)
     return (
         f"Forecast of {len(known)} of {len(rows)}: error {statistics.mean(errors):.0%} at the mean, {max(errors):.0%} at most;"
-        f" the interval held {held}. Pairs of engines at least {CLOSE:.0%} apart in the right order: {right} of {len(pairs)}; the"
-        f" fastest engine (or one within {CLOSE:.0%} of it) named in {best} of {len(sets)} settings."
+        f" the interval held {held}. Pairs of engines at least {CLOSE:.0%} apart in the right order: {right} of {len(pairs)}"
+        f" ({alike} are forecast alike); the fastest engine (or one within {CLOSE:.0%} of it) named in {best} of {len(sets)}"
+        " settings."
     )
 
 
