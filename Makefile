@@ -20,7 +20,7 @@ help:
 	@echo "make bench-accuracy  refit without each card and family, forecast what was left out (half an hour)"
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
-	@echo "make bench-run   the ladder of examples/ladder on a machine that does nothing else (a quarter of an hour)"
+	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
 	@echo "make docs-check  run every command of README.md and docs/"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -108,8 +108,13 @@ bench-cluster: $(TRACES)/done
 	$(BIN)/python benchmarks/cluster_links.py
 	$(BIN)/python benchmarks/cluster_steps.py
 
-bench-run: $(VENV)/installed .engines/installed
+# as root, for a Slurm whose nodes are network namespaces
+bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/run_ladder.py
+	PYTHONPATH=.engines $(BIN)/python benchmarks/run_slurm.py
+	PYTHONPATH=.engines $(BIN)/python benchmarks/config_writers.py
+	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/equivalence.py
+	$(BIN)/python benchmarks/noise_scale.py
 
 docs-check: $(VENV)/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=

@@ -114,10 +114,14 @@ def forecast_of(
     workload: Workload, way: Way, number: int, mbit: float, profile: MachineProfile, links: HostLinks
 ) -> Forecast:
     """From the calibrations alone."""
-    crowd = max(1.0, number / (os.cpu_count() or 1))
-    kernels: MachineModel = profile.kernels
-    slower = replace(kernels, step_factors=tuple(crowd * f for f in kernels.step_factors or (1.0,)))
+    slower = crowded(profile.kernels, number)
     return forecast(workload, way.execution, cluster_of(links, number, mbit, profile.device), model=slower)
+
+
+def crowded(kernels: MachineModel, number: int) -> MachineModel:
+    """The CPU as one of `number` ranks has it, which take turns where they are more than the cores."""
+    crowd = max(1.0, number / (os.cpu_count() or 1))
+    return replace(kernels, step_factors=tuple(crowd * f for f in kernels.step_factors or (1.0,)))
 
 
 def cases_of(number: int, workloads: dict[str, Workload]) -> list[tuple[str, Way]]:

@@ -1,6 +1,7 @@
 """What forecasts of a ladder are made of."""
 
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,8 @@ from ladder_world import forecast_of_ms
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast.gloo import gloo_seconds
+from trainpace.hardware import Device
+from trainpace.hardware.cluster import HostLinks
 from trainpace.ladder import sights
 from trainpace.ladder.data_worker import costs
 from trainpace.ladder.foresee import Known
@@ -131,3 +134,23 @@ def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monk
         return found.interval_ms.high
 
     assert seen(1e6) > seen(10) > 0
+
+
+def test_timed_links_between_nodes_are_used_and_only_ddp_hides_its_exchange(tmp_path, monkeypatch):
+    asked = []
+
+    def forecast(workload, execution, cluster, model=None):
+        asked.append((execution.engine, cluster.nodes, cluster.host_links))
+        return forecast_of_ms(100.0 if execution.engine == "ddp" else 150.0)
+
+    links = HostLinks(start_us=1.0, message_us=1.0, host_us_per_mib={}, gb_per_s=1.0, link_share=1.0)
+    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10, between_nodes=lambda: links)
+    monkeypatch.setattr(sights, "forecast", forecast)
+    monkeypatch.setattr(seen, "_workload", lambda _: None)
+    device = Device(name="c", vendor="", architecture="", kind="cpu")
+    monkeypatch.setattr(seen, "_profile", lambda *_: SimpleNamespace(device=device, kernels=None))
+    sizes = {"nnodes": 2, "zero_stage": 3}
+    ddp, fsdp = seen.foresee([setup(execution={"nnodes": 2}), setup(execution=sizes)], [])
+    assert (ddp.step_ms, fsdp.step_ms) == (100.0, 150.0)
+    assert ddp.interval_ms.high > 120.0  # what its own forecast reaches
+    assert all((nodes, its) == (2, links) for _, nodes, its in asked)

@@ -111,12 +111,15 @@ def test_a_result_may_be_seen_late(fake, job):
 def test_a_requeued_job_is_followed_to_its_end(fake, job):
     said = []
     fake.answers(
-        row("RUNNING"), row("NODE_FAIL"), row("PENDING", "BeginTime", 1), row("RUNNING", restarts=1),
+        row("RUNNING"), row("NODE_FAIL"), row("COMPLETING", restarts=1), row("PENDING", "BeginTime", 1),
+        row("RUNNING", restarts=1),
         leaving(job, row("COMPLETED", restarts=1)),
     )  # fmt: skip
     ended = LAUNCHER.run(job, said.append)
     assert (ended.state, ended.attempts) == ("done", 2)
-    assert said[-1] == "slurm: job 7, trial, runs, attempt 2"
+    assert [line.removeprefix("slurm: job 7, trial, ") for line in said] == [
+        "runs", "waits in the queue (BeginTime)", "runs, attempt 2",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])

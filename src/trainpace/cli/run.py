@@ -23,6 +23,9 @@ from trainpace.cli.places import JOURNAL
     show_default=True,
     help="auto: one process, torchrun for several, Slurm for several nodes.",
 )
+@click.option("--partition", metavar="NAME", help="Slurm's partition.")
+@click.option("--account", metavar="NAME", help="Slurm's account.")
+@click.option("--sbatch", multiple=True, metavar="TEXT", help="A further option of sbatch, as --sbatch=--qos=debug.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to train.  [default: the file's]")
 @click.option("--seconds", type=ABOVE_0_S, help="Training time of a trial.  [default: the file's, or 8s]")
 @click.option(

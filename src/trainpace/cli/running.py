@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import click
 from msgspec.structs import replace
 
-from trainpace.cli.machine import device_of, profile_or_brief
+from trainpace.cli.launchers import LauncherChoice
+from trainpace.cli.machine import device_of, profile_here, profile_or_brief
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution
+from trainpace.hardware.cluster import HostLinks
 from trainpace.journal.entry import Entry, new_id, now_utc, printable
 from trainpace.journal.identity import anonymous_entry
 from trainpace.journal.store import Journal
@@ -23,9 +24,8 @@ from trainpace.ladder.foresee import Foreseen, Known
 from trainpace.ladder.inputs import read_ladder
 from trainpace.ladder.rungs import Ladder, Setup, words_of
 from trainpace.ladder.sights import Sights
-from trainpace.launch.job import Launcher
-from trainpace.launch.processes import ThisMachine, usable_cores
-from trainpace.launch.torchrun import Torchrun
+from trainpace.launch.processes import usable_cores
+from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.launch.trials import job_of, run_trial
 from trainpace.measure.detect import detect
@@ -44,6 +44,9 @@ class Options(NamedTuple):
     precompute: str
     folder: str | None
     launcher: str
+    partition: str | None
+    account: str | None
+    sbatch: tuple[str, ...]
     device: str | None
     seconds: float | None
     timeout: float
@@ -60,14 +63,21 @@ class Options(NamedTuple):
     page: str | None
     as_json: bool
 
+    @property
+    def choice(self) -> LauncherChoice:
+        """Of launchers."""
+        return LauncherChoice(
+            self.launcher, SlurmOptions(partition=self.partition, account=self.account, extra=self.sbatch)
+        )
+
 
 def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
     """(the answer as JSON, exit code)."""
     ladder = _with_options(read_ladder(path, o.task, o.precompute), o)
     if ladder.job is not None:
         total_steps(ladder.job, ladder.start.execution)  # which says what is missing before anything starts
-    for e in _executions(ladder):
-        _launcher(e, ladder, o).check()  # what is missing is said before anything starts
+    if not o.dry_run:
+        o.choice.check(ladder)
     folder = Path(o.folder or f"{path.stem}-run")
     _make(folder)
     with _alone(folder), _journal(o) as journal:
@@ -89,16 +99,6 @@ def _with_options(ladder: Ladder, o: Options) -> Ladder:
     return replace(ladder, allow_global_batch=ladder.allow_global_batch or o.allow_global_batch, **changes)
 
 
-def _executions(ladder: Ladder) -> list[Execution]:
-    """Of the start, and of its ranks as the rungs would change them."""
-    fleets = {(ladder.start.execution.nnodes, ladder.start.execution.nproc_per_node)}
-    for rung in ladder.rungs:
-        for values in rung.alternatives():
-            found = [values.get(key, 1) for key in ("nnodes", "nproc_per_node")]
-            fleets |= {(n, p) for n, p in [found] if isinstance(n, int) and isinstance(p, int) and min(n, p) > 0}
-    return [Execution(nnodes=nodes, nproc_per_node=processes) for nodes, processes in sorted(fleets)]
-
-
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,13 +118,16 @@ def _before(folder: Path, o: Options) -> Climbed | None:
 def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) -> Means:
     from trainpace.ladder.shards import make_shards
 
-    sights = Sights(folder, ladder.device, profile_or_brief, _tell, o.timeout, ladder.seed)
+    def links() -> HostLinks | None:
+        profile = profile_here()
+        return None if profile is None else profile.host_links
+
+    sights = Sights(folder, ladder.device, profile_or_brief, _tell, o.timeout, ladder.seed, links)
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         try:
-            return run_trial(
-                _trial(ladder, setup, seed), _launcher(setup.execution, ladder, o), folder / "trials" / name, o.timeout
-            )
+            launcher = o.choice.over(ladder.slurm).of(setup.execution)
+            return run_trial(_trial(ladder, setup, seed), launcher, folder / "trials" / name, o.timeout)
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 
@@ -143,17 +146,6 @@ def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) ->
 
 def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
     return setup.trial(device=ladder.device, seconds=ladder.seconds, warmup_steps=ladder.warmup_steps, seed=seed)
-
-
-def _launcher(e: Execution, ladder: Ladder, o: Options) -> Launcher:
-    name = o.launcher
-    if name == "auto":
-        name = "process" if e.world_size == 1 else "torchrun" if e.nnodes == 1 else "slurm"
-    if name == "slurm":
-        from trainpace.launch.slurm import Slurm
-
-        return Slurm(options=ladder.slurm)
-    return Torchrun() if name == "torchrun" else ThisMachine()
 
 
 def _dry_run(ladder: Ladder, means: Means, folder: Path, o: Options) -> dict[str, Any]:
@@ -175,7 +167,7 @@ def _texts(rung: Ahead, ladder: Ladder, folder: Path, o: Options) -> list[str]:
                     folder / "dry-run" / file_name(rung.title, i),
                     o.timeout,
                 )
-                found.append(_launcher(setup.execution, ladder, o).text(job))
+                found.append(o.choice.over(ladder.slurm).of(setup.execution).text(job))
     return found
 
 

@@ -19,6 +19,7 @@ from trainpace.hardware.cluster import HostLinks
 from trainpace.isolation import run_isolated
 from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
 from trainpace.ladder.rungs import Setup
+from trainpace.launch.engines.rules import engine_for
 from trainpace.launch.processes import usable_cores
 from trainpace.measure import MachineProfile, calibrate
 from trainpace.measure.allreduce import AllReduce, measure_allreduce
@@ -45,6 +46,7 @@ def rank_threads(setup: Setup) -> int:
 class Sights:
     """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores.
 
+    `between_nodes` gives the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine.
     `folder` keeps profiles for several ranks, so that a ladder taken up again does not measure them twice.
     """
 
@@ -56,9 +58,10 @@ class Sights:
         tell: Tell,
         timeout_s: float,
         seed: int = 0,
+        between_nodes: Callable[[], HostLinks | None] = lambda: None,
     ) -> None:
         self._folder, self._device, self._whole, self._tell = folder, device, whole, tell
-        self._timeout_s, self._seed = timeout_s, seed
+        self._timeout_s, self._seed, self._between_nodes = timeout_s, seed, between_nodes
         self._workloads: dict[tuple[str, str], Workload] = {}
         self._profiles: dict[tuple[int, int], MachineProfile] = {}
         self._costs: dict[tuple[str | None, int, bool], LoaderCost] = {}
@@ -93,20 +96,23 @@ class Sights:
     def _forecast(self, setup: Setup) -> Forecast:
         e = setup.execution
         workload = self._workload(setup)
-        if e.nnodes > 1:
+        between = self._between_nodes() if e.nnodes > 1 and self._device == "cpu" else None
+        if e.nnodes > 1 and between is None:
             raise TrainpaceError("the links between the nodes are not known here.")
         if self._device == "cuda":
             return forecast(workload, e, Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node))
         profile = self._profile(e.nproc_per_node, rank_threads(setup))
-        links = self._ranks_links(e.nproc_per_node) if e.world_size > 1 else None
-        cluster = Cluster(device=profile.device, devices_per_node=e.nproc_per_node, host_links=links)
+        links = between or (self._ranks_links(e.nproc_per_node) if e.world_size > 1 else None)
+        cluster = Cluster(device=profile.device, devices_per_node=e.nproc_per_node, nodes=e.nnodes, host_links=links)
         found = forecast(workload, e, cluster, model=profile.kernels)
         if e.world_size == 1 or found.step is None or found.step_time_interval_ms is None or e.engine != "ddp":
             return found
-        # between processes of one machine an exchange takes the cores that would hide it
         bare = forecast(workload, replace(e, engine="unoverlapped"), cluster, model=profile.kernels)
         if bare.step_time_interval_ms is None:
             return found
+        if (setup.engine or engine_for(e)) != "ddp":
+            return bare  # gloo has no streams, so FSDP2 and DeepSpeed wait for every exchange
+        # an exchange also takes the cores that would hide it
         wider = replace(
             found.step_time_interval_ms, high=max(found.step_time_interval_ms.high, bare.step_time_interval_ms.high)
         )

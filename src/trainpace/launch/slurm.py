@@ -175,7 +175,8 @@ class _Followed:
 
     def _tell_news(self, seen: Seen) -> None:
         news = f"waits in the queue ({seen.reason})" if seen.waits and seen.reason else ""
-        if not seen.waits and not seen.has_ended:
+        clearing_up = seen.state == "COMPLETING"  # of the attempt before, though counted as the next already
+        if not (seen.waits or seen.has_ended or clearing_up):
             news = f"runs, attempt {seen.restarts + 1}" if seen.restarts else "runs"
         if news and news != self._told:
             self._told = news

@@ -1,0 +1,131 @@
+"""`trainpace run` and launchers: which one a rung gets, Slurm's options, and what is missing said before anything starts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainpace.cli.launchers import LauncherChoice
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.execution import Execution
+from trainpace.ladder.rungs import Ladder, Rung, Setup
+from trainpace.launch.job import Job
+from trainpace.launch.slurm_script import SlurmOptions
+
+TASK = """
+import torch
+from torch import nn
+
+def task():
+    model = nn.Linear(8, 2)
+    data = [(torch.full((8,), float(i)), i % 2) for i in range(32)]
+    return model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01), data
+"""
+LADDER = """
+task = "train.py:task"
+seconds = 0.2
+[start]
+micro_batch = 4
+accumulation = 2
+threads = 1
+[[rung]]
+title = "eight"
+micro_batch = 8
+"""
+FAKES = {
+    # one rank of one node, as the real ones would start it
+    "sbatch": 'SLURM_JOB_ID=7 SLURM_JOB_NODELIST=here bash "$2" >> "$FAKE/log" 2>&1; cp "$2" "$FAKE/script"; echo 7',
+    "srun": 'while [ "$1" != bash ]; do shift; done; SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 exec "$@"',
+    "scontrol": '[ "$2" = hostnames ] && echo here || echo "NodeAddr=127.0.0.1 "',
+    "squeue": "echo '7|COMPLETED|None|0|0:05|0|'",
+    "scancel": "true",
+}
+
+
+def ladder(*values, **start) -> Ladder:
+    rungs = tuple(Rung(title=str(v), changes=v) for v in values) or (Rung(title="", changes={"micro_batch": 2}),)
+    return Ladder(start=Setup(task="t.py:t", execution=Execution(**start)), rungs=rungs)
+
+
+@pytest.fixture
+def no_slurm(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_the_plainest_launcher_that_has_so_many_ranks():
+    for sizes, name in (({}, "process"), ({"nproc_per_node": 2}, "torchrun"), ({"nnodes": 2}, "slurm")):
+        assert LauncherChoice().of(Execution(**sizes)).name == name
+    assert LauncherChoice("slurm").of(Execution()).name == "slurm"
+
+
+def test_slurms_options_stand_in_the_script():
+    choice = LauncherChoice("slurm", SlurmOptions(partition="a100", account="lab", extra=("--qos=debug",)))
+    text = choice.of(Execution()).text(Job(name="t", program=("x.py",), folder="/f", result="/f/r"))
+    for option in ("--partition=a100", "--account=lab", "--qos=debug"):
+        assert f"#SBATCH {option}\n" in text
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_launcher_that_any_rung_may_need_must_be_there():
+    LauncherChoice().check(ladder({"nproc_per_node": (1, 2)}))
+    for needs_it in (ladder({"micro_batch": 2}, {"nnodes": (1, 2)}), ladder(nnodes=2)):
+        with pytest.raises(TrainpaceError, match="sbatch"):
+            LauncherChoice().check(needs_it)
+    with pytest.raises(TrainpaceError, match="sbatch"):
+        LauncherChoice("slurm").check(ladder())
+
+
+def test_options_for_a_launcher_that_no_rung_needs_are_a_contradiction():
+    with pytest.raises(Contradiction, match="--partition"):
+        LauncherChoice("auto", SlurmOptions(partition="a100")).check(ladder({"nproc_per_node": 2}))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "train.py").write_text(TASK)
+    (tmp_path / "ladder.toml").write_text(LADDER)
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def trainpace(folder, *arguments, path):
+    command = [sys.executable, "-m", "trainpace", "run", "ladder.toml", "--no-forecast", "--no-journal", *arguments]
+    env = {**os.environ, "PATH": path, "FAKE": str(folder / "bin")}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_misuse_is_one_sentence_before_anything_starts(folder):
+    for arguments, said in (
+        (["--launcher", "slurm"], "sbatch, squeue, scancel, scontrol not found"),
+        (["--partition", "a100"], "no rung is launched with it"),
+        (["--launcher", "slurm", "--sbatch", "qos=debug"], "not an option of sbatch"),
+    ):
+        done = trainpace(folder, *arguments, path=str(folder / "bin"))
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (folder / "ladder-run").exists()
+
+
+def test_a_dry_run_shows_the_batch_script_where_slurm_is_not(folder):
+    done = trainpace(
+        folder, "--dry-run", "--launcher", "slurm", "--account", "lab", "--sbatch=--mem=4G", "--json",
+        path=str(folder / "bin"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for option in ("--account=lab", "--mem=4G"):
+        assert f"#SBATCH {option}" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_ladder_is_climbed_through_slurms_commands(folder):
+    for name, code in FAKES.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{code}\n")
+        (folder / "bin" / name).chmod(0o755)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    done = trainpace(folder, "--launcher", "slurm", "--partition", "a100", "--json", path=path)
+    assert done.returncode in (0, 1), done.stderr
+    assert json.loads(done.stdout)["rungs"][0]["tried"][0]["measured"] is not None, (folder / "bin" / "log").read_text()
+    assert "#SBATCH --partition=a100" in (folder / "bin" / "script").read_text()
