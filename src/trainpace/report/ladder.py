@@ -171,9 +171,18 @@ def _timed(ms: float | None, interval: Interval | None) -> str:
     return f"{format_number(ms / size)} {unit} ({format_number(interval.low / size)} to {format_number(interval.high / size)})"
 
 
+WIDE = 140
+LEFT_OUT_WHERE_NARROW = ("GiB", "whole job", "cost", "losses")
+
+
 def print_ladder(t: LadderTable) -> None:
-    """The table, then what it means."""
-    print_table(head_of(t), cells_of(t), left=1, title=t.title)
+    """The table, then what it means. A narrow terminal gets the columns that decide, without their intervals."""
+    head, rows = head_of(t), cells_of(t)
+    if console().width < WIDE:
+        kept = [i for i, name in enumerate(head) if name not in LEFT_OUT_WHERE_NARROW]
+        head = tuple(head[i] for i in kept)
+        rows = [[row[i].partition(" (")[0] if i else row[i] for i in kept] for row in rows]
+    print_table(head, rows, left=1, title=t.title)
     print_lines(*t.verdict)
 
 
