@@ -82,7 +82,7 @@ def main() -> None:
         *(f"| {title} | {f:.1f} | {m:.1f} | {f / m - 1:+.0%} | {'yes' if ok else 'no'} |" for title, f, m, ok in held),
         "",
     ]  # fmt: skip
-    RESULT.write_text("\n".join(lines))
+    RESULT.write_text("\n".join(lines).replace(f"{Path(__file__).resolve().parents[1]}/", ""))
     print("\n".join(lines))
 
 
