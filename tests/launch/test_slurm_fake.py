@@ -166,15 +166,21 @@ def test_a_controller_that_is_away_for_a_while(fake, job):
     assert fake.cancelled[:1] == ["7"]  # in case it comes back
 
 
-def test_ctrl_c_cancels(fake, job):
-    fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("RUNNING")))
+def interrupt_after(file):
+    """Ctrl-C as soon as a file is there."""
 
     def interrupt():
-        while not (fake.folder / "asked").exists():
+        while not file.exists():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
+
+
+def test_ctrl_c_cancels(fake, job):
+    fake.answers(UNTIL_CANCELLED.format(row("CANCELLED"), row("RUNNING")))
+
+    interrupt_after(fake.folder / "asked")
     with pytest.raises(KeyboardInterrupt):
         LAUNCHER.run(job)
     assert fake.cancelled == ["7"]
@@ -183,12 +189,7 @@ def test_ctrl_c_cancels(fake, job):
 def test_ctrl_c_while_slurm_takes_it(fake, job):
     fake.write("sbatch", "touch submitting; sleep 0.5; echo 7")
 
-    def interrupt():
-        while not (fake.folder / "submitting").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_after(fake.folder / "submitting")
     with pytest.raises(KeyboardInterrupt):
         LAUNCHER.run(job)
     assert fake.cancelled == ["7"]

@@ -22,8 +22,7 @@ from trainpace.cli.options import (
 )
 from trainpace.cli.places import JOURNAL
 from trainpace.cli.sharding import sharding_of, sharding_options
-
-_PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
+from trainpace.execution import PRECISIONS
 
 
 @click.command()
@@ -53,7 +52,7 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
     help="Samples per GPU: 32, or 1:70, or 8,16,32.",
 )
 @click.option("--accumulate", type=AT_LEAST_1, default=1, show_default=True, help="Micro-batches per update.")
-@click.option("--precision", type=click.Choice(_PRECISIONS), default="fp32", show_default=True, help="Number format.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Number format.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
 @click.option("--sequence-length", type=AT_LEAST_1, help="Tokens in a sample, for transformers.")
 @click.option("--image-size", type=AT_LEAST_1, help="Side in pixels, for image models.")

@@ -21,11 +21,10 @@ from trainpace.cli.options import (
     echo_json,
     within,
 )
+from trainpace.execution import PRECISIONS
 
 if TYPE_CHECKING:
     from trainpace.workload import Workload
-
-_PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 
 
 @click.command()
@@ -39,7 +38,7 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 @click.option(
     "--precision",
     "precisions",
-    type=click.Choice(_PRECISIONS),
+    type=click.Choice(PRECISIONS),
     multiple=True,
     help="Allowed number formats; each card takes its fastest.  [default: amp_bf16, amp_fp16]",
 )

@@ -20,8 +20,8 @@ from trainpace.cli.options import (
     echo_json,
     within,
 )
+from trainpace.execution import PRECISIONS
 
-_PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 
 
@@ -49,7 +49,7 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 @click.option("--global-batch", type=AT_LEAST_1, help="Samples per update over all GPUs, in place of --accumulate.")
 @click.option("--gpus-now", type=DEVICES, help="GPUs of a node that it trains on now.  [default: the fleet's]")
 @click.option("--nodes-now", type=DEVICES, help="Nodes that it trains on now.  [default: the fleet's]")
-@click.option("--precision", type=click.Choice(_PRECISIONS), help="Number format now.  [default: fp32]")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Number format now.  [default: fp32]")
 @click.option("--zero", type=click.IntRange(0, 3), help="ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]")
 @click.option("--tp", type=AT_LEAST_1, help="Tensor-parallel size now.")
 @click.option("--pp", type=AT_LEAST_1, help="Pipeline-parallel size now.")

@@ -8,7 +8,7 @@ import click
 
 from trainpace.cli.options import ABOVE_0, AT_LEAST_1, COUNT, DURATION, echo_json, within
 
-_FORMATS = ["fp32", "bf16", "amp_bf16"]
+_PRECISIONS = ["fp32", "bf16", "amp_bf16"]
 _WAYS = ["accumulate", "ddp", "fsdp2"]
 
 
@@ -23,7 +23,7 @@ _WAYS = ["accumulate", "ddp", "fsdp2"]
 @click.option("--way", "ways", type=click.Choice(_WAYS), multiple=True, help="Only this one; several.  [default: all]")
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "amp_bf16"]),
+    type=click.Choice(_PRECISIONS),
     default="fp32",
     show_default=True,
     help="Number format.",

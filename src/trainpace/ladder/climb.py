@@ -261,7 +261,3 @@ def file_name(title: str, number: int) -> str:
 
 def _log(failed: FailedTrial) -> str:
     return f"Its log: {failed.log}" if failed.log and Path(failed.log).is_file() else ""
-
-
-def _text(setup: Setup) -> bytes:
-    return msgspec.json.encode(setup)

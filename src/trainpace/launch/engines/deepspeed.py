@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from typing import Any
 
 import torch
 
-from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.engines.engine import Engine, Loss
-from trainpace.launch.engines.fabric import FabricEngine, import_lightning
+from trainpace.launch.engines.fabric import FabricEngine, import_engine, import_lightning
 from trainpace.launch.trial import Trial
 
 
@@ -88,15 +86,7 @@ class _DeepSpeed(FabricEngine):
 
 
 def _import_deepspeed(device: str) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import deepspeed
-    except ImportError as error:
-        reason = str(error).splitlines()[0]
-        raise TrainpaceError(
-            f"this engine needs deepspeed, which cannot be imported ({reason}).", "pip install 'trainpace[deepspeed]'."
-        ) from None
+    import_engine("deepspeed", "deepspeed")
     if device == "cpu":  # else it compiles a C++ operator for a minute
         import deepspeed.ops
 

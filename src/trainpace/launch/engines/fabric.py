@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from typing import Any
 
@@ -22,18 +23,22 @@ PRECISIONS: dict[Precision, Any] = {
 """As Fabric calls them. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
 
 
-def import_lightning() -> Any:
-    """``lightning.fabric``. Raises TrainpaceError with the command that installs it."""
+def import_engine(module: str, package: str) -> Any:
+    """A module of an engine's package. Raises TrainpaceError with the command that installs it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import lightning.fabric as fabric
+            return importlib.import_module(module)
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise TrainpaceError(
-            f"this engine needs lightning, which cannot be imported ({reason}).", "pip install 'trainpace[lightning]'."
+            f"this engine needs {package}, which cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
         ) from None
-    return fabric
+
+
+def import_lightning() -> Any:
+    """``lightning.fabric``."""
+    return import_engine("lightning.fabric", "lightning")
 
 
 class FabricEngine:
