@@ -32,13 +32,13 @@ def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, ob
     return changed
 
 
-def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None,
-          limit_s: float | None = None, output: int | None = None, errors: int | None = None) -> int:  # fmt: skip
+def watch(
+    command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None
+) -> int:
     """Run the command to its end, recording into `folder`, and return its exit code: 128 + n where signal n ended it.
 
-    Its input, output (unless `output` and `errors` name other file descriptors) and signals are its own: an interrupt reaches it
-    as usual, others are passed on, and what was recorded is kept. After
-    `limit_s` seconds it is interrupted. Raises TrainpaceError when it cannot be started.
+    Its input, output (unless `output` is another file descriptor) and signals are its own: an interrupt reaches it as usual,
+    others are passed on, and what was recorded is kept. Raises TrainpaceError when it cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise TrainpaceError(
@@ -52,9 +52,7 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
         raise TrainpaceError(f"cannot record into {folder}: {(error.strerror or str(error)).lower()}.") from None
     write_whole(folder / COMMAND_FILE, json.dumps(note))
     try:
-        process = subprocess.Popen(
-            list(command), env=environment(folder, os.environ, trials), stdout=output, stderr=errors
-        )
+        process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials), stdout=output)
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}.") from None
     before = {}
@@ -64,17 +62,17 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
             signal.SIGINT, signal.SIG_IGN
         )  # the terminal sends it to the command as well
     try:
-        code = _wait(process, limit_s)
+        code = process.wait()
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
     if trials is not None:
-        _remove_asides(folder)
+        remove_asides(folder)
     write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
     return code if code >= 0 else 128 - code
 
 
-def _remove_asides(folder: Path) -> None:
+def remove_asides(folder: Path) -> None:
     """Checkpoints that trials wrote beside the script's own."""
     from trainpace.watch.trails import records_of
 
@@ -82,17 +80,3 @@ def _remove_asides(folder: Path) -> None:
         for record in records_of(path):
             if isinstance(record, dict) and str(record.get("aside", "")).endswith(ASIDE):
                 Path(record["aside"]).unlink(missing_ok=True)
-
-
-def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> int:
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        for end in (process.terminate, process.kill):
-            end()
-            try:
-                process.wait(10)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        return process.wait()

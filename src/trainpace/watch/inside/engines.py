@@ -142,6 +142,8 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     if engine is None:
         return
     _patch(engine, "backward", lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")))
+    if recorder.losses is not None:
+        _patch(engine, "backward", lambda f: recorder.losses.within(f, engine=True))
     _patch(
         engine,
         "save_checkpoint",
