@@ -33,7 +33,7 @@ from trainpace.watch.trails import Process, header_of, read_processes, records_o
 _INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
 _GRACE_S = 10.0
-_UNTRACKED = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:{folder}/mlruns", "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+_UNTRACKED = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:{folder}/mlruns"}
 """A trial is no run of the user's: experiment trackers shall not count it as one."""
 
 
@@ -50,7 +50,9 @@ class ScriptTrial(Record):
     global_batch: int | None = None
 
 
-def run_script(trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, on_line: OnLine | None = None) -> TrialResult | FailedTrial:  # fmt: skip
+def run_script(
+    trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, on_line: OnLine | None = None
+) -> TrialResult | FailedTrial:
     """Run it (python, torchrun, accelerate launch, deepspeed, ...); after `timeout_s` it is ended, with all its processes. The
     folder takes the recording, the log, and what the script writes.
 

@@ -56,7 +56,7 @@ def table_of(climbed: Climbed) -> LadderTable:
     batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
-        title=f"{ladder.start.task}{f' on {machine}' if machine else ''}, global batch {batch}",
+        title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}",
         what="a step", rows=tuple(rows), verdict=tuple(_verdict(climbed, rows)),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Under a trial a script writes into folders of the trial alone: whatever else it opens for writing, removes or renames is refused.
+"""Under a trial a script writes into folders of the trial alone: to open, remove or rename anything else is refused.
 
 By Python's audit hooks (PEP 578), which see every file that Python itself opens, in every process of the command that runs
 Python. What compiled libraries write by themselves, and programs that are not Python, they do not see.
