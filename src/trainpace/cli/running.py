@@ -19,12 +19,13 @@ from trainpace.journal.entry import Entry, new_id, now_utc, printable
 from trainpace.journal.identity import anonymous_entry
 from trainpace.journal.store import Journal
 from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
-from trainpace.ladder.climbed import Climbed, Tried
+from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
 from trainpace.ladder.foresee import Foreseen, Known
 from trainpace.ladder.inputs import SCRIPT_STEPS, read_ladder
 from trainpace.ladder.rungs import Ladder, Script, Setup, words_of
 from trainpace.ladder.script import keep_files, prepare, started_by, try_script
-from trainpace.ladder.sights import Sights
+from trainpace.ladder.sights import Sights, has_data
+from trainpace.launch.engines.rules import why_no_noise_scale
 from trainpace.launch.processes import usable_cores
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import FailedTrial, TrialResult
@@ -88,10 +89,10 @@ def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
     folder = Path(o.folder or f"{path.stem}-run")
     _make(folder)
     with _alone(folder), _journal(o) as journal:
-        means = _means(ladder, folder, o, journal)
+        before = None if o.dry_run else _before(folder, o)
+        means = _means(ladder, folder, o, journal, before)
         if o.dry_run:
             return _dry_run(ladder, means, folder, o), 0
-        before = _before(folder, o)
         try:
             climbed = climb(ladder, means, before, o.stop_early)
         except KeyboardInterrupt:
@@ -132,13 +133,15 @@ def _before(folder: Path, o: Options) -> Climbed | None:
         raise TrainpaceError(error.message, "Begin anew with --fresh, or name another --out.") from None
 
 
-def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) -> Means:
+def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None, before: Climbed | None) -> Means:
     from trainpace.ladder.shards import make_shards
 
     def links() -> HostLinks | None:
         profile = profile_here()
         return None if profile is None else profile.host_links
 
+    known = None if before is None else noise_scale_of(before)
+    noise = [] if known is None else [known[1]]  # gathered once
     sights = Sights(folder, ladder.device, profile_or_brief, _tell, o.timeout, ladder.seed, links)
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
@@ -149,7 +152,12 @@ def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) ->
                     ladder.warmup_steps, o.timeout,
                 )  # fmt: skip
             launcher = o.choice.over(ladder.slurm).of(setup.execution)
-            return run_trial(_trial(ladder, setup, seed), launcher, folder / "trials" / name, o.timeout)
+            trial = _trial(ladder, setup, seed)
+            gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
+            found = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, o.timeout)
+            if isinstance(found, TrialResult) and found.noise_scale:
+                noise.append(found.noise_scale)
+            return found
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 

@@ -131,7 +131,7 @@ def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path
 
 
 def fingerprint_of_script(script: Script) -> str:
-    """A hash of the settings files, and of the Python files beside those that the command names: only trials of the same count."""
+    """A hash of the settings files, and of the Python files beside those that the command names."""
     sources: dict[str, str] = {}
     for word in split_command(script.command).words:
         if word.endswith(".py") and (file := Path(script.folder, word)).is_file():
