@@ -81,7 +81,7 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
     "--noise-scale",
     metavar="SAMPLES|FILE.json",
     help="With --allow-global-batch: count to the same loss, by this gradient noise scale (trainpace measure --noise-scale"
-    " --output FILE.json).",
+    " --output FILE.json, or the ladder.json of trainpace run).",
 )
 @click.option("--allow-fp8", is_flag=True, help="Also look at FP8.")
 @click.option(

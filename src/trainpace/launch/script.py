@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.measure.statistics import median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, write_whole
-from trainpace.watch.command import COMMAND_FILE, environment, remove_asides
+from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder
 from trainpace.watch.inside.trail import DATA, LOADER_START, Step
 from trainpace.watch.recording import Recording, ms, read_recording
 from trainpace.watch.trails import Process, header_of, read_processes, records_of
@@ -63,16 +62,15 @@ def run_script(
     shutil.rmtree(recorded, ignore_errors=True)
     recorded.mkdir(parents=True)
     warm_up = max(_FEWEST_WARM_UP, trial.warmup_steps)
-    # not in the trial's folder: sockets have short names
-    with tempfile.TemporaryDirectory(prefix="trainpace-trial-", ignore_cleanup_errors=True) as temporary:
+    with temporary_folder() as own:
         trials = {
             "block_steps": trial.steps, "rounds": 1, "warm_up_steps": warm_up, "limit_s": timeout_s, "without": _INTERVENTIONS,
-            "only_steps": True, "writes_in": [str(folder), temporary],
+            "only_steps": True, "writes_in": [str(folder), own["TMPDIR"]],
         }  # fmt: skip
         untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
         started, ended = _run(
             trial, folder, recorded, timeout_s, on_line,
-            environment(recorded, os.environ, trials) | untracked | {"TMPDIR": temporary} | trial.environment,
+            environment(recorded, os.environ, trials) | untracked | own | trial.environment,
         )  # fmt: skip
         remove_asides(recorded)
     worked = ended.exit_code == 0

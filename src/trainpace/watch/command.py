@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import json
 import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
@@ -51,8 +54,30 @@ def watch(
     except OSError as error:
         raise TrainpaceError(f"cannot record into {folder}: {(error.strerror or str(error)).lower()}.") from None
     write_whole(folder / COMMAND_FILE, json.dumps(note))
+    around = environment(folder, os.environ, trials)
+    if trials is None:
+        code = _run(command, around, output)
+    else:
+        with temporary_folder() as own:
+            code = _run(command, around | own, output)
+        remove_asides(folder)
+    write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[dict[str, str]]:
+    """Environment variables for a script under trials: it is ended without what it would remove at its end. What the compiler
+    keeps stays where it was."""
+    # not beside the recording: sockets have short names
+    with tempfile.TemporaryDirectory(prefix="trainpace-trial-", ignore_cleanup_errors=True) as folder:
+        compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        yield {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled)}
+
+
+def _run(command: Sequence[str], around: Mapping[str, str], output: int | None) -> int:
     try:
-        process = subprocess.Popen(list(command), env=environment(folder, os.environ, trials), stdout=output)
+        process = subprocess.Popen(list(command), env=around, stdout=output)
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}.") from None
     before = {}
@@ -62,14 +87,10 @@ def watch(
             signal.SIGINT, signal.SIG_IGN
         )  # the terminal sends it to the command as well
     try:
-        code = process.wait()
+        return process.wait()
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
-    if trials is not None:
-        remove_asides(folder)
-    write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
-    return code if code >= 0 else 128 - code
 
 
 def remove_asides(folder: Path) -> None:
