@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def _new_file(file: str, found: Plan, job_s: float) -> Written:
 
     kind = NEW[Path(file).suffix]
     if kind == "sbatch":
-        return new_files.new_sbatch(found.end, file=file, time_limit_s=JOB_MARGIN * job_s)
+        return new_files.new_sbatch(found.end, file=file, time_limit_s=60 * math.ceil(JOB_MARGIN * job_s / 60))
     if kind == "torchrun":
         return new_files.new_torchrun(found.end, file=file)
     make = new_files.new_deepspeed if kind == "DeepSpeed" else new_files.new_accelerate
