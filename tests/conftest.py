@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 # tests keep nothing in the user's own journal, and find no profile there
-os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="trainpace-tests-")
+DATA_HOME = os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="trainpace-tests-")
 os.environ.pop("TRAINPACE_JOURNAL", None)
 # two test processes whose steps take two threads each, on two cores, wait for the scheduler in every parallel region
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a busy machine is no reason to fail: nothing here is a timed test
 settings.register_profile("trainpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trainpace")
+
+
+def pytest_unconfigure():
+    shutil.rmtree(DATA_HOME, ignore_errors=True)

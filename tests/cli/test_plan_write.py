@@ -65,6 +65,25 @@ def test_the_diff_is_shown_and_nothing_is_written(folder):
     assert sorted(p.name for p in folder.iterdir()) == ["args.yaml", "model.json", "run.sh"]
 
 
+def test_files_that_are_not_there_are_made_by_name(folder):
+    options = ("--epochs", "3", "--num-gpus", "4", "--write", "--new", "ds.json", "--new", "job.sbatch")
+    done = plan(folder, *options)
+    assert done.returncode == 0, done.stderr
+    assert "+++ ds.json (planned)" in done.stdout
+    assert not (folder / "ds.json").exists()
+    done = plan(folder, *options, "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    end = json.loads(done.stdout)["best"]["choice"]["execution"]
+    files = [parse_config((folder / name).read_text(), name) for name in ("ds.json", "job.sbatch")]
+    said = {s.name: s.value for file in files for s in file.settings}
+    assert [f.format for f in files] == ["DeepSpeed", "Slurm batch script"]
+    assert (said["micro_batch"], said["nproc_per_node"]) == (end["micro_batch"], end["nproc_per_node"])
+    assert said["time_limit_s"] >= json.loads(done.stdout)["best"]["job_s"]
+    assert "is there already" in plan(folder, *options).stderr
+    assert "tells no format" in plan(folder, "--epochs", "3", "--write", "--new", "ds.toml").stderr
+    assert "--new is for --write" in plan(folder, "--epochs", "3", "--new", "a.json").stderr
+
+
 def test_with_yes_the_files_say_the_plan(folder):
     done = plan(folder, *FILES, "--write", "--yes", "--json", "--keep", "GPUs")
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def test_the_text_is_the_whole_command_line(tmp_path):
     job = Job(name="a", program=("-m", "some.rank", "x y"), folder=str(tmp_path), result="r", nproc_per_node=2)
     assert Torchrun(python="python", cores=8, threads_given=False).text(job) == (
         "env PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4 python -m torch.distributed.run --standalone --local-addr 127.0.0.1 "
-        "--nnodes 1 --nproc-per-node 2 -m some.rank 'x y'"
+        f"--nnodes 1 --nproc-per-node 2 --log-dir {tmp_path}/torchrun -m some.rank 'x y'"
     )
 
 

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from trainpace.launch.script import run_script
+from trainpace.launch.script import ScriptTrial, run_script
 from trainpace.launch.trial import FailedTrial, TrialResult
 
 pytestmark = pytest.mark.slow
@@ -34,9 +34,8 @@ def run(tmp_path, *arguments):
     script, checkpoint = tmp_path / "train.py", tmp_path / "model.pt"
     script.write_text(textwrap.dedent(SCRIPT))
     checkpoint.write_text("the user's own")
-    result = run_script(
-        [sys.executable, str(script), str(checkpoint), *arguments], tmp_path / "trial", steps=20, timeout_s=100
-    )
+    command = (sys.executable, str(script), str(checkpoint), *arguments)
+    result = run_script(ScriptTrial(command=command, cwd=str(tmp_path), steps=20), tmp_path / "trial", timeout_s=100)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.pt", "train.py", "trial"]
     assert checkpoint.read_text() == "the user's own"
     return result
@@ -47,7 +46,8 @@ def test_a_script_runs_for_the_steps_that_were_wanted(tmp_path):
     assert isinstance(result, TrialResult), result.reason
     assert len(result.step_ms) == len(result.data_wait_ms) == 20
     assert result.samples_per_second == pytest.approx(4e3 / result.median_ms)
-    assert result.losses == ()
+    assert len(result.losses) == 5 + 2 + 20
+    assert 0 < result.losses[-1] < result.losses[0]
     assert 0 < result.start_up_s < 100
 
 

@@ -40,6 +40,22 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 @click.option("--suite-size", type=COUNT, help="How many models --suite random draws.")
 @click.option("--suite-seed", type=int, help="Other models for another seed.")
 @click.option(
+    "--launcher",
+    type=click.Choice(["here", "slurm"]),
+    default="here",
+    show_default=True,
+    help="slurm: a job array, a task for each model, with a node to itself.",
+)
+@click.option("--at-once", type=COUNT, help="Most tasks of the array that run at the same time.")
+@click.option("--cpus", type=COUNT, help="Cores of a task.  [default: 1]")
+@click.option("--limit", type=DURATION, help="A task that takes longer is ended.  [default: 1h]")
+@click.option("--partition", metavar="NAME", help="Slurm's partition.")
+@click.option("--account", metavar="NAME", help="Slurm's account.")
+@click.option("--sbatch", multiple=True, metavar="TEXT", help="A further option of sbatch, as --sbatch=--qos=debug.")
+@click.option(
+    "--out", "folder", metavar="FOLDER", help="Where the array's results and logs go.  [default: NAME-measured]"
+)
+@click.option(
     "--noise-scale", is_flag=True, help="Also the gradient noise scale, of FILE.py:FUNCTION at the largest batch."
 )
 @click.option("--no-forecast", is_flag=True, help="Do not lay a forecast beside the measurements.")
@@ -68,6 +84,7 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
     trainpace measure vgg16 --device cuda --batch 1:70 --html vgg16.html
     trainpace measure resnet50 --device cuda --until-oom
     trainpace measure --suite random --suite-size 100
+    trainpace measure --suite classic --launcher slurm --partition gpu --device cuda
     """
     from trainpace.cli.measuring import measure_one, measure_suite
 
@@ -76,7 +93,12 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
     for option in ("output", "page"):
         if o[option] and not Path(o[option]).resolve().parent.is_dir():
             raise click.UsageError(f"the folder of {o[option]} does not exist.")
-    if o["suite"]:
+    slurm = {key: o[key] for key in ("at_once", "cpus", "limit", "partition", "account", "sbatch", "folder")}
+    if o["launcher"] == "here" and any(slurm.values()):
+        raise click.UsageError(
+            "--at-once, --cpus, --limit, --partition, --account, --sbatch and --out are for --launcher slurm."
+        )
+    if o["suite"] or o["launcher"] == "slurm":
         for option, name in (
             ("output", "--output"),
             ("page", "--html"),
@@ -84,7 +106,11 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
             ("noise_scale", "--noise-scale"),
         ):
             if o[option]:
-                raise click.UsageError(f"{name} is for one model; trainpace journal export has the suite's runs.")
+                raise click.UsageError(f"{name} is for one model here; trainpace journal export has the suite's runs.")
+        if o["launcher"] == "slurm":
+            from trainpace.cli.suite_nodes import measure_on_nodes
+
+            return measure_on_nodes(model, batches, o | {"cpus": o["cpus"] or 1, "limit": o["limit"] or 3600.0})
         return measure_suite(batches, o)
     assert model is not None
     if o["noise_scale"] and ".py:" not in model:

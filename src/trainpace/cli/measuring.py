@@ -39,7 +39,7 @@ MEMORY_SHARE = 0.7
 def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> dict[str, Any] | None:
     """Measure one model and print what it says; the JSON twin, or None where nothing could be measured."""
     machine = detect()
-    o = _sparing_the_machine(o, machine)
+    o = sparing_the_machine(o, machine)
     conditions, plan = _asked(model, batches, o)
     for warning in warnings_of(machine):
         click.echo(f"note: {warning}", err=True)
@@ -90,7 +90,7 @@ def measure_suite(batches: Sequence[int] | None, o: dict[str, Any]) -> int:
     machine = detect()
     for warning in warnings_of(machine):
         click.echo(f"note: {warning}", err=True)
-    o = _sparing_the_machine(o, machine)
+    o = sparing_the_machine(o, machine)
     device = device_of(o["device"], machine)
     failed = 0
     begin = time.monotonic()
@@ -99,7 +99,7 @@ def measure_suite(batches: Sequence[int] | None, o: dict[str, Any]) -> int:
             left = "" if not i else f", about {_minutes((time.monotonic() - begin) / i * (len(items) - i))} left"
             click.echo(f"{item.spec} ({i + 1} of {len(items)}{left})", err=True)
             try:
-                _measure_item(item, batches, device, journal, o)
+                measure_item(item, batches, device, journal, o)
             except TrainpaceError as error:
                 failed += 1
                 click.echo(f"  left out: {error}", err=True)
@@ -109,9 +109,10 @@ def measure_suite(batches: Sequence[int] | None, o: dict[str, Any]) -> int:
     return 0 if done else 1
 
 
-def _measure_item(
+def measure_item(
     item: SuiteItem, batches: Sequence[int] | None, device: str, journal: Journal | None, o: dict[str, Any]
 ) -> None:
+    """One model of a suite into the journal. Raises UserCodeError where nothing could be measured."""
     options = o | {
         "precision": item.precision, "optimizer": item.optimizer or o["optimizer"],
         "sequence_length": item.sequence_length or o["sequence_length"],
@@ -140,7 +141,7 @@ def _asked(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> tupl
     return conditions, plan
 
 
-def _sparing_the_machine(o: dict[str, Any], machine: Machine) -> dict[str, Any]:
+def sparing_the_machine(o: dict[str, Any], machine: Machine) -> dict[str, Any]:
     """A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs."""
     memory_gib = machine.memory_limit_gib or machine.memory_gib
     if not o["until_oom"] or o["device"] != "cpu" or o["memory_limit"] is not None or memory_gib is None:

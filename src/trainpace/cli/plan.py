@@ -81,7 +81,7 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
     "--noise-scale",
     metavar="SAMPLES|FILE.json",
     help="With --allow-global-batch: count to the same loss, by this gradient noise scale (trainpace measure --noise-scale"
-    " --output FILE.json).",
+    " --output FILE.json, or the ladder.json of trainpace run).",
 )
 @click.option("--allow-fp8", is_flag=True, help="Also look at FP8.")
 @click.option(
@@ -94,6 +94,8 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 @click.option("--timeout", type=DURATION, default="5min", show_default=True, help="Give up tracing after this.")
 @click.option("--output", metavar="FILE.json", help="Keep the plan.")
 @click.option("--write", is_flag=True, help="Show the plan in the --config files, as a diff of what changes.")
+@click.option("--new", multiple=True, metavar="FILE", help="With --write: also make this file, by its name DeepSpeed's .json,"
+              " accelerate's .yaml, torchrun's .sh or a .sbatch script; several.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="With --write: write it, each old file kept as FILE.bak.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(model: str, **o: Any) -> int:

@@ -159,7 +159,7 @@ def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
 
 
 def noise_scale_of(o: dict[str, Any]) -> float | None:
-    """Samples, from a number or from what `trainpace measure --noise-scale --output` wrote."""
+    """Samples, from a number, from what `trainpace measure --noise-scale --output` or `trainpace run` (ladder.json) wrote."""
     said = o["noise_scale"]
     if said is None:
         return None
@@ -171,10 +171,17 @@ def noise_scale_of(o: dict[str, Any]) -> float | None:
     from trainpace.records import read_bytes
 
     try:
-        scales = [found["noise_scale"] for found in json.loads(read_bytes(said)) if found.get("noise_scale")]
-        samples = scales[-1]["scale"]["samples"] if scales else None
+        read = json.loads(read_bytes(said))
+        if isinstance(read, dict):
+            tried = [t["measured"] for r in (read["baseline"], *read["rungs"]) for t in r["tried"] if t["measured"]]
+            samples = next((told for m in tried if (told := m.get("noise_scale", {}).get("samples"))), None)
+        else:
+            scales = [found["noise_scale"] for found in read if found.get("noise_scale")]
+            samples = scales[-1]["scale"]["samples"] if scales else None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UnreadableInput(f"{said} is no file of measurements.", "trainpace measure --output writes one.") from None
+        raise UnreadableInput(
+            f"{said} is no file of measurements.", "trainpace measure --output writes one, and trainpace run a ladder.json."
+        ) from None
     if not samples:
         raise TrainpaceError(f"{said} holds no gradient noise scale.", "Measure it: trainpace measure --noise-scale.")
     return float(samples)

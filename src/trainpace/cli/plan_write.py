@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,9 +11,12 @@ import click
 from trainpace.errors import Contradiction
 
 if TYPE_CHECKING:
-    from trainpace.configs.write import Rewritten
+    from trainpace.configs.write import Rewritten, Written
     from trainpace.plan import Plan
 
+NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
+JOB_MARGIN = 1.2
+"""Slurm's limit for a whole job over its forecast."""
 COMMAND = "command.sh"
 """The name under which a launch command given as text stands in the diff; it is shown and never saved."""
 
@@ -20,37 +25,70 @@ def check_write(o: dict[str, Any]) -> None:
     """Refuse options that cannot mean anything, before anything is computed."""
     if o["yes"] and not o["write"]:
         raise click.UsageError("--yes is for --write.")
-    if o["write"] and not (o["configs"] or o["launch"]):
-        raise click.UsageError("--write needs the files to write into: name them with --config.")
+    if o["new"] and not o["write"]:
+        raise click.UsageError("--new is for --write.")
+    if o["write"] and not (o["configs"] or o["launch"] or o["new"]):
+        raise click.UsageError("--write needs the files to write into: name them with --config, or --new.")
+    for file in o["new"]:
+        if Path(file).exists():
+            raise click.UsageError(f"{file} is there already: name it with --config.")
+        if Path(file).suffix not in NEW:
+            raise click.UsageError(f"{file} tells no format by its name. Known: {', '.join(NEW)}.")
 
 
 def rewritten(o: dict[str, Any], found: Plan) -> Rewritten | None:
     """The files with all changes of the plan in them; None where there is nothing to change."""
-    from trainpace.configs.changes import Changes
-    from trainpace.configs.write import read_texts, rewrite
+    from msgspec.structs import replace
 
-    if found.best is None or not found.changes:
+    from trainpace.configs.changes import Changes
+    from trainpace.configs.write import Rewritten, read_texts, rewrite
+
+    if found.best is None or not (found.changes or o["new"]):
         return None
+    added = tuple(_new_file(file, found, found.best.job_s) for file in o["new"])
+    if not found.changes or not (o["configs"] or o["launch"]):
+        return Rewritten(files=added, left={})
     texts = read_texts(o["configs"])
     if o["launch"]:
         texts[COMMAND] = o["launch"] + "\n"
     last = found.changes[-1].data
     now = found.now.choice.data if found.now is not None else last
     workers = last.workers if last.workers != now.workers else None
-    return rewrite(texts, Changes(before=found.start, after=found.end, workers=workers))
+    files = rewrite(texts, Changes(before=found.start, after=found.end, workers=workers))
+    return replace(files, files=(*files.files, *added))
+
+
+def _new_file(file: str, found: Plan, job_s: float) -> Written:
+    """The plan's end in a file that is not there yet. A batch job may take as long as it is forecast to, and some more."""
+    from trainpace.configs import new_files
+
+    kind = NEW[Path(file).suffix]
+    if kind == "sbatch":
+        return new_files.new_sbatch(found.end, file=file, time_limit_s=60 * math.ceil(JOB_MARGIN * job_s / 60))
+    if kind == "torchrun":
+        return new_files.new_torchrun(found.end, file=file)
+    make = new_files.new_deepspeed if kind == "DeepSpeed" else new_files.new_accelerate
+    return make(found.end, file)
 
 
 def save_all(files: Rewritten) -> dict[str, str]:
-    """Write the files, each beside a backup of the old one: {file: backup}. Raises Contradiction, with nothing written, where
-    the new files would contradict each other."""
+    """Write the files, each beside a backup of the old one: {file: backup}, "" for a new file. Raises Contradiction, with nothing
+    written, where they would contradict each other."""
     from trainpace.configs import combine, parse_config
     from trainpace.configs.write import save
+    from trainpace.records import write_whole
 
     clashes = combine([parse_config(f.text, f.file) for f in files.files]).clashes
     if clashes:
         text = " ".join(clash.text for clash in clashes)
         raise Contradiction(f"nothing was written, for then {text}", "Change what is left by hand first.")
-    kept = {f.file: save(f) for f in files.files if f.file != COMMAND}
+    kept: dict[str, str | None] = {}
+    for f in files.files:
+        if not f.before:
+            write_whole(f.file, f.text)
+            kept[f.file] = ""
+        elif f.file != COMMAND:
+            kept[f.file] = save(f)
     return {file: backup for file, backup in kept.items() if backup is not None}
 
 
@@ -77,6 +115,6 @@ def print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -
     for note in dict.fromkeys(note for f in files.files for note in f.notes):
         click.echo(f"Note: {note}.")
     for file, backup in backups.items():
-        click.echo(f"Wrote {file}; as it was: {backup}")
+        click.echo(f"Wrote {file}; as it was: {backup}" if backup else f"Wrote {file}, which is new.")
     if not wrote and any(f.diff for f in files.files if f.file != COMMAND):
         click.echo("Nothing was written: add --yes to write it. Each old file is kept as FILE.bak.")

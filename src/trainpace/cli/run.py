@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
-from trainpace.cli.options import ABOVE_0_S, USD, echo_json
+from trainpace.cli.options import ABOVE_0_S, COUNT, USD, echo_json
 from trainpace.cli.places import JOURNAL
 
 
 @click.command()
 @click.argument("ladder")
 @click.option("--task", metavar="SPEC", help="FILE.py:FUNCTION or a model, in place of the file's own.")
+@click.option("--command", metavar="TEXT", help="An unchanged script's own launch command, to climb with it.")
+@click.option("--config", "configs", multiple=True, metavar="FILE", help="A settings file that the script reads; several.")
 @click.option("--precompute", default="", metavar="FILE.py:NAME", help="The dataset that a plan's shards are made of.")
 @click.option("--out", "folder", metavar="FOLDER", help="Where state, logs and shards go.  [default: NAME-run]")
 @click.option(
@@ -28,6 +30,7 @@ from trainpace.cli.places import JOURNAL
 @click.option("--sbatch", multiple=True, metavar="TEXT", help="A further option of sbatch, as --sbatch=--qos=debug.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to train.  [default: the file's]")
 @click.option("--seconds", type=ABOVE_0_S, help="Training time of a trial.  [default: the file's, or 8s]")
+@click.option("--steps", type=COUNT, help="Steps of a trial, in place of --seconds.  [default for a script: 30]")
 @click.option(
     "--timeout",
     type=ABOVE_0_S,
@@ -52,14 +55,18 @@ def run(ladder: str, **o: Any) -> int:
 
     LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan that trainpace plan --output kept. Every rung
     is a few real steps in processes of its own, on engines that exist (DDP, FSDP2, DeepSpeed); your checkpoints are not touched.
+    With --command an unchanged script climbs, by its own launcher on changed copies of its settings files.
     Interrupted, the same command goes on where it stopped. Exit code 1: no rung helped.
 
     \b
     trainpace run examples/ladder/ladder.toml
     trainpace run plan.json --task train.py:task --dry-run
+    trainpace run plan.json --command "torchrun train.py args.json" --config args.json --config ds.json
     """
     from trainpace.cli.running import Options, run_ladder
 
+    if o["configs"] and not o["command"]:
+        raise click.UsageError("--config belongs to --command.")
     for option in ("markdown", "page"):
         if o[option] and not Path(o[option]).resolve().parent.is_dir():
             raise click.UsageError(f"the folder of {o[option]} does not exist.")

@@ -13,17 +13,19 @@ from msgspec.structs import replace
 
 from trainpace.cli.launchers import LauncherChoice
 from trainpace.cli.machine import device_of, profile_here, profile_or_brief
-from trainpace.errors import TrainpaceError
+from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware.cluster import HostLinks
 from trainpace.journal.entry import Entry, new_id, now_utc, printable
 from trainpace.journal.identity import anonymous_entry
 from trainpace.journal.store import Journal
 from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
-from trainpace.ladder.climbed import Climbed, Tried
+from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
 from trainpace.ladder.foresee import Foreseen, Known
-from trainpace.ladder.inputs import read_ladder
-from trainpace.ladder.rungs import Ladder, Setup, words_of
-from trainpace.ladder.sights import Sights
+from trainpace.ladder.inputs import SCRIPT_STEPS, read_ladder
+from trainpace.ladder.rungs import Ladder, Script, Setup, words_of
+from trainpace.ladder.script import keep_files, prepare, started_by, try_script
+from trainpace.ladder.sights import Sights, has_data
+from trainpace.launch.engines.rules import why_no_noise_scale
 from trainpace.launch.processes import usable_cores
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import FailedTrial, TrialResult
@@ -41,6 +43,8 @@ class Options(NamedTuple):
     """The command's."""
 
     task: str | None
+    command: str | None
+    configs: tuple[str, ...]
     precompute: str
     folder: str | None
     launcher: str
@@ -49,6 +53,7 @@ class Options(NamedTuple):
     sbatch: tuple[str, ...]
     device: str | None
     seconds: float | None
+    steps: int | None
     timeout: float
     price: float | None
     allow_global_batch: bool
@@ -73,28 +78,41 @@ class Options(NamedTuple):
 
 def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
     """(the answer as JSON, exit code)."""
-    ladder = _with_options(read_ladder(path, o.task, o.precompute), o)
+    given = None if o.command is None else Script(command=o.command, configs=o.configs)
+    ladder = _with_options(read_ladder(path, o.task, o.precompute, given), o)
     if ladder.job is not None:
         total_steps(ladder.job, ladder.start.execution)  # which says what is missing before anything starts
-    if not o.dry_run:
+    if ladder.script is not None:
+        _check_script(o)
+    elif not o.dry_run:
         o.choice.check(ladder)
     folder = Path(o.folder or f"{path.stem}-run")
     _make(folder)
     with _alone(folder), _journal(o) as journal:
-        means = _means(ladder, folder, o, journal)
+        before = None if o.dry_run else _before(folder, o)
+        means = _means(ladder, folder, o, journal, before)
         if o.dry_run:
             return _dry_run(ladder, means, folder, o), 0
-        before = _before(folder, o)
         try:
             climbed = climb(ladder, means, before, o.stop_early)
         except KeyboardInterrupt:
             _tell(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
             raise
+    if ladder.script is not None:
+        kept = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
+        _tell(f"the settings files as they are kept: {kept}")
     return _report(climbed, o)
 
 
+def _check_script(o: Options) -> None:
+    if o.launcher != "auto" or o.choice.slurm != SlurmOptions():
+        raise Contradiction(
+            "a script is started by its own command, not by --launcher or Slurm's options.", "Leave them out."
+        )
+
+
 def _with_options(ladder: Ladder, o: Options) -> Ladder:
-    given = {"device": o.device, "seconds": o.seconds, "price_usd_per_hour": o.price}
+    given = {"device": o.device, "seconds": o.seconds, "steps": o.steps, "price_usd_per_hour": o.price}
     changes = {key: value for key, value in given.items() if value is not None}
     return replace(ladder, allow_global_batch=ladder.allow_global_batch or o.allow_global_batch, **changes)
 
@@ -115,25 +133,39 @@ def _before(folder: Path, o: Options) -> Climbed | None:
         raise TrainpaceError(error.message, "Begin anew with --fresh, or name another --out.") from None
 
 
-def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) -> Means:
+def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None, before: Climbed | None) -> Means:
     from trainpace.ladder.shards import make_shards
 
     def links() -> HostLinks | None:
         profile = profile_here()
         return None if profile is None else profile.host_links
 
+    known = None if before is None else noise_scale_of(before)
+    noise = [] if known is None else [known[1]]  # gathered once
     sights = Sights(folder, ladder.device, profile_or_brief, _tell, o.timeout, ladder.seed, links)
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         try:
+            if ladder.script is not None:
+                return try_script(
+                    ladder.script, ladder.start, setup, folder / "trials" / name, ladder.steps or SCRIPT_STEPS,
+                    ladder.warmup_steps, o.timeout,
+                )  # fmt: skip
             launcher = o.choice.over(ladder.slurm).of(setup.execution)
-            return run_trial(_trial(ladder, setup, seed), launcher, folder / "trials" / name, o.timeout)
+            trial = _trial(ladder, setup, seed)
+            gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
+            found = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, o.timeout)
+            if isinstance(found, TrialResult) and found.noise_scale:
+                noise.append(found.noise_scale)
+            return found
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 
     def foresee(setups: Sequence[Setup], known: Sequence[Known]) -> list[Foreseen]:
         if o.no_forecast:
             return [Foreseen(reason="--no-forecast") for _ in setups]
+        if not ladder.start.task:
+            return [Foreseen(reason="a script shows no model; --task MODEL names it") for _ in setups]
         return sights.foresee(setups, known)
 
     return Means(
@@ -145,7 +177,9 @@ def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None) ->
 
 
 def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
-    return setup.trial(device=ladder.device, seconds=ladder.seconds, warmup_steps=ladder.warmup_steps, seed=seed)
+    return setup.trial(
+        device=ladder.device, seconds=ladder.seconds, steps=ladder.steps, warmup_steps=ladder.warmup_steps, seed=seed
+    )
 
 
 def _dry_run(ladder: Ladder, means: Means, folder: Path, o: Options) -> dict[str, Any]:
@@ -162,13 +196,19 @@ def _texts(rung: Ahead, ladder: Ladder, folder: Path, o: Options) -> list[str]:
     for i, setup in enumerate(rung.setups):
         if isinstance(setup, Setup):
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
-                job = job_of(
-                    _trial(ladder, setup, ladder.seed),
-                    folder / "dry-run" / file_name(rung.title, i),
-                    o.timeout,
-                )
+                there = folder / "dry-run" / file_name(rung.title, i)
+                if ladder.script is not None:
+                    found.append(_text_of_script(ladder, ladder.script, setup, there))
+                    continue
+                job = job_of(_trial(ladder, setup, ladder.seed), there, o.timeout)
                 found.append(o.choice.over(ladder.slurm).of(setup.execution).text(job))
     return found
+
+
+def _text_of_script(ladder: Ladder, script: Script, setup: Setup, folder: Path) -> str:
+    """The command on the copies, and how they differ from the user's files."""
+    prepared = prepare(script, ladder.start, setup, folder, ladder.steps or SCRIPT_STEPS, ladder.warmup_steps)
+    return "\n".join([started_by(prepared.trial), *(written.diff for written in prepared.files if written.diff)])
 
 
 def _report(climbed: Climbed, o: Options) -> tuple[dict[str, Any], int]:
@@ -188,13 +228,13 @@ def _keeper(ladder: Ladder, o: Options, journal: Journal | None) -> Callable[[Tr
     device = device_of(ladder.device, detect())
 
     def keep(one: Tried) -> None:
-        entry = entry_of_trial(one, device, ladder.seed)
+        entry = entry_of_trial(one, device, ladder.seed, ladder.name)
         journal.add(entry if o.keep_identity else anonymous_entry(entry))
 
     return keep
 
 
-def entry_of_trial(one: Tried, device: str, seed: int) -> Entry:
+def entry_of_trial(one: Tried, device: str, seed: int, model: str) -> Entry:
     """A rung's trial as the journal keeps runs, with what was forecast for it."""
     e, measured, foreseen = one.setup.execution, one.measured, one.foreseen
     fields: dict[str, Any] = {}
@@ -211,7 +251,7 @@ def entry_of_trial(one: Tried, device: str, seed: int) -> Entry:
             "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib, "environment": measured.environment,
         }  # fmt: skip
     return Entry(
-        id=new_id(), created_at=now_utc(), kind="run", model=one.setup.task, device=device, execution=e,
+        id=new_id(), created_at=now_utc(), kind="run", model=model, device=device, execution=e,
         num_devices=e.world_size, seed=seed, notes=words_of(one.setup), **fields,
     )  # fmt: skip
 

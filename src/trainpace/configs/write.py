@@ -77,7 +77,7 @@ def write_changes(
     """
     read = parse_config(text, file)
     names = changes.names - kept
-    draft = Draft(text, file, _syntax(text, file, read), beside, names if may_add is None else may_add)
+    draft = Draft(text, file, syntax_of(text, file, read), beside, names if may_add is None else may_add)
     draft.prefix = _prefix(draft, read)
     wanted = changes.wanted
     for group in GROUPS:
@@ -197,7 +197,8 @@ def save(written: Written) -> str | None:
     return str(backup)
 
 
-def _syntax(text: str, file: str, read: ConfigFile) -> Syntax | None:
+def syntax_of(text: str, file: str, read: ConfigFile) -> Syntax | None:
+    """JSON or YAML; None of a shell's script."""
     if read.format in _SHELL:
         return None
     return "json" if file.endswith(".json") or text.removeprefix("\ufeff").lstrip().startswith("{") else "yaml"

@@ -18,6 +18,7 @@ from trainpace.ladder.gains import Gain, gain_of
 from trainpace.ladder.inputs import fingerprint
 from trainpace.ladder.losses import LossCheck, compare, own_spread
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
+from trainpace.ladder.script import fingerprint_of_script
 from trainpace.launch.trial import FailedTrial, TrialResult
 
 ROUNDS = 2
@@ -74,7 +75,7 @@ def preview(ladder: Ladder, means: Means) -> list[Ahead]:
 class _Climb:
     def __init__(self, ladder: Ladder, means: Means, before: Climbed | None) -> None:
         self._ladder, self._means = ladder, means
-        self._code = fingerprint(ladder.start.task)
+        self._code = fingerprint(ladder.start.task) if ladder.script is None else fingerprint_of_script(ladder.script)
         done = () if before is None else (before.baseline, *before.rungs)
         self._done = {r.key: r for r in done if r.lasting}
         self._before = before
@@ -202,7 +203,7 @@ class _Climb:
         if new.setup.execution.global_batch != self._ladder.start.execution.global_batch:
             return LossCheck(verdict="not compared", reason="another global batch")
         if not new.measured.losses or not climbed.start.losses:
-            return LossCheck(verdict="not compared", reason="no losses were recorded")
+            return LossCheck(verdict="not compared", reason="no losses were seen")
         return compare(climbed.start.losses, new.measured.losses, self._ladder.loss_tolerance, climbed.loss_spread)
 
     def _learn(self, result: RungResult) -> None:
@@ -220,7 +221,7 @@ class _Climb:
     def _key(self, setups: Sequence[Setup], rung: Rung | None) -> str:
         lad = self._ladder
         told = (self._code, setups, rung, lad.seconds, lad.warmup_steps, lad.seed, lad.device, lad.allow_global_batch,
-                lad.loss_tolerance)  # fmt: skip
+                lad.loss_tolerance, lad.steps)  # fmt: skip
         return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]
 
 

@@ -29,6 +29,8 @@ class Measured(Record):
     start_up_s: float
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
+    """samples, low, high (90 %), steps; empty where it was not gathered."""
 
     @property
     def median_ms(self) -> float:
@@ -48,6 +50,7 @@ def measured_of(result: TrialResult) -> Measured:
         medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
         data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=_compute_ms(result),
         peak_memory_gib=result.peak_memory_gib, start_up_s=result.start_up_s, notes=result.notes, environment=result.environment,
+        noise_scale=result.noise_scale,
     )  # fmt: skip
 
 
@@ -121,6 +124,15 @@ class Climbed(Record):
         assert last.best is not None
         assert last.best.measured is not None
         return last.best.setup, last.best.measured
+
+
+def noise_scale_of(climbed: Climbed) -> tuple[Setup, dict[str, float]] | None:
+    """The gradient noise scale that was gathered, and of which setup's steps; None where none was, or none was told."""
+    tried = (t for result in (climbed.baseline, *climbed.rungs) for t in result.tried)
+    return next(
+        ((t.setup, t.measured.noise_scale) for t in tried if t.measured is not None and "samples" in t.measured.noise_scale),
+        None,
+    )
 
 
 def job_s(ladder: Ladder, setup: Setup, step_ms: float, precompute_s: float = 0.0) -> float | None:

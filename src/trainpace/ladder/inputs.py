@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.configs.changes import settings_of
+from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Setup, changed
+from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
+from trainpace.ladder.script import present
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import LoaderSettings
 from trainpace.plan import Change, DataPath, Plan
@@ -20,30 +22,34 @@ from trainpace.records import from_json, read_bytes
 from trainpace.schedule import Schedule
 
 TOP_KEYS = (
-    "task", "price_usd_per_hour", "loss_tolerance", "seconds", "warmup_steps", "seed", "device", "allow_global_batch",
-    "start", "rung", "job", "slurm",
+    "task", "command", "config", "price_usd_per_hour", "loss_tolerance", "seconds", "steps", "warmup_steps", "seed", "device",
+    "allow_global_batch", "start", "rung", "job", "slurm",
 )  # fmt: skip
 JOB_KEYS = Schedule.__struct_fields__
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
 """What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
 
 
-def read_ladder(path: Path, task: str | None = None, precompute: str = "") -> Ladder:
-    """The ladder that a file holds. `task` goes before the file's own; `precompute` names the dataset of a plan's shards.
+SCRIPT_STEPS = 30
+
+
+def read_ladder(path: Path, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:
+    """The ladder that a file holds. `task` and `script` go before the file's own; `precompute` names the dataset of a plan's
+    shards.
 
     Raises UnreadableInput, UnknownName or TrainpaceError, in one sentence that names the file.
     """
     text = read_bytes(path)
     if path.suffix == ".toml":
-        return _from_toml(text, path, task)
+        return _from_toml(text, path, task, script)
     if path.suffix != ".json":
         raise UnreadableInput(
             f"{path} is neither a ladder (.toml) nor a plan (.json).", "trainpace plan --output makes one."
         )
-    return ladder_of_plan(from_json(text, Plan, str(path)), task, precompute)
+    return ladder_of_plan(from_json(text, Plan, str(path)), task, precompute, script)
 
 
-def _from_toml(text: bytes, path: Path, task: str | None) -> Ladder:
+def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None) -> Ladder:
     try:
         read = tomllib.loads(text.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -61,8 +67,12 @@ def _from_toml(text: bytes, path: Path, task: str | None) -> Ladder:
         raise UnreadableInput(f"{path}: [start], [job] and [slurm] are tables, and each [[rung]] is one.")
     spec = task or _beside(path, str(read.pop("task", "")))
     read.pop("task", None)
-    if not spec:
-        raise TrainpaceError(f'{path} names no task: task = "FILE.py:FUNCTION", or give --task.')
+    script = _script_of(read, path) or script
+    if not spec and script is None:
+        raise TrainpaceError(
+            f'{path} names no task: task = "FILE.py:FUNCTION", or give --task.',
+            'An unchanged script is command = "torchrun train.py ...", with config = ["ds.json"].',
+        )
     _known(start, KEYS, f"setting in [start] of {path.name}")
     _known(job or {}, JOB_KEYS, f"key in [job] of {path.name}")
     _known(read.get("slurm", {}), SlurmOptions.__struct_fields__, f"key in [slurm] of {path.name}")
@@ -70,10 +80,14 @@ def _from_toml(text: bytes, path: Path, task: str | None) -> Ladder:
         raise TrainpaceError(f"{path} has no [[rung]] to try.")
     if "shards" in start:
         start["shards"] = _beside_folder(path, start["shards"])
-    if "global_batch" not in start:
-        start = {"accumulation": 1, "micro_batch": 1, **start}
     try:
-        begin = changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
+        if script is not None:
+            begin = start_of_script(script, start, spec)
+            read = {"steps": SCRIPT_STEPS, **read, "script": msgspec.to_builtins(script)}
+        else:
+            if "global_batch" not in start:
+                start = {"accumulation": 1, "micro_batch": 1, **start}
+            begin = changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
         return msgspec.convert(
             read | {"start": msgspec.to_builtins(begin), "rungs": [msgspec.to_builtins(_rung(r, path)) for r in rungs],
                     "job": job},
@@ -87,6 +101,38 @@ def _from_toml(text: bytes, path: Path, task: str | None) -> Ladder:
         raise TrainpaceError(f"{path}: {error.message}", error.hint) from None
 
 
+def _script_of(read: dict[str, Any], path: Path) -> Script | None:
+    """Of the keys `command` and `config`, which are taken out."""
+    command, configs = read.pop("command", None), read.pop("config", [])
+    configs = [configs] if isinstance(configs, str) else configs
+    if command is None:
+        if configs:
+            raise TrainpaceError(f"{path} names settings files and no command.", 'Add command = "torchrun train.py ..."')
+        return None
+    if not isinstance(command, str) or not isinstance(configs, list) or not all(isinstance(c, str) for c in configs):
+        raise UnreadableInput(f"{path}: command is text, and config a list of files.")
+    return Script(command=command, configs=tuple(configs), folder=str(path.parent))
+
+
+def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") -> Setup:
+    """How a script trains now: what its settings say, and what is `given` where they say nothing. Raises Contradiction where both
+    say something else, TrainpaceError where nothing says how many samples a step has."""
+    now = present(script)
+    said = settings_of(now.execution) | {"workers": now.workers}
+    for key, value in given.items():
+        if key in now.stated | ({"workers"} if "dataloader_workers" in now.stated else set()) and said[key] != value:
+            raise Contradiction(f"[start] says {key} {value}, and the script's own settings {said[key]}.", "Leave it out.")
+    if not ({"micro_batch", "global_batch"} & (now.stated | given.keys())):
+        raise TrainpaceError(
+            "the script's settings do not say how many samples a step has.", "Say it: micro_batch in [start]."
+        )
+    begin = Setup(task=task, execution=now.execution, loader=LoaderSettings(workers=now.workers))
+    if "global_batch" not in given:
+        batch = {"micro_batch": now.execution.micro_batch, "accumulation": now.execution.accumulation}
+        given = {**batch, **given}
+    return changed(begin, dict(given), allow_global_batch=True)
+
+
 def _rung(table: dict[str, Any], path: Path) -> Rung:
     _known(table, ("title", "precompute", *KEYS), f"setting in [[rung]] of {path.name}")
     changes = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in ("title", "precompute")}
@@ -97,10 +143,13 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
     return Rung(title=str(title), changes=changes, precompute=precompute)
 
 
-def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "") -> Ladder:
-    """A plan's changes as rungs. Raises TrainpaceError where the plan has no changes, or no model is named."""
+def ladder_of_plan(
+    plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None
+) -> Ladder:
+    """A plan's changes as rungs. Raises TrainpaceError where the plan has no changes, or no model is named; Contradiction where
+    a script does not train as the plan takes it to train now."""
     spec = task or plan.model
-    if not spec:
+    if not spec and script is None:
         raise TrainpaceError("the plan names no model.", "Give --task FILE.py:FUNCTION, or make the plan again.")
     if not plan.changes:
         raise TrainpaceError("the plan has no changes to carry out.", plan.reason)
@@ -111,7 +160,24 @@ def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "") ->
         rungs.append(_rung_of_change(change, *before, precompute))
         before = change.execution, change.data
     batches = {change.execution.global_batch for change in plan.changes} - {plan.start.global_batch}
-    return Ladder(start=start, rungs=tuple(rungs), device="cuda", allow_global_batch=bool(batches))
+    if script is not None:
+        _agree(plan, script)
+    return Ladder(
+        start=start, rungs=tuple(rungs), device="cuda", allow_global_batch=bool(batches), script=script,
+        steps=None if script is None else SCRIPT_STEPS,
+    )  # fmt: skip
+
+
+def _agree(plan: Plan, script: Script) -> None:
+    now, planned = present(script), settings_of(plan.start)
+    said = settings_of(now.execution)
+    off = sorted(name for name in now.stated & planned.keys() if said[name] != planned[name])
+    if off:
+        raise Contradiction(
+            "the plan starts from " + ", ".join(f"{name} {planned[name]}, where the script has {said[name]}" for name in off)
+            + ".",
+            "Make the plan of the same files and command.",
+        )  # fmt: skip
 
 
 def _rung_of_change(change: Change, execution: Execution, data: DataPath, precompute: str) -> Rung:

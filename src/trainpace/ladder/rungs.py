@@ -45,6 +45,15 @@ class Setup(Record):
         )  # fmt: skip
 
 
+class Script(Record):
+    """An unchanged script: the command that trains, and the settings files that it reads. Paths, and the command, are meant from
+    `folder`."""
+
+    command: str
+    configs: tuple[str, ...] = ()
+    folder: str = "."
+
+
 class Rung(Record):
     """One change to try. A tuple of values is a choice, of which the best is kept; several tuples are all their combinations.
 
@@ -81,6 +90,9 @@ class Ladder(Record):
     `job` None: no hours and dollars of a whole job. `price_usd_per_hour` is for one node. `loss_tolerance` is a share of the
     baseline's first loss (see `losses`). Each trial trains for about `seconds` after `warmup_steps`; all have `seed`, but for the
     baseline's second trial, which has the next one. `slurm`: what a cluster wants, where a rung has several nodes.
+
+    `steps`: a trial's after the warm-up, in place of `seconds`. `script`: what is trained, where it is no task; a task beside it
+    is the model for forecasts, "" for none.
     """
 
     start: Setup
@@ -94,8 +106,17 @@ class Ladder(Record):
     device: str = "cpu"
     allow_global_batch: bool = False
     slurm: SlurmOptions = SlurmOptions()
+    steps: int | None = None
+    script: Script | None = None
+
+    @property
+    def name(self) -> str:
+        """What is trained."""
+        return self.start.task if self.script is None else self.script.command
 
     def __post_init__(self) -> None:
+        if self.steps is not None and not 5 <= self.steps <= 100_000:
+            raise TrainpaceError(f"a trial of {self.steps} steps cannot be.", "Give 5 or more.")
         if not 0 < self.seconds < float("inf"):
             raise TrainpaceError(f"a trial of {self.seconds} s cannot be.", "Give seconds above 0.")
         if not 0 < self.loss_tolerance < 10:
@@ -106,6 +127,11 @@ class Ladder(Record):
             raise TrainpaceError(f"a price of {self.price_usd_per_hour} dollars an hour cannot be right.")
         if self.device not in ("cpu", "cuda"):
             raise UnknownName("device", self.device, ("cpu", "cuda"))
+        if self.script is not None and any(rung.precompute for rung in self.rungs):
+            raise TrainpaceError(
+                "an unchanged script reads its own data, so it has no rung that precomputes samples.",
+                "Name a task in place of the command, or make the plan with --keep data.",
+            )
         if self.warmup_steps < 1:
             raise TrainpaceError("a trial needs at least 1 step of warm-up, which is not counted.")
 

@@ -1,7 +1,8 @@
 """What the gradient noise scale needs, gathered from a trial's own steps: gradients of a part of the batch against the whole's.
 
 With accumulation the part is the first micro-batch (under FSDP2, whose gradients are reduced in every one, all ranks'); under DDP
-without it, each rank's share. The cost is one pass over the gradients for each of the two norms.
+without it, each rank's share. It costs one pass over the gradients for each of the two norms, so it is done in steps after those
+that are timed.
 """
 
 from __future__ import annotations
@@ -34,19 +35,12 @@ class Norms(Protocol):
 
 
 def norms_of(trial: Trial, engine: Engine) -> Norms:
-    """Raises TrainpaceError where this engine and execution show no part's gradients."""
+    """For an engine and an execution that show a part's gradients (`engines.rules`)."""
     e = trial.execution
-    if trial.engine == "deepspeed":
-        raise TrainpaceError("DeepSpeed does not show the gradients of a part of a batch.", "Use ddp or fsdp2.")
     if e.accumulation > 1:
         ranks = e.data_parallel_size if trial.engine == "fsdp2" else 1
         return _Accumulated(engine, e.micro_batch * ranks, e.global_batch, e.accumulation)
-    if trial.engine == "ddp" and e.world_size > 1 and e.precision != "amp_fp16":
-        return _Shares(engine, e.micro_batch)
-    raise TrainpaceError(
-        "the gradient noise scale needs a part of the batch to hold against the whole.",
-        "Divide it: accumulation of 2 or more, or ranks under DDP (in another precision than amp_fp16).",
-    )
+    return _Shares(engine, e.micro_batch)
 
 
 def estimate(norms: Norms) -> tuple[dict[str, float], tuple[str, ...]]:

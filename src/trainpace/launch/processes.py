@@ -119,7 +119,9 @@ def prepare(job: Job) -> Path:
     return log_of(job)
 
 
-def run_here(job: Job, command: Sequence[str], environment: dict[str, str], on_line: OnLine | None = None) -> Ended:
+def run_here(
+    job: Job, command: Sequence[str], environment: dict[str, str], on_line: OnLine | None = None, cwd: str | None = None
+) -> Ended:
     """Start `command` in a session of its own, under a guard that ends all of it with us, and wait for it."""
     log = prepare(job)
     follower = Follower(log)
@@ -135,7 +137,7 @@ def run_here(job: Job, command: Sequence[str], environment: dict[str, str], on_l
             process = subprocess.Popen(
                 [sys.executable, "-IS", guard.__file__, str(read_end), *command], stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(read_end,),
-                env={**os.environ, **environment},
+                env={**os.environ, **environment}, cwd=cwd,
             )  # fmt: skip
     except BaseException:
         os.close(write_end)

@@ -1,91 +1,170 @@
 """A trial of an unchanged script, by its own launcher, under the recorder of `trainpace watch`.
 
-The recorder ends the script after the steps that were wanted, and writes checkpoints aside while it runs (torch.save to a path;
-they are removed at the end). What else the script writes (logs, metrics, its own step counters, checkpoints in other formats), it
-writes: give it a folder of its own by its own arguments. Its losses are its own, so there are none in the result.
+The recorder ends the script after the steps that were wanted. It writes checkpoints aside while it runs (torch.save to a path;
+they are removed at the end), leaves out those of transformers and DeepSpeed, and refuses to open, remove or rename anything
+outside the trial's own folder (`watch.inside.confine`), so that checkpoints and step counters of real runs stay as they are.
 """
 
 from __future__ import annotations
 
 import json
-import signal
+import os
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.logs import first_error
+from trainpace.launch.job import Ended, Job, OnLine
+from trainpace.launch.processes import run_here
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.measure.statistics import median, median_interval
 from trainpace.outcome import Interval
-from trainpace.records import read_bytes
-from trainpace.watch.command import COMMAND_FILE, watch
+from trainpace.records import Record, write_whole
+from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder
 from trainpace.watch.inside.trail import DATA, LOADER_START, Step
-from trainpace.watch.recording import ms, read_recording
-from trainpace.watch.trails import header_of, read_processes, records_of
+from trainpace.watch.recording import Recording, ms, read_recording
+from trainpace.watch.trails import Process, header_of, read_processes, records_of
 
-LOG = "script.log"
 _INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3
 _GRACE_S = 10.0
+_UNTRACKED = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:{folder}/mlruns"}
+"""A trial is no run of the user's: experiment trackers shall not count it as one."""
+
+
+class ScriptTrial(Record):
+    """`command` in words, run in `cwd`, for `steps` steps after the warm-up. `world_size` and `global_batch`: what the settings
+    say; a script that is seen to do otherwise does not read them. None is not looked at."""
+
+    command: tuple[str, ...]
+    cwd: str
+    steps: int
+    warmup_steps: int = 5
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    world_size: int | None = None
+    global_batch: int | None = None
 
 
 def run_script(
-    command: Sequence[str], folder: Path, steps: int, warmup_steps: int = 5, timeout_s: float = 600.0
+    trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, on_line: OnLine | None = None
 ) -> TrialResult | FailedTrial:
-    """Run the command (python, torchrun, accelerate launch, deepspeed, ...) for so many steps after the warm-up; after
-    `timeout_s` it is ended. The folder takes the recording and the output, and must not hold an earlier one.
+    """Run it (python, torchrun, accelerate launch, deepspeed, ...); after `timeout_s` it is ended, with all its processes. The
+    folder takes the recording, the log, and what the script writes.
 
     A script that ends earlier gives the steps that there were. Raises TrainpaceError when it cannot be started.
     """
-    if (folder / COMMAND_FILE).exists():
-        raise TrainpaceError(f"{folder} holds a recording already.", "Name a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / LOG
-    warm_up = max(_FEWEST_WARM_UP, warmup_steps)
-    trials = {
-        "block_steps": steps, "rounds": 1, "warm_up_steps": warm_up, "limit_s": timeout_s, "without": _INTERVENTIONS,
-    }  # fmt: skip
-    with log.open("wb") as output:
-        # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended here
-        code = watch(
-            command, folder, trials, limit_s=timeout_s + _GRACE_S, output=output.fileno(), errors=output.fileno()
-        )
-    said = json.loads(read_bytes(folder / COMMAND_FILE))
-    recording = read_recording(folder)
-    late = said["seconds"] >= timeout_s
-    if code == 128 + signal.SIGINT and not late:
-        raise KeyboardInterrupt
-    if code != 0 and late:
-        reason = f"{command[0]} took longer than {timeout_s:g} s."
-        return FailedTrial(kind="timed out", reason=reason, log=str(log))
-    if code != 0:
-        reason = first_error(log) or f"{command[0]} ended with exit code {code}."
-        return FailedTrial(kind="failed", reason=reason, log=str(log))
+    folder = folder.absolute()
+    recorded = folder / "recording"
+    shutil.rmtree(recorded, ignore_errors=True)
+    recorded.mkdir(parents=True)
+    warm_up = max(_FEWEST_WARM_UP, trial.warmup_steps)
+    with temporary_folder() as own:
+        trials = {
+            "block_steps": trial.steps, "rounds": 1, "warm_up_steps": warm_up, "limit_s": timeout_s, "without": _INTERVENTIONS,
+            "only_steps": True, "writes_in": [str(folder), own["TMPDIR"]],
+        }  # fmt: skip
+        untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
+        started, ended = _run(
+            trial, folder, recorded, timeout_s, on_line,
+            environment(recorded, os.environ, trials) | untracked | own | trial.environment,
+        )  # fmt: skip
+        remove_asides(recorded)
+    worked = ended.exit_code == 0
+    write_whole(recorded / COMMAND_FILE, json.dumps({
+        "command": trial.command, "started": started, "seconds": ended.seconds, "exit_code": ended.exit_code, "trials": trials,
+    }))  # fmt: skip
+    late = ended.seconds >= timeout_s
+    if not worked:
+        reason = f"{trial.command[0]} took longer than {timeout_s:g} s." if late else ended.reason
+        return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
+    recording = read_recording(recorded)
     if not recording.ranks:
-        return FailedTrial(kind="failed", reason=f"no training step was seen. {recording.seen}", log=str(log))
-    process = max(read_processes(folder), key=lambda p: (-p.rank, p.steps))
-    seen = [r for r in records_of(process.path) if isinstance(r, Step)]
+        return FailedTrial(kind="failed", reason=f"no training step was seen. {recording.seen}", log=ended.log)
+    processes = read_processes(recorded)
+    if said := _does_otherwise(trial, recording, processes):
+        return FailedTrial(kind="misuse", reason=said, log=ended.log)
+    seen = _steps(_first(processes))
     kept = [s for s in seen if s.trial == 0 and s.number >= warm_up]
     if len(kept) < _FEWEST_STEPS:
         reason = f"the script ended after {len(seen)} steps, too few to be timed after a warm-up of {warm_up}."
-        return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=str(log))
-    first, header = recording.ranks[0], header_of(process.path) or {}
+        return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
+    return _result(recording, processes, seen, kept, started)
+
+
+def _run(
+    trial: ScriptTrial, folder: Path, recorded: Path, timeout_s: float, on_line: OnLine | None, around: dict[str, str]
+) -> tuple[float, Ended]:
+    """(when it was started, how it ended)."""
+    if shutil.which(trial.command[0], path=around.get("PATH")) is None and not Path(trial.cwd, trial.command[0]).is_file():
+        raise TrainpaceError(f"there is no command {trial.command[0]}.", "Give the whole command: python train.py ARGUMENTS")
+    # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended from here
+    job = Job(
+        name="script", program=trial.command, folder=str(folder), result=str(recorded / "never-written"),
+        timeout_s=timeout_s + _GRACE_S,
+    )  # fmt: skip
+    started = time.time()
+    return started, run_here(job, trial.command, around, on_line, cwd=trial.cwd)
+
+
+def _first(processes: Sequence[Process]) -> Process:
+    return max(processes, key=lambda p: (-p.rank, p.steps))
+
+
+def _steps(process: Process) -> list[Step]:
+    return [r for r in records_of(process.path) if isinstance(r, Step)]
+
+
+def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequence[Process]) -> str:
+    """What the recorder saw that the settings do not say; "" where they agree."""
+    world = recording.ranks[0].world_size
+    if trial.world_size not in (None, world):
+        return f"the settings say {trial.world_size} processes, and the script trained with {world}."
+    # of most steps: loaders fetch ahead in the first one, and the last batch of an epoch may be a small one
+    samples = sum(median([s.samples for s in _steps(p)]) for p in processes)
+    if samples and len(processes) == world and trial.global_batch not in (None, samples):
+        return (
+            f"the settings say {trial.global_batch} samples a step, and the script took {samples:g}:"
+            " they are not read as the script reads them."
+        )
+    return ""
+
+
+def _result(
+    recording: Recording, processes: Sequence[Process], seen: Sequence[Step], kept: Sequence[Step], started: float
+) -> TrialResult:
+    first, header = recording.ranks[0], header_of(_first(processes).path) or {}
     step_ms = [ms(s) for s in kept]
     middle = median(step_ms)
     low, high = median_interval(step_ms)
-    reserved = max(s.reserved_gib for s in seen)
+    reserved = max(r.reserved_gib for r in recording.ranks)
+    losses = _losses(processes)
     return TrialResult(
         step_ms=tuple(step_ms),
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in kept),
-        losses=(),
+        losses=losses,
         median_ms=middle,
         interval_ms=Interval(
             low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one run"
         ),
         samples_per_second=1e3 * sum(r.samples_per_step for r in recording.ranks) / middle,
         peak_memory_gib=reserved or None,
-        start_up_s=max(0.0, (seen[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - said["started"]),
+        start_up_s=max(0.0, (seen[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - started),
         world_size=first.world_size,
         environment={"torch": first.torch, "cores": str(first.cpus)},
-        notes=("the script's losses are its own.",),
-    )
+        notes=() if losses else ("the script's losses were not seen.",),
+    )  # fmt: skip
+
+
+def _losses(processes: Sequence[Process]) -> tuple[float, ...]:
+    """Of every step, the mean over the ranks; none where a rank's were not seen."""
+    curves: dict[int, list[float]] = {}
+    for process in processes:
+        notes: list[Any] = [r for r in records_of(process.path) if isinstance(r, dict) and "losses" in r]
+        told = notes[-1]["losses"] if notes else []
+        if len(told) >= len(curves.get(process.rank, [])):
+            curves[process.rank] = told
+    return tuple(sum(losses) / len(curves) for losses in zip(*curves.values(), strict=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from trainpace.errors import TrainpaceError
 from trainpace.launch.job import Job
@@ -24,8 +25,9 @@ class Torchrun(OnThisMachine):
 
     def command(self, job: Job) -> tuple[str, ...]:
         """--standalone takes a port that is free, so that two jobs do not meet; --local-addr spares it to look up a host
-        name that may have no address."""
+        name that may have no address; --log-dir has its error files in the job's folder, for it does not remove them."""
         if job.nnodes > 1:
             raise TrainpaceError(f"torchrun on this machine cannot start {job.nnodes} nodes.", "Launch it with Slurm.")
         own = f"--standalone --local-addr 127.0.0.1 --nnodes 1 --nproc-per-node {job.nproc_per_node}"
-        return (self.python, "-m", "torch.distributed.run", *own.split(), *job.program)
+        logs = str(Path(job.folder, "torchrun"))
+        return (self.python, "-m", "torch.distributed.run", *own.split(), "--log-dir", logs, *job.program)

@@ -47,7 +47,7 @@ class Trial(Record):
     seed: int = 0
     threads_per_process: int | None = None
     noise_scale: bool = False
-    """Gather the gradient noise scale from the steps (`launch.noise`): it adds norms of the gradients to every step."""
+    """Gather the gradient noise scale (`launch.noise`) in as many steps again as were timed, after them."""
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0 or (self.steps is not None and self.steps < 1) or not 0 < self.seconds < float("inf"):

@@ -19,7 +19,7 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from trainpace.errors import UserCodeError  # noqa: E402
+from trainpace.errors import TrainpaceError, UserCodeError  # noqa: E402
 from trainpace.isolation import failure_of  # noqa: E402
 from trainpace.launch.logs import complains_of_a_peer  # noqa: E402
 from trainpace.launch.trial import Trial, TrialResult  # noqa: E402
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trainpace.launch.samples import NextBatch
     from trainpace.trace.task import Task
 
-FEWEST_STEPS, MOST_STEPS = 5, 1000
+FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
 AGREE_EVERY_MS = 500.0
 """Ranks agree whether the time is over now and then, not in every step: it costs an exchange."""
@@ -51,6 +51,7 @@ def train(trial: Trial) -> TrialResult:
 
     from trainpace.launch import ranks
     from trainpace.launch.engines import check_engine, load_engine
+    from trainpace.launch.engines.rules import why_no_noise_scale
     from trainpace.launch.noise import estimate, norms_of
     from trainpace.launch.samples import batches_of
     from trainpace.measure.environment import environment
@@ -61,6 +62,8 @@ def train(trial: Trial) -> TrialResult:
 
     e = trial.execution
     check_engine(trial.engine, e)
+    if trial.noise_scale and (why := why_no_noise_scale(trial.engine, e)):
+        raise TrainpaceError(why)
     check_device(trial.device, e.precision)
     place = ranks.find_place(e)
     if trial.threads_per_process is not None:
@@ -77,10 +80,9 @@ def train(trial: Trial) -> TrialResult:
     engine = make_engine(trial, task.model, optimizer)
     next_batch, notes = batches_of(trial, task, place.rank, engine.place)
     torch.manual_seed(trial.seed + 1 + place.rank)  # dropout differs between ranks
-    noise = norms_of(trial, engine) if trial.noise_scale else None
-    steps = _Steps(trial, task, engine, next_batch, noise)
+    steps = _Steps(trial, task, engine, next_batch)
     steps.run()
-    told, noise_notes = ({}, ()) if noise is None else estimate(noise)
+    told, noise_notes = estimate(steps.gathered(norms_of(trial, engine))) if trial.noise_scale else ({}, ())
     losses = ranks.mean_over_ranks(torch.stack(steps.losses).double() / e.accumulation).tolist()
     _check_losses(losses, task.name)
     peak = ranks.largest(peak if (peak := meter.peak_gib()[0]) is not None else -1.0, engine.device)
@@ -107,11 +109,12 @@ def train(trial: Trial) -> TrialResult:
 class _Steps:
     """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
 
-    def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch, noise: Norms | None) -> None:
+    def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
         from trainpace.measure.marks import marks_of
 
         self._trial, self._task, self._engine = trial, task, engine
-        self._next_batch, self._noise = next_batch, noise
+        self._next_batch = next_batch
+        self._noise: Norms | None = None
         self._marks = marks_of(trial.device)
         self._unsettled: list[tuple[Any, Any, float]] = []
         self.start_up_s = 0.0
@@ -139,6 +142,16 @@ class _Steps:
             block = self._settled(max(1, min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms))))
             last_ms = of_the_first(block[-1], device)
             over = of_the_first(float(time.perf_counter() > end), device)
+
+    def gathered(self, norms: Norms) -> Norms:
+        """As many steps again, which are neither timed nor told the losses of, each telling `norms` of its gradients."""
+        before = list(self.losses)
+        self._noise = norms
+        for _ in range(max(FEWEST_NOISE_STEPS, len(self.step_ms))):
+            self._step()
+        self._noise, self.losses = None, before
+        self._unsettled.clear()
+        return norms
 
     def _settled(self, count: int) -> list[float]:
         """The milliseconds of `count` more steps. Waiting for the device after each would keep the host from running ahead."""

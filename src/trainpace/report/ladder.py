@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from trainpace.ladder.climb import Ahead
-from trainpace.ladder.climbed import Climbed, RungResult, job_s, job_usd
+from trainpace.ladder.climbed import Climbed, RungResult, job_s, job_usd, noise_scale_of
 from trainpace.ladder.rungs import Rung, Setup, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.html import document, table
 from trainpace.report.terminal import console, print_lines, print_table
+from trainpace.schedule import learning_rate_for_noise_scale, steps_factor
 from trainpace.units import format_duration, format_number, format_usd
 
 
@@ -56,7 +57,7 @@ def table_of(climbed: Climbed) -> LadderTable:
     batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
-        title=f"{ladder.start.task}{f' on {machine}' if machine else ''}, global batch {batch}",
+        title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}",
         what="a step", rows=tuple(rows), verdict=tuple(_verdict(climbed, rows)),
     )  # fmt: skip
 
@@ -106,7 +107,7 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
             f", {format_usd(last.cost_usd)} instead of {format_usd(rows[0].cost_usd)}"
         )  # fmt: skip
         lines.append(f"The whole job: {format_duration(last.job_s)} instead of {format_duration(rows[0].job_s)}{cost}.")
-    lines += _forecasts(climbed)
+    lines += [*_forecasts(climbed), *_noise_scale(climbed)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if climbed.stopped:
         lines.append(f"Rungs left out: {climbed.stopped}.")
@@ -133,6 +134,24 @@ def _forecasts(climbed: Climbed) -> list[str]:
             f" {format_number(interval.low)} to {format_number(interval.high)} ms, forecast from {one.foreseen.basis}."
         )
     return lines
+
+
+def _noise_scale(climbed: Climbed) -> list[str]:
+    """What the gradient noise scale says of more data parallelism, where the trials told it."""
+    found = noise_scale_of(climbed)
+    if found is None:
+        return []
+    setup, told = found
+    samples, batch = told["samples"], setup.execution.global_batch
+    high = "no upper limit" if "high" not in told else format_number(told["high"])
+    rule = learning_rate_for_noise_scale(batch, 2 * batch, samples)
+    return [
+        f"Gradient noise scale: {format_number(samples)} samples (90 %: {format_number(told.get('low', 0.0))} to {high}), from"
+        f" {told['steps']:.0f} steps of {batch}; it grows during training. Beyond a global batch of that size more data"
+        " parallelism saves few steps.",
+        f"Global batch {2 * batch} in place of {batch}: {steps_factor(samples, batch, 2 * batch):.2f} times the steps to the"
+        f" same loss; learning rate x {rule.sgd_factor:.2f} (SGD) or x {rule.adam_factor:.2f} (Adam).",
+    ]
 
 
 def head_of(t: LadderTable) -> tuple[str, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import json
 import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
@@ -32,13 +35,13 @@ def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, ob
     return changed
 
 
-def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None,
-          limit_s: float | None = None, output: int | None = None, errors: int | None = None) -> int:  # fmt: skip
+def watch(
+    command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None
+) -> int:
     """Run the command to its end, recording into `folder`, and return its exit code: 128 + n where signal n ended it.
 
-    Its input, output (unless `output` and `errors` name other file descriptors) and signals are its own: an interrupt reaches it
-    as usual, others are passed on, and what was recorded is kept. After
-    `limit_s` seconds it is interrupted. Raises TrainpaceError when it cannot be started.
+    Its input, output (unless `output` is another file descriptor) and signals are its own: an interrupt reaches it as usual,
+    others are passed on, and what was recorded is kept. Raises TrainpaceError when it cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise TrainpaceError(
@@ -51,10 +54,30 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
     except OSError as error:
         raise TrainpaceError(f"cannot record into {folder}: {(error.strerror or str(error)).lower()}.") from None
     write_whole(folder / COMMAND_FILE, json.dumps(note))
+    around = environment(folder, os.environ, trials)
+    if trials is None:
+        code = _run(command, around, output)
+    else:
+        with temporary_folder() as own:
+            code = _run(command, around | own, output)
+        remove_asides(folder)
+    write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[dict[str, str]]:
+    """Environment variables for a script under trials: it is ended without what it would remove at its end. What the compiler
+    keeps stays where it was."""
+    # not beside the recording: sockets have short names
+    with tempfile.TemporaryDirectory(prefix="trainpace-trial-", ignore_cleanup_errors=True) as folder:
+        compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        yield {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled)}
+
+
+def _run(command: Sequence[str], around: Mapping[str, str], output: int | None) -> int:
     try:
-        process = subprocess.Popen(
-            list(command), env=environment(folder, os.environ, trials), stdout=output, stderr=errors
-        )
+        process = subprocess.Popen(list(command), env=around, stdout=output)
     except OSError as error:
         raise TrainpaceError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}.") from None
     before = {}
@@ -64,17 +87,13 @@ def watch(command: Sequence[str], folder: Path, trials: Mapping[str, object] | N
             signal.SIGINT, signal.SIG_IGN
         )  # the terminal sends it to the command as well
     try:
-        code = _wait(process, limit_s)
+        return process.wait()
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
-    if trials is not None:
-        _remove_asides(folder)
-    write_whole(folder / COMMAND_FILE, json.dumps({**note, "seconds": time.time() - started, "exit_code": code}))
-    return code if code >= 0 else 128 - code
 
 
-def _remove_asides(folder: Path) -> None:
+def remove_asides(folder: Path) -> None:
     """Checkpoints that trials wrote beside the script's own."""
     from trainpace.watch.trails import records_of
 
@@ -82,17 +101,3 @@ def _remove_asides(folder: Path) -> None:
         for record in records_of(path):
             if isinstance(record, dict) and str(record.get("aside", "")).endswith(ASIDE):
                 Path(record["aside"]).unlink(missing_ok=True)
-
-
-def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> int:
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        for end in (process.terminate, process.kill):
-            end()
-            try:
-                process.wait(10)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        return process.wait()

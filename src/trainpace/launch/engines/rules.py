@@ -54,6 +54,19 @@ def check_engine(engine: EngineName, execution: Execution) -> None:
         )
 
 
+def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
+    """Why no gradient of a part of a batch is seen, as the noise scale needs; "" where it is."""
+    e = execution
+    if engine == "deepspeed":
+        return "DeepSpeed does not show the gradients of a part of a batch: use ddp or fsdp2."
+    if e.accumulation > 1 or (engine == "ddp" and e.world_size > 1 and e.precision != "amp_fp16"):
+        return ""
+    return (
+        "the gradient noise scale needs a part of the batch to hold against the whole: accumulation of 2 or more, or ranks"
+        " under DDP (in another precision than amp_fp16)."
+    )
+
+
 def _check_deepspeed(e: Execution) -> None:
     if e.offload_optimizer and e.zero_stage == 0:
         raise Contradiction("DeepSpeed offloads the optimizer from ZeRO stage 1 on.", "Use ZeRO stage 1, 2 or 3.")

@@ -137,11 +137,19 @@ def _skipped_under_trials(recorder: Recorder, save: Callable[..., Any]) -> Calla
     return call
 
 
+def _safetensors(module: ModuleType, recorder: Recorder) -> None:
+    """Written by compiled code, which no audit hook sees."""
+    _patch(module, "save_file", lambda f: trials.checkpoints(recorder, recorder.wraps(f, CHECKPOINT, "save_file")))
+    _patch(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
+
+
 def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     engine = getattr(module, "DeepSpeedEngine", None)
     if engine is None:
         return
     _patch(engine, "backward", lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")))
+    if recorder.losses is not None:
+        _patch(engine, "backward", lambda f: recorder.losses.within(f, engine=True))
     _patch(
         engine,
         "save_checkpoint",
@@ -195,7 +203,7 @@ ENGINES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),
     "torch.utils.tensorboard.writer": _writer,
     "tensorboardX.writer": _writer,
-    "safetensors.torch": _functions(CHECKPOINT, "save_file", "save_model"),
+    "safetensors.torch": _safetensors,
     "lightning.pytorch.trainer.trainer": _lightning,
     "pytorch_lightning.trainer.trainer": _lightning,
     "lightning.pytorch.loops.evaluation_loop": _lightning_evaluation,

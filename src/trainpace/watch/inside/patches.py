@@ -39,6 +39,9 @@ def install(torch: Any, recorder: Recorder, folder: str) -> None:
     _modules(torch, recorder)
     _optimizers(torch, recorder)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
+    if recorder.losses is not None:
+        torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
+        torch.amp.GradScaler.scale = recorder.losses.scaled(torch.amp.GradScaler.scale)
     torch.autograd.grad = recorder.wraps(torch.autograd.grad, BACKWARD, "autograd.grad")
     clip = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
     # under both their names, or else pickle finds another function than the one that it was given

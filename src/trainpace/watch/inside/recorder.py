@@ -45,6 +45,7 @@ class Recorder:
         self.fetched_samples = 0
         self.trial = self.active_trial = 0
         self.trials: Any = None
+        self.losses: Any = None
         self.optimizer: Any = None
         self.capture: Any = None
         self.step_is_the_engines = False

@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from trainpace.watch.inside import engines, patches, trials
+from trainpace.watch.inside.confine import confine
 from trainpace.watch.inside.late import warn, when_imported
+from trainpace.watch.inside.losses import Losses
 from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.sampler import Sampler
 from trainpace.watch.inside.trail import Step, TrailWriter
@@ -43,6 +45,8 @@ def _number(*names: str) -> int | None:
 
 def begin() -> None:
     """Wait for torch. Whatever else is watched is waited for as well: it may be what imports torch, half-way through."""
+    if folders := trials.settings_of(os.environ).get("writes_in"):
+        confine(folders, os.environ)
     when_imported("torch", on_torch)
     for name in engines.ENGINES:
         when_imported(name, lambda module: None)
@@ -55,6 +59,8 @@ def on_torch(torch: ModuleType) -> None:
         TrailWriter(os.path.join(folder, f"process-{os.getpid()}-{socket.gethostname()}.trail"), _header())
     )
     recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    if trials.settings_of(os.environ).get("only_steps"):
+        recorder.losses = Losses(torch, recorder)
     patches.install(torch, recorder, folder)
     sampler = Sampler(recorder, threading.main_thread().ident or 0)
     recorder.after_step.append(sampler.at_step)
@@ -109,4 +115,6 @@ def _capture(recorder: Recorder) -> None:
 def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
     sampler.stop()
     engines.note_ddp(recorder)
+    if recorder.losses is not None:
+        recorder.trail.note({"losses": recorder.losses.told()})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from trainpace.watch.inside.operators import count_one_step, note_optimizers, note_rate
@@ -50,6 +50,7 @@ class Trials:
         self.limit_s: float = settings["limit_s"]
         self.deadline_ns = now_ns() + int(self.limit_s * 1e9)
         self.without: list[str] = settings.get("without", [])
+        self.only_steps: bool = settings.get("only_steps", False)
         self.kept: dict[int, _Kept] = {}
         self._fetched_from: set[int] = set()
         self._steps_fed: Counter[int] = Counter()
@@ -73,13 +74,14 @@ class Trials:
         if self.programme is None:
             self._steps_fed.update(self._fetched_from)
             self._fetched_from.clear()
-            if self.warm_up - COUNTED_STEPS <= step.number + 1 < self.warm_up:
+            if self.warm_up - COUNTED_STEPS <= step.number + 1 < self.warm_up and not self.only_steps:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
             if step.number + 1 >= self.warm_up:
                 self.programme = [(kind, steps) for kind, steps in self.agreed("plan", self.planned(step.number))]
-                self.look_around()
+                if not self.only_steps:
+                    self.look_around()
                 names = [TRIALS[trial] for trial, _ in self.programme]
                 self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
                 self.advance()
@@ -203,10 +205,16 @@ def _may_be_few(kept: _Kept) -> bool:
 
 def install(recorder: Recorder) -> None:
     """Take up the programme that the environment asks for."""
-    settings = os.environ.get("TRAINPACE_TRIALS")
+    settings = settings_of(os.environ)
     if settings:
-        recorder.trials = Trials(recorder, json.loads(settings))
+        recorder.trials = Trials(recorder, settings)
         recorder.after_step.append(recorder.trials.at_step)
+
+
+def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What is to be tried, as the command's environment says; empty where nothing is."""
+    settings: dict[str, Any] = json.loads(environment.get("TRAINPACE_TRIALS") or "{}")
+    return settings
 
 
 def end(recorder: Recorder) -> None:

@@ -1,0 +1,136 @@
+"""Copies of settings files and of the command that reads them, for a trial: outputs go into the trial's folder, and each file
+that named another one of them names its copy."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from trainpace.configs.command import ENDS, parse_command
+from trainpace.configs.editing import Path, set_key
+from trainpace.configs.huggingface import is_training_arguments
+from trainpace.configs.parsing import parse_json, parse_yaml
+from trainpace.configs.read import parse_config
+from trainpace.configs.settings import Value
+from trainpace.configs.write import syntax_of
+from trainpace.errors import TrainpaceError, UnreadableInput
+
+OUT = "{out}"
+"""In a command it stands for a folder of the trial's own."""
+_OUTPUT_FLAGS = ("output_dir", "logging_dir", "trainer.default_root_dir")
+_SHELL_ONLY = ("bash", "sh", "zsh", "sbatch", "salloc", "ssh", "docker", "nohup")
+
+
+class Command(NamedTuple):
+    """A command in words, and the environment variables that stand before it."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def split_command(text: str) -> Command:
+    """Raises TrainpaceError for what only a shell could run, or what starts its work elsewhere."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise TrainpaceError(f"the command cannot be split into words: {str(error).lower()}.") from None
+    environment = {}
+    while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if not words:
+        raise TrainpaceError("the command is empty.", "Give the whole command: torchrun train.py ARGUMENTS")
+    shell = next((w for w in words if w in ENDS or "$" in w or "`" in w), None)
+    if shell is not None:
+        raise TrainpaceError(f"the command has {shell!r}, which needs a shell.", "Give the one command that trains.")
+    if os.path.basename(words[0]) in _SHELL_ONLY:
+        raise TrainpaceError(
+            f"{words[0]} hides the command that trains.", "Give that one: python, torchrun, accelerate launch or deepspeed."
+        )
+    return Command(tuple(words), environment)
+
+
+def has_settings(command: str) -> bool:
+    """Whether a command is one of a launcher whose flags are read and written."""
+    try:
+        parse_command(command)
+    except UnreadableInput:
+        return False
+    return True
+
+
+def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str) -> tuple[str, ...]:
+    """The words with copies in the place of files, whose names are meant from `folder`, and `output` in that of outputs."""
+    found = []
+    is_output = False
+    for word in words:
+        flag, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+        name = flag.lstrip("-").replace("-", "_")
+        if is_output or (equals and name in _OUTPUT_FLAGS):
+            value = output
+        else:
+            value = _copy_of(value, copies, folder) or value.replace(OUT, output)
+        is_output = word.startswith("--") and not equals and word.lstrip("-").replace("-", "_") in _OUTPUT_FLAGS
+        found.append(f"{flag}{equals}{value}")
+    return tuple(found)
+
+
+def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, output: str) -> str:
+    """A file's text likewise. A run that would be resumed begins anew, and nothing is pushed to a hub."""
+    read = parse_config(text, file)
+    syntax = syntax_of(text, file, read)
+    if syntax is None:
+        raise TrainpaceError(f"{file} is a script of a shell, which trials do not run.", "Give its command with --command.")
+    data = (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), file)
+    changes: dict[Path, Value] = {
+        path: copy for path, value in _leaves(data) if isinstance(value, str) and (copy := _copy_of(value, copies, folder))
+    }
+    if read.format == "Lightning CLI":
+        changes["trainer", "default_root_dir"] = output
+    elif read.format == "Hugging Face TrainingArguments":
+        prefix: Path = () if is_training_arguments(data) else next(
+            (key,) for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)
+        )  # fmt: skip
+        arguments = data[prefix[0]] if prefix else data
+        changes[*prefix, "output_dir"] = output
+        changes |= {(*prefix, key): output for key in ("logging_dir",) if arguments.get(key)}
+        changes |= {(*prefix, key): False for key in ("resume_from_checkpoint", "push_to_hub") if arguments.get(key)}
+    elif read.format == "DeepSpeed":
+        changes |= {
+            (key, "output_path"): output for key in ("tensorboard", "csv_monitor") if isinstance(data.get(key), dict)
+        }
+    for path, value in changes.items():
+        text = set_key(text, file, syntax, path, value)
+    return text
+
+
+def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, folder: str) -> bool:
+    """Whether the command, or another of the files, names this one: nothing else would read a copy of it."""
+    target = {file: "found"}
+    if any(_copy_of(word.rpartition("=")[2] if word.startswith("-") else word, target, folder) for word in words):
+        return True
+    for other, text in texts.items():
+        syntax = syntax_of(text, other, parse_config(text, other))
+        if other == file or syntax is None:
+            continue
+        data = (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), other)
+        if any(isinstance(value, str) and _copy_of(value, target, folder) for _, value in _leaves(data)):
+            return True
+    return False
+
+
+def _copy_of(value: str, copies: Mapping[str, str], folder: str) -> str:
+    """The copy of the file that a value names; "" where it names none."""
+    whole = os.path.normpath(os.path.join(folder, value)) if value else ""
+    return next((copy for file, copy in copies.items() if os.path.normpath(os.path.join(folder, file)) == whole), "")
+
+
+def _leaves(data: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if isinstance(key, str):
+                yield from _leaves(value, (*path, key))
+    else:
+        yield path, data

@@ -1,0 +1,161 @@
+"""An unchanged script as what is climbed: its own command on changed copies of its settings files.
+
+A rung changes what those files and the command's flags state, or can state, and nothing else: a setting that no file takes
+would not be tried by a trial that says so. The user's files are read and never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from trainpace.configs import Changes, combine, parse_config, rewrite
+from trainpace.configs.changes import execution_of
+from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
+from trainpace.configs.write import Written, read_texts
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.execution import Execution
+from trainpace.ladder.rungs import Script, Setup
+from trainpace.launch.job import OnLine
+from trainpace.launch.script import ScriptTrial, run_script
+from trainpace.launch.trial import FailedTrial, LoaderSettings, TrialResult
+from trainpace.records import write_whole
+from trainpace.schedule import accumulation_for_global_batch
+
+COMMAND = "command.sh"
+"""The name under which the command stands beside the files."""
+KEPT = "kept"
+
+
+class Present(NamedTuple):
+    """How a script trains now, as far as its settings say: the names of `stated` are those of `configs.settings`."""
+
+    execution: Execution
+    workers: int
+    stated: frozenset[str]
+
+
+def present(script: Script) -> Present:
+    """What the files and the command say together. Raises Contradiction where they clash, TrainpaceError where a file is one that
+    the command would not read, or no shell is there to run it."""
+    words = split_command(script.command).words
+    texts = _texts(script)
+    combined = combine([parse_config(text, file) for file, text in texts.items()])
+    if combined.clashes:
+        raise Contradiction(
+            "the files contradict each other: " + " ".join(clash.text for clash in combined.clashes),
+            "Make them agree, then ask again.",
+        )
+    for file in script.configs:
+        if not names_file(texts, words, file, script.folder):
+            raise TrainpaceError(
+                f"neither the command nor another settings file names {file}, so a changed copy of it would not be read.",
+                f"Name it in the command, as in --config {file}.",
+            )
+    values = {name: setting.value for name, setting in combined.values.items()}
+    e = execution_of(values, Execution())
+    if "global_batch" in values and "accumulation" not in values:
+        needed = accumulation_for_global_batch(int(values["global_batch"]), e.micro_batch, e.data_parallel_size)
+        values["accumulation"] = needed
+        e = execution_of(values, Execution())
+    return Present(e, int(values.get("dataloader_workers", 0)), frozenset(values))
+
+
+class Prepared(NamedTuple):
+    """What a trial of a setup starts, and how its files differ from the user's."""
+
+    trial: ScriptTrial
+    files: tuple[Written, ...]
+
+
+def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int) -> Prepared:
+    """Write changed copies of the settings files into `folder`. Raises TrainpaceError where no file takes a change."""
+    files = changed_files(script, start, setup)
+    folder, output = folder.absolute(), str(folder.absolute() / "output")
+    copies = {file: str(folder / "configs" / name) for file, name in _names(script).items()}
+    (folder / "configs").mkdir(parents=True, exist_ok=True)
+    (folder / "output").mkdir(exist_ok=True)
+    command = script.command
+    for written in files:
+        if written.file == COMMAND:
+            command = written.text.strip()
+        else:
+            text = copied_text(written.text, written.file, copies, script.folder, output)
+            write_whole(copies[written.file], text)
+    split = split_command(command)
+    threads = {} if setup.threads is None else {"OMP_NUM_THREADS": str(setup.threads)}
+    e = setup.execution
+    trial = ScriptTrial(
+        command=copied_command(split.words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
+        steps=steps, warmup_steps=warmup_steps, environment=split.environment | threads, world_size=e.world_size,
+        global_batch=e.global_batch,
+    )  # fmt: skip
+    return Prepared(trial, files)
+
+
+def changed_files(script: Script, start: Setup, setup: Setup) -> tuple[Written, ...]:
+    """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
+    if setup.loader != LoaderSettings(workers=setup.loader.workers) or setup.engine != start.engine:
+        raise TrainpaceError("of a script's data and engine only the number of workers can be changed from outside.")
+    if setup.execution.nnodes > 1:
+        raise TrainpaceError("a script's trial runs on this machine; several nodes are for its own batch job.")
+    workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
+    changes = Changes(before=start.execution, after=setup.execution, workers=workers)
+    done = rewrite(_texts(script), changes)
+    if done.left:
+        said = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
+        raise TrainpaceError(f"its settings files do not take {said}.")
+    return done.files
+
+
+def try_script(
+    script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int, timeout_s: float,
+    on_line: OnLine | None = None,
+) -> TrialResult | FailedTrial:  # fmt: skip
+    """A trial of one setup."""
+    prepared = prepare(script, start, setup, folder, steps, warmup_steps)
+    return run_script(prepared.trial, folder, timeout_s, on_line)
+
+
+def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path:
+    """Leave the files that a climb has come to beside the user's own, to be looked at and taken over: FOLDER/kept."""
+    kept = folder / KEPT
+    kept.mkdir(parents=True, exist_ok=True)
+    names = _names(script)
+    for written in changed_files(script, start, setup):
+        write_whole(kept / names.get(written.file, "command.txt"), written.text)
+    return kept
+
+
+def fingerprint_of_script(script: Script) -> str:
+    """A hash of the settings files, and of the Python files beside those that the command names."""
+    sources: dict[str, str] = {}
+    for word in split_command(script.command).words:
+        if word.endswith(".py") and (file := Path(script.folder, word)).is_file():
+            for path in sorted(file.absolute().parent.glob("*.py")):
+                sources[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps([_texts(script), sources]).encode()).hexdigest()[:16]
+
+
+def started_by(trial: ScriptTrial) -> str:
+    """The command as a shell takes it."""
+    words = [f"{key}={value}" for key, value in trial.environment.items()]
+    return shlex.join([*(["env", *words] if words else []), *trial.command])
+
+
+def _texts(script: Script) -> dict[str, str]:
+    there = [str(Path(script.folder, file)) for file in script.configs]
+    texts = dict(zip(script.configs, read_texts(there).values(), strict=True))
+    return texts | ({COMMAND: script.command + "\n"} if has_settings(script.command) else {})
+
+
+def _names(script: Script) -> dict[str, str]:
+    """A name of its own for each copy."""
+    plain = [Path(file).name for file in script.configs]
+    return {
+        file: name if plain.count(name) == 1 else f"{i}-{name}"
+        for i, (file, name) in enumerate(zip(script.configs, plain, strict=True))
+    }

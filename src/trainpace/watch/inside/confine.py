@@ -1,0 +1,64 @@
+"""Under a trial a script writes into folders of the trial alone: to open, remove or rename anything else is refused.
+
+By Python's audit hooks (PEP 578), which see every file that Python itself opens, in every process of the command that runs
+Python. What compiled libraries write by themselves, and programs that are not Python, they do not see.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainpace.watch.inside.trail import ASIDE
+
+CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "TORCH_HOME", "TRITON_CACHE_DIR", "TRITON_HOME",
+          "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR", "MPLCONFIGDIR")  # fmt: skip
+"""Environment variables that name caches: what is in there can be made again."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SAYS = "trainpace: a trial may write only into its own folder, which {out} in the command stands for"
+
+
+def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
+    """From now on, until this process ends."""
+    home = os.path.expanduser("~")
+    mine = [*folders, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
+    mine += [environment[name] for name in CACHES if environment.get(name)]
+    inside = tuple(os.path.realpath(folder) for folder in mine)
+
+    def check(path: Any, follows: bool) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):  # an open file's number
+            return
+        name = os.fsdecode(path)
+        if name == ":memory:" or name.endswith(ASIDE) or "__pycache__" in name:
+            return
+        folder, last = os.path.split(os.path.abspath(name))
+        real = os.path.realpath(name) if follows else os.path.join(os.path.realpath(folder), last)
+        if not any(real == folder or real.startswith(folder + os.sep) for folder in inside):
+            raise PermissionError(errno.EACCES, _SAYS, name)
+
+    def hook(event: str, args: Any) -> None:
+        about = _EVENTS.get(event)
+        if about is None:
+            return
+        if event == "open":
+            if args[2] & _WRITES:
+                check(args[0], True)
+            return
+        paths, folder_handle = about
+        # names beside a folder's handle are within a tree that was checked as a whole
+        if folder_handle is None or args[folder_handle] == -1:
+            for i in paths:
+                check(args[i], False)  # a link is removed itself, not what it points to
+
+    sys.addaudithook(hook)
+
+
+_EVENTS: dict[str, tuple[tuple[int, ...], int | None]] = {
+    "open": ((0,), None), "os.remove": ((0,), 1), "os.rmdir": ((0,), 1), "os.mkdir": ((0,), 2), "os.rename": ((0, 1), 2),
+    "os.truncate": ((0,), None), "os.link": ((1,), 2), "os.symlink": ((1,), 2), "shutil.rmtree": ((0,), None),
+    "sqlite3.connect": ((0,), None),
+}  # fmt: skip
+"""Which arguments of an event are paths, and which one a folder's handle (sys.addaudithook's table of events)."""

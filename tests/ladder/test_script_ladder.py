@@ -1,0 +1,271 @@
+"""An unchanged script climbs by its own command on changed copies of its settings; its own files and folders stay as they are."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.execution import Execution
+from trainpace.ladder.climbed import Climbed
+from trainpace.ladder.inputs import ladder_of_plan, read_ladder
+from trainpace.ladder.rungs import Script, changed
+from trainpace.ladder.script import changed_files, fingerprint_of_script, keep_files, prepare, present
+from trainpace.plan import Change, Plan
+from trainpace.records import load
+
+ROOT = Path(__file__).parents[2]
+NEEDS_ENGINES = pytest.mark.skipif(not (ROOT / ".engines").is_dir(), reason="make .engines/installed")
+ARGS = {
+    "output_dir": "runs", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "learning_rate": 0.01,
+    "num_train_epochs": 50, "save_steps": 10, "save_total_limit": 1, "logging_steps": 5, "use_cpu": True, "report_to": "none",
+}  # fmt: skip
+DS = {
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 0},
+    "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
+}  # fmt: skip
+LADDER = """
+command = "python train.py args.json"
+config = ["args.json"]
+[[rung]]
+micro_batch = [8, 16]
+[[rung]]
+channels_last = true
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "args.json").write_text(json.dumps(ARGS, indent=2))
+    (tmp_path / "ds.json").write_text(json.dumps(DS, indent=2))
+    (tmp_path / "ladder.toml").write_text(LADDER)
+    (tmp_path / "train.py").write_text("pass\n")
+    return tmp_path
+
+
+def test_a_scripts_settings_are_where_it_starts(folder):
+    found = read_ladder(folder / "ladder.toml")
+    assert found.script == Script(command="python train.py args.json", configs=("args.json",), folder=str(folder))
+    assert (found.start.execution.micro_batch, found.start.execution.accumulation, found.steps) == (4, 4, 30)
+    (folder / "ladder.toml").write_text(LADDER.replace("[[rung]]\nmicro", "[start]\nprecision = 'amp_bf16'\n[[rung]]\nmicro"))
+    assert read_ladder(folder / "ladder.toml").start.execution.precision == "amp_bf16"
+    torchrun = Script(command="torchrun --nproc-per-node 2 train.py --ds ds.json", configs=("ds.json",), folder=str(folder))
+    assert present(torchrun).execution == Execution(micro_batch=4, accumulation=4, nproc_per_node=2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[[rung]]\nmicro", "[start]\nmicro_batch = 8\n[[rung]]\nmicro", r"\[start\] says micro_batch 8.*4"),
+        ("train.py args.json", "train.py", "neither the command nor another settings file names args.json"),
+        ("python train.py", "cd x && python train.py", "needs a shell"),
+        ("python train.py", "bash train.sh", "hides the command"),
+        ('command = "python train.py args.json"', "", "no command"),
+        ('config = ["args.json"]', "config = 3", "config a list of files"),
+        ('config = ["args.json"]', "", "how many samples a step has"),
+        ("channels_last = true", 'precompute = "a.py:b"', "reads its own data"),
+    ],
+)
+def test_misuse_is_one_sentence(old, new, said, folder):
+    (folder / "ladder.toml").write_text(LADDER.replace(old, new))
+    with pytest.raises(TrainpaceError, match=said):
+        read_ladder(folder / "ladder.toml")
+
+
+def test_files_that_contradict_each_other_are_refused(folder):
+    (folder / "args.json").write_text(json.dumps({**ARGS, "deepspeed": "ds.json", "gradient_accumulation_steps": 2}))
+    with pytest.raises(Contradiction, match="accumulation is"):
+        present(Script(command="python train.py args.json", configs=("args.json", "ds.json"), folder=str(folder)))
+
+
+def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
+    (folder / "args.json").write_text(json.dumps({**ARGS, "deepspeed": "ds.json"}))
+    script = Script(
+        command="A=1 torchrun --nproc-per-node 1 train.py args.json", configs=("args.json", "ds.json"), folder=str(folder)
+    )
+    before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    (folder / "ladder.toml").write_text(
+        'command = "A=1 torchrun --nproc-per-node 1 train.py args.json"\nconfig = ["args.json", "ds.json"]\n'
+        "[[rung]]\nnproc_per_node = 2\n"
+    )
+    ladder = read_ladder(folder / "ladder.toml")
+    setup = changed(ladder.start, {"nproc_per_node": 2, "zero_stage": 2, "threads": 3})
+    prepared = prepare(script, ladder.start, setup, tmp_path / "t", 30, 5)
+    copies = str(tmp_path / "t" / "configs")
+    assert prepared.trial.command == ("torchrun", "--nproc-per-node", "2", "train.py", f"{copies}/args.json")
+    assert prepared.trial.environment == {"A": "1", "OMP_NUM_THREADS": "3"}
+    assert (prepared.trial.world_size, prepared.trial.global_batch) == (2, 16)
+    args, ds = (json.loads(Path(copies, name).read_text()) for name in ("args.json", "ds.json"))
+    assert (args["deepspeed"], args["output_dir"]) == (f"{copies}/ds.json", str(tmp_path / "t" / "output"))
+    assert args["gradient_accumulation_steps"] == ds["gradient_accumulation_steps"] == 2
+    assert ds["zero_optimization"]["stage"] == 2
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before | {
+        "ladder.toml": (folder / "ladder.toml").read_bytes()
+    }
+    kept = keep_files(script, ladder.start, setup, tmp_path)
+    assert json.loads((kept / "args.json").read_text())["output_dir"] == "runs"  # as the user has it
+    assert "--nproc-per-node 2" in (kept / "command.txt").read_text()
+
+
+def test_what_no_file_takes_cannot_be_set_up(folder):
+    ladder = read_ladder(folder / "ladder.toml")
+    for change, said in (
+        ({"channels_last": True}, "do not take channels_last"),
+        ({"nproc_per_node": 2}, "do not take .*nproc_per_node"),
+        ({"prefetch_factor": 4}, "only the number of workers"),
+        ({"engine": "ddp"}, "only the number of workers"),
+    ):
+        with pytest.raises(TrainpaceError, match=said):
+            changed_files(ladder.script, ladder.start, changed(ladder.start, change))
+    assert changed_files(ladder.script, ladder.start, changed(ladder.start, {"workers": 2}))[0].wrote == ("dataloader_workers",)
+
+
+def test_the_fingerprint_knows_the_settings_and_the_code(folder):
+    script = read_ladder(folder / "ladder.toml").script
+    before = fingerprint_of_script(script)
+    assert fingerprint_of_script(script) == before
+    (folder / "train.py").write_text("pass  # changed\n")
+    changed_code = fingerprint_of_script(script)
+    (folder / "args.json").write_text(json.dumps({**ARGS, "seed": 1}))
+    assert len({before, changed_code, fingerprint_of_script(script)}) == 3
+
+
+def test_a_plan_of_the_same_files_is_a_ladder_of_the_script(folder):
+    start, larger = Execution(micro_batch=4, accumulation=4), Execution(micro_batch=16)
+    plan = Plan(start=start, changes=(Change(title="larger", execution=larger, forecast_saved_s=1.0),), model="resnet18")
+    script = read_ladder(folder / "ladder.toml").script
+    found = ladder_of_plan(plan, script=script)
+    assert (found.script, found.start.execution, found.rungs[0].changes, found.steps) == (script, start, {"micro_batch": 16}, 30)
+    assert ladder_of_plan(replace(plan, model=""), script=script).start.task == ""
+    with pytest.raises(Contradiction, match="the plan starts from micro_batch 8, where the script has 4"):
+        ladder_of_plan(replace(plan, start=Execution(micro_batch=8, accumulation=4)), script=script)
+
+
+
+HF = """
+import sys
+import torch
+from torch import nn
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2))
+    def forward(self, x, labels=None):
+        return {"loss": nn.functional.cross_entropy(self.net(x), labels)}
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1024
+    def __getitem__(self, i):
+        x = torch.randn(16, generator=torch.Generator().manual_seed(i))
+        return {"x": x, "labels": int(x.sum() > 0)}
+
+args, = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])
+Trainer(Net(), args, train_dataset=Data()).train()
+"""
+DEEPSPEED = """
+import argparse, json, os
+import torch, deepspeed
+from torch import nn
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--config")
+parser.add_argument("--save")
+args = parser.parse_args()
+deepspeed.init_distributed("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2))
+x = torch.randn(1024, 16)
+data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=args.config)
+sampler = torch.utils.data.DistributedSampler(data, dist.get_world_size(), dist.get_rank(), shuffle=False)
+for epoch in range(100):
+    for i, (a, b) in enumerate(torch.utils.data.DataLoader(data, engine.train_micro_batch_size_per_gpu(), sampler=sampler)):
+        engine.backward(nn.functional.cross_entropy(engine(a), b))
+        engine.step()
+        if i == 7:
+            engine.save_checkpoint(args.save)
+            with open(os.path.join(args.save, "progress.json"), "w") as file:
+                json.dump({"step": i}, file)
+"""
+
+
+def climb(folder, *options):
+    command = [sys.executable, "-m", "trainpace", "run", "ladder.toml", "--no-journal", "--out", "out", "--steps", "12"]
+    paths = [str(ROOT / "src"), str(ROOT / ".engines"), os.environ.get("PYTHONPATH", "")]
+    around = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "DS_ACCELERATOR": "cpu",
+              "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # fmt: skip
+    return subprocess.run(
+        [*command, *options], cwd=folder, env=around, capture_output=True, text=True, timeout=900, check=False
+    )
+
+
+def files_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and "out/" not in str(p)}
+
+
+@pytest.mark.slow
+def test_a_hugging_face_script_climbs_and_its_checkpoints_stay(folder):
+    (folder / "train.py").write_text(textwrap.dedent(HF))
+    (folder / "runs" / "checkpoint-5").mkdir(parents=True)
+    (folder / "runs" / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5}')
+    before = files_of(folder)
+    done = climb(folder)
+    assert done.returncode in (0, 1), done.stderr
+    assert {k: v for k, v in files_of(folder).items() if "__pycache__" not in k} == before
+    found = load(folder / "out" / "ladder.json", Climbed)
+    assert found.start.losses[-1] < found.start.losses[0]
+    first, second = found.rungs
+    assert first.losses.verdict == "ok", first.losses
+    assert first.best.setup.execution.global_batch == 16
+    assert "do not take channels_last" in second.reason
+    assert "channels_last" in done.stdout
+
+
+@pytest.mark.slow
+@NEEDS_ENGINES
+def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
+    (folder / "train.py").write_text(textwrap.dedent(DEEPSPEED))
+    (folder / "mine").mkdir()
+    for name in ("latest", "progress.json"):
+        (folder / "mine" / name).write_text("theirs")
+    text = """
+        command = "torchrun --standalone --nproc-per-node 1 train.py --config ds.json --save {out}"
+        config = ["ds.json"]
+        [[rung]]
+        nproc_per_node = 2
+        zero_stage = 1
+        """
+    (folder / "ladder.toml").write_text(textwrap.dedent(text).replace("{out}", "mine"))
+    done = climb(folder)
+    assert done.returncode == 2, done.stdout
+    assert "may write only into its own folder" in done.stderr
+    (folder / "ladder.toml").write_text(textwrap.dedent(text))
+    done = climb(folder, "--fresh")
+    assert done.returncode in (0, 1), done.stderr
+    assert {p.name: p.read_text() for p in (folder / "mine").iterdir()} == {"latest": "theirs", "progress.json": "theirs"}
+    found = load(folder / "out" / "ladder.json", Climbed)
+    (rung,) = found.rungs
+    assert rung.best.setup.execution == Execution(micro_batch=4, accumulation=2, nproc_per_node=2, zero_stage=1)
+    # the mean over two ranks of the same samples in the same order
+    assert rung.losses.verdict == "ok", rung.losses
+    assert len(rung.best.measured.losses) == len(found.start.losses) > 12
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_read_its_settings_is_found_out(folder):
+    (folder / "train.py").write_text(textwrap.dedent(HF).replace(
+        "Trainer(", "args.per_device_train_batch_size = 2\nTrainer("
+    ))  # fmt: skip
+    done = climb(folder)
+    assert done.returncode == 2
+    assert "the settings say 16 samples a step, and the script took 8" in done.stderr
