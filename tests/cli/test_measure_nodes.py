@@ -93,11 +93,15 @@ def test_a_suite_is_an_array_whose_results_count(folder):
 @NEEDS_SLURM
 @pytest.mark.usefixtures("cluster")
 def test_ctrl_c_cancels_the_array_and_keeps_what_is_there(folder):
-    (folder / "broken.py").write_text("import time\n\ndef task():\n    open('begun', 'w').close()\n    time.sleep(600)\n")
+    (folder / "broken.py").write_text(
+        "import time\n\ndef task():\n    open('begun', 'w').close()\n    time.sleep(600)\n"
+    )
     command = [sys.executable, "-m", "trainpace", "measure", "--suite", "suite.toml", "--launcher", "slurm", *QUICK]
     process = subprocess.Popen([*command, "--at-once", "2"], cwd=folder, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 200
-    while len(list(folder.glob("out/*mlp*.json"))) < 2 + 2 or not (folder / "begun").exists():  # a request and a result each
+    while (
+        len(list(folder.glob("out/*mlp*.json"))) < 2 + 2 or not (folder / "begun").exists()
+    ):  # a request and a result each
         assert time.monotonic() < end, list(folder.rglob("*"))
         assert process.poll() is None
         time.sleep(0.1)

@@ -48,7 +48,9 @@ def test_a_noise_scale_counts_to_the_same_loss(tmp_path):
     file.write_text(json.dumps([{"noise_scale": {"scale": {"samples": 64.0}}}]))
     assert ask(*job, "--noise-scale", file)["best"] == by_loss["best"]
     tried = [{"measured": None}, {"measured": {}}, {"measured": {"noise_scale": {"samples": 64.0}}}]
-    file.write_text(json.dumps({"baseline": {"tried": tried[:2]}, "rungs": [{"tried": tried}]}))  # as trainpace run keeps it
+    file.write_text(
+        json.dumps({"baseline": {"tried": tried[:2]}, "rungs": [{"tried": tried}]})
+    )  # as trainpace run keeps it
     assert ask(*job, "--noise-scale", file)["best"] == by_loss["best"]
     file.write_text("[{}]")
     assert "holds no gradient noise scale" in refuse(*job, "--noise-scale", file)

@@ -113,6 +113,7 @@ def test_the_whole_command_and_its_resumption(folder):
     done = trainpace(folder, *options)
     assert done.returncode == 0, done.stderr
     assert "shards: kept" in done.stderr
+    assert "Gradient noise scale: " in done.stdout
     assert "five: undone" in done.stdout
     assert "| shards |" in (folder / "t.md").read_text()
     assert "<table>" in (folder / "t.html").read_text()

@@ -66,7 +66,10 @@ def test_lightning_and_deepspeed_write_elsewhere():
 
 
 def test_a_file_that_nothing_names_is_told_apart():
-    args = {"args.json": '{"per_device_train_batch_size": 8, "deepspeed": "ds.json"}', "ds.json": '{"train_batch_size": 8}'}
+    args = {
+        "args.json": '{"per_device_train_batch_size": 8, "deepspeed": "ds.json"}',
+        "ds.json": '{"train_batch_size": 8}',
+    }
     assert names_file(args, ("python", "t.py", "args.json"), "args.json", ".")
     assert names_file(args, ("python", "t.py", "args.json"), "ds.json", ".")
     assert not names_file({"ds.json": args["ds.json"]}, ("python", "t.py", "args.json"), "ds.json", ".")

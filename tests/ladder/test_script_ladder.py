@@ -53,9 +53,13 @@ def test_a_scripts_settings_are_where_it_starts(folder):
     found = read_ladder(folder / "ladder.toml")
     assert found.script == Script(command="python train.py args.json", configs=("args.json",), folder=str(folder))
     assert (found.start.execution.micro_batch, found.start.execution.accumulation, found.steps) == (4, 4, 30)
-    (folder / "ladder.toml").write_text(LADDER.replace("[[rung]]\nmicro", "[start]\nprecision = 'amp_bf16'\n[[rung]]\nmicro"))
+    (folder / "ladder.toml").write_text(
+        LADDER.replace("[[rung]]\nmicro", "[start]\nprecision = 'amp_bf16'\n[[rung]]\nmicro")
+    )
     assert read_ladder(folder / "ladder.toml").start.execution.precision == "amp_bf16"
-    torchrun = Script(command="torchrun --nproc-per-node 2 train.py --ds ds.json", configs=("ds.json",), folder=str(folder))
+    torchrun = Script(
+        command="torchrun --nproc-per-node 2 train.py --ds ds.json", configs=("ds.json",), folder=str(folder)
+    )
     assert present(torchrun).execution == Execution(micro_batch=4, accumulation=4, nproc_per_node=2)
 
 
@@ -87,7 +91,9 @@ def test_files_that_contradict_each_other_are_refused(folder):
 def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
     (folder / "args.json").write_text(json.dumps({**ARGS, "deepspeed": "ds.json"}))
     script = Script(
-        command="A=1 torchrun --nproc-per-node 1 train.py args.json", configs=("args.json", "ds.json"), folder=str(folder)
+        command="A=1 torchrun --nproc-per-node 1 train.py args.json",
+        configs=("args.json", "ds.json"),
+        folder=str(folder),
     )
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     (folder / "ladder.toml").write_text(
@@ -123,7 +129,9 @@ def test_what_no_file_takes_cannot_be_set_up(folder):
     ):
         with pytest.raises(TrainpaceError, match=said):
             changed_files(ladder.script, ladder.start, changed(ladder.start, change))
-    assert changed_files(ladder.script, ladder.start, changed(ladder.start, {"workers": 2}))[0].wrote == ("dataloader_workers",)
+    assert changed_files(ladder.script, ladder.start, changed(ladder.start, {"workers": 2}))[0].wrote == (
+        "dataloader_workers",
+    )
 
 
 def test_the_fingerprint_knows_the_settings_and_the_code(folder):
@@ -138,14 +146,20 @@ def test_the_fingerprint_knows_the_settings_and_the_code(folder):
 
 def test_a_plan_of_the_same_files_is_a_ladder_of_the_script(folder):
     start, larger = Execution(micro_batch=4, accumulation=4), Execution(micro_batch=16)
-    plan = Plan(start=start, changes=(Change(title="larger", execution=larger, forecast_saved_s=1.0),), model="resnet18")
+    plan = Plan(
+        start=start, changes=(Change(title="larger", execution=larger, forecast_saved_s=1.0),), model="resnet18"
+    )
     script = read_ladder(folder / "ladder.toml").script
     found = ladder_of_plan(plan, script=script)
-    assert (found.script, found.start.execution, found.rungs[0].changes, found.steps) == (script, start, {"micro_batch": 16}, 30)
+    assert (found.script, found.start.execution, found.rungs[0].changes, found.steps) == (
+        script,
+        start,
+        {"micro_batch": 16},
+        30,
+    )
     assert ladder_of_plan(replace(plan, model=""), script=script).start.task == ""
     with pytest.raises(Contradiction, match="the plan starts from micro_batch 8, where the script has 4"):
         ladder_of_plan(replace(plan, start=Execution(micro_batch=8, accumulation=4)), script=script)
-
 
 
 HF = """
@@ -210,7 +224,9 @@ def climb(folder, *options):
 
 
 def files_of(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and "out/" not in str(p)}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and "out/" not in str(p)
+    }
 
 
 @pytest.mark.slow
@@ -252,7 +268,10 @@ def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
     (folder / "ladder.toml").write_text(textwrap.dedent(text))
     done = climb(folder, "--fresh")
     assert done.returncode in (0, 1), done.stderr
-    assert {p.name: p.read_text() for p in (folder / "mine").iterdir()} == {"latest": "theirs", "progress.json": "theirs"}
+    assert {p.name: p.read_text() for p in (folder / "mine").iterdir()} == {
+        "latest": "theirs",
+        "progress.json": "theirs",
+    }
     found = load(folder / "out" / "ladder.json", Climbed)
     (rung,) = found.rungs
     assert rung.best.setup.execution == Execution(micro_batch=4, accumulation=2, nproc_per_node=2, zero_stage=1)

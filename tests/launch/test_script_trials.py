@@ -1,7 +1,11 @@
 """An unchanged script as a trial: so many steps, then it ends; its checkpoints stay as they are."""
 
+import os
+import signal
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 
@@ -62,3 +66,32 @@ def test_a_short_script_gives_the_steps_that_there_were(tmp_path):
     result = run(tmp_path, "1")
     assert isinstance(result, TrialResult), result.reason
     assert len(result.step_ms) == 10 - 5 - 2  # after the warm-up, and two that settle
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    command = (sys.executable, "train.py", "model.pt")
+
+    def interrupt():
+        end = time.monotonic() + 200
+        while not list(tmp_path.glob("model.pt.*")) and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_script(ScriptTrial(command=command, cwd=str(tmp_path), steps=10_000_000), tmp_path / "trial", timeout_s=300)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.py", "trial"]
+
+
+def test_a_script_that_writes_elsewhere_fails_with_the_path(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\n" + textwrap.dedent(SCRIPT).replace(
+        "optimizer.step()", "optimizer.step()\n        open('progress.json', 'w')"
+    ))  # fmt: skip
+    found = run_script(
+        ScriptTrial(command=(sys.executable, "train.py", "model.pt"), cwd=str(tmp_path), steps=10), tmp_path / "trial"
+    )
+    assert isinstance(found, FailedTrial)
+    assert "may write only into its own folder" in found.reason
+    assert "progress.json" in found.reason
+    assert not (tmp_path / "progress.json").exists()

@@ -90,7 +90,12 @@ def test_reading_and_the_trials_own_folder_are_free(what, do):
 def test_what_it_starts_in_python_is_confined_too(do):
     inner = json.dumps("open('mine/model.pt', 'w')")
     assert do(f"import subprocess; subprocess.run([sys.executable, '-c', {inner}], check=True)").returncode == 1
-    assert do("import multiprocessing as m\nm.get_context('fork').Process(target=open, args=('new', 'w')).start()").returncode == 0
+    assert (
+        do(
+            "import multiprocessing as m\nm.get_context('fork').Process(target=open, args=('new', 'w')).start()"
+        ).returncode
+        == 0
+    )
 
 
 def test_without_a_trial_nothing_is_confined(tmp_path):

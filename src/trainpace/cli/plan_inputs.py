@@ -180,7 +180,8 @@ def noise_scale_of(o: dict[str, Any]) -> float | None:
             samples = scales[-1]["scale"]["samples"] if scales else None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UnreadableInput(
-            f"{said} is no file of measurements.", "trainpace measure --output writes one, and trainpace run a ladder.json."
+            f"{said} is no file of measurements.",
+            "trainpace measure --output writes one, and trainpace run a ladder.json.",
         ) from None
     if not samples:
         raise TrainpaceError(f"{said} holds no gradient noise scale.", "Measure it: trainpace measure --noise-scale.")

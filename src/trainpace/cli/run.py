@@ -15,7 +15,9 @@ from trainpace.cli.places import JOURNAL
 @click.argument("ladder")
 @click.option("--task", metavar="SPEC", help="FILE.py:FUNCTION or a model, in place of the file's own.")
 @click.option("--command", metavar="TEXT", help="An unchanged script's own launch command, to climb with it.")
-@click.option("--config", "configs", multiple=True, metavar="FILE", help="A settings file that the script reads; several.")
+@click.option(
+    "--config", "configs", multiple=True, metavar="FILE", help="A settings file that the script reads; several."
+)
 @click.option("--precompute", default="", metavar="FILE.py:NAME", help="The dataset that a plan's shards are made of.")
 @click.option("--out", "folder", metavar="FOLDER", help="Where state, logs and shards go.  [default: NAME-run]")
 @click.option(

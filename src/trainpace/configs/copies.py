@@ -47,7 +47,8 @@ def split_command(text: str) -> Command:
         raise TrainpaceError(f"the command has {shell!r}, which needs a shell.", "Give the one command that trains.")
     if os.path.basename(words[0]) in _SHELL_ONLY:
         raise TrainpaceError(
-            f"{words[0]} hides the command that trains.", "Give that one: python, torchrun, accelerate launch or deepspeed."
+            f"{words[0]} hides the command that trains.",
+            "Give that one: python, torchrun, accelerate launch or deepspeed.",
         )
     return Command(tuple(words), environment)
 
@@ -82,10 +83,14 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
     read = parse_config(text, file)
     syntax = syntax_of(text, file, read)
     if syntax is None:
-        raise TrainpaceError(f"{file} is a script of a shell, which trials do not run.", "Give its command with --command.")
+        raise TrainpaceError(
+            f"{file} is a script of a shell, which trials do not run.", "Give its command with --command."
+        )
     data = (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), file)
     changes: dict[Path, Value] = {
-        path: copy for path, value in _leaves(data) if isinstance(value, str) and (copy := _copy_of(value, copies, folder))
+        path: copy
+        for path, value in _leaves(data)
+        if isinstance(value, str) and (copy := _copy_of(value, copies, folder))
     }
     if read.format == "Lightning CLI":
         changes["trainer", "default_root_dir"] = output

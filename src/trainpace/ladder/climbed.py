@@ -127,12 +127,11 @@ class Climbed(Record):
 
 
 def noise_scale_of(climbed: Climbed) -> tuple[Setup, dict[str, float]] | None:
-    """The gradient noise scale that was gathered, and of which setup's steps; None where none was, or none was told."""
-    tried = (t for result in (climbed.baseline, *climbed.rungs) for t in result.tried)
-    return next(
-        ((t.setup, t.measured.noise_scale) for t in tried if t.measured is not None and "samples" in t.measured.noise_scale),
-        None,
-    )
+    """The gradient noise scale that was gathered, and of which setup's steps; None where none was. It has no samples where the
+    steps were too few to tell."""
+    tried = [t for result in (climbed.baseline, *climbed.rungs) for t in result.tried]
+    found = [(t.setup, t.measured.noise_scale) for t in tried if t.measured is not None and t.measured.noise_scale]
+    return next((one for one in found if "samples" in one[1]), found[0] if found else None)
 
 
 def job_s(ladder: Ladder, setup: Setup, step_ms: float, precompute_s: float = 0.0) -> float | None:

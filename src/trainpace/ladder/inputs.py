@@ -107,7 +107,9 @@ def _script_of(read: dict[str, Any], path: Path) -> Script | None:
     configs = [configs] if isinstance(configs, str) else configs
     if command is None:
         if configs:
-            raise TrainpaceError(f"{path} names settings files and no command.", 'Add command = "torchrun train.py ..."')
+            raise TrainpaceError(
+                f"{path} names settings files and no command.", 'Add command = "torchrun train.py ..."'
+            )
         return None
     if not isinstance(command, str) or not isinstance(configs, list) or not all(isinstance(c, str) for c in configs):
         raise UnreadableInput(f"{path}: command is text, and config a list of files.")
@@ -121,7 +123,9 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
     said = settings_of(now.execution) | {"workers": now.workers}
     for key, value in given.items():
         if key in now.stated | ({"workers"} if "dataloader_workers" in now.stated else set()) and said[key] != value:
-            raise Contradiction(f"[start] says {key} {value}, and the script's own settings {said[key]}.", "Leave it out.")
+            raise Contradiction(
+                f"[start] says {key} {value}, and the script's own settings {said[key]}.", "Leave it out."
+            )
     if not ({"micro_batch", "global_batch"} & (now.stated | given.keys())):
         raise TrainpaceError(
             "the script's settings do not say how many samples a step has.", "Say it: micro_batch in [start]."
@@ -143,9 +147,7 @@ def _rung(table: dict[str, Any], path: Path) -> Rung:
     return Rung(title=str(title), changes=changes, precompute=precompute)
 
 
-def ladder_of_plan(
-    plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None
-) -> Ladder:
+def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:
     """A plan's changes as rungs. Raises TrainpaceError where the plan has no changes, or no model is named; Contradiction where
     a script does not train as the plan takes it to train now."""
     spec = task or plan.model

@@ -68,11 +68,11 @@ def run_script(
             "only_steps": True, "writes_in": [str(folder), own["TMPDIR"]],
         }  # fmt: skip
         untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
-        started, ended = _run(
-            trial, folder, recorded, timeout_s, on_line,
-            environment(recorded, os.environ, trials) | untracked | own | trial.environment,
-        )  # fmt: skip
-        remove_asides(recorded)
+        around = environment(recorded, os.environ, trials) | untracked | own | trial.environment
+        try:
+            started, ended = _run(trial, folder, recorded, timeout_s, on_line, around)
+        finally:
+            remove_asides(recorded)
     worked = ended.exit_code == 0
     write_whole(recorded / COMMAND_FILE, json.dumps({
         "command": trial.command, "started": started, "seconds": ended.seconds, "exit_code": ended.exit_code, "trials": trials,
@@ -99,8 +99,13 @@ def _run(
     trial: ScriptTrial, folder: Path, recorded: Path, timeout_s: float, on_line: OnLine | None, around: dict[str, str]
 ) -> tuple[float, Ended]:
     """(when it was started, how it ended)."""
-    if shutil.which(trial.command[0], path=around.get("PATH")) is None and not Path(trial.cwd, trial.command[0]).is_file():
-        raise TrainpaceError(f"there is no command {trial.command[0]}.", "Give the whole command: python train.py ARGUMENTS")
+    if (
+        shutil.which(trial.command[0], path=around.get("PATH")) is None
+        and not Path(trial.cwd, trial.command[0]).is_file()
+    ):
+        raise TrainpaceError(
+            f"there is no command {trial.command[0]}.", "Give the whole command: python train.py ARGUMENTS"
+        )
     # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended from here
     job = Job(
         name="script", program=trial.command, folder=str(folder), result=str(recorded / "never-written"),

@@ -142,7 +142,13 @@ def _noise_scale(climbed: Climbed) -> list[str]:
     if found is None:
         return []
     setup, told = found
-    samples, batch = told["samples"], setup.execution.global_batch
+    batch = setup.execution.global_batch
+    if "samples" not in told:
+        return [
+            f"Gradient noise scale: not told from {told['steps']:.0f} steps of {batch}, for it is far larger than what they show."
+            " More steps would tell: --seconds."
+        ]
+    samples = told["samples"]
     high = "no upper limit" if "high" not in told else format_number(told["high"])
     rule = learning_rate_for_noise_scale(batch, 2 * batch, samples)
     return [
