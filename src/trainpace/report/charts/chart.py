@@ -88,7 +88,7 @@ class Mark(Record):
 
 
 class Chart(Record):
-    """Series over one pair of axes. `finding` says in words what one should see; a screen reader reads it in place of the picture.
+    """Series over one pair of axes. `finding` says in words what one should see; a screen reader reads it instead.
 
     `nearest`: whether a pointer reads all values at the nearest x, or the one nearest point. `note`: where the numbers come from.
     """

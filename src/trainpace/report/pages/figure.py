@@ -16,12 +16,12 @@ from trainpace.units import format_number
 
 def chart_html(chart: Chart) -> str:
     """A `<figure class="chart">`: caption, key, the place of the canvas, the record as JSON, and a table of the data."""
-    finding = html.escape(chart.finding, quote=True)
+    finding, name = html.escape(chart.finding), html.escape(f"{chart.title}: arrow keys read its values")
     keys = "".join(f"<li>{_swatch(s)}{html.escape(s.name)}</li>" for s in chart.series)
     return (
         f'<figure class="chart"><figcaption><h3>{html.escape(chart.title)}</h3><p>{finding}</p></figcaption>'
         f'<ul class="key">{keys}</ul><p class="axis">{html.escape(chart.y.words)}</p>'
-        f'<div class="plot" tabindex="0" role="group" aria-label="{html.escape(chart.title, quote=True)}: arrow keys read its values">'
+        f'<div class="plot" tabindex="0" role="group" aria-label="{name}">'
         '<div class="tip" aria-hidden="true" hidden></div><div class="said" role="status"></div></div>'
         f'<p class="axis x">{html.escape(chart.x.words)}</p>'
         f"{_note(chart.note)}{data_script(to_jsonable(chart))}"
