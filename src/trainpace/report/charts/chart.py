@@ -161,5 +161,8 @@ class BarChart(Record):
         return max((max(bar.total, bar.high or 0.0) for g in groups for bar in g.bars), default=0.0) or 1.0
 
 
+Picture = Chart | BarChart
+
+
 def _known(tone: str) -> None:
     assert tone in TONES, f"no tone {tone!r}"

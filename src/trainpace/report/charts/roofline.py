@@ -55,6 +55,7 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
         marks=tuple(marks),
         nearest="point",
         note=f"The {len(r.points)} heaviest groups of alike operators, {r.share:.0%} of the device's time, as forecast; a larger"
-        f" point takes longer. Roofs: {format_number(r.peak_tflops)} TFLOP/s, {format_number(r.bandwidth_gb_per_s)} GB/s (datasheet)."
+        f" point takes longer. The datasheet's roofs: {format_number(r.peak_tflops)} TFLOP/s and"
+        f" {format_number(r.bandwidth_gb_per_s)} GB/s."
         " Fewer multiplications than counted (Winograd) and caches lift a point above a roof.",
     )
