@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainpace.outcome import STEP_PARTS, Interval, Memory, StepTime
-from trainpace.report.charts.chart import Bar, BarChart, BarGroup, Segment
+from trainpace.report.charts.chart import Bar, BarChart, BarGroup, Segment, sentence
 from trainpace.units import format_number
 
 _TONES = {
@@ -55,7 +55,7 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     who = f"{fastest.label}: " if len(steps) > 1 else ""
     return BarChart(
         title="Where a step's time goes",
-        finding=f"{who}{part_words(part)} takes most of the step, {share:.0%}.".capitalize(),
+        finding=sentence(f"{who}{part_words(part)} takes most of the step, {share:.0%}."),
         label="step time",
         unit="ms",
         groups=tuple(

@@ -164,5 +164,10 @@ class BarChart(Record):
 Picture = Chart | BarChart
 
 
+def sentence(text: str) -> str:
+    """With a capital at its start, and names inside as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def _known(tone: str) -> None:
     assert tone in TONES, f"no tone {tone!r}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from trainpace.measure.analysis import SweepAnalysis
 from trainpace.outcome import Forecast, Jump
-from trainpace.report.charts.chart import Axis, Chart, Mark, Series
+from trainpace.report.charts.chart import Axis, Chart, Mark, Series, sentence
 from trainpace.report.charts.palette import SERIES_TONES
 from trainpace.units import format_number
 
@@ -47,7 +47,7 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
     told = f" The step jumps after batch {_listed(found)}." if found else ""
     return Chart(
         title="Step time against the batch size",
-        finding=f"{'; '.join(said) or 'No batch size fits'}.{told}".capitalize(),
+        finding=sentence(f"{'; '.join(said) or 'no batch size fits'}.{told}"),
         x=BATCH,
         y=STEP,
         series=tuple(series),
@@ -90,7 +90,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     ]
     for jump in a.curve.jumps:
         known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
-        cause = f", {known.causes[0]}" if known is not None and known.causes else ""
+        cause = f", {_cause(known)}" if known is not None and known.causes else ""
         at = (jump.before + jump.after) / 2
         marks.append(
             Mark(axis="x", at=at, text=f"{jump.before} to {jump.after}: {jump.percent:+.0f} %{cause}", tone="jump")
@@ -184,9 +184,16 @@ def _jump(jump: Jump, rows: Sequence[Forecast]) -> Mark:
     before = max(
         (f.execution.micro_batch for f in rows if f.execution.micro_batch < jump.batch), default=jump.batch - 1
     )
-    cause = f", {jump.causes[0].partition(' (')[0]}" if jump.causes else ""
+    cause = f", {_cause(jump)}" if jump.causes else ""
     text = f"{before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f} %{cause}"
     return Mark(axis="x", at=(before + jump.batch) / 2, text=text, tone="jump")
+
+
+def _cause(jump: Jump) -> str:
+    """The first of the operators, shortly: "features.0 (conv, forward)" becomes "conv of features.0"."""
+    module, _, rest = jump.causes[0].partition(" (")
+    kind = rest.partition(",")[0]
+    return f"{kind} of {module}" if kind else module
 
 
 def _step_samples(a: SweepAnalysis, batch: int) -> float:

@@ -63,6 +63,14 @@ def lines(texts: Sequence[str], kind: str = "") -> str:
     return "".join(f"<p{named}>{html.escape(text)}</p>" for text in texts)
 
 
+MOST_UNFOLDED = 24
+
+
+def folded(text: str, rows: int) -> str:
+    """A long table closed until it is asked for."""
+    return f"<details><summary>{rows} rows</summary>{text}</details>" if rows > MOST_UNFOLDED else text
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, hits: Sequence[int] = ()) -> str:
     """A table whose first `left` columns are words and whose others are numbers; rows in `hits` stand out."""
 
@@ -95,7 +103,7 @@ def _swatch(s: Series) -> str:
     tone, dash = f"var(--tone-{s.tone})", ' stroke-dasharray="5 3"' if s.dashed else ""
     parts = []
     if s.kind == "area" or (s.kind == "line" and s.low):
-        opacity = 0.85 if s.kind == "area" else 0.2
+        opacity = 0.92 if s.kind == "area" else 0.2
         parts.append(f'<rect width="22" height="12" fill="{tone}" opacity="{opacity}"/>')
     if s.kind == "line":
         parts.append(f'<line x2="22" y1="6" y2="6" stroke="{tone}" stroke-width="2"{dash}/>')
