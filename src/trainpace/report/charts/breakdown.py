@@ -96,8 +96,10 @@ def memory_at_peak(held: Sequence[Held]) -> BarChart:
     most = max(kinds, key=lambda kind: kinds[kind])
     return BarChart(
         title="Memory at the step's peak",
-        finding=f"{first.label}: {most} take most, {format_number(kinds[most])} of"
-        f" {format_number(first.memory.allocated_gib)} GiB allocated.",
+        finding=sentence(
+            f"{first.label}: {most} take most, {format_number(kinds[most])} of"
+            f" {format_number(first.memory.allocated_gib)} GiB allocated."
+        ),
         label="memory of one device",
         unit="GiB",
         groups=(BarGroup(title="", bars=tuple(map(_memory_bar, held))),),

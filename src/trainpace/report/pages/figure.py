@@ -71,13 +71,24 @@ def folded(text: str, rows: int) -> str:
     return f"<details><summary>{rows} rows</summary>{text}</details>" if rows > MOST_UNFOLDED else text
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, hits: Sequence[int] = ()) -> str:
-    """A table whose first `left` columns are words and whose others are numbers; rows in `hits` stand out."""
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    hits: Sequence[int] = (),
+    words: Sequence[int] = (),
+) -> str:
+    """A table whose first `left` columns, and those numbered in `words`, are words and whose others are numbers; rows in `hits`
+    stand out."""
 
-    words, hit = ' class="l"', ' class="hit"'
+    in_words, hit = {*range(left), *words}, ' class="hit"'
+
+    left_aligned = ' class="l"'
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(f"<{tag}{words if i < left else ''}>{html.escape(c)}</{tag[:2]}>" for i, c in enumerate(row))
+        return "".join(
+            f"<{tag}{left_aligned if i in in_words else ''}>{html.escape(c)}</{tag[:2]}>" for i, c in enumerate(row)
+        )
 
     body = "".join(f"<tr{hit if i in hits else ''}>{cells('td', row)}</tr>" for i, row in enumerate(rows))
     heads = cells('th scope="col"', head)
@@ -164,7 +175,7 @@ def _bar(bar: Bar, longest: float) -> str:
         )
     return (
         f'<span class="label">{html.escape(bar.label)}</span><svg>{"".join(parts)}</svg>'
-        f"<span>{html.escape(bar.said)}</span>"
+        f'<span class="end">{html.escape(bar.said)}</span>'
     )
 
 
