@@ -20,7 +20,8 @@ from trainpace.ladder.climb import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer
-from trainpace.offers.match import Job, rank as rank_servers
+from trainpace.offers.match import Job
+from trainpace.offers.match import rank as rank_servers
 from trainpace.outcome import Interval, StepTime
 from trainpace.plan import DataPath, Setting, plan_changes
 from trainpace.plan.evaluate import forecast_of
@@ -119,7 +120,10 @@ def a_match():
 def a_plan():
     cluster = Cluster(device=find_device("A100"), devices_per_node=2, price_usd_per_device_hour=2.0)
     setting = Setting(replace(workload(), model=HOSTILE), cluster, Schedule(samples=100_000, epochs=3.0))
-    paths = (DataPath(workers=0, ms_per_sample=8.0, beside=False), DataPath(workers=1, ms_per_sample=0.01, precomputed=True))
+    paths = (
+        DataPath(workers=0, ms_per_sample=8.0, beside=False),
+        DataPath(workers=1, ms_per_sample=0.01, precomputed=True),
+    )
     start = Execution(micro_batch=8, nproc_per_node=2, optimizer="sgd_momentum")
     plan = plan_changes(setting, start, paths)
     before, after = (forecast_of(setting, e) for e in (plan.start, plan.end))
@@ -129,11 +133,18 @@ def a_plan():
 def ms_of(setup):
     if setup.execution.precision == "amp_bf16":
         return FailedTrial(kind="out of memory", reason="the memory is not enough.")
-    return result(100.0 if setup.execution.compile else 5.0 if setup.loader.shards else 50.0 if setup.loader.workers else 100.0)
+    return result(
+        100.0 if setup.execution.compile else 5.0 if setup.loader.shards else 50.0 if setup.loader.workers else 100.0
+    )
 
 
 def a_ladder():
-    rungs = (rung(HOSTILE, workers=2), rung("bf16", precision="amp_bf16"), rung("compile", compile=True), rung("shards"))
+    rungs = (
+        rung(HOSTILE, workers=2),
+        rung("bf16", precision="amp_bf16"),
+        rung("compile", compile=True),
+        rung("shards"),
+    )
     climbed = climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).means())
     return ladder_page(table_of(climbed), ladder_json(climbed))
 

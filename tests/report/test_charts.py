@@ -1,5 +1,6 @@
 """What a picture shows, before anything is drawn: values are those of the answer, and parts add up."""
 
+import itertools
 import math
 
 import pytest
@@ -87,9 +88,22 @@ def test_a_measured_sweep_names_its_jump():
     made = measured_sweep(a, {})
     points = made.series[-1]
     assert points.y == tuple(p.step_ms for p in a.points)
+    fitted = made.series[0]
+    assert fitted.x == (1, 16, 16, 17, 40, 40)
+    assert [y is None for y in fitted.y] == [False, False, True] * 2
     (jump,) = [m for m in made.marks if m.tone == "jump"]
     assert (jump.at, "16 to 17: +" in jump.text) == (16.5, True)
     assert "jumps after batch 16" in made.finding
+
+
+def test_a_wide_band_does_not_flatten_the_curve():
+    one = asked(workload(), batches=range(1, 5))
+    wide = [
+        replace(f, step_time_interval_ms=replace(f.step_time_interval_ms, high=100 * f.step.total_ms)) for f in one.rows
+    ]
+    made = forecast_sweep(wide, {})
+    assert made.y.high == pytest.approx(2.5 * max(f.step.total_ms for f in one.rows))
+    assert forecast_sweep(one.rows, {}).y.high is None
 
 
 def test_parts_of_a_step_add_up():
@@ -135,7 +149,7 @@ def test_a_plan_comes_down_step_by_step():
     bars = plan_ladder(plan, plan.best).groups[0].bars
     assert bars[0].total == pytest.approx(plan.now.job_s / 3600, rel=1e-6)
     assert bars[-1].segments[0].value == pytest.approx(plan.best.job_s / 3600)
-    for before, after in zip(bars, bars[1:], strict=False):
+    for before, after in itertools.pairwise(bars):
         assert after.total >= before.segments[0].value - 1e-9
         assert after.segments[0].value + after.segments[1].value == pytest.approx(after.total)
 
@@ -149,7 +163,9 @@ def test_a_ladder_counts_what_was_kept():
 
 def test_forecasts_that_held_are_counted():
     between = Interval(low=90, high=110, coverage=0.9, basis="")
-    made = rung_times("a step", [("a", 100.0, between, 105.0, None), ("b", 100.0, between, 120.0, None), ("c", None, None, 5.0, None)])
+    made = rung_times(
+        "a step", [("a", 100.0, between, 105.0, None), ("b", 100.0, between, 120.0, None), ("c", None, None, 5.0, None)]
+    )
     assert made.finding == "1 of 2 forecasts held what was then measured."
     assert [len(group.bars) for group in made.groups] == [2, 2, 1]
 

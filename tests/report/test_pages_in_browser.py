@@ -87,13 +87,15 @@ def test_arrow_keys_read_the_values_and_are_told(opened):
 @pytest.mark.parametrize("name", PAGES)
 def test_the_keyboard_reaches_every_control(opened, name):
     page = opened(name)
-    wanted = page.evaluate("[...document.querySelectorAll('summary, a, button, [tabindex]')].filter(e => e.checkVisibility()).length")
+    wanted = page.evaluate(
+        "[...document.querySelectorAll('summary, a, button, [tabindex]')].filter(e => e.checkVisibility()).length"
+    )
     reached = set()
     for _ in range(wanted + 1):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
     assert len(reached - {page.evaluate("[...document.querySelectorAll('*')].indexOf(document.body)")}) >= wanted
-    if wanted:
+    if page.locator("summary").count():
         page.locator("summary").first.focus()
         page.keyboard.press("Enter")
         assert page.locator("details").first.get_attribute("open") is not None
@@ -138,12 +140,23 @@ def test_a_chart_can_be_changed_in_place_and_new_ones_are_drawn(opened):
     page.evaluate("document.querySelector('main').lastChild.remove()")
 
 
+AT_PRINT = """() => addEventListener("beforeprint", () => { globalThis.printed =
+  [...document.querySelectorAll(".plot canvas")].map(c => [c.width, c.getContext("2d").getImageData(0, 0, c.width, c.height)
+    .data.reduce((sum, v, i) => sum + (i % 4 === 3 && v > 0), 0), getComputedStyle(document.body).color]); })"""
+
+
 @pytest.mark.parametrize("name", ["forecast", "sweep", "match", "plan", "ladder", "diagnosis"])
-def test_it_prints(opened, name):
+def test_it_prints_in_light_colours_and_fine_lines(opened, name):
     page = opened(name, color_scheme="dark")
+    page.evaluate(AT_PRINT)
     document = page.pdf(format="A4")
     assert document.startswith(b"%PDF")
-    assert document.count(b"/Subtype /Image") >= CANVASES.get(name, 0)
+    printed = page.evaluate("printed")
+    assert len(printed) == CANVASES.get(name, 0)
+    for width, painted, ink in printed:
+        assert width == 3 * 680
+        assert painted > 10_000
+        assert ink == "rgb(27, 37, 48)"
     assert not page.evaluate("document.documentElement.classList.contains('paper')")
 
 

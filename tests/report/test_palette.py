@@ -21,7 +21,9 @@ def test_contrast(scheme):
     page = PAGE[scheme]
     assert contrast(INK[scheme], page) >= 7
     assert contrast(SOFT[scheme], page) >= 4.5
-    assert {name: contrast(pair[scheme], page) for name, pair in TONES.items() if contrast(pair[scheme], page) < 3} == {}
+    assert {
+        name: contrast(pair[scheme], page) for name, pair in TONES.items() if contrast(pair[scheme], page) < 3
+    } == {}
 
 
 @pytest.mark.parametrize("scheme", [0, 1])

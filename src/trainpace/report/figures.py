@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,7 +138,8 @@ def _draw(axes: Any, s: Series) -> None:
     known = [i for i, y in enumerate(s.y) if y is not None]
     x, y = [s.x[i] for i in known], [s.y[i] for i in known]
     if s.kind == "line":
-        axes.plot(x, y, color=colour, linestyle="--" if s.dashed else "-", linewidth=1.4, label=s.name)
+        gapped = [math.nan if v is None else v for v in s.y]
+        axes.plot(s.x, gapped, color=colour, linestyle="--" if s.dashed else "-", linewidth=1.4, label=s.name)
         if s.low:
             axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.18, linewidth=0)
         return

@@ -224,7 +224,7 @@
       }
       const rows = [`${chart.x.label} ${quantity(at.x, chart.x)}`];
       chart.series.forEach((s) => {
-        s.x.forEach((x, i) => { if (x === at.x) rows.push(`${s.labels[i] || s.name}: ${value(s, i)}`); });
+        s.x.forEach((x, i) => { if (x === at.x && (s.kind === "area" || s.y[i] !== null)) rows.push(`${s.labels[i] || s.name}: ${value(s, i)}`); });
       });
       for (const m of chart.marks) if (m.axis !== "y" && Math.abs(m.at - at.x) <= 0.5 && chart.x.scale === "linear") rows.push(m.text);
       return rows;

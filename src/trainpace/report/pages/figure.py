@@ -66,6 +66,9 @@ def lines(texts: Sequence[str], kind: str = "") -> str:
 MOST_UNFOLDED = 24
 
 
+MANY_COLUMNS = 5
+
+
 def folded(text: str, rows: int) -> str:
     """A long table closed until it is asked for."""
     return f"<details><summary>{rows} rows</summary>{text}</details>" if rows > MOST_UNFOLDED else text
@@ -92,7 +95,9 @@ def table(
 
     body = "".join(f"<tr{hit if i in hits else ''}>{cells('td', row)}</tr>" for i, row in enumerate(rows))
     heads = cells('th scope="col"', head)
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    # what may have to scroll sideways has to be reached by keyboard
+    wide = ' tabindex="0" role="group" aria-label="A table that may scroll"' if len(head) >= MANY_COLUMNS else ""
+    return f'<div class="wide"{wide}><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def data_script(data: object, name: str = "") -> str:
