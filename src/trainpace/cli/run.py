@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainpace.cli.options import ABOVE_0_S, COUNT, USD, echo_json
+from trainpace.cli.pictures import check_pictures, picture_options
 from trainpace.cli.places import JOURNAL
 
 
@@ -50,7 +51,7 @@ from trainpace.cli.places import JOURNAL
 @click.option("--no-journal", is_flag=True, help="Keep nothing in the journal.")
 @click.option("--keep-identity", is_flag=True, help="Keep paths and names in the journal as they are.")
 @click.option("--markdown", metavar="FILE.md", help="Write the table in Markdown.")
-@click.option("--html", "page", metavar="FILE.html", help="Write the table as a page.")
+@picture_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def run(ladder: str, **o: Any) -> int:
     """Carry a list of changes out rung by rung: forecast, measure, keep what helps, undo what does not.
@@ -69,9 +70,11 @@ def run(ladder: str, **o: Any) -> int:
 
     if o["configs"] and not o["command"]:
         raise click.UsageError("--config belongs to --command.")
-    for option in ("markdown", "page"):
-        if o[option] and not Path(o[option]).resolve().parent.is_dir():
-            raise click.UsageError(f"the folder of {o[option]} does not exist.")
+    check_pictures(o)
+    if o["dry_run"] and (o["page"] or o["figure"]):
+        raise click.UsageError("--html and --figure show what was measured, and --dry-run measures nothing.")
+    if o["markdown"] and not Path(o["markdown"]).resolve().parent.is_dir():
+        raise click.UsageError(f"the folder of {o['markdown']} does not exist.")
     result, code = run_ladder(Path(ladder), Options(**{name: o[name] for name in Options._fields}))
     if o["as_json"]:
         echo_json(result)

@@ -1,0 +1,232 @@
+"""Charts as files for papers: PNG, SVG or PDF, through matplotlib (the extra `figures`), in the light palette."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import written_aside
+from trainpace.report.charts.chart import Axis, Bar, BarChart, Chart, Mark, Picture, Series
+from trainpace.report.charts.palette import INK, LINE, SOFT, TONES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+WIDTH_IN, HEIGHT_IN = 6.4, 3.7
+DOTS_PER_INCH = 200
+BAR_IN = 0.27
+"""Height of a row of bars."""
+NO_DATE: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
+"""The same chart gives the same file."""
+
+
+def check_suffix(path: str) -> None:
+    """Raises TrainpaceError for a file that is none of the three."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise TrainpaceError(f"{path} is no picture that can be written.", "End its name with .png, .svg or .pdf.")
+
+
+def save_figures(pictures: Sequence[Picture], path: str) -> list[Path]:
+    """The first as `path`, every other beside it with its title in its name; the files written.
+
+    Raises TrainpaceError where there is nothing to draw, or matplotlib is not installed.
+    """
+    check_suffix(path)
+    if not pictures:
+        raise TrainpaceError("there is nothing to draw: nothing could be forecast or measured.")
+    first = Path(path)
+    files = [first, *(first.with_name(f"{first.stem}-{_slug(p.title)}{first.suffix}") for p in pictures[1:])]
+    for picture, file in zip(pictures, files, strict=True):
+        with written_aside(file) as aside, _settings():
+            suffix = file.suffix.lower()
+            figure = chart_figure(picture) if isinstance(picture, Chart) else bars_figure(picture)
+            figure.savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
+    return files
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _settings() -> Any:
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise TrainpaceError(
+            "pictures as files need matplotlib, which is not installed.", "pip install 'trainpace[figures]'"
+        ) from None
+    return mpl.rc_context({
+        "font.size": 8, "font.family": "sans-serif", "svg.hashsalt": "trainpace", "text.color": INK[0],
+        "axes.labelcolor": SOFT[0], "xtick.color": SOFT[0], "ytick.color": SOFT[0], "axes.edgecolor": LINE[0],
+        "grid.color": LINE[0], "text.parse_math": False,
+    })  # fmt: skip
+
+
+def _figure(height_in: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+
+
+def chart_figure(chart: Chart) -> Figure:
+    """Series and marks over a pair of axes, the key above them; the caption is the paper's."""
+    figure = _figure(HEIGHT_IN)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(linewidth=0.6)
+    axes.set_axisbelow(True)
+    _scaled(axes, "x", chart.x)
+    _scaled(axes, "y", chart.y)
+    for series in chart.series:
+        _draw(axes, series)
+    _limits(axes, chart)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
+    figure.draw_without_rendering()  # which places the axes, so that labels can be
+    taken: list[Any] = []
+    points = _point_boxes(axes, chart)
+    for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
+        _mark(axes, mark, taken, points)
+    return figure
+
+
+def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
+    """Where points of several sizes lie, which names should leave free."""
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for s in (s for s in chart.series if s.sizes):
+        for x, y, size in zip(s.x, s.y, s.sizes, strict=True):
+            if y is not None:
+                (across, up), radius = axes.transData.transform((x, y)), 3 + 10 * size**0.5
+                boxes.append(Bbox([[across - radius, up - radius], [across + radius, up + radius]]))
+    return boxes
+
+
+def _scaled(axes: Any, which: str, axis: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    from trainpace.units import format_number
+
+    getattr(axes, f"set_{which}label")(axis.words)
+    if axis.scale != "linear":
+        getattr(axes, f"set_{which}scale")("log", base=2 if axis.scale == "log2" else 10)
+        getattr(axes, f"{which}axis").set_minor_formatter(NullFormatter())
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+
+
+def _limits(axes: Any, chart: Chart) -> None:
+    upright = sum(mark.axis == "x" for mark in chart.marks)
+    if chart.y.scale == "linear":
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.07 * min(upright, 3) * (high - low))
+    for which, axis in (("x", chart.x), ("y", chart.y)):
+        ends = {side: value for side, value in ((0, axis.low), (1, axis.high)) if value is not None}
+        low, high = getattr(axes, f"get_{which}lim")()
+        getattr(axes, f"set_{which}lim")(ends.get(0, low), ends.get(1, high))
+
+
+def _draw(axes: Any, s: Series) -> None:
+    colour = TONES[s.tone][0]
+    if s.kind == "area":
+        axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.92, linewidth=0, label=s.name)
+        return
+    known = [i for i, y in enumerate(s.y) if y is not None]
+    x, y = [s.x[i] for i in known], [s.y[i] for i in known]
+    if s.kind == "line":
+        gapped = [math.nan if v is None else v for v in s.y]
+        axes.plot(s.x, gapped, color=colour, linestyle="--" if s.dashed else "-", linewidth=1.4, label=s.name)
+        if s.low:
+            axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.18, linewidth=0)
+        return
+    if s.low:
+        axes.vlines(x, [s.low[i] for i in known], [s.high[i] for i in known], color=colour, alpha=0.6, linewidth=1)
+    sizes = [8 + 180 * s.sizes[i] for i in known] if s.sizes else 12
+    axes.scatter(x, y, s=sizes, color=colour, alpha=0.75 if s.sizes else 1.0, linewidth=0, label=s.name, zorder=3)
+
+
+def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
+    """The place, and its name where there is room: not over another name nor, if it can be, over points; inside of the axes."""
+    from matplotlib.patheffects import withStroke
+
+    colour = TONES[mark.tone][0]
+    at: tuple[float, float]
+    if mark.axis == "x":
+        axes.axvline(mark.at, color=colour, linestyle=":", linewidth=1.1)
+        at, over = (mark.at, 1.0), axes.get_xaxis_transform()
+        places = [(side * 3, -9 - 9 * row) for row in range(6) for side in (1, -1)]
+    elif mark.axis == "y":
+        axes.axhline(mark.at, color=colour, linestyle="--", linewidth=1.1)
+        at, over, places = (1.0, mark.at), axes.get_yaxis_transform(), [(-3, 3), (-3, -9)]
+    else:
+        at, over = (mark.at, mark.y or 0.0), axes.transData
+        if not points:
+            axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
+        places = [(side * 6, up) for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56) for side in (1, -1)]
+    for right, up, others in [(*place, [*taken, *points]) for place in places] + [(*place, taken) for place in places]:
+        text = axes.annotate(mark.text, at, xycoords=over, xytext=(right, up), textcoords="offset points", fontsize=6.5,
+                             ha="left" if right > 0 else "right", color=colour)  # fmt: skip
+        text.set_in_layout(False)
+        box, room = text.get_window_extent(), axes.bbox.padded(4)
+        if (
+            room.containsx(box.x0)
+            and room.containsx(box.x1)
+            and room.containsy(box.y0)
+            and not box.count_overlaps(others)
+        ):
+            text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+            taken.append(box)
+            return
+        text.remove()
+
+
+def bars_figure(chart: BarChart) -> Figure:
+    """Level bars, group under group, with what stands at their ends."""
+    rows = sum(len(group.bars) + bool(group.title) for group in chart.groups)
+    figure = _figure(0.9 + BAR_IN * rows)
+    axes = figure.add_subplot()
+    names, at = [], 0
+    longest = max((chart.longest(group) for group in chart.groups), default=1.0)
+    seen: set[str] = set()
+    for group in chart.groups:
+        scale = longest / chart.longest(group)
+        if group.title:
+            names.append((at, group.title))
+            at += 1
+        for bar in group.bars:
+            _bar(axes, at, bar, scale, seen)
+            names.append((at, bar.label))
+            at += 1
+    axes.set_yticks([y for y, _ in names], [name for _, name in names])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(at - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.3)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axes.set_xticks([])
+    if len(chart.key) > 1:
+        figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1.2)
+    return figure
+
+
+def _bar(axes: Any, at: int, bar: Bar, scale: float, seen: set[str]) -> None:
+    left = 0.0
+    for s in bar.segments:
+        if s.value > 0:
+            label = None if s.name in seen else s.name
+            seen.add(s.name)
+            colour = TONES[s.tone][0]
+            axes.barh(
+                at, s.value * scale, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.5, label=label
+            )
+            left += s.value * scale
+    end = left
+    if bar.low is not None and bar.high is not None:
+        low, high = bar.low * scale, bar.high * scale
+        axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,
+                      capsize=2)  # fmt: skip
+        end = max(left, high)
+    axes.annotate(bar.said, (end, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
