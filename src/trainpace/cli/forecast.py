@@ -113,8 +113,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.forecast.transfer import transfer_ratio, transferred
     from trainpace.journal.foresight import foresee
     from trainpace.records import save, to_jsonable
-    from trainpace.report.forecast import print_forecasts, print_jumps, row_json
-    from trainpace.report.terminal import print_lines
+    from trainpace.report.forecast import print_forecasts, row_json
     from trainpace.schedule import Schedule
     from trainpace.workload import Form, form_of
 
@@ -174,9 +173,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
             "journal": said, "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
         })  # fmt: skip
     else:
-        print_forecasts(workload, rows)
-        print_jumps(rows, jumps)
-        print_lines(*said)
+        print_forecasts(workload, rows, jumps, said, model)
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             click.echo(f"trainpace: not forecast: {reason}", err=True)

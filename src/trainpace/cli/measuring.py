@@ -78,9 +78,7 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
 
         write_whole(o["page"], render_sweep(measured, analysis, foreseen, causes))
     if not o["as_json"]:
-        print_sweep(measured, analysis, foreseen, causes)
-        if recorded.id:
-            click.echo(f"Kept in the journal: trainpace journal list --sweep {recorded.id[:8]}")
+        print_sweep(measured, analysis, foreseen, causes, recorded.id or None, model)
     return sweep_json(measured, analysis, foreseen, recorded.id or None)
 
 

@@ -116,7 +116,7 @@ def plan(model: str, **o: Any) -> int:
     from trainpace.cli.traced import workload_of
     from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.records import save, to_jsonable
-    from trainpace.report.plan import print_plan, print_script_changes
+    from trainpace.report.plan import print_plan, print_plan_next, print_script_changes
     from trainpace.workload import Form, Variant, form_of
 
     if Path(model).is_dir():
@@ -153,4 +153,6 @@ def plan(model: str, **o: Any) -> int:
         print_script_changes(also)
         if o["write"]:
             print_files(files, backups, o["yes"])
+        if found.changes:
+            print_plan_next(o["output"], model if ".py:" in model else None)
     return 0 if found.best is not None else 1
