@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,6 @@ def plan(model: str, **o: Any) -> int:
         print_script_changes(also)
         if o["write"]:
             print_files(files, backups, o["yes"])
-        if found.changes:
-            print_plan_next(o["output"], model if ".py:" in model else None)
+        if found.changes and sys.argv[1:2] == ["plan"]:
+            print_plan_next(["trainpace", *sys.argv[1:]], o["output"], model if ".py:" in model else None)
     return 0 if found.best is not None else 1

@@ -8,7 +8,7 @@ from typing import Any
 from trainpace.outcome import STEP_PARTS, Forecast, Jump
 from trainpace.report.chart import chart
 from trainpace.report.columns import Column, words
-from trainpace.report.terminal import console, print_head, print_lines, print_next, print_plot, print_table, print_verdict
+from trainpace.report.terminal import BAR_WIDTH, console, print_head, print_lines, print_next, print_plot, print_table, print_verdict
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
 
@@ -16,7 +16,6 @@ FEWEST_FOR_A_PICTURE = 8
 MOST_ROWS = 24
 """Of a range of batch sizes on one device; beyond it the table has those that decide, the plot all."""
 MOST_WARNINGS = 12
-BAR = 24
 SOURCES = {
     "fitted": "datasheet figures and constants fitted on public measurements",
     "transferred": "a measurement of the same model on another card",
@@ -297,8 +296,8 @@ def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
     parts = [(name.removesuffix("_ms").replace("_", " "), getattr(f.step, name)) for name in STEP_PARTS]
-    rows = [(name, format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR * ms / total)) for name, ms in parts if ms > 0]
-    print_table((words("part of the step"), Column("ms"), Column("share"), words("", 1, BAR)), rows, spaced=False)
+    rows = [(name, format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR_WIDTH * ms / total)) for name, ms in parts if ms > 0]
+    print_table((words("part of the step"), Column("ms"), Column("share"), words("", 1, BAR_WIDTH)), rows, spaced=False)
     heavy = [
         (o.module or "-", o.kind, o.phase, str(o.count), format_number(o.time_ms), f"{100 * o.time_ms / total:.0f} %", o.bound)
         for o in f.heaviest[:10]

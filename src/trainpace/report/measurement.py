@@ -76,6 +76,8 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
         over = ""
         if best.batch != last.batch and gain > WORTH_SAYING:
             over = f", {gain:.0%} more than at {last.batch}"
+        elif any(p.samples_per_second > best.measured_samples_per_second for p in a.points):
+            over = "; no other is better beyond the noise"
         lines.append(
             f"Best throughput: batch {best.batch}, {format_number(best.measured_samples_per_second)} samples/s{over}."
         )

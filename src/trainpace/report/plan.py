@@ -37,10 +37,10 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     )
 
 
-def print_plan_next(file: str | None, task: str | None) -> None:
-    """The command that carries it out; a plan has to be kept first."""
+def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
+    """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
     if file is None:
-        print_next("trainpace plan ... --output plan.json", "keeps the plan; `trainpace run plan.json` then measures every change")
+        print_next([*command, "--output", "plan.json"], "keeps the plan; `trainpace run plan.json` then measures every change")
     else:
         print_next(["trainpace", "run", file, *(["--task", task] if task else [])], "makes the changes one by one, and measures each")
 
