@@ -33,6 +33,11 @@ def words(name: str, rank: int = 0, least: int = 10) -> Column:
     return Column(name, rank, least)
 
 
+def bar(rank: int = 0) -> Column:
+    """A column of bars, which are drawn shorter where there is less room."""
+    return Column("", rank, 8)
+
+
 class Layout(NamedTuple):
     """Of each column that is shown its index and width; and the blanks between two."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainpace.diagnose import Advice, Diagnosis
 from trainpace.diagnose.shares import IN_WORDS
-from trainpace.report.columns import Column, words
+from trainpace.report.columns import Column, bar, words
 from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number
 
@@ -14,7 +14,13 @@ LEAST_SHARE = 0.005
 def print_diagnosis(d: Diagnosis, folder: str) -> None:
     """The shares, the verdict with its reasons, and what to change, each with what it saves."""
     rows = [
-        [s.in_words, format_number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", "█" * round(BAR_WIDTH * s.share)]
+        [
+            s.in_words,
+            format_number(s.ms),
+            f"{100 * s.share:.1f} %",
+            "yes" if s.proved else "",
+            "█" * round(BAR_WIDTH * s.share),
+        ]
         for s in d.shares
         if s.share >= LEAST_SHARE
     ]
@@ -23,16 +29,24 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
         f" recorded in {folder}"
     )
     most = max(d.shares, key=lambda s: s.share, default=None)
-    share = "" if most is None else f": {100 * most.share:.0f} % of the step{'' if most.proved else ', seen but not proved'}"
-    print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}." + (_roof(d) if d.verdict == "compute" else ""))
-    print_table(
-        [words("where it goes"), Column("ms"), Column("share"), words("proved", 1, 6), words("", 2, BAR_WIDTH)], rows
+    share = (
+        ""
+        if most is None
+        else f": {100 * most.share:.0f} % of the step{'' if most.proved else ', seen but not proved'}"
     )
+    print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}." + (_roof(d) if d.verdict == "compute" else ""))
+    print_table([words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar(2)], rows)
     print_lines(*(f"Why: {line}" for line in d.why))
     print_lines(*(f"note: {line}" for line in d.warnings))
     if d.advice:
         rows = [[a.title, *_saved(a, d)] for a in d.advice]
-        columns = [words("what to change"), Column("saves a step"), Column("an epoch", 1), Column("the job", 1), Column("at most", 2)]
+        columns = [
+            words("what to change", least=16),
+            Column("saves a step"),
+            Column("an epoch", 1),
+            Column("the job", 1),
+            Column("at most", 2),
+        ]
         print_table(columns, rows)
         print_lines(*(f"{a.title}: {a.how}" for a in d.advice))
     for a in d.not_worth:
@@ -47,7 +61,9 @@ def _print_next(d: Diagnosis, folder: str) -> None:
     if not d.proofs:
         print_next("trainpace diagnose -- python train.py", "your own command: interventions prove the shares")
     else:
-        print_next(["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a time line, worker by worker")
+        print_next(
+            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a time line, worker by worker"
+        )
 
 
 def _roof(d: Diagnosis) -> str:

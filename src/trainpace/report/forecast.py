@@ -7,8 +7,17 @@ from typing import Any
 
 from trainpace.outcome import STEP_PARTS, Forecast, Jump
 from trainpace.report.chart import chart
-from trainpace.report.columns import Column, words
-from trainpace.report.terminal import BAR_WIDTH, console, print_head, print_lines, print_next, print_plot, print_table, print_verdict
+from trainpace.report.columns import Column, bar, words
+from trainpace.report.terminal import (
+    BAR_WIDTH,
+    console,
+    print_head,
+    print_lines,
+    print_next,
+    print_plot,
+    print_table,
+    print_verdict,
+)
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
 
@@ -24,8 +33,11 @@ SOURCES = {
 
 
 def print_forecasts(
-    workload: Workload, rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]] | None = None,
-    said: Sequence[str] = (), spec: str | None = None,
+    workload: Workload,
+    rows: Sequence[Forecast],
+    jumps: Mapping[str, Sequence[Jump]] | None = None,
+    said: Sequence[str] = (),
+    spec: str | None = None,
 ) -> None:
     """The answer, a table, where the time goes in a single one, the jumps over a range, how far to trust it, and what next.
 
@@ -34,7 +46,9 @@ def print_forecasts(
     e = rows[0].execution
     n, trained = workload.parameters, workload.trainable_parameters
     frozen = "" if trained == n else f" ({format_count(trained)} trained)"
-    print_head(f"{workload.model}: {format_count(n)} parameters{frozen}, {workload.sample}, {e.precision}, {e.optimizer}")
+    print_head(
+        f"{workload.model}: {format_count(n)} parameters{frozen}, {workload.sample}, {e.precision}, {e.optimizer}"
+    )
     done = [row for row in rows if row.step is not None]
     _print_verdict(rows, done)
     shown = _deciding(rows)
@@ -166,12 +180,23 @@ def _print_next(done: Sequence[Forecast], spec: str) -> None:
             command = [*_forecast_command(best, spec), "--batch", str(best.largest_micro_batch)]
             print_next(command, "the largest batch that fits; --accumulate keeps the global batch")
         elif best.execution.activation_checkpointing == "none":
-            print_next([*_forecast_command(best, spec), "--checkpointing", "full"], "recomputes activations, to need less memory")
+            print_next(
+                [*_forecast_command(best, spec), "--checkpointing", "full"],
+                "recomputes activations, to need less memory",
+            )
         return
     best = max(fitting, key=_throughput)
     e = best.execution
     if best.num_devices > 1:
-        command = ["trainpace", "plan", *_forecast_command(best, spec)[2:], "--batch", str(e.micro_batch), "--max-steps", "1000"]
+        command = [
+            "trainpace",
+            "plan",
+            *_forecast_command(best, spec)[2:],
+            "--batch",
+            str(e.micro_batch),
+            "--max-steps",
+            "1000",
+        ]
         print_next(command, "what to change, and what that saves in a thousand steps")
     elif spec.endswith(".json") and not spec.startswith("transformers:"):
         command = [*_forecast_command(best, spec), "--batch", f"1:{min(best.largest_micro_batch or 64, 128)}"]
@@ -296,10 +321,22 @@ def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
     parts = [(name.removesuffix("_ms").replace("_", " "), getattr(f.step, name)) for name in STEP_PARTS]
-    rows = [(name, format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR_WIDTH * ms / total)) for name, ms in parts if ms > 0]
-    print_table((words("part of the step"), Column("ms"), Column("share"), words("", 1, BAR_WIDTH)), rows, spaced=False)
+    rows = [
+        (name, format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR_WIDTH * ms / total))
+        for name, ms in parts
+        if ms > 0
+    ]
+    print_table((words("part of the step"), Column("ms"), Column("share"), bar(1)), rows, spaced=False)
     heavy = [
-        (o.module or "-", o.kind, o.phase, str(o.count), format_number(o.time_ms), f"{100 * o.time_ms / total:.0f} %", o.bound)
+        (
+            o.module or "-",
+            o.kind,
+            o.phase,
+            str(o.count),
+            format_number(o.time_ms),
+            f"{100 * o.time_ms / total:.0f} %",
+            o.bound,
+        )
         for o in f.heaviest[:10]
     ]
     columns = (

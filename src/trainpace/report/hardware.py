@@ -35,7 +35,10 @@ def print_device(device: Device) -> None:
     figures = ((name, getattr(device, name)) for name in device.__struct_fields__)
     rows = [(name, f"{f.value:g}", f.kind, f.source) for name, f in figures if isinstance(f, Figure)]
     print_table((words("figure", least=16), Column("value"), words("kind", 1, 6), words("source", least=16)), rows)
-    print_next(["trainpace", "forecast", "resnet50", "--gpu", device.name], "a step of a model on it; FILE.py:FUNCTION takes yours")
+    print_next(
+        ["trainpace", "forecast", "resnet50", "--gpu", device.name],
+        "a step of a model on it; FILE.py:FUNCTION takes yours",
+    )
 
 
 def _short(figure: Figure | None) -> str:

@@ -17,20 +17,28 @@ if TYPE_CHECKING:
     from trainpace.journal.importing import Imported
 
 _LISTED = (
-    words("id", least=8), words("when (UTC)", 5, least=16), words("model", least=14), words("device", 2, least=14), Column("batch"),
-    words("precision", 4), words("optimizer", 6), Column("step ms"), Column("interval", 1), Column("GiB", 7),
+    words("id", least=8), words("when (UTC)", 5, least=16), words("model", least=14), words("device", 2, least=20),
+    Column("batch"), words("precision", 4), words("optimizer", 6), Column("step ms"), Column("interval", 1), Column("GiB", 7),
     words("outcome", 3, least=7),
 )  # fmt: skip
+_SAID_ONCE = ("device", "precision", "optimizer", "outcome")
 
 
 def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
-    """One line a run."""
+    """One line a run; what is the same in all of them is said once."""
     if not entries:
-        print_lines(f"No such runs in {place}.")
+        print_verdict(f"No such runs in {place}.")
         return
     print_verdict(f"{total:,} run{'' if total == 1 else 's'} in {place}{_shown(entries, total)}.")
-    print_table(_LISTED, [_line(entry) for entry in entries])
-    print_next(f"trainpace journal show {entries[0].id[:8]}", "all that is known of a run; --limit and --offset list others")
+    rows = [_line(entry) for entry in entries]
+    same = [i for i, c in enumerate(_LISTED) if c.name in _SAID_ONCE and len({row[i] for row in rows}) == 1 < len(rows)]
+    told = [i for i in range(len(_LISTED)) if i not in same]
+    print_table([_LISTED[i] for i in told], [[row[i] for i in told] for row in rows])
+    if same:
+        print_lines(f"All: {', '.join(rows[0][i] for i in same)}.")
+    print_next(
+        f"trainpace journal show {entries[0].id[:8]}", "all that is known of a run; --limit and --offset list others"
+    )
 
 
 def _shown(entries: Sequence[Entry], total: int) -> str:
@@ -46,8 +54,8 @@ def print_sweeps(sweeps: Sequence[Sweep]) -> None:
     ]  # fmt: skip
     print_verdict(f"{len(sweeps)} sweep{'' if len(sweeps) == 1 else 's'}.")
     columns = (
-        words("id", least=8), words("when (UTC)", 2, least=16), words("model", least=14), words("device", 3, least=14), words("batches"),
-        words("finished", 1, least=16),
+        words("id", least=8), words("when (UTC)", 2, least=16), words("model", least=14), words("device", 3, least=20),
+        words("batches"), words("finished", 1, least=16),
     )  # fmt: skip
     print_table(columns, rows)
     if sweeps:
@@ -74,9 +82,15 @@ def print_entry(entry: Entry) -> None:
         ("commit", e.commit or ""), ("command", e.command), ("source", e.source), ("workload", e.workload_key or ""),
         *((key, value) for key, value in sorted(e.environment.items())), ("notes", e.notes),
     ]  # fmt: skip
-    print_verdict(f"{e.outcome}: {_step(e) or 'nothing was timed'}" if e.outcome == "ok" else f"{e.outcome}: {printable(e.reason)}")
+    print_verdict(
+        f"{e.outcome}: {_step(e) or 'nothing was timed'}"
+        if e.outcome == "ok"
+        else f"{e.outcome}: {printable(e.reason)}"
+    )
     print_named("", [(_text(name), _text(value)) for name, value in facts if value])
-    print_next(f"trainpace journal compare {e.id[:8]} ID", "this run and another, and whether they differ beyond the noise")
+    print_next(
+        f"trainpace journal compare {e.id[:8]} ID", "this run and another, and whether they differ beyond the noise"
+    )
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -91,7 +105,14 @@ def print_comparison(comparison: Comparison) -> None:
         if rows:
             print_table((title, "A", "B"), [_difference(d) for d in rows], spaced=False)
     if c.ratios:
-        columns = (Column("batch"), Column("A ms"), Column("B ms"), Column("B / A"), Column("90 % interval"), words("", 1))
+        columns = (
+            Column("batch"),
+            Column("A ms"),
+            Column("B ms"),
+            Column("B / A"),
+            Column("90 % interval"),
+            words("", 1),
+        )
         print_table(columns, [_ratio(r) for r in c.ratios], spaced=False)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
@@ -115,7 +136,10 @@ def print_scores(scores: Scores) -> None:
     """Errors overall, lately, by device and by model, in plain words."""
     s = scores.overall
     if s.mean_pct is None or s.median_pct is None or s.bias_pct is None:
-        print_lines("No run in the journal has a forecast that was made before it.")
+        print_verdict("No run in the journal has a forecast that was made before it.")
+        print_next(
+            "trainpace measure resnet50", "measures beside a forecast; any FILE.py:FUNCTION in place of resnet50"
+        )
         return
     way = "too long" if s.bias_pct > 0 else "too short"
     print_verdict(

@@ -12,7 +12,15 @@ from trainpace.measure.changes import MeasuredJump
 from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement
 from trainpace.report.chart import chart
 from trainpace.report.columns import Column, words
-from trainpace.report.terminal import console, print_head, print_lines, print_next, print_plot, print_table, print_verdict
+from trainpace.report.terminal import (
+    console,
+    print_head,
+    print_lines,
+    print_next,
+    print_plot,
+    print_table,
+    print_verdict,
+)
 from trainpace.units import format_number
 
 FEWEST_FOR_A_PICTURE = 8
@@ -21,8 +29,12 @@ WORTH_SAYING = 0.03
 
 
 def print_sweep(
-    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = (),
-    sweep: str | None = None, spec: str | None = None,
+    measured: Sequence[Measurement],
+    a: SweepAnalysis,
+    foreseen: Mapping[int, Forecast],
+    causes: Sequence[Jump] = (),
+    sweep: str | None = None,
+    spec: str | None = None,
 ) -> None:
     """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators; `sweep` is its
     name in the journal; `spec` how the user named the model."""
@@ -68,8 +80,8 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     if len(a.points) == 1:
         i = last.interval_ms
         lines.append(
-            f"A step of batch {last.batch} takes {format_number(last.step_ms)} ms ({format_number(i.low)} to {format_number(i.high)}):"
-            f" {format_number(last.samples_per_second)} samples/s."
+            f"A step of batch {last.batch} takes {format_number(last.step_ms)} ms ({format_number(i.low)} to"
+            f" {format_number(i.high)}): {format_number(last.samples_per_second)} samples/s."
         )
     if len(a.points) > 1:
         gain = best.measured_samples_per_second / last.samples_per_second - 1

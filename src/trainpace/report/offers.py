@@ -34,7 +34,8 @@ def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
     print_lines("Gbit/s: of a node to others of its kind, where they can be joined.")
     if stale:
         print_lines(
-            f"{stale} prices are stale: undated ones were known on {SNAPSHOT_KNOWN_ON} and may be older. --json shows every source."
+            f"{stale} prices are stale: undated ones were known on {SNAPSHOT_KNOWN_ON} and may be older."
+            " --json shows every source."
         )
         print_next("trainpace offers --refresh", "fetches today's prices")
 

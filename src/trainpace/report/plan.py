@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
@@ -40,9 +40,14 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
 def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
     """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
     if file is None:
-        print_next([*command, "--output", "plan.json"], "keeps the plan; `trainpace run plan.json` then measures every change")
+        print_next(
+            [*command, "--output", "plan.json"], "keeps the plan; `trainpace run plan.json` then measures every change"
+        )
     else:
-        print_next(["trainpace", "run", file, *(["--task", task] if task else [])], "makes the changes one by one, and measures each")
+        print_next(
+            ["trainpace", "run", file, *(["--task", task] if task else [])],
+            "makes the changes one by one, and measures each",
+        )
 
 
 def _verdict(plan: Plan, best: Outlook) -> str:
@@ -74,7 +79,14 @@ def _print_changes(plan: Plan) -> None:
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
         rows.append([str(n), change.title, *_saved(change, so_far), change.effort, change.risk])
-    columns = (words("", least=2), words("change"), Column("saves"), Column("so far", 1), words("effort", 3), words("risk", 2))
+    columns = (
+        words("", least=2),
+        words("change"),
+        Column("saves"),
+        Column("so far", 1),
+        words("effort", 3),
+        words("risk", 2),
+    )
     print_table(columns, rows, title="What to change, in this order")
     print_lines(*_remarks(plan))
     print_named(

@@ -34,9 +34,10 @@ def print_answer(a: Answer) -> None:
         print_lines(f"  {advice.limit}")
     for note in a.notes:
         print_lines(f"Note: {note}.")
-    if a.execution is not None and a.step_time_s is not None:
-        command = ["trainpace", "forecast", "resnet50", "--gpu", "T4", "--batch", str(a.execution.micro_batch)]
-        print_next(command, "such a step time from a model's code: put yours, FILE.py:FUNCTION, in place of resnet50")
+    if a.execution is not None and a.schedule.samples and a.schedule.epochs:
+        job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
+        command = ["trainpace", "match", "resnet50", *job, "--global-batch", str(a.execution.global_batch)]
+        print_next(command, "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50")
 
 
 def _print_verdict(a: Answer) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.box import Box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +27,9 @@ GOOD, BAD, HEAD, BAR = "bold color(28)", "bold color(160)", "bold", "color(32)"
 _BLANK = "    \n"
 _RULE = Box(f"{2 * _BLANK} ── \n{5 * _BLANK}")
 _ASCII_RULE = Box(f"{2 * _BLANK} -- \n{5 * _BLANK}", ascii=True)
-_UNITS = r"%|µs|us|ms|s|min|h|days|d|B|kB|MB|GB|KiB|MiB|GiB|GB/s|GFLOP/s|TFLOP/s|samples|samples/s|tokens/s|epochs|steps|W|x|M|T|kWh"
+_UNITS = (
+    r"%|µs|us|ms|s|min|h|days|d|B|kB|MB|GB|KiB|MiB|GiB|GB/s|GFLOP/s|TFLOP/s|samples|samples/s|epochs|steps|W|x|M|T|kWh"
+)
 _NUMBER_AND_UNIT = re.compile(rf"(?<=[\d.]) (?=(?:{_UNITS})(?![\w/]))")
 _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _TIED = "\u00a0"  # textwrap does not break a line there
@@ -80,7 +83,9 @@ def print_table(
         _print_paragraphs(out, made, cells)
         return
     _write(out, _drawn(out, made, cells, chosen))
-    left_out = [c.name for i, c in enumerate(made) if i not in chosen.widths and any(row[i] for row in cells)]
+    left_out = [
+        c.name for i, c in enumerate(made) if c.name and i not in chosen.widths and any(row[i] for row in cells)
+    ]
     if left_out:
         print_lines(f"Left out for want of room: {', '.join(left_out)}.")
 
@@ -115,7 +120,12 @@ def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]
     named = any(columns[i].name for i in chosen.widths)
     box = _ASCII_RULE if out.options.ascii_only else _RULE
     table = Table(
-        box=box, show_edge=False, pad_edge=False, padding=(0, chosen.gap - 1, 0, 0), show_header=named, header_style=HEAD
+        box=box,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, chosen.gap - 1, 0, 0),
+        show_header=named,
+        header_style=HEAD,
     )
     tallest = max(wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items())
     for i, width in chosen.widths.items():
@@ -124,13 +134,17 @@ def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]
         name = "\n" * (tallest - name.count("\n")) + name
         justify: Literal["left", "right"] = "left" if columns[i].words else "right"
         table.add_column(Text(name), justify=justify, width=width, overflow="fold")
+    longest = {i: max(cell_len(row[i]) for row in rows) for i in chosen.widths} if rows else {}
     for row in rows:
-        table.add_row(*(_cell(row[i]) for i in chosen.widths))
+        table.add_row(*(_cell(row[i], min(1.0, width / (longest[i] or 1))) for i, width in chosen.widths.items()))
     return table
 
 
-def _cell(text: str) -> Text:
-    return Text(text, style=BAR if text.strip("█ ") == "" and text else "")
+def _cell(text: str, share: float) -> Text:
+    """A bar is drawn shorter where there is less room."""
+    if text.strip("█"):
+        return Text(text)
+    return Text("█" * max(len(text) > 0, round(share * len(text))), style=BAR)
 
 
 def _print_paragraphs(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -167,7 +181,9 @@ def print_next(command: str | Sequence[str], why: str = "") -> None:
     if why and "\n" not in words and len(line) + len(why) + 4 <= out.width:
         text.append(f"  ({why})")
     elif why:
-        text.append(f"\n{textwrap.fill(why, max(LEAST_WIDTH, out.width - 6), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}")
+        text.append(
+            f"\n{textwrap.fill(why, max(LEAST_WIDTH, out.width), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
+        )
     out.print(text, soft_wrap=True)
 
 

@@ -39,10 +39,13 @@ WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
 def print_equivalence(found: Equivalence) -> None:
     """The table of ways, then what follows."""
     q = found.question
-    print_head(f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch")
+    print_head(
+        f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch"
+    )
     lines = verdict(found)
     if found.equal:
-        print_verdict(f"Yes: {lines.pop(0)[0].lower()}{verdict(found)[0][1:]}", good=True)
+        first, *lines = lines
+        print_verdict(f"Yes: {first[0].lower()}{first[1:]}", good=True)
     else:
         apart = [WAY_IN_WORDS[way.way] for way in found.ways if not way.equal]
         print_verdict(f"No: not the same training by {', '.join(apart)}.", good=False)
@@ -53,11 +56,14 @@ def print_equivalence(found: Equivalence) -> None:
     print_lines(*lines)
     if found.equal:
         print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
-                   "what the parts cost on a GPU; any way of dividing the batch is as good as another for the weights")  # fmt: skip
+                   "what a part costs on a GPU; for the weights any way of dividing the batch is as good as another")  # fmt: skip
     elif found.repeated or any(way.failed for way in found.ways):
         return
     else:
-        print_next(["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)], "again, once that is changed")
+        print_next(
+            ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)],
+            "again, once that is changed",
+        )
 
 
 def _row(way: WayResult) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from trainpace.journal.guard import Guarded, Pace
-from trainpace.report.columns import Column, words
+from trainpace.report.columns import Column, bar, words
 from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_number
 from trainpace.watch.recording import Rank, Recording
@@ -35,7 +35,7 @@ def print_recording(recording: Recording, folder: str) -> None:
         return
     ranks = recording.ranks
     step = fmean(r.step_ms for r in ranks)
-    columns = [words("part of a step"), Column("ms"), Column("share"), words("", 1, BAR_WIDTH)]
+    columns = [words("part of a step", least=18), Column("ms"), Column("share"), bar(1)]
     if len(ranks) > 1:
         columns += [Column(f"rank {r.rank}", 2) for r in ranks[:8]]
     print_head(f"{' '.join(recording.command)}: recorded in {folder}")
@@ -43,7 +43,9 @@ def print_recording(recording: Recording, folder: str) -> None:
     print_verdict(f"{ranks[0].steps:,} steps of {format_number(step)} ms; most of it is {rows[0][0]} ({rows[0][2]}).")
     print_table(columns, rows)
     print_lines(*_said(recording, step))
-    print_next(["trainpace", "diagnose", "--", *recording.command], "proves what slows it down, and says what to change")
+    print_next(
+        ["trainpace", "diagnose", "--", *recording.command], "proves what slows it down, and says what to change"
+    )
 
 
 def print_guarded(found: Guarded) -> None:
