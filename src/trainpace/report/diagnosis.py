@@ -29,11 +29,9 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
         f" recorded in {folder}"
     )
     most = max(d.shares, key=lambda s: s.share, default=None)
-    share = (
-        ""
-        if most is None
-        else f": {100 * most.share:.0f} % of the step{'' if most.proved else ', seen but not proved'}"
-    )
+    share = ""
+    if most is not None and most.in_words == IN_WORDS[d.verdict]:
+        share = f", {100 * most.share:.0f} % of the step{'' if most.proved else ', seen but not proved'}"
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}." + (_roof(d) if d.verdict == "compute" else ""))
     print_table([words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar(2)], rows)
     print_lines(*(f"Why: {line}" for line in d.why))
