@@ -1,4 +1,4 @@
-"""Long work on stderr: a bar with the time left on a terminal, in a log file a line now and then. rich comes when it is needed."""
+"""Long work on stderr: a bar with the time left on a terminal, in a log file a line now and then."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LOG_EVERY_S = 10.0
 REFRESHES_PER_S = 1.0
 """Few, since what runs meanwhile is often being timed on the same cores."""
+LEAST_RATE = 1.0
+"""Fewer a second are better said by the time left."""
 WAIT_S = 1.0
 """What ends sooner needs no bar."""
 
@@ -83,7 +85,7 @@ class Bar:
 
     def line(self) -> str:
         """Where it is, in words."""
-        parts = [f"{self._what}{f', {self._words}' if self._words else ''}"]
+        parts = []
         elapsed_s = time.monotonic() - self._begun
         if self._seconds is not None:
             parts.append(f"about {format_duration(max(0.0, self._seconds - elapsed_s))} left")
@@ -93,11 +95,12 @@ class Bar:
             unit = f" {self._unit}" if self._unit else ""
             parts.append(f"{self._done:,.0f} of {self._total:,.0f}{unit}")
             rate = self._new / elapsed_s if self._unit and elapsed_s > 0 else 0.0
-            parts += [f"{format_number(rate)}/s"] if rate else []
+            parts += [f"{format_number(rate)}/s"] if rate >= LEAST_RATE else []
             left = left_s(self._done, self._total, self._new, elapsed_s)
             if left is not None and self._done < self._total:
                 parts.append(f"about {format_duration(round(left) if left >= 1 else left)} left")
-        return f"{parts[0]}: {', '.join(parts[1:])}"
+        now = f" ({self._words})" if self._words else ""
+        return f"{self._what}: {', '.join(parts)}{now}"
 
     def _show(self) -> None:
         with self._lock:
@@ -115,15 +118,18 @@ class Bar:
 def _made(bar: Bar) -> Progress:
     from rich.console import Console, RenderableType
     from rich.progress import BarColumn, Progress, ProgressColumn, Task
+    from rich.table import Column
+    from rich.text import Text
 
     class Line(ProgressColumn):
         def render(self, task: Task) -> RenderableType:
             share = bar.share()
             task.total, task.completed = (None, 0.0) if share is None else (1.0, share)
-            return bar.line()
+            return Text(bar.line())
 
-    shown = Progress(
-        Line(), BarColumn(20), console=Console(stderr=True), transient=True, refresh_per_second=REFRESHES_PER_S
-    )  # fmt: skip
+    # where there is no room, what is on now gives way to how far it is
+    text = Line(table_column=Column(no_wrap=True, overflow="ellipsis"))
+    out = Console(stderr=True)
+    shown = Progress(BarColumn(16), text, console=out, transient=True, refresh_per_second=REFRESHES_PER_S)
     shown.add_task("")
     return shown
