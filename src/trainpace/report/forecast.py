@@ -55,7 +55,7 @@ def print_forecasts(
     priced = any(row.training_time is not None for row in rows)
     print_table(_columns(priced), [_cells(row, priced) for row in shown])
     if len(shown) < len(rows):
-        print_lines(f"{len(shown)} of {len(rows)} batch sizes; the plot has all, and so has --json.")
+        print_lines(f"{len(shown)} of {len(rows)} batch sizes; the plot has all, and so has --json.", "")
     if len(done) == 1:
         _print_breakdown(done[0])
     print_jumps(rows, jumps or {})
@@ -343,7 +343,8 @@ def _print_breakdown(f: Forecast) -> None:
         words("heaviest operators"), words("kind"), words("phase", 1), Column("count", 3), Column("ms"), Column("share", 2),
         words("bound by", 4, 7),
     )  # fmt: skip
-    print_table(columns, heavy, spaced=False)
+    if heavy:
+        print_table(columns, heavy, spaced=False)
     _print_scaling(f)
     if f.memory is not None:
         m = f.memory

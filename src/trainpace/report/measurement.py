@@ -87,7 +87,7 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
         gain = best.measured_samples_per_second / last.samples_per_second - 1
         over = ""
         if best.batch != last.batch and gain > WORTH_SAYING:
-            over = f", {gain:.0%} more than at {last.batch}"
+            over = f", {100 * gain:.0f} % more than at {last.batch}"
         elif any(p.samples_per_second > best.measured_samples_per_second for p in a.points):
             over = "; no other is better beyond the noise"
         lines.append(

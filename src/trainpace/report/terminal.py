@@ -82,12 +82,13 @@ def print_table(
     if chosen is None:
         _print_paragraphs(out, made, cells)
         return
-    _write(out, _drawn(out, made, cells, chosen))
     left_out = [
         c.name for i, c in enumerate(made) if c.name and i not in chosen.widths and any(row[i] for row in cells)
     ]
+    _write(out, _drawn(out, made, cells, chosen))
     if left_out:
         print_lines(f"Left out for want of room: {', '.join(left_out)}.")
+    out.print()
 
 
 def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
@@ -113,7 +114,7 @@ def _write(out: Console, shown: Table) -> None:
     """A log file needs no blanks at the ends of its lines."""
     with out.capture() as captured:
         out.print(shown)
-    out.file.write("\n".join([*(line.rstrip() for line in captured.get().splitlines()), "", ""]))
+    out.file.write("\n".join([*(line.rstrip() for line in captured.get().splitlines()), ""]))
 
 
 def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout) -> Table:
@@ -162,10 +163,10 @@ def print_lines(*lines: str) -> None:
 
 
 def print_plot(lines: Iterable[str]) -> None:
-    """Lines that are as wide as they should be."""
+    """Lines as they are; only a title that is too long is wrapped."""
     out = console()
     for line in lines:
-        out.print(Text(line), soft_wrap=True)
+        out.print(Text(line if cell_len(line) <= out.width else wrapped(line, out.width)), soft_wrap=True)
 
 
 def print_next(command: str | Sequence[str], why: str = "") -> None:

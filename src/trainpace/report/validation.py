@@ -23,7 +23,7 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
             Column("in interval %"), Column("half width %", 4), Column("memory %", 3),
         )  # fmt: skip
         shown = [*(s for s in group if s.n or s.unsupported), *([overall] if name == "file" else [])]
-        print_table(columns, [_cells(s) for s in shown])
+        print_table(columns, [_cells(s) for s in shown], spaced=name == "file")
     worst = sorted((row for row in rows if row.error_pct is not None), key=lambda row: -abs(row.error_pct or 0.0))[
         :WORST
     ]
@@ -35,6 +35,7 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
              format_number(row.measured_ms or 0.0), format_number(row.forecast_ms or 0.0), f"{row.error_pct:+.0f}")
             for row in worst
         ],
+        spaced=False,
     )  # fmt: skip
     reasons = Counter(row.unsupported for row in rows if row.unsupported)
     for reason, count in reasons.most_common(8):
