@@ -120,7 +120,10 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_imported(imported: Sequence[Imported], place: str) -> None:
-    """One line a file, and why runs were skipped."""
+    """What there is now, one line a file, and why runs were skipped."""
+    if imported:
+        new, there = (sum(getattr(one, name) for one in imported) for name in ("new", "already_there"))
+        print_verdict(f"{new:,} new run{'' if new == 1 else 's'} in {place}, {there:,} there already.")
     for one in imported:
         skipped = sum(one.skipped.values())
         print_lines(
@@ -129,7 +132,7 @@ def print_imported(imported: Sequence[Imported], place: str) -> None:
         )
         print_lines(*(f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()))
     if imported:
-        print_lines(f"Journal: {place}")
+        print_next("trainpace journal list", "the newest of them")
 
 
 def print_scores(scores: Scores) -> None:
