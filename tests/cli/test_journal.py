@@ -37,7 +37,8 @@ def run(tmp_path):
 @pytest.mark.slow
 def test_the_life_of_a_journal(run, tmp_path):
     (tmp_path / "cnn.json").write_text(json.dumps([to_jsonable(measurement())]))
-    assert run("path", "--json") == {"journal": str(run.place), "database": "sqlite", "schema_version": 2, "runs": 0}
+    facts = {"journal": str(run.place), "database": "sqlite", "database_version": 2, "runs": 0}
+    assert run("path", "--json") == {"record": "JournalPlace", "schema_version": 1, **facts}
     assert "1 new" in run("import", "cnn.json")
     assert "0 new, 1 there already" in run("import", "cnn.json")
     (listed,) = run("list", "--json")
@@ -57,7 +58,7 @@ def test_the_life_of_a_journal(run, tmp_path):
         assert run("list", "--json", "--journal", other) == run("list", "--json")
     assert run("merge", other, "--json")["already_there"] == 1
     assert "1 new" in run("merge", run.place, "--journal", tmp_path / "third.db")
-    assert run("delete", id_[:5], "--json") == {"deleted": [id_]}
+    assert run("delete", id_[:5], "--json") == {"record": "Deletion", "schema_version": 1, "deleted": [id_]}
     assert run("list", "--json", TRAINPACE_JOURNAL=other) != run("list", "--json") == []
 
 

@@ -46,6 +46,7 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
     from trainpace.measure.disturbances import warnings_of
     from trainpace.records import save, to_jsonable
     from trainpace.report.machine import print_machine, print_profile
+    from trainpace.report.progress import Bar
 
     target = Path(o["output"]) if o["output"] else default_profile_file()
     if o["output"] and not target.resolve().parent.is_dir():
@@ -66,12 +67,14 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
             echo_json(to_jsonable(machine))
         return 0
     click.echo(f"measuring for about {seconds:.0f} s; let nothing else run", err=True)
-    profile = measure_machine(seconds, machine)
+    with Bar("calibrating", seconds=seconds):
+        profile = measure_machine(seconds, machine)
     if ranks is not None:
         from trainpace.measure.allreduce import measure_allreduce
 
-        click.echo(f"timing all-reduce between {ranks} processes", err=True)
-        profile = replace(profile, allreduce=measure_allreduce(ranks, backend))
+        with Bar(f"timing all-reduce between {ranks} processes") as bar:
+            bar.to(0)
+            profile = replace(profile, allreduce=measure_allreduce(ranks, backend))
     target.parent.mkdir(parents=True, exist_ok=True)
     save(profile, target)
     if o["as_json"]:

@@ -115,8 +115,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.forecast.transfer import transfer_ratio, transferred
     from trainpace.journal.foresight import foresee
     from trainpace.records import save, to_jsonable
-    from trainpace.report.forecast import print_forecasts, print_jumps, row_json
-    from trainpace.report.terminal import print_lines
+    from trainpace.report.forecast import print_forecasts, row_json
     from trainpace.schedule import Schedule
     from trainpace.workload import Form, form_of
 
@@ -178,9 +177,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
             "journal": said, "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
         })  # fmt: skip
     else:
-        print_forecasts(workload, rows)
-        print_jumps(rows, jumps)
-        print_lines(*said)
+        print_forecasts(workload, rows, jumps, said, model)
     if o["page"] or o["figure"]:
         from trainpace.report.pages.forecast import Asked, forecast_page, forecast_pictures
 

@@ -172,7 +172,14 @@ def import_(
                 refused.append((str(file), str(error)))
         if as_json:
             reasons = [{"file": file, "reason": reason} for file, reason in refused]
-            echo_json({"files": [to_jsonable(one) for one in imported], "refused": reasons})
+            echo_json(
+                {
+                    "record": "Imports",
+                    "schema_version": 1,
+                    "files": [to_jsonable(one) for one in imported],
+                    "refused": reasons,
+                }
+            )
         else:
             print_imported(imported, opened.place)
     for _, reason in refused if not as_json else ():
@@ -196,7 +203,7 @@ def export(file: Path, place: str | None, as_json: bool, **filters: Any) -> int:
     query = Query(**filters)
     with _opened(place) as opened:
         count = write(file, chain(opened.sweeps() if query == Query() else (), opened.every(query)))
-    echo_json({"file": str(file), "records": count}) if as_json else click.echo(f"{count:,} records in {file}")
+    _answer({"record": "Export", "file": str(file), "records": count}, f"{count:,} records in {file}", as_json)
     return 0
 
 
@@ -217,10 +224,8 @@ def merge(other: str, place: str | None, as_json: bool) -> int:
         new = opened.add_many(chain(sweeps, source.every()))
         already = total + len(sweeps) - new
         shown = (source.place, opened.place)
-    if as_json:
-        echo_json({"from": shown[0], "into": shown[1], "new": new, "already_there": already})
-    else:
-        click.echo(f"{new:,} new from {shown[0]}, {already:,} were there already")
+    facts = {"record": "Merge", "from": shown[0], "into": shown[1], "new": new, "already_there": already}
+    _answer(facts, f"{new:,} new from {shown[0]}, {already:,} were there already", as_json)
     return 0
 
 
@@ -247,7 +252,7 @@ def delete(ids: tuple[str, ...], place: str | None, as_json: bool) -> int:
         chosen = [opened.get(id_).id for id_ in ids]  # a wrong id deletes nothing
         for id_ in dict.fromkeys(chosen):
             opened.delete(id_)
-    echo_json({"deleted": chosen}) if as_json else click.echo(f"deleted {', '.join(id_[:8] for id_ in chosen)}")
+    _answer({"record": "Deletion", "deleted": chosen}, f"deleted {', '.join(id_[:8] for id_ in chosen)}", as_json)
     return 0
 
 
@@ -259,15 +264,14 @@ def path(place: str | None, as_json: bool) -> int:
 
     with _opened(place) as opened:
         facts = {
+            "record": "JournalPlace",
             "journal": opened.place,
             "database": opened.database,
-            "schema_version": VERSION,
+            "database_version": VERSION,
             "runs": opened.count(),
         }
-    if as_json:
-        echo_json(facts)
-    else:
-        click.echo(f"{facts['journal']} ({facts['database']}, schema version {VERSION}, {facts['runs']:,} runs)")
+    said = f"{facts['journal']} ({facts['database']}, schema version {VERSION}, {facts['runs']:,} runs)"
+    _answer(facts, said, as_json)
     return 0
 
 
@@ -285,6 +289,12 @@ def score(place: str | None, as_json: bool, **filters: Any) -> int:
         result = scores(opened.every(Query(**filters, with_forecast=True)))
     echo_json(to_jsonable(result)) if as_json else print_scores(result)
     return 0 if result.overall.n else 1
+
+
+def _answer(facts: dict[str, Any], words: str, as_json: bool) -> None:
+    from trainpace.report.terminal import print_verdict
+
+    echo_json({**facts, "schema_version": 1}) if as_json else print_verdict(words)
 
 
 def _run_or_sweep(opened: Journal, id_: str) -> list[Entry]:

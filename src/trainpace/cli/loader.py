@@ -46,6 +46,7 @@ def loader(target: str, batch_size: int | None, workers: Any, compute_ms: float 
     from trainpace.datapath.loader_records import LoaderConditions
     from trainpace.records import save
     from trainpace.report.loader import loader_json, print_loader
+    from trainpace.report.progress import Bar
 
     if o["output"] and not Path(o["output"]).resolve().parent.is_dir():
         raise click.UsageError(f"the folder of {o['output']} does not exist.")
@@ -54,7 +55,8 @@ def loader(target: str, batch_size: int | None, workers: Any, compute_ms: float 
         seconds=o["seconds"], repeats=o["repeats"], timeout_s=o["timeout"],
     )  # fmt: skip
     click.echo("measuring the loader alone, for half a minute or so; let nothing else run", err=True)
-    found = measure_loader(conditions)
+    with Bar(f"measuring {target}"):
+        found = measure_loader(conditions)
     compute_cores = 1.0
     if compute_ms is None and found.is_task:
         compute_ms, compute_cores = _compute(target, found.batch_size, o["timeout"])

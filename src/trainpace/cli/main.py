@@ -66,7 +66,9 @@ def _cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     from trainpace.errors import TrainpaceError
+    from trainpace.report.encoding import never_fail_to_encode
 
+    never_fail_to_encode()
     try:
         if not (sys.argv[1:] if arguments is None else arguments):
             arguments = ["--help"]

@@ -132,10 +132,10 @@ def match(model: str, **o: Any) -> int:
     every = ("fp32", "amp", "half") if o["save_workload"] else forms
     # what the model is to be matched with is imported and read while it is traced
     with workload_started(model, every, variant_of(o), o, o["checkpointing"]) as workload:
-        return _matched(workload, precisions, o)
+        return _matched(workload, precisions, model, o)
 
 
-def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dict[str, Any]) -> int:
+def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], model: str, o: dict[str, Any]) -> int:
     """Read the offers, wait for the workload, rank, print; the exit code."""
     import datetime
 
@@ -170,7 +170,7 @@ def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dic
     if o["as_json"]:
         echo_json(ranking_json(workload, ranking, job, close, today))
     else:
-        print_ranking(workload, ranking, job, close, o["by"], o["top"], today)
+        print_ranking(workload, ranking, job, close, o["by"], o["top"], today, model)
     if o["page"] or o["figure"]:
         from trainpace.report.match_json import ranking_json
         from trainpace.report.pages.match import match_page, match_pictures

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -30,6 +30,7 @@ from trainpace.measure.sweep import SweepPlan, run_sweep
 from trainpace.outcome import Forecast, Jump, Measurement
 from trainpace.records import to_jsonable, write_whole
 from trainpace.report.measurement import print_sweep, sweep_json
+from trainpace.report.progress import Bar
 from trainpace.workload import Variant, form_of
 
 DEFAULT_BATCHES = (8, 16, 32)
@@ -80,9 +81,7 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
         shown = (measured, analysis, foreseen, causes)
         save_pictures(o, lambda: sweep_page(*shown), lambda: sweep_pictures(*shown))
     if not o["as_json"]:
-        print_sweep(measured, analysis, foreseen, causes)
-        if recorded.id:
-            click.echo(f"Kept in the journal: trainpace journal list --sweep {recorded.id[:8]}")
+        print_sweep(measured, analysis, foreseen, causes, recorded.id or None, model)
     return sweep_json(measured, analysis, foreseen, recorded.id or None)
 
 
@@ -169,13 +168,10 @@ def _foresight(conditions: Conditions, device: str, journal: Journal | None) -> 
             from trainpace.hardware import find_device
 
             cluster, model = Cluster(device=find_device(device, devices_of(None))), None
-        click.echo(f"tracing {c.model}", err=True)
-        workload = load_workload(
-            c.model,
-            (form_of(c.precision),),
-            Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu"),
-            c.timeout_s,
-        )
+        variant = Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu")
+        with Bar(f"tracing {c.model}") as bar:
+            bar.to(0)
+            workload = load_workload(c.model, (form_of(c.precision),), variant, c.timeout_s)
         execution = execution_of(c, 1, workload.optimizer)
         return foresee(workload, execution, cluster, model, journal, c.sequence_length, c.image_size)
     except TrainpaceError as error:
@@ -202,8 +198,9 @@ def _run(
     hints: Sequence[int], o: dict[str, Any],
 ) -> RecordedSweep:  # fmt: skip
     most = _most_probes(plan)
-    with _progress(conditions.model, most) as tell:
+    with Bar(f"measuring {conditions.model}", most, "probes at most") as bar:
         try:
+            tell = lambda batch, finished: bar.to(finished, words=f"batch {batch}")  # noqa: E731
             if journal is None:
                 return RecordedSweep("", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0)
             circumstances = Circumstances(
@@ -213,9 +210,7 @@ def _run(
             recorded = record_sweep(journal, conditions, plan, circumstances, foresight, hints, tell, o["fresh"])
         except KeyboardInterrupt:
             if journal is not None:
-                click.echo(
-                    "\nStopped. What was measured is in the journal; the same command takes it up again.", err=True
-                )
+                bar.say("\nStopped. What was measured is in the journal; the same command takes it up again.")
             raise
     if recorded.resumed:
         click.echo(f"{recorded.resumed} probes were there from an interrupted run of the same sweep.", err=True)
@@ -231,25 +226,6 @@ def _most_probes(plan: SweepPlan) -> int | None:
 
         return most_probes(len(plan.batches))
     return len(plan.batches) * plan.repeats
-
-
-@contextlib.contextmanager
-def _progress(model: str, most: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, a line a probe in a log."""
-    if not sys.stderr.isatty():
-        of = "" if most is None else f" of at most {most}"
-        yield lambda batch, finished: click.echo(f"measuring batch {batch} (probe {finished + 1}{of})", err=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"), TimeElapsedColumn(),
-        TextColumn("at most"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(model, total=most)
-        yield lambda batch, finished: progress.update(task, completed=finished, description=f"{model}, batch {batch}")
 
 
 @contextlib.contextmanager

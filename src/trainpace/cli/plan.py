@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def plan(model: str, **o: Any) -> int:
     from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.plan.evaluate import forecast_of
     from trainpace.records import save, to_jsonable
-    from trainpace.report.plan import print_plan, print_script_changes
+    from trainpace.report.plan import print_plan, print_plan_next, print_script_changes
     from trainpace.workload import Form, Variant, form_of
 
     if Path(model).is_dir():
@@ -160,11 +161,15 @@ def plan(model: str, **o: Any) -> int:
         print_script_changes(also)
         if o["write"]:
             print_files(files, backups, o["yes"])
+        if found.changes and sys.argv[1:2] == ["plan"]:
+            print_plan_next(["trainpace", *sys.argv[1:]], o["output"], model if ".py:" in model else None)
     if o["page"] or o["figure"]:
         from trainpace.report.pages.plan import plan_page, plan_pictures
 
         ends = [forecast_of(setting, e) if found.best is not None else None for e in (found.start, found.end)]
         save_pictures(
-            o, lambda: plan_page(found, workload, cluster, to_jsonable(found), *ends), lambda: plan_pictures(found, *ends)
+            o,
+            lambda: plan_page(found, workload, cluster, to_jsonable(found), *ends),
+            lambda: plan_pictures(found, *ends),
         )
     return 0 if found.best is not None else 1

@@ -51,7 +51,7 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
     from trainpace.datapath import precompute as work
     from trainpace.datapath.slurm_array import array_script, part_of
     from trainpace.records import to_jsonable
-    from trainpace.report.progress import ProgressLine
+    from trainpace.report.progress import Bar
 
     workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     damaged: list[work.Damage] = []
@@ -93,23 +93,17 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
     number, parts = part_of(part, os.environ)
     if o["again"] and parts > 1:
         raise click.UsageError("--again is for the whole, not for one part: empty the folder first.")
-    line = ProgressLine()
-    try:
-        done = work.precompute(
-            work.Settings(
-                target=target, folder=folder, workers=workers, shard_samples=o["shard_samples"], max_bad=o["max_bad"],
-                part=number, parts=parts, again=o["again"],
-                repair=tuple(one.number for one in damaged),
-            ),
-            line,
-            _note,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        line.end()
-        _note("finished shards are kept; the same command goes on from there")
-        raise
-    finally:
-        line.end()
+    settings = work.Settings(
+        target=target, folder=folder, workers=workers, shard_samples=o["shard_samples"], max_bad=o["max_bad"],
+        part=number, parts=parts, again=o["again"], repair=tuple(one.number for one in damaged),
+    )  # fmt: skip
+    with Bar("precomputing", unit="samples") as bar:
+        try:
+            tell = lambda p: bar.to(p.done, p.wanted, f"{p.bad:,} bad" if p.bad else "", p.new)  # noqa: E731
+            done = work.precompute(settings, tell, lambda words: bar.say(f"note: {words}"))
+        except KeyboardInterrupt:
+            bar.say("note: finished shards are kept; the same command goes on from there")
+            raise
     if as_json:
         echo_json(to_jsonable(done))
     else:
@@ -117,7 +111,3 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
 
         print_precomputed(done, work.read_plan(Path(folder)).shards)
     return 0
-
-
-def _note(words: str) -> None:
-    click.echo(f"note: {words}", err=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 from msgspec.structs import replace
 
 from trainpace.cli.launchers import LauncherChoice
@@ -34,9 +33,11 @@ from trainpace.launch.trials import job_of, run_trial
 from trainpace.measure.detect import detect
 from trainpace.records import load, save, write_whole
 from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
+from trainpace.report.progress import Bar
 from trainpace.schedule import total_steps
 
 STATE = "ladder.json"
+TryIt = Callable[[Setup, int, str], TrialResult | FailedTrial]
 _OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
 
 
@@ -90,19 +91,21 @@ def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
         o.choice.check(ladder)
     folder = Path(o.folder or f"{path.stem}-run")
     _make(folder)
-    with _alone(folder), _journal(o) as journal:
+    with _alone(folder), _journal(o) as journal, Bar(f"running {path.name}") as bar:
         before = None if o.dry_run else _before(folder, o)
-        means = _means(ladder, folder, o, journal, before)
+        means = _means(ladder, folder, o, journal, before, bar.say)
         if o.dry_run:
             return _dry_run(ladder, means, folder, o), 0
         try:
-            climbed = climb(ladder, means, before, o.stop_early)
+            climbed = climb(
+                ladder, means._replace(try_it=_counted(means.try_it, ladder, before, bar)), before, o.stop_early
+            )
         except KeyboardInterrupt:
-            _tell(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
+            bar.say(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
             raise
-    if ladder.script is not None:
-        kept = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
-        _tell(f"the settings files as they are kept: {kept}")
+        if ladder.script is not None:
+            kept = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
+            bar.say(f"the settings files as they are kept: {kept}")
     return _report(climbed, o)
 
 
@@ -135,7 +138,30 @@ def _before(folder: Path, o: Options) -> Climbed | None:
         raise TrainpaceError(error.message, "Begin anew with --fresh, or name another --out.") from None
 
 
-def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None, before: Climbed | None) -> Means:
+def _counted(try_it: TryIt, ladder: Ladder, before: Climbed | None, bar: Bar) -> TryIt:
+    """The same, and `bar` shows how many trials are left, unless two are too close and are tried again."""
+    expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
+    there = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
+    done = there
+
+    def counted(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
+        nonlocal done
+        bar.to(done, max(expected, done + 1), name, done - there)
+        outcome = try_it(setup, seed, name)
+        done += 1
+        return outcome
+
+    return counted
+
+
+def _means(
+    ladder: Ladder,
+    folder: Path,
+    o: Options,
+    journal: Journal | None,
+    before: Climbed | None,
+    tell: Callable[[str], None],
+) -> Means:
     from trainpace.ladder.shards import make_shards
 
     def links() -> HostLinks | None:
@@ -144,7 +170,7 @@ def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None, be
 
     known = None if before is None else noise_scale_of(before)
     noise = [] if known is None else [known[1]]  # gathered once
-    sights = Sights(folder, ladder.device, profile_or_brief, _tell, o.timeout, ladder.seed, links)
+    sights = Sights(folder, ladder.device, profile_or_brief, tell, o.timeout, ladder.seed, links)
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         try:
@@ -171,8 +197,8 @@ def _means(ladder: Ladder, folder: Path, o: Options, journal: Journal | None, be
         return sights.foresee(setups, known)
 
     return Means(
-        try_it=try_it, foresee=foresee, tell=_tell,
-        precompute=lambda spec: make_shards(spec, folder, usable_cores(), _tell),
+        try_it=try_it, foresee=foresee, tell=tell,
+        precompute=lambda spec: make_shards(spec, folder, usable_cores(), tell),
         keep=lambda climbed: save(climbed, folder / STATE),
         journal=_keeper(ladder, o, journal),
     )  # fmt: skip
@@ -282,7 +308,3 @@ def _journal(o: Options) -> Iterator[Journal | None]:
         return
     with Journal.open(o.place) as journal:
         yield journal
-
-
-def _tell(words: str) -> None:
-    click.echo(words, err=True)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from trainpace.errors import Contradiction
+from trainpace.report.progress import Bar
 from trainpace.trace import is_saved, load_workload, workload_on_its_way
 from trainpace.workload import Form, Variant, Workload
 
@@ -41,7 +42,8 @@ def workload_started(
     with workload_on_its_way(model, forms, variant, o["timeout"]) as traced:
 
         def workload() -> Workload:
-            found = traced()
+            with Bar(f"tracing {model}"):
+                found = traced()
             if is_saved(model):
                 check_agrees(model, found, o)
             if not recompute or recomputes(found):

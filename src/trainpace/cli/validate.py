@@ -48,6 +48,7 @@ def validate(
     """
     from trainpace.errors import TrainpaceError
     from trainpace.records import to_jsonable
+    from trainpace.report.progress import Bar
     from trainpace.validation.evaluate import evaluate
     from trainpace.validation.runs import read_runs
     from trainpace.validation.summary import by, family_of, summarise
@@ -62,13 +63,9 @@ def validate(
             )
     if not chosen:
         raise TrainpaceError(f"{runs} has no rows.")
-    rows = evaluate(
-        chosen,
-        (models or runs.parent).resolve(),
-        traces or _cache(),
-        lambda text: click.echo(text, err=True),
-        workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1)),
-    )
+    many = workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1))
+    with Bar("tracing", unit="models") as bar:
+        rows = evaluate(chosen, (models or runs.parent).resolve(), traces or _cache(), bar.say, many, progress=bar.to)
     overall = summarise("all", rows)
     groups = {
         "file": by(rows, lambda row: row.file),

@@ -51,6 +51,7 @@ def verify(model: str, **o: Any) -> int:
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
     from trainpace.launch.torchrun import Torchrun
+    from trainpace.report.progress import Bar
     from trainpace.report.verify import equivalence_json, print_equivalence
     from trainpace.verify import Question
     from trainpace.verify.verify import verify as ask
@@ -60,7 +61,8 @@ def verify(model: str, **o: Any) -> int:
         precision=o["precision"], optimizer=o["optimizer"], sequence_length=o["sequence_length"],
         image_size=o["image_size"], tolerance=o["tolerance"], seed=o["seed"], timeout_s=o["timeout"],
     )  # fmt: skip
-    found = ask(question, Torchrun(), lambda what: click.echo(what, err=True))
+    with Bar(f"verifying {model}") as bar:
+        found = ask(question, Torchrun(), bar.say)
     if o["as_json"]:
         echo_json(equivalence_json(found))
     else:

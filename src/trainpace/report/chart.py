@@ -1,35 +1,91 @@
-"""A small plot in characters."""
+"""Small plots in characters: a curve over the batch size, and bars. Legible in a log file; nothing hangs on colour."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 
 from trainpace.units import format_number
 
-WIDTH, HEIGHT = 72, 14
+HEIGHT, WIDEST, LEAST = 13, 92, 24
+MOST_TICKS = 6
 Points = Sequence[tuple[float, float]]
 
 
-def chart(points: Points, marked: Collection[float], title: str, behind: Points = ()) -> list[str]:
-    """Lines of a plot from zero: dots, an arrow where x is marked, and rings for a second series behind them."""
+def chart(points: Points, marked: Collection[float], title: str, behind: Points = (), width: int = 80) -> list[str]:
+    """Lines of a plot from zero, `width` columns wide at most: dots, a triangle where x is marked (and x below the axis), and
+    rings for a second series behind them."""
     every = [*points, *behind]
     left, right = min(x for x, _ in every), max(x for x, _ in every)
-    top = max(y for _, y in every) or 1.0
-    cells = [[" "] * WIDTH for _ in range(HEIGHT)]
+    step = tick_step(max(y for _, y in every) or 1.0, MOST_TICKS - 1)
+    ticks = math.ceil((max(y for _, y in every) or step) / step - 1e-9)
+    top = ticks * step
+    labels = {round(i * step / top * (HEIGHT - 1)): format_number(i * step) for i in range(ticks + 1)}
+    margin = max(map(len, labels.values()))
+    columns = max(LEAST, min(WIDEST, width) - margin - 2)
+    cells = [[" "] * columns for _ in range(HEIGHT)]
+
+    def column(x: float) -> int:
+        return round((x - left) / max(right - left, 1e-9) * (columns - 1))
 
     def put(x: float, y: float, sign: str) -> None:
-        column = round((x - left) / max(right - left, 1e-9) * (WIDTH - 1))
-        cells[HEIGHT - 1 - round(y / top * (HEIGHT - 1))][column] = sign
+        cells[round(y / top * (HEIGHT - 1))][column(x)] = sign
 
     for x, y in behind:
         put(x, y, "○")
     for x, y in sorted(points, key=lambda point: point[0] in marked):
-        put(x, y, "▲" if x in marked else "·" if not behind else "●")
-    scale = [format_number(top * (HEIGHT - 1 - i) / (HEIGHT - 1)) for i in range(HEIGHT)]
-    width = max(map(len, scale))
+        put(x, y, "▲" if x in marked else "●")
     lines = [title]
-    lines += [f"{label:>{width}} │{''.join(row).rstrip()}" for label, row in zip(scale, cells, strict=True)]
-    lines.append(" " * width + " └" + "─" * WIDTH)
-    ends = f"{format_number(left)}{format_number(right):>{WIDTH - len(format_number(left))}}"
-    lines.append(" " * (width + 2) + ends)
-    return lines
+    for i in reversed(range(HEIGHT)):
+        edge = "└" if i == 0 else "┤" if i in labels else "│"
+        body = "".join(cells[i])
+        lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
+    named = {column(x): format_number(x) for x in _ticks(left, right)}
+    lines.append(" " * (margin + 2) + _beside(named, columns))
+    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
+    return [*lines, " " * (margin + 2) + _beside(jumps, columns)] if jumps else lines
+
+
+def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
+    """A bar each for (label, value, what is said of it, whether it counts); light where it does not. Lengths are from zero."""
+    label = min(max(len(row[0]) for row in rows), max(8, width // 3))
+    room = max(8, min(WIDEST, width) - label - max(len(row[2]) for row in rows) - 3)
+    longest = max(row[1] for row in rows) or 1.0
+    return [
+        f"{_cut(name, label):<{label}} {('█' if counts else '░') * max(1, round(room * value / longest))} {said}"
+        for name, value, said, counts in rows
+    ]
+
+
+def tick_step(span: float, most: int) -> float:
+    """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
+    rough = span / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9))
+
+
+def _ticks(left: float, right: float) -> Iterator[float]:
+    """The ends, and round numbers between them."""
+    yield left
+    if right > left:
+        step = max(1.0, tick_step(right - left, MOST_TICKS))
+        x = math.ceil(left / step + 0.5) * step
+        while x < right - step / 2:
+            yield x
+            x += step
+        yield right
+
+
+def _beside(named: dict[int, str], columns: int) -> str:
+    """Labels at their columns, the first and the last always; those that would touch another are left out."""
+    line, at = [" "] * columns, sorted(named)
+    for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
+        text = named[i]
+        start = max(0, min(i - (len(text) - 1) // 2, columns - len(text)))
+        if all(c == " " for c in line[max(0, start - 1) : start + len(text) + 1]):
+            line[start : start + len(text)] = text
+    return "".join(line).rstrip()
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"

@@ -4,38 +4,64 @@ from __future__ import annotations
 
 from trainpace.diagnose import Advice, Diagnosis
 from trainpace.diagnose.shares import IN_WORDS
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, bar, words
+from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number
 
 LEAST_SHARE = 0.005
-BAR = 24
 
 
 def print_diagnosis(d: Diagnosis, folder: str) -> None:
     """The shares, the verdict with its reasons, and what to change, each with what it saves."""
     rows = [
-        [s.in_words, "█" * round(BAR * s.share), format_number(s.ms), f"{s.share:.1%}", "yes" if s.proved else ""]
+        [
+            s.in_words,
+            format_number(s.ms),
+            f"{100 * s.share:.1f} %",
+            "yes" if s.proved else "",
+            "█" * round(BAR_WIDTH * s.share),
+        ]
         for s in d.shares
         if s.share >= LEAST_SHARE
     ]
-    title = (
-        f"a step of {format_number(d.step_ms)} ms ({format_number(d.step_ms_low)} to {format_number(d.step_ms_high)})"
+    print_head(
+        f"A step of {format_number(d.step_ms)} ms ({format_number(d.step_ms_low)} to {format_number(d.step_ms_high)}),"
+        f" recorded in {folder}"
     )
-    print_table(["where it goes", "", "ms", "share", "proved"], rows, left=2, title=title)
-    print_lines(f"Verdict: {IN_WORDS[d.verdict]}." + (_roof(d) if d.verdict == "compute" else ""))
+    most = max(d.shares, key=lambda s: s.share, default=None)
+    share = ""
+    if most is not None and most.in_words == IN_WORDS[d.verdict]:
+        share = f", {100 * most.share:.0f} % of the step{'' if most.proved else ', seen but not proved'}"
+    print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}." + (_roof(d) if d.verdict == "compute" else ""))
+    print_table([words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar(2)], rows)
     print_lines(*(f"Why: {line}" for line in d.why))
     print_lines(*(f"note: {line}" for line in d.warnings))
     if d.advice:
         rows = [[a.title, *_saved(a, d)] for a in d.advice]
-        print_table(["what to change", "saves a step", "an epoch", "the job", "at most"], rows)
+        columns = [
+            words("what to change", least=16),
+            Column("saves a step"),
+            Column("an epoch", 1),
+            Column("the job", 1),
+            Column("at most", 2),
+        ]
+        print_table(columns, rows)
         print_lines(*(f"{a.title}: {a.how}" for a in d.advice))
     for a in d.not_worth:
         print_lines(f"Not worth it: {a.title} saves {_in_epoch(a.saves_ms, d)}.")
+    _print_next(d, folder)
+
+
+def _print_next(d: Diagnosis, folder: str) -> None:
+    """To prove what was only seen; else the plan that starts from this recording."""
     if not d.advice:
-        print_lines(
-            "Next: nothing here is worth changing; a faster device, fewer FLOPs or a lower precision would help."
+        print_lines("Nothing here is worth changing; a faster device, fewer FLOPs or a lower precision would help.")
+    if not d.proofs:
+        print_next("trainpace diagnose -- python train.py", "your own command: interventions prove the shares")
+    else:
+        print_next(
+            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a time line, worker by worker"
         )
-    print_lines(f"Recorded in {folder}.")
 
 
 def _roof(d: Diagnosis) -> str:
@@ -48,7 +74,7 @@ def _saved(a: Advice, d: Diagnosis) -> list[str]:
     epoch = d.seconds_an_epoch(a.saves_ms)
     job = None if epoch is None or d.epochs is None else epoch * d.epochs
     return [
-        f"{format_number(a.saves_ms)} ms ({a.saves_ms / d.step_ms:.0%})",
+        f"{format_number(a.saves_ms)} ms ({100 * a.saves_ms / d.step_ms:.0f} %)",
         "" if epoch is None else format_duration(epoch),
         "" if job is None else format_duration(job),
         f"{format_number(a.ceiling_ms)} ms",

@@ -5,31 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from trainpace.journal.compare import Comparison, Difference, Ratio
 from trainpace.journal.entry import Entry, Sweep, printable
 from trainpace.journal.score import Score, Scores
 from trainpace.outcome import STEP_PARTS
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, words
+from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.units import format_number
 
 if TYPE_CHECKING:
     from trainpace.journal.importing import Imported
 
 _LISTED = (
-    "id", "when (UTC)", "model", "device", "batch", "precision", "optimizer", "step ms", "interval", "GiB", "outcome",
+    words("id", least=8), words("when (UTC)", 5, least=16), words("model", least=14), words("device", 2, least=20),
+    Column("batch"), words("precision", 4), words("optimizer", 6), Column("step ms"), Column("interval", 1), Column("GiB", 7),
+    words("outcome", 3, least=7),
 )  # fmt: skip
+_SAID_ONCE = ("device", "precision", "optimizer", "outcome")
 
 
 def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
-    """One line a run."""
+    """One line a run; what is the same in all of them is said once."""
     if not entries:
-        print_lines(f"No such runs in {place}.")
+        print_verdict(f"No such runs in {place}.")
         return
-    print_table(_LISTED, [_line(entry) for entry in entries], left=4)
-    if total > len(entries):
-        print_lines(f"{len(entries)} of {total:,} runs; --limit and --offset show others.")
+    print_verdict(f"{total:,} run{'' if total == 1 else 's'} in {place}{_shown(entries, total)}.")
+    rows = [_line(entry) for entry in entries]
+    same = [i for i, c in enumerate(_LISTED) if c.name in _SAID_ONCE and len({row[i] for row in rows}) == 1 < len(rows)]
+    told = [i for i in range(len(_LISTED)) if i not in same]
+    print_table([_LISTED[i] for i in told], [[row[i] for i in told] for row in rows])
+    if same:
+        print_lines(f"All: {', '.join(rows[0][i] for i in same)}.")
+    print_next(
+        f"trainpace journal show {entries[0].id[:8]}", "all that is known of a run; --limit and --offset list others"
+    )
+
+
+def _shown(entries: Sequence[Entry], total: int) -> str:
+    return "" if total == len(entries) else f", of which {len(entries)} are shown"
 
 
 def print_sweeps(sweeps: Sequence[Sweep]) -> None:
@@ -39,7 +52,14 @@ def print_sweeps(sweeps: Sequence[Sweep]) -> None:
          _when(s.finished_at) if s.finished_at else "not finished")
         for s in sweeps
     ]  # fmt: skip
-    print_table(("id", "when (UTC)", "model", "device", "batches", "finished"), rows, left=6)
+    print_verdict(f"{len(sweeps)} sweep{'' if len(sweeps) == 1 else 's'}.")
+    columns = (
+        words("id", least=8), words("when (UTC)", 2, least=16), words("model", least=14), words("device", 3, least=20),
+        words("batches"), words("finished", 1, least=16),
+    )  # fmt: skip
+    print_table(columns, rows)
+    if sweeps:
+        print_next(f"trainpace journal list --sweep {sweeps[0].id[:8]}", "the runs of one")
 
 
 def print_entry(entry: Entry) -> None:
@@ -62,29 +82,48 @@ def print_entry(entry: Entry) -> None:
         ("commit", e.commit or ""), ("command", e.command), ("source", e.source), ("workload", e.workload_key or ""),
         *((key, value) for key, value in sorted(e.environment.items())), ("notes", e.notes),
     ]  # fmt: skip
-    print_table(("", ""), [(_text(name), _text(value)) for name, value in facts if value], left=2)
+    print_verdict(
+        f"{e.outcome}: {_step(e) or 'nothing was timed'}"
+        if e.outcome == "ok"
+        else f"{e.outcome}: {printable(e.reason)}"
+    )
+    print_named("", [(_text(name), _text(value)) for name, value in facts if value])
+    print_next(
+        f"trainpace journal compare {e.id[:8]} ID", "this run and another, and whether they differ beyond the noise"
+    )
 
 
 def print_comparison(comparison: Comparison) -> None:
     """What differs, the parts, memory, and the verdict."""
     c = comparison
+    print_verdict(_verdict(c))
     if c.conditions:
-        print_table(("differs", "A", "B"), [_difference(d) for d in c.conditions], left=3)
+        print_table((words("differs"), words("A"), words("B")), [_difference(d) for d in c.conditions])
     else:
         print_lines("A and B ran under the same conditions, as far as they are stated.")
     for title, rows in (("part, ms", c.parts_ms), ("memory, GiB", c.memory_gib)):
         if rows:
-            print_table((title, "A", "B"), [_difference(d) for d in rows])
+            print_table((title, "A", "B"), [_difference(d) for d in rows], spaced=False)
     if c.ratios:
-        print_table(("batch", "A ms", "B ms", "B / A", "90 % interval", ""), [_ratio(r) for r in c.ratios])
+        columns = (
+            Column("batch"),
+            Column("A ms"),
+            Column("B ms"),
+            Column("B / A"),
+            Column("90 % interval"),
+            words("", 1),
+        )
+        print_table(columns, [_ratio(r) for r in c.ratios], spaced=False)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
         print_lines(f"Best throughput: A {format_number(float(a))}, B {format_number(float(b))} samples/s.")
-    print_lines(_verdict(c))
 
 
 def print_imported(imported: Sequence[Imported], place: str) -> None:
-    """One line a file, and why runs were skipped."""
+    """What there is now, one line a file, and why runs were skipped."""
+    if imported:
+        new, there = (sum(getattr(one, name) for one in imported) for name in ("new", "already_there"))
+        print_verdict(f"{new:,} new run{'' if new == 1 else 's'} in {place}, {there:,} there already.")
     for one in imported:
         skipped = sum(one.skipped.values())
         print_lines(
@@ -93,29 +132,36 @@ def print_imported(imported: Sequence[Imported], place: str) -> None:
         )
         print_lines(*(f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()))
     if imported:
-        print_lines(f"Journal: {place}")
+        print_next("trainpace journal list", "the newest of them")
 
 
 def print_scores(scores: Scores) -> None:
     """Errors overall, lately, by device and by model, in plain words."""
     s = scores.overall
     if s.mean_pct is None or s.median_pct is None or s.bias_pct is None:
-        print_lines("No run in the journal has a forecast that was made before it.")
+        print_verdict("No run in the journal has a forecast that was made before it.")
+        print_next(
+            "trainpace measure resnet50", "measures beside a forecast; any FILE.py:FUNCTION in place of resnet50"
+        )
         return
-    for title, group in (("device", scores.by_device), ("model", scores.by_model)):
-        columns = (title, "runs", "mean error %", "median %", "bias %", "in interval %")
-        print_table(columns, [_score(one) for one in group])
     way = "too long" if s.bias_pct > 0 else "too short"
-    print_lines(
+    print_verdict(
         f"{s.n:,} forecasts were off by {s.mean_pct:.1f} % on average (median {s.median_pct:.1f} %)"
         f", typically {abs(s.bias_pct):.1f} % {way}."
     )
+    for title, group in (("device", scores.by_device), ("model", scores.by_model)):
+        columns = (
+            words(title, least=16), Column("runs"), Column("mean error %"), Column("median %", 1), Column("bias %", 2),
+            Column("in interval %"),
+        )  # fmt: skip
+        print_table(columns, [_score(one) for one in group], spaced=title == "device")
     if s.coverage_pct is not None:
         print_lines(
             f"Of {s.n_with_interval:,} with an interval, {s.coverage_pct:.0f} % of the measured steps were inside it."
         )
     if scores.lately.n < s.n and scores.lately.mean_pct is not None:
         print_lines(f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f} % on average.")
+    print_next("trainpace calibrate", "measures this machine anew, which forecasts for it rest on")
 
 
 def _line(e: Entry) -> tuple[str, ...]:
@@ -193,4 +239,4 @@ def _when(created_at: str) -> str:
 
 
 def _text(value: str | float) -> str:
-    return escape(printable(str(value)))
+    return printable(str(value))

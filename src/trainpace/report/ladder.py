@@ -12,7 +12,9 @@ from trainpace.ladder.climbed import Climbed, RungResult, job_s, job_usd, noise_
 from trainpace.ladder.rungs import Rung, Setup, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
-from trainpace.report.terminal import console, print_lines, print_table
+from trainpace.report.chart import bars
+from trainpace.report.columns import Column, layout, words
+from trainpace.report.terminal import console, print_head, print_lines, print_plot, print_table, print_verdict
 from trainpace.schedule import learning_rate_for_noise_scale, steps_factor
 from trainpace.units import format_duration, format_number, format_usd
 
@@ -194,19 +196,37 @@ def _timed(ms: float | None, interval: Interval | None) -> str:
     return f"{format_number(ms / size)} {unit} ({format_number(interval.low / size)} to {format_number(interval.high / size)})"
 
 
-WIDE = 140
-LEFT_OUT_WHERE_NARROW = ("GiB", "whole job", "cost", "losses")
+_RANKS = {"rung x": 1, "result": 2, "of the time": 3, "forecast": 4, "losses": 5, "cost": 6, "whole job": 7, "GiB": 8}
+"""The column of the highest rank gives way first where the terminal is narrow."""
+_WORDS = ("rung", "losses", "result")
 
 
 def print_ladder(t: LadderTable) -> None:
-    """The table, then what it means. A narrow terminal gets the columns that decide, without their intervals."""
+    """What came of it, the table, the speed-ups as bars, and how each rung did. Where there is no room the intervals give way
+    first, then the columns that decide least."""
     head, rows = head_of(t), cells_of(t)
-    if console().width < WIDE:
-        kept = [i for i, name in enumerate(head) if name not in LEFT_OUT_WHERE_NARROW]
-        head = tuple(head[i] for i in kept)
-        rows = [[row[i].partition(" (")[0] if i else row[i] for i in kept] for row in rows]
-    print_table(head, rows, left=1, title=t.title)
-    print_lines(*t.verdict)
+    print_head(t.title)
+    if t.verdict:
+        print_verdict(t.verdict[0])
+    columns = [
+        words(name, _RANKS.get(name, 0)) if name in _WORDS else Column(name, _RANKS.get(name, 0)) for name in head
+    ]
+    chosen = layout(columns, rows, console().width)
+    if chosen is None or len(chosen.widths) < len(head):
+        timed_columns = ("forecast", f"{t.what}, measured")
+        rows = [
+            [cell.partition(" (")[0] if name in timed_columns else cell for name, cell in zip(head, row, strict=True)]
+            for row in rows
+        ]
+    print_table(columns, rows)
+    timed = [
+        (r.title, r.total, f"{r.total:.2f}x" + ("" if r.kept else ", undone"), r.kept)
+        for r in t.rows
+        if r.total is not None
+    ]
+    if len(timed) > 1:
+        print_plot(["Speed-up over the baseline", *bars(timed, console().width), ""])
+    print_lines(*t.verdict[1:])
 
 
 def markdown(t: LadderTable) -> str:

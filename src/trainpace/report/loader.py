@@ -9,7 +9,8 @@ import msgspec
 from trainpace.datapath.loader_advice import LoaderAdvice
 from trainpace.datapath.loader_records import LoaderMeasurement, LoaderPoint, Stage
 from trainpace.records import to_jsonable
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, words
+from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number
 
 _WORTH_PRECOMPUTING = 0.2
@@ -21,13 +22,29 @@ _BUSY_SHARE = 0.1
 
 def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     """The workers' table, the sample's table, where the time goes, the verdict and the next step."""
-    title = f"{m.target}: {m.dataset} of {m.length:,} samples, batch {m.batch_size}, {m.cores:g} cores, loader alone"
-    columns = ["workers", "batch ms", "90 % of repeats", "samples/s", "model ms", "start-up s"]
-    columns += [] if a.compute_ms is None else ["step ms"]
-    print_table(columns, [_cells(p, a) for p in m.points], title=title)
+    print_head(
+        f"{m.target}: {m.dataset} of {m.length:,} samples, batch {m.batch_size}, {m.cores:g} cores, loader alone"
+    )
+    print_verdict(verdict(m, a) + _doubt(m, a))
+    columns = [
+        words("workers", least=7), Column("batch ms"), Column("90 % of repeats", 2), Column("samples/s"), Column("model ms", 3),
+        Column("start-up s", 1),
+    ]  # fmt: skip
+    columns += [] if a.compute_ms is None else [Column("step ms")]
+    print_table(columns, [_cells(p, a) for p in m.points])
     if m.stages:
-        print_table(["in a sample", "ms", "share", "CPU ms", "offline?"], _stage_rows(m.stages))
-    print_lines(_sample_in_words(m), *_variants_in_words(m), verdict(m, a) + _doubt(m, a), next_step(m, a))
+        stages = (words("in a sample"), Column("ms"), Column("share"), Column("CPU ms", 1), words("offline?"))
+        print_table(stages, _stage_rows(m.stages), spaced=False)
+    print_lines(_sample_in_words(m), *_variants_in_words(m))
+    said = next_step(m, a)
+    if "trainpace precompute" in said and ".py:" in m.target:
+        print_lines(f"To change: {said.removeprefix('Next: ')}")
+        print_next(
+            ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"],
+            "what that costs and saves, from some samples",
+        )
+    else:
+        print_lines(said)
 
 
 def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
@@ -118,7 +135,9 @@ def _stage_rows(stages: tuple[Stage, ...]) -> list[list[str]]:
         )
         cpu = "" if s.cpu_ms is None else format_number(s.cpu_ms)
         name = f"{s.name} ({s.kind})" if s.kind not in ("", "function", "transform", "transforms") else s.name
-        rows.append([name, format_number(s.wall_ms), f"{_share(s, stages):.0%}", cpu, "yes" if s.offline else online])
+        rows.append(
+            [name, format_number(s.wall_ms), f"{100 * _share(s, stages):.0f} %", cpu, "yes" if s.offline else online]
+        )
     return rows
 
 

@@ -8,7 +8,8 @@ from trainpace.forecast.timings import step_factor
 from trainpace.hardware.cluster import HostLinks
 from trainpace.measure.detect import Machine
 from trainpace.measure.profile import MachineProfile
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import words
+from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.units import format_number
 
 STEADY, SHAKY = 0.1, 0.3
@@ -45,8 +46,7 @@ def print_machine(machine: Machine) -> None:
             )
         )
     lines.append(("system", [machine.operating_system or "", machine.kernel or "", f"Python {machine.python}"]))
-    for name, parts in lines:
-        print_lines(f"{name:10} {', '.join(part for part in parts if part)}")
+    print_named("", [(name, ", ".join(part for part in parts if part)) for name, parts in lines])
 
 
 def print_profile(profile: MachineProfile, file: str) -> None:
@@ -57,42 +57,47 @@ def print_profile(profile: MachineProfile, file: str) -> None:
         ("memory traffic of an operator", f"{m.bytes_per_s / 1e9:.1f} GB/s"),
         ("smallest operator", f"{m.start_us:.1f} µs"),
         ("the host's work for an operator", f"{m.host_us_per_operator:.1f} µs"),
-        ("operators timed", str(len(m.timings))),
+        ("operators timed", f"{len(m.timings):,}"),
     ]
     if profile.allreduce is not None:
         a = profile.allreduce
         bandwidth = "" if a.bandwidth_gb_per_s is None else f", {format_number(a.bandwidth_gb_per_s)} GB/s"
         rows.append((f"all-reduce, {a.ranks} ranks, {a.backend}", f"{format_number(a.latency_us)} µs{bandwidth}"))
-    print_table(("measured", ""), rows)
+    print_verdict(_steadiness(profile))
+    print_table((words("measured"), ""), rows)
     if m.step_factors:
         scatter = float(np.std(np.log(m.step_factors), ddof=1)) if len(m.step_factors) > 1 else 0.0
         print_lines(
             f"{len(m.step_factors)} whole random networks took {step_factor(m):.2f} times the sum of their operators, with a"
             f" scatter of {100 * scatter:.0f} %: forecasts are multiplied by it, and their intervals rest on it."
         )
+    print_lines(f"Profile: {file}")
+    print_next("trainpace forecast resnet50 --gpu cpu", "a step on this machine; FILE.py:FUNCTION takes your model")
+
+
+def _steadiness(profile: MachineProfile) -> str:
     worst = max(profile.spread, profile.drift)
     said = (
-        f"Passes of one block differ by {profile.spread:.0%} at the median; the machine drifted by {profile.drift:.0%}."
+        f"Passes of one block differ by {100 * profile.spread:.0f} % at the median; the machine drifted by"
+        f" {100 * profile.drift:.0f} %."
     )
     if worst <= STEADY:
-        print_lines(f"The machine was steady. {said}")
-    elif worst <= SHAKY:
-        print_lines(f"The machine was fairly steady. {said}")
-    else:
-        print_lines(
-            f"The machine was not steady. {said} Something else ran meanwhile: calibrate again when it is quiet."
-        )
-    print_lines(f"Profile: {file}. Next: trainpace forecast MODEL --gpu cpu, or trainpace measure MODEL")
+        return f"The machine was steady. {said}"
+    if worst <= SHAKY:
+        return f"The machine was fairly steady. {said}"
+    return f"The machine was not steady. {said} Something else ran meanwhile: calibrate again when it is quiet."
 
 
 def print_host_links(links: HostLinks, file: str) -> None:
     """The figures that forecasts of several hosts rest on."""
     worst = max(links.host_us_per_mib.values(), default=0.0)
     rows = [
-        ("a host sends", f"{links.gb_per_s:.3g} GB/s, {links.link_share:.0%} of it payload"),
+        ("a host sends", f"{links.gb_per_s:.3g} GB/s, {100 * links.link_share:.0f} % of it payload"),
         ("start of a collective", f"{links.start_us:.0f} µs"),
         ("a step of it", f"{links.message_us:.0f} µs"),
         ("the hosts' work for a MiB", f"up to {worst:.0f} µs"),
     ]
-    print_table(("between hosts, gloo", ""), rows)
-    print_lines(f"Profile: {file}. Next: trainpace forecast MODEL --gpu cpu --nodes 2")
+    print_verdict(f"The hosts send {links.gb_per_s:.3g} GB/s to each other.")
+    print_table((words("between hosts, gloo"), ""), rows)
+    print_lines(f"Profile: {file}")
+    print_next("trainpace forecast resnet50 --gpu cpu --nodes 2", "a step on two of them")

@@ -11,7 +11,16 @@ from trainpace.measure.analysis import SweepAnalysis, SweepPoint
 from trainpace.measure.changes import MeasuredJump
 from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement
 from trainpace.report.chart import chart
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, words
+from trainpace.report.terminal import (
+    console,
+    print_head,
+    print_lines,
+    print_next,
+    print_plot,
+    print_table,
+    print_verdict,
+)
 from trainpace.units import format_number
 
 FEWEST_FOR_A_PICTURE = 8
@@ -20,43 +29,67 @@ WORTH_SAYING = 0.03
 
 
 def print_sweep(
-    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
+    measured: Sequence[Measurement],
+    a: SweepAnalysis,
+    foreseen: Mapping[int, Forecast],
+    causes: Sequence[Jump] = (),
+    sweep: str | None = None,
+    spec: str | None = None,
 ) -> None:
-    """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators."""
+    """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators; `sweep` is its
+    name in the journal; `spec` how the user named the model."""
     first = measured[0]
     e = first.execution
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
-    where = (
-        f"{first.device}, {first.environment['threads']} threads" if "gpu" not in first.environment else first.device
-    )
-    title = f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured"
-    columns = ["batch", "step ms", "90 % of repeats", "samples/s", "memory GiB", "probes"]
-    columns += ["forecast ms", "error"] if foreseen else []
+    threads = int(first.environment.get("threads", 0)) if "gpu" not in first.environment else 0
+    where = f"{first.device}, {threads} thread{'' if threads == 1 else 's'}" if threads else first.device
+    print_head(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
+    answer, *others = verdict(a, causes)
+    print_verdict(answer)
+    columns = [
+        words("batch", least=6), Column("step ms"), Column("90 % of repeats", 1), Column("samples/s"), Column("memory GiB", 3),
+        Column("probes", 4),
+    ]  # fmt: skip
+    columns += [Column("forecast ms", 2), Column("error", 2)] if foreseen else []
     marks = {p.batch: "" for p in a.points} | {jump.after: " ▲" for jump in a.curve.jumps}
-    marks[a.best.best.batch] += " best"
-    print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points], title=title)
+    marks[a.best.best.batch] += " best" if len(a.points) > 1 else ""
+    print_table(columns, [_cells(p, foreseen, marks[p.batch]) for p in a.points])
     for failure in a.failures:
         what = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}[failure.failure]
         print_lines(f"Batch {failure.batch} {what}: {failure.reason}")
     if len(a.points) >= FEWEST_FOR_A_PICTURE:
         behind = [(float(b), f.step.total_ms) for b, f in sorted(foreseen.items()) if f.step is not None]
-        title = "Step time in ms over the batch size: ● measured, ▲ after a jump" + (", ○ forecast" if behind else "")
+        jumped = ", ▲ after a jump" if a.curve.jumps else ""
+        title = f"Step time in ms over the batch size: ● measured{jumped}" + (", ○ forecast" if behind else "")
         dots = [(float(p.batch), p.step_ms) for p in a.points]
-        print_lines(*chart(dots, {float(j.after) for j in a.curve.jumps}, title, behind))
-    print_lines(*verdict(a, causes))
+        print_plot([*chart(dots, {float(j.after) for j in a.curve.jumps}, title, behind, console().width), ""])
+    print_lines(*others)
     if measured[-1].noise_scale is not None:
         print_lines(*noise_scale_in_words(measured[-1].noise_scale))
+    if sweep:
+        print_next(f"trainpace journal list --sweep {sweep[:8]}", "its runs, kept in the journal")
+    else:
+        command = ["trainpace", "forecast", spec or first.model, "--gpu", "T4", "--batch", str(a.best.best.batch)]
+        print_next([*command, "--precision", e.precision], "the same on a GPU that you do not have")
 
 
 def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     """What the sweep says, in sentences, the most important first."""
     lines = []
     best, last = a.best.best, a.points[-1]
+    if len(a.points) == 1:
+        i = last.interval_ms
+        lines.append(
+            f"A step of batch {last.batch} takes {format_number(last.step_ms)} ms ({format_number(i.low)} to"
+            f" {format_number(i.high)}): {format_number(last.samples_per_second)} samples/s."
+        )
     if len(a.points) > 1:
         gain = best.measured_samples_per_second / last.samples_per_second - 1
         over = ""
         if best.batch != last.batch and gain > WORTH_SAYING:
-            over = f", {gain:.0%} more than at {last.batch}"
+            over = f", {100 * gain:.0f} % more than at {last.batch}"
+        elif any(p.samples_per_second > best.measured_samples_per_second for p in a.points):
+            over = "; no other is better beyond the noise"
         lines.append(
             f"Best throughput: batch {best.batch}, {format_number(best.measured_samples_per_second)} samples/s{over}."
         )

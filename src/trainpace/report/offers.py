@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from trainpace.offers.offer import Offer, is_stale
 from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, words
+from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_usd
 
 
@@ -19,14 +20,24 @@ def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
          o.as_of or "undated")
         for o in offers
     ]  # fmt: skip
-    print_table(("provider", "server", "region", "GPUs", "$/h", "spot $/h", "Gbit/s", "as of"), rows, left=4)
+    cheapest = min(offers, key=lambda o: o.price_usd_per_hour, default=None)
+    least = "" if cheapest is None else (
+        f", from {format_usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
+    )  # fmt: skip
+    print_verdict(f"{len(offers)} offers{least}.")
+    columns = (
+        words("provider"), words("server", least=16), words("region", 3), words("GPUs"), Column("$/h"), Column("spot $/h", 1),
+        Column("Gbit/s", 4), words("as of", 2, 7),
+    )  # fmt: skip
+    print_table(columns, rows)
     stale = sum(is_stale(offer, today) for offer in offers)
-    print_lines(f"{len(offers)} offers. Gbit/s: of a node to others of its kind, where they can be joined.")
+    print_lines("Gbit/s: of a node to others of its kind, where they can be joined.")
     if stale:
         print_lines(
             f"{stale} prices are stale: undated ones were known on {SNAPSHOT_KNOWN_ON} and may be older."
-            " `trainpace offers --refresh` fetches today's; --json shows every source."
+            " --json shows every source."
         )
+        print_next("trainpace offers --refresh", "fetches today's prices")
 
 
 def _spot(offer: Offer) -> str:

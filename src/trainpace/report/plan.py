@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-
-from rich.console import Group
-from rich.padding import Padding
-from rich.text import Text
+from collections.abc import Sequence
 
 from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
-from trainpace.report.terminal import console, print_lines, print_table
+from trainpace.report.columns import Column, words
+from trainpace.report.terminal import print_head, print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
@@ -22,15 +19,17 @@ from trainpace.workload import Workload
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: by which the plan's seconds count to the same loss."""
     fleet = f"{cluster.num_devices} x {cluster.device.name}" if cluster.num_devices > 1 else cluster.device.name
-    print_lines(f"{workload.model}: {format_count(workload.parameters)} parameters, {workload.optimizer}, on {fleet}")
+    print_head(f"{workload.model}: {format_count(workload.parameters)} parameters, {workload.optimizer}, on {fleet}")
     if plan.best is None or plan.simplest is None:
-        print_lines(f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else []))
+        print_verdict(f"No: {plan.reason}", good=False)
+        print_lines(*([f"Nearest: {plan.nearest}"] if plan.nearest else []))
         return
+    print_verdict(_verdict(plan, plan.best))
     _print_changes(plan)
     if noise_scale is not None:
         print_lines(*_to_the_same_loss(plan.start.global_batch, plan.best.choice.execution.global_batch, noise_scale))
     _print_choices(plan, plan.best, plan.simplest)
-    _print_section("Rejected", ((r.title, r.why) for r in plan.rejected))
+    print_named("Rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
     print_lines(
         f"{plan.fitting:,} of {plan.searched:,} choices fit and were compared, all with the same global batch unless said."
@@ -38,10 +37,36 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     )
 
 
+def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
+    """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
+    if file is None:
+        print_next(
+            [*command, "--output", "plan.json"], "keeps the plan; `trainpace run plan.json` then measures every change"
+        )
+    else:
+        print_next(
+            ["trainpace", "run", file, *(["--task", task] if task else [])],
+            "makes the changes one by one, and measures each",
+        )
+
+
+def _verdict(plan: Plan, best: Outlook) -> str:
+    """What there is to gain in all."""
+    if not plan.changes:
+        return f"Nothing to change: no other choice is faster than {format_duration(best.job_s)}."
+    many = f"{len(plan.changes)} change{'s' if len(plan.changes) > 1 else ''}"
+    if plan.now is None or not plan.start_fits:
+        return f"It does not fit as it is. With {many} it does, and the job takes {format_duration(best.job_s)}."
+    return (
+        f"{format_duration(best.job_s)} instead of {format_duration(plan.now.job_s)}, {plan.now.job_s / best.job_s:.3g} times as"
+        f" fast, with {many}."
+    )
+
+
 def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
     """What a recording names beside the plan, at the pace at which it was recorded."""
     if changes:
-        _print_section(
+        print_named(
             "In the script itself, at the recorded pace (not in the plan's seconds)",
             ((a.title, f"saves {format_duration(saved_s)}. {a.how}") for a, saved_s in changes),
         )
@@ -49,17 +74,22 @@ def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
 
 def _print_changes(plan: Plan) -> None:
     if not plan.changes:
-        print_lines("Nothing to change: no other choice is faster.")
         return
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
         rows.append([str(n), change.title, *_saved(change, so_far), change.effort, change.risk])
-    print_table(
-        ["", "change", "saves", "so far", "effort", "risk"], rows, left=2, title="What to change, in this order"
+    columns = (
+        words("", least=2),
+        words("change"),
+        Column("saves"),
+        Column("so far", 1),
+        words("effort", 3),
+        words("risk", 2),
     )
+    print_table(columns, rows, title="What to change, in this order")
     print_lines(*_remarks(plan))
-    _print_section(
+    print_named(
         "", ((f"{n}", f"{_keys(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
              for n, c in enumerate(plan.changes, 1)),
     )  # fmt: skip
@@ -130,7 +160,7 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
         lines.append(("Simplest", "the same: no fewer changes come within 2 % of the best"))
     else:
         lines += [("Simplest", _figures(simplest)), ("", config_line(simplest.choice))]
-    _print_section("", lines)
+    print_named("", lines)
     if len(plan.pareto) > 1:
         _print_front(plan)
 
@@ -143,7 +173,7 @@ def _print_front(plan: Plan) -> None:
         for p in plan.pareto
     ]  # fmt: skip
     columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
-    print_table(columns, rows, left=0, title="The fastest with each number of GPUs")
+    print_table(columns, rows, left=0, title="The fastest with each number of GPUs", spaced=False)
 
 
 def _figures(outlook: Outlook) -> str:
@@ -166,25 +196,10 @@ def _print_sensitivity(plan: Plan) -> None:
     if holds:
         names = ", ".join(f"{s.number} ({s.low:.2f} to {s.high:.2f} times)" for s in holds)
         lines.append(("nothing else" if flips else "the choice holds", f"{'' if flips else 'for '}{names}"))
-    _print_section("What the choice hangs on", lines)
+    print_named("What the choice hangs on", lines)
 
 
 def _flip(s: Sensitivity) -> str:
     if not s.still_fits:
         return f"the choice would no longer fit, and the best would have {s.flips_to}"
     return f"{s.flips_to}, and the choice would take {100 * s.regret:.2g} % longer than that"
-
-
-def _print_section(title: str, lines: Iterable[tuple[str, str]]) -> None:
-    """Names in a column of their own, and what is said of them wrapped beside it."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    any_line = False
-    for name, text in lines:
-        table.add_row(Text(name), Text(text))
-        any_line = True
-    if any_line:
-        console().print(Group(*([Text(title)] if title else []), Padding(table, (0, 0, 1, 2 if title else 0))))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from trainpace.datapath.precompute import Damage, Precomputed
 from trainpace.datapath.precompute_estimate import Estimate
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import words
+from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number
 
 
@@ -14,12 +15,12 @@ def print_precomputed(done: Precomputed, all_shards: int) -> None:
     """What there is now, and what comes next."""
     if done.shards_computed:
         rate = format_number(done.samples_computed / done.seconds)
-        print_lines(
+        print_verdict(
             f"Computed {done.samples_computed:,} samples in {format_duration(done.seconds)} ({rate}/s), as"
             f" {done.shards_computed} of {all_shards} shards."
         )
     else:
-        print_lines("Nothing was left to compute.")
+        print_verdict("Nothing was left to compute.")
     if done.bad:
         print_lines(f"{done.bad:,} bad samples are left out; bad_samples.jsonl has their indices and reasons.")
     if done.finished:
@@ -27,22 +28,21 @@ def print_precomputed(done: Precomputed, all_shards: int) -> None:
             f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {format_bytes(done.total_bytes)}."
         )
         print_lines(
-            f'Next: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.datapath.shard_dataset'
+            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.datapath.shard_dataset.'
         )
+        print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "reads every byte back")
     else:
         print_lines(f"{done.shards} of {all_shards} shards are there. The part that ends last writes the manifest.")
 
 
 def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
     """One line a damaged shard, and the verdict."""
-    for one in damaged:
-        print_lines(f"{one.file}: {one.problem}")
-    if damaged:
-        print_lines(
-            f"{len(damaged)} of {shards} shards are damaged. Next: trainpace precompute --repair --out {folder}"
-        )
-    else:
-        print_lines(f"All {shards} shards are as they were written.")
+    if not damaged:
+        print_verdict(f"Yes: all {shards} shards are as they were written.", good=True)
+        return
+    print_verdict(f"No: {len(damaged)} of {shards} shards are damaged.", good=False)
+    print_lines(*(f"{one.file}: {one.problem}" for one in damaged))
+    print_next(["trainpace", "precompute", "--repair", "--out", folder], "computes those again")
 
 
 def print_estimate(e: Estimate) -> None:
@@ -56,14 +56,15 @@ def print_estimate(e: Estimate) -> None:
         ("an epoch now", format_duration(e.epoch_now_s), f"{e.workers} workers"),
         ("an epoch after", format_duration(e.epoch_after_s), "from the page cache" if e.from_cache else "from the disk"),
     ]  # fmt: skip
-    print_table(("", "", ""), rows, title=f"{c.samples:,} samples, {c.measured} of them measured")
     if e.pays:
-        print_lines(
+        print_verdict(
             f"Yes: an epoch becomes {format_duration(e.saved_per_epoch_s)} shorter, and after {e.epochs_to_pay:.1f} epochs it"
-            " has paid."
-        )
+            " has paid.", good=True,
+        )  # fmt: skip
     else:
-        print_lines(f"No: {e.reason}.")
+        print_verdict(f"No: {e.reason}.", good=False)
+    columns = (words(""), "", words("", least=16))
+    print_table(columns, rows, title=f"{c.samples:,} samples, {c.measured} of them measured")
 
 
 def format_bytes(size: float) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import words
+from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
 from trainpace.schedule import Answer
 from trainpace.units import format_count, format_duration, format_number, format_usd
 
 
 def print_answer(a: Answer) -> None:
-    """What was asked, what follows, and whether it meets the limit."""
-    print_table(("", ""), _rows(a), left=2)
+    """Whether it meets the limit or how long it takes, and what follows from what."""
+    _print_verdict(a)
+    print_table((words(""), words("", least=16)), _rows(a))
     if a.speedups and a.time is not None:
         rows = [
             (f"{s.ratio:.4g}x", f"{s.percent_of_old_speed:.4g} %", f"{100 * s.share_of_old_time:.3g} %",
              format_duration(s.new_time_s(a.time.total_s))) for s in a.speedups
         ]  # fmt: skip
-        print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows)
+        print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows, left=0, spaced=False)
         print_lines("363 % is read as 3.63 times as fast (old time / new time), not as faster by 363 %.")
     if a.learning_rate is not None:
         advice = a.learning_rate
@@ -28,18 +30,28 @@ def print_answer(a: Answer) -> None:
             ("square root", advice.square_root, advice.square_root_factor, advice.square_root_source),
         ):
             shown = f"x {factor:.4g}" if value is None else f"{value:.4g}"
-            print_lines(f"  {name:12} {shown:>10}   {source.partition(': ')[2]}")
+            print_lines(f"  {name}: {shown}, {source.partition(': ')[2]}")
         print_lines(f"  {advice.limit}")
     for note in a.notes:
         print_lines(f"Note: {note}.")
-    if a.meets_limit is not None and a.time is not None and a.limit_s is not None:
-        if a.meets_limit:
-            print_lines(f"Yes: {format_duration(a.time.total_s)} is within {format_duration(a.limit_s)}.")
-        else:
-            over = a.time.total_s - a.limit_s
-            print_lines(
-                f"No: {format_duration(a.time.total_s)} is {format_duration(over)} over {format_duration(a.limit_s)}."
-            )
+    if a.execution is not None and a.schedule.samples and a.schedule.epochs:
+        job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
+        command = ["trainpace", "match", "resnet50", *job, "--global-batch", str(a.execution.global_batch)]
+        print_next(command, "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50")
+
+
+def _print_verdict(a: Answer) -> None:
+    if a.time is None:
+        return
+    cost = "" if a.cost_usd is None else f" for {format_usd(a.cost_usd)}"
+    total_s = a.time.total_s
+    if a.meets_limit is None or a.limit_s is None:
+        print_verdict(f"The training takes {format_duration(total_s)}{cost}.")
+    elif a.meets_limit:
+        print_verdict(f"Yes: {format_duration(total_s)}{cost} is within {format_duration(a.limit_s)}.", good=True)
+    else:
+        over = format_duration(total_s - a.limit_s)
+        print_verdict(f"No: {format_duration(total_s)}{cost} is {over} over {format_duration(a.limit_s)}.", good=False)
 
 
 def _rows(a: Answer) -> list[tuple[str, str]]:

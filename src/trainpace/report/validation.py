@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, words
+from trainpace.report.terminal import print_lines, print_table, print_verdict
 from trainpace.units import format_number
 from trainpace.validation.evaluate import Row
 from trainpace.validation.summary import Summary
@@ -15,27 +16,43 @@ WORST = 10
 
 def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str, Sequence[Summary]]) -> None:
     """A table by file, GPU and family, the worst rows, and why rows could not be forecast."""
+    print_verdict(_verdict(overall), good=None if overall.n else False)
     for name, group in groups.items():
-        columns = (name, "runs", "mean %", "median %", "95th %", "bias %", "in interval %", "half width %", "memory %")
+        columns = (
+            words(name, least=16), Column("runs"), Column("mean %"), Column("median %"), Column("95th %", 2), Column("bias %", 1),
+            Column("in interval %"), Column("half width %", 4), Column("memory %", 3),
+        )  # fmt: skip
         shown = [*(s for s in group if s.n or s.unsupported), *([overall] if name == "file" else [])]
-        print_table(columns, [_cells(s) for s in shown])
+        print_table(columns, [_cells(s) for s in shown], spaced=name == "file")
     worst = sorted((row for row in rows if row.error_pct is not None), key=lambda row: -abs(row.error_pct or 0.0))[
         :WORST
     ]
     print_table(
-        ("worst", "GPU", "precision", "batch", "measured ms", "forecast ms", "error %"),
+        (words("worst", least=16), words("GPU"), words("precision", 1), Column("batch", 2), Column("measured ms"),
+         Column("forecast ms"), Column("error %")),
         [
             (row.model, row.gpu if row.num_gpus == 1 else f"{row.num_gpus} x {row.gpu}", row.precision, str(row.batch),
              format_number(row.measured_ms or 0.0), format_number(row.forecast_ms or 0.0), f"{row.error_pct:+.0f}")
             for row in worst
         ],
-        left=3,
+        spaced=False,
     )  # fmt: skip
     reasons = Counter(row.unsupported for row in rows if row.unsupported)
     for reason, count in reasons.most_common(8):
         print_lines(f"{count} not forecast: {reason}")
     print_lines(
         "Errors are (forecast - measured) / measured. In interval: measurements inside the forecast's 90 % interval.",
+    )
+
+
+def _verdict(s: Summary) -> str:
+    if s.mape is None or s.median is None or s.bias is None:
+        return f"No: none of {s.unsupported} runs could be forecast."
+    held = "" if s.coverage is None else f", and {s.coverage:.0f} % lie in the 90 % interval"
+    way = "long" if s.bias > 0 else "short"
+    return (
+        f"{s.n:,} forecasts are {s.mape:.1f} % from what was measured (median {s.median:.1f} %, typically {abs(s.bias):.1f} % too"
+        f" {way}){held}."
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, words
+from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_number
 from trainpace.verify.question import Change, Equivalence, WayResult
 
@@ -38,10 +39,31 @@ WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
 def print_equivalence(found: Equivalence) -> None:
     """The table of ways, then what follows."""
     q = found.question
-    title = f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch"
-    columns = ["trained as", "parts", "largest relative difference", "where", "verdict"]
-    print_table(columns, [_row(way) for way in found.ways], left=2, title=title)
-    print_lines(*verdict(found))
+    print_head(
+        f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch"
+    )
+    lines = verdict(found)
+    if found.equal:
+        first, *lines = lines
+        print_verdict(f"Yes: {first[0].lower()}{first[1:]}", good=True)
+    else:
+        apart = [WAY_IN_WORDS[way.way] for way in found.ways if not way.equal]
+        print_verdict(f"No: not the same training by {', '.join(apart)}.", good=False)
+    columns = (
+        words("trained as"), words("parts"), Column("largest relative difference"), words("where", 1), words("verdict", least=7),
+    )  # fmt: skip
+    print_table(columns, [_row(way) for way in found.ways])
+    print_lines(*lines)
+    if found.equal:
+        print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
+                   "what a part costs on a GPU; for the weights any way of dividing the batch is as good as another")  # fmt: skip
+    elif found.repeated or any(way.failed for way in found.ways):
+        return
+    else:
+        print_next(
+            ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)],
+            "again, once that is changed",
+        )
 
 
 def _row(way: WayResult) -> list[str]:

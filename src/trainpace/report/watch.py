@@ -5,11 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 
 from trainpace.journal.guard import Guarded, Pace
-from trainpace.report.terminal import print_lines, print_table
+from trainpace.report.columns import Column, bar, words
+from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_number
 from trainpace.watch.recording import Rank, Recording
 
-BAR = 24
 IN_WORDS = {
     "other": "the script's own code",
     "data": "waiting for data",
@@ -30,19 +30,22 @@ IN_WORDS = {
 def print_recording(recording: Recording, folder: str) -> None:
     """The table of parts, a line on each oddity, and where the recording is."""
     if not recording.ranks:
-        print_lines(
-            f"No training step was seen. {recording.seen}", "Next: a step is a call of a torch optimizer's step()."
-        )
+        print_verdict(f"No training step was seen. {recording.seen}".rstrip(), good=False)
+        print_lines("A step is a call of a torch optimizer's step().")
         return
     ranks = recording.ranks
     step = fmean(r.step_ms for r in ranks)
-    columns = ["part of a step", "", "ms", "share"]
+    columns = [words("part of a step", least=18), Column("ms"), Column("share"), bar(1)]
     if len(ranks) > 1:
-        columns += [f"rank {r.rank}" for r in ranks[:8]]
-    title = f"{' '.join(recording.command)}: {ranks[0].steps:,} steps of {format_number(step)} ms"
-    print_table(columns, _rows(ranks, step), left=2, title=title)
-    print_lines(*_said(recording, step), f"Recorded in {folder}.",
-                f"Next: trainpace diagnose -- {' '.join(recording.command)}, which proves what slows it down.")  # fmt: skip
+        columns += [Column(f"rank {r.rank}", 2) for r in ranks[:8]]
+    print_head(f"{' '.join(recording.command)}: recorded in {folder}")
+    rows = _rows(ranks, step)
+    print_verdict(f"{ranks[0].steps:,} steps of {format_number(step)} ms; most of it is {rows[0][0]} ({rows[0][2]}).")
+    print_table(columns, rows)
+    print_lines(*_said(recording, step))
+    print_next(
+        ["trainpace", "diagnose", "--", *recording.command], "proves what slows it down, and says what to change"
+    )
 
 
 def print_guarded(found: Guarded) -> None:
@@ -55,9 +58,10 @@ def print_guarded(found: Guarded) -> None:
         else f" ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
     )
     word = "Regressed" if found.regressed else "No regression"
-    print_lines(
+    print_verdict(
         f"{word}: the median step takes {_pace(found.now)}, and {_pace(found.baseline)} in {found.baseline.run}: {change:+.1f} %"
-        f"{between}; up to {100 * found.tolerance:g} % beyond the noise is let through."
+        f"{between}; up to {100 * found.tolerance:g} % beyond the noise is let through.",
+        good=not found.regressed,
     )
 
 
@@ -73,7 +77,7 @@ def _rows(ranks: tuple[Rank, ...], step: float) -> list[list[str]]:
     for part, ms in sorted(means.items(), key=lambda item: -item[1]):
         if ms < 0.0005 * step:
             continue
-        row = [IN_WORDS[part], "█" * round(BAR * ms / step), format_number(ms), f"{ms / step:.1%}"]
+        row = [IN_WORDS[part], format_number(ms), f"{100 * ms / step:.1f} %", "█" * round(BAR_WIDTH * ms / step)]
         rows.append(row + ([format_number(r.parts_ms[part]) for r in ranks[:8]] if len(ranks) > 1 else []))
     return rows
 

@@ -65,10 +65,11 @@ def evaluate(
     tell: Tell,
     workers: int = 2,
     constants: KernelConstants | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Row]:
     """A row for every run, in order. `traces` is a folder in which traced workloads are kept for the next time.
 
-    `workers` processes trace at a time, with at most a few hundred megabytes each.
+    `workers` processes trace at a time, with at most a few hundred megabytes each; `progress` hears how many models are traced.
     """
     cases: dict[int, Case] = {}
     refused: dict[int, str] = {}
@@ -77,7 +78,7 @@ def evaluate(
             cases[run.index] = case_of(run, folder, traces / CONFIGURATIONS)
         except TrainpaceError as error:
             refused[run.index] = str(error)
-    workloads = _workloads(list(cases.values()), traces, tell, workers)
+    workloads = _workloads(list(cases.values()), traces, tell, progress, workers)
     rows = []
     for run in runs:
         case = cases.get(run.index)
@@ -144,7 +145,7 @@ def _versions() -> tuple[str, ...]:
 
 
 def _workloads(
-    cases: Sequence[Case], traces: Path, tell: Tell, workers: int
+    cases: Sequence[Case], traces: Path, tell: Tell, progress: Callable[[int, int], None], workers: int
 ) -> dict[tuple[object, ...], Workload | str]:
     """Every case's workload by its key, or the reason why there is none."""
     files = {case.trace_key: Path(case.spec) if is_saved(case.spec) else trace_file(traces, case) for case in cases}
@@ -162,7 +163,7 @@ def _workloads(
             ):
                 reasons |= failed
                 done += len(part)
-                tell(f"{done} of {len(missing)} traced")
+                progress(done, len(missing))
     return {key: reasons.get(str(file)) or _load(file) for key, file in files.items()}
 
 

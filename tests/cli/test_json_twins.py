@@ -1,0 +1,80 @@
+"""Every verb has a twin for programs: it is versioned, and it says what the table says."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from nouns import workload
+from trainpace.records import save
+
+
+def commands(group=None, name=()):
+    group = group or importlib.import_module("trainpace.cli.main")._cli
+    for verb in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), verb)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*name, verb))
+        else:
+            yield (*name, verb), command
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, id=" ".join(n)) for n, c in commands() if n[-1] != "serve"])
+def test_every_verb_has_a_twin(command):
+    assert any("--json" in option.opts for option in command.params)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("twins")
+    save(workload(), folder / "model.json")
+    (folder / "runs.csv").write_text(
+        "model_spec,gpu_canonical,precision,batch_per_gpu,step_time_ms\nresnet50,T4,fp32,32,300\n"
+    )
+    return folder
+
+
+def trainpace(place, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "trainpace", *arguments], cwd=place, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+JOB = ("--samples", "100000", "--epochs", "2")
+VERBS = [
+    ("forecast", "model.json", "--gpu", "T4", "--batch", "8"),
+    ("match", "model.json", *JOB, "--top", "2"),
+    ("plan", "model.json", "--gpu", "T4", *JOB),
+    ("offers", "--gpu", "H100"),
+    ("gpus", "T4"),
+    ("schedule", *JOB, "--global-batch", "32", "--step-time", "100ms"),
+    ("calibrate", "--detect-only"),
+    ("journal", "import", "runs.csv", "--journal", "j.db"),
+    ("journal", "list", "--journal", "j.db"),
+    ("journal", "score", "--journal", "j.db"),
+    ("journal", "path", "--journal", "j.db"),
+    ("journal", "export", "out.json", "--journal", "j.db"),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_twins_are_versioned(place, verb):
+    said = json.loads(trainpace(place, *verb, "--json"))
+    for one in said if isinstance(said, list) else [said]:
+        assert one["record"]
+        assert isinstance(one["schema_version"], int)
+
+
+def test_the_forecast_says_the_same_twice(place):
+    verb = ("forecast", "model.json", "--gpu", "T4", "--gpu", "A100", "--batch", "8")
+    rows = json.loads(trainpace(place, *verb, "--json"))["rows"]
+    table = trainpace(place, *verb)
+    for row in rows:
+        line = next(line for line in table.splitlines() if line.startswith(row["gpu"]))
+        for value in (row["step_time_ms"], row["step_time_ms_low"], row["samples_per_second"], row["peak_memory_gib"]):
+            assert f"{value:,.3g}" in line or f"{value:,.0f}" in line

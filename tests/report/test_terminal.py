@@ -1,0 +1,178 @@
+"""The shared look: nothing is wider than the terminal, no number is cut, colours are readable and never needed."""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.color import Color
+
+from trainpace.report import terminal
+from trainpace.report.columns import Column, bar, layout, words
+from trainpace.report.encoding import PLAIN, plain
+
+texts = st.text("abcdefgh /_.-é", max_size=40)
+numbers = st.one_of(st.integers(0, 10**9).map(str), st.floats(0, 1e6).map(lambda x: f"{x:.3g} to {2 * x:.3g}"))
+widths = st.integers(40, 200)
+
+
+@st.composite
+def tables(draw):
+    kinds = draw(st.lists(st.booleans(), min_size=1, max_size=9))
+    columns = [
+        words(draw(texts), draw(st.integers(0, 5)), draw(st.integers(6, 20))) if w else Column(draw(texts), draw(st.integers(0, 5)))
+        for w in kinds
+    ]  # fmt: skip
+    row = st.tuples(*(texts if w else numbers for w in kinds))
+    return columns, draw(st.lists(row, max_size=5))
+
+
+def printed(width, do):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", str(width))
+        do()
+    return out.getvalue()
+
+
+@given(tables(), widths)
+def test_no_line_is_wider_and_no_number_is_cut(table, width):
+    columns, rows = table
+    out = printed(width, lambda: terminal.print_table(columns, rows))
+    assert all(cell_len(line) <= width for line in out.splitlines())
+    assert all(line == line.rstrip() for line in out.splitlines())
+    found = layout(columns, rows, width)
+    for i, column in enumerate(columns):
+        if not column.words and (found is None or i in found.widths):
+            assert all(row[i] in out.replace("\n  ", " ") for row in rows)
+
+
+@given(tables(), widths)
+def test_columns_of_rank_0_stay_and_the_highest_rank_goes_first(table, width):
+    columns, rows = table
+    found = layout(columns, rows, width)
+    if found is None:
+        return
+    left_out = [c.rank for i, c in enumerate(columns) if i not in found.widths]
+    kept = [c.rank for i, c in enumerate(columns) if i in found.widths]
+    assert all(left_out)
+    assert not left_out or min(left_out) >= max(kept, default=0)
+
+
+def test_what_is_left_out_is_named():
+    columns = [words("GPU"), Column("step ms"), Column("MFU", 1)]
+    row = ["GTX 1080 Ti", "123,456 to 234,567", "30 %"]
+    wide = printed(60, lambda: terminal.print_table(columns, [row]))
+    assert "30 %" in wide
+    assert "Left out" not in wide
+    narrow = printed(32, lambda: terminal.print_table(columns, [row]))
+    assert "30 %" not in narrow
+    assert "Left out for want of room: MFU." in narrow
+    paragraphs = printed(22, lambda: terminal.print_table(columns, [row]))
+    assert "step ms:" in paragraphs
+
+
+def test_bars_shrink_with_the_room():
+    rows = [["forward", "1", "█" * 20], ["backward", "2", "█" * 10], ["none", "3", ""]]
+    for width in (60, 26):
+        out = printed(width, lambda: terminal.print_table([words("part"), Column("ms"), bar()], rows))
+        long, short = (out.splitlines()[i].count("█") for i in (3, 4))
+        assert short == pytest.approx(long / 2, abs=1)
+    assert long < 20
+
+
+@given(
+    st.lists(st.sampled_from(["a", "words", "12.3 ms", "5 GiB", "90 %", "1 h 12 min", "samples,"]), max_size=30), widths
+)
+def test_a_number_stays_with_its_unit(parts, width):
+    text = " ".join(parts)
+    lines = terminal.wrapped(text, width).split("\n")
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(" ".join(lines).split()) == text
+    assert not any(re.match(r"\s*(ms|GiB|%|min)\b", line) for line in lines)
+
+
+@given(st.lists(st.text("ab-=/ '\"$", min_size=1, max_size=12), min_size=1, max_size=12), widths)
+@example(["trainpace", "forecast", "a b.py:f", "--gpu", "RTX 3090"], 40)
+def test_the_next_command_can_be_copied(command, width):
+    out = printed(width, lambda: terminal.print_next(command))
+    assert out.startswith("Next: ")
+    assert shlex.split(out.removeprefix("Next: ").replace(" \\\n", " ")) == command
+
+
+def test_a_shell_reads_the_command_as_it_was_meant():
+    command = ["printf", "%s|", "a b.py:f", "it's", "$HOME", "RTX 3090", "--gpu", "a long one, of many words"]
+    out = printed(40, lambda: terminal.print_next(command)).removeprefix("Next: ")
+    assert out.count("\\\n") == 2
+    said = subprocess.run(["sh", "-c", out], capture_output=True, text=True, check=True).stdout
+    assert said == "".join(f"{word}|" for word in command[2:])
+
+
+def test_why_stands_beside_the_command_or_below_it():
+    assert (
+        printed(60, lambda: terminal.print_next("trainpace gpus", "all cards")) == "Next: trainpace gpus  (all cards)\n"
+    )
+    below = printed(40, lambda: terminal.print_next("trainpace gpus", "all cards that the catalogue has"))
+    assert below.splitlines()[0] == "Next: trainpace gpus"
+
+
+def luminance(r, g, b):
+    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in (r, g, b)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("style", [terminal.GOOD, terminal.BAD, terminal.BAR])
+def test_colours_are_readable_on_white_and_on_black(style):
+    own = luminance(*Color.parse(style.split()[-1]).get_truecolor())
+    for other in (luminance(255, 255, 255), luminance(0, 0, 0)):
+        assert (max(own, other) + 0.05) / (min(own, other) + 0.05) >= 3, "WCAG 2.2, 1.4.3 and 1.4.11"
+
+
+SHOWN = (
+    "from trainpace.report.encoding import never_fail_to_encode as n; n()\n"
+    "from trainpace.report.terminal import *; from trainpace.report.columns import *\n"
+    "print_verdict('No: 3 µs are over.', good=False)\n"
+    "print_table([words('part'), Column('ms'), bar()], [['forward', '3', '█' * 9]])"
+)
+
+
+def run(**environment):
+    clean = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "PYTHONIOENCODING")}
+    done = subprocess.run([sys.executable, "-c", SHOWN], env=clean | environment, capture_output=True, check=True)
+    return done.stdout.decode(environment.get("PYTHONIOENCODING", "utf-8"))
+
+
+def test_a_log_file_is_plain_unless_colour_is_forced():
+    log = run()
+    assert "\x1b" not in log
+    forced = run(FORCE_COLOR="1", TERM="xterm-256color")
+    assert "\x1b[" in forced
+    assert re.sub(r"\x1b\[[\d;]*m", "", forced).replace(" \n", "\n").split() == log.split()
+    without = run(FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color")
+    assert "38;5" not in without, "no colour"
+
+
+def test_a_strange_width_is_no_error():
+    assert run(COLUMNS="wide") == run(COLUMNS="0" * 9 + "118") == run()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "cp437"])
+def test_every_encoding_gets_something_it_has(encoding):
+    out = run(PYTHONIOENCODING=encoding)
+    assert "3" in out
+    if encoding == "ascii":
+        assert "No: 3 us are over." in out
+        assert "#########" in out
+        assert "----" in out
+
+
+@given(st.text(st.sampled_from([*PLAIN, "a", "é", "字"])))
+def test_plain_keeps_the_length(text):
+    assert plain(text).isascii()
+    assert len(plain(text)) == len(text)
