@@ -79,7 +79,8 @@ def _ticks(left: float, right: float) -> Iterator[float]:
 
 
 def _beside(named: dict[int, str], columns: int, anchor: float) -> str:
-    """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would touch another are left out."""
+    """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
+    touch another are left out."""
     line, at = [" "] * columns, sorted(named)
     for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
         text = named[i]
