@@ -1,14 +1,15 @@
 """Every verb has a twin for programs: it is versioned, and it says what the table says."""
 
+import contextlib
 import importlib
+import io
 import json
-import subprocess
-import sys
 
 import click
 import pytest
 
 from nouns import workload
+from trainpace.cli import main
 from trainpace.records import save
 
 
@@ -38,11 +39,10 @@ def place(tmp_path_factory):
 
 
 def trainpace(place, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "trainpace", *arguments], cwd=place, capture_output=True, text=True, check=False
-    )
-    assert done.returncode in (0, 1), done.stderr
-    return done.stdout
+    with contextlib.chdir(place), contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    assert ended.value.code in (0, 1)
+    return out.getvalue()
 
 
 JOB = ("--samples", "100000", "--epochs", "2")

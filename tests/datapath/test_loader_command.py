@@ -69,7 +69,7 @@ def test_a_loader_from_command_to_verdict(folder):
     )
     assert "time.sleep in __getitem__" in done.stdout
     assert "Verdict: with no workers a step takes" in done.stdout
-    assert "Next: DataLoader(..., num_workers=2" in done.stdout
+    assert "DataLoader(..., num_workers=2" in done.stdout
     assert json.loads((folder / "out.json").read_text())["record"] == "LoaderMeasurement"
 
 

@@ -1,5 +1,7 @@
 """Plots in characters."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,9 @@ def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
     marked = {measured[-1][0]}
     lines = chart(measured, marked, "title", foreseen, width)
     assert all(len(line) <= width for line in lines[1:])
-    assert len(lines) == HEIGHT + 3
+    assert HEIGHT - 3 <= len(lines) - 3 <= HEIGHT + 3
+    scale = [i for i, line in enumerate(lines) if "┤" in line or "└" in line]
+    assert len({below - above for above, below in itertools.pairwise(scale)}) == 1, "ticks are evenly far apart"
     body = "\n".join(lines[1:-1])
     assert body.count("▲") == 1
     assert f"▲{measured[-1][0]}" in lines[-1]
@@ -27,8 +31,9 @@ def test_a_plot_fits_and_shows_both_series(measured, foreseen, width):
 
 def test_what_is_twice_as_high_is_drawn_twice_as_high():
     lines = chart([(1, 50.0), (2, 100.0)], (), "", (), 60)
-    heights = [HEIGHT - i for i, line in enumerate(lines[1 : HEIGHT + 1], 1) if "●" in line]
-    assert heights == [HEIGHT - 1, (HEIGHT - 1) / 2]
+    zero = next(i for i, line in enumerate(lines) if "└" in line)
+    high, low = (zero - i for i, line in enumerate(lines) if "●" in line)
+    assert high == pytest.approx(2 * low, abs=1)
     assert lines[1].startswith("100 ┤")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from trainpace.units import format_number
 
 HEIGHT, WIDEST, LEAST = 13, 92, 24
+"""Rows, about: as many as give every tick of the scale the same distance."""
 MOST_TICKS = 6
 Points = Sequence[tuple[float, float]]
 
@@ -20,30 +21,31 @@ def chart(points: Points, marked: Collection[float], title: str, behind: Points 
     step = tick_step(max(y for _, y in every) or 1.0, MOST_TICKS - 1)
     ticks = math.ceil((max(y for _, y in every) or step) / step - 1e-9)
     top = ticks * step
-    labels = {round(i * step / top * (HEIGHT - 1)): format_number(i * step) for i in range(ticks + 1)}
+    rows = ticks * max(1, round((HEIGHT - 1) / ticks))
+    labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
     margin = max(map(len, labels.values()))
     columns = max(LEAST, min(WIDEST, width) - margin - 2)
-    cells = [[" "] * columns for _ in range(HEIGHT)]
+    cells = [[" "] * columns for _ in range(rows + 1)]
 
     def column(x: float) -> int:
         return round((x - left) / max(right - left, 1e-9) * (columns - 1))
 
     def put(x: float, y: float, sign: str) -> None:
-        cells[round(y / top * (HEIGHT - 1))][column(x)] = sign
+        cells[round(y / top * rows)][column(x)] = sign
 
     for x, y in behind:
         put(x, y, "○")
     for x, y in sorted(points, key=lambda point: point[0] in marked):
         put(x, y, "▲" if x in marked else "●")
     lines = [title]
-    for i in reversed(range(HEIGHT)):
+    for i in reversed(range(rows + 1)):
         edge = "└" if i == 0 else "┤" if i in labels else "│"
         body = "".join(cells[i])
         lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
     named = {column(x): format_number(x) for x in _ticks(left, right)}
-    lines.append(" " * (margin + 2) + _beside(named, columns))
+    lines.append(" " * (margin + 2) + _beside(named, columns, 0.5))
     jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    return [*lines, " " * (margin + 2) + _beside(jumps, columns)] if jumps else lines
+    return [*lines, " " * (margin + 2) + _beside(jumps, columns, 0.0)] if jumps else lines
 
 
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
@@ -76,12 +78,13 @@ def _ticks(left: float, right: float) -> Iterator[float]:
         yield right
 
 
-def _beside(named: dict[int, str], columns: int) -> str:
-    """Labels at their columns, the first and the last always; those that would touch another are left out."""
+def _beside(named: dict[int, str], columns: int, anchor: float) -> str:
+    """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
+    touch another are left out."""
     line, at = [" "] * columns, sorted(named)
     for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
         text = named[i]
-        start = max(0, min(i - (len(text) - 1) // 2, columns - len(text)))
+        start = max(0, min(i - int(anchor * (len(text) - 1)), columns - len(text)))
         if all(c == " " for c in line[max(0, start - 1) : start + len(text) + 1]):
             line[start : start + len(text)] = text
     return "".join(line).rstrip()

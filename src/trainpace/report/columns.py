@@ -55,7 +55,7 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
             for wished in (_natural, _with_wrapped_header):
                 widths = {i: wished(columns[i], [row[i] for row in rows]) for i in kept}
                 if sum(widths.values()) <= room:
-                    return Layout(widths, gap)
+                    return Layout(_widened(widths, columns, rows, room), gap)
         least = {i: _least(columns[i], [row[i] for row in rows]) for i in kept}
         if sum(least.values()) <= room:
             return Layout(_squeezed(widths, least, room), NARROW_GAP)
@@ -63,6 +63,19 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
         if not droppable:
             return None
         kept.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
+
+
+def _widened(
+    widths: dict[int, int], columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int
+) -> dict[int, int]:
+    """What room is left goes to headers that can then stand on one line, those that need least first."""
+    wished = {i: _natural(columns[i], [row[i] for row in rows]) for i in widths}
+    widths, left = dict(widths), room - sum(widths.values())
+    for i in sorted(widths, key=lambda i: wished[i] - widths[i]):
+        more = wished[i] - widths[i]
+        if more <= left:
+            widths[i], left = wished[i], left - more
+    return widths
 
 
 def _squeezed(widths: dict[int, int], least: dict[int, int], room: int) -> dict[int, int]:

@@ -200,7 +200,7 @@ def _print_next(done: Sequence[Forecast], spec: str) -> None:
         print_next(command, "what to change, and what that saves in a thousand steps")
     elif spec.endswith(".json") and not spec.startswith("transformers:"):
         command = [*_forecast_command(best, spec), "--batch", f"1:{min(best.largest_micro_batch or 64, 128)}"]
-        print_next(command, "every batch size that fits, and where step time jumps")
+        print_next(command, "every batch size of a range, and where step time jumps")
     else:
         command = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), "--precision", e.precision]
         if best.provenance == "calibrated":

@@ -90,7 +90,7 @@ class Bar:
         if self._seconds is not None:
             parts.append(f"about {format_duration(max(0.0, self._seconds - elapsed_s))} left")
         elif self._total is None:
-            parts.append(f"{format_duration(round(elapsed_s))} so far")
+            parts += [f"{format_duration(round(elapsed_s))} so far"] if elapsed_s >= 1 else []
         else:
             unit = f" {self._unit}" if self._unit else ""
             parts.append(f"{self._done:,.0f} of {self._total:,.0f}{unit}")
@@ -100,7 +100,7 @@ class Bar:
             if left is not None and self._done < self._total:
                 parts.append(f"about {format_duration(round(left) if left >= 1 else left)} left")
         now = f" ({self._words})" if self._words else ""
-        return f"{self._what}: {', '.join(parts)}{now}"
+        return f"{self._what}{': ' if parts else ''}{', '.join(parts)}{now}"
 
     def _show(self) -> None:
         with self._lock:

@@ -166,7 +166,9 @@ def print_plot(lines: Iterable[str]) -> None:
     """Lines as they are; only a title that is too long is wrapped."""
     out = console()
     for line in lines:
-        out.print(Text(line if cell_len(line) <= out.width else wrapped(line, out.width)), soft_wrap=True)
+        text = Text(line if cell_len(line) <= out.width else wrapped(line, out.width))
+        text.highlight_regex("[█●▲]+", BAR)
+        out.print(text, soft_wrap=True)
 
 
 def print_next(command: str | Sequence[str], why: str = "") -> None:
