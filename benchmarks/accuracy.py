@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="refit even if --held-out is there; folds that an interrupted run kept stay",
+        help="refit, but for folds that an interrupted run kept",
     )
     parser.add_argument("--write-intervals", action="store_true")
     options = parser.parse_args()
