@@ -1,6 +1,7 @@
 """`make bench-accuracy`: forecasts of measured runs with their card, or their family of models, left out of the fit.
 
-Refits the constants for every fold (about ten minutes on two cores), then forecasts what was left out, and prints a table by
+Refits the constants for every fold (an hour and a half on two cores; interrupted, the same command goes on: remove
+out/held_out.folds after a change of the kernels' form), then forecasts what was left out, and prints a table by
 collection beside what other tools claim. Writes benchmarks/results/accuracy.md and, for `make fit`, the quantiles of
 the intervals.
 """
@@ -13,6 +14,7 @@ import json
 import math
 import os
 import platform
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import numpy as np
 from fitting.folds import HeldOut, held_out
 from fitting.runs import Pair, is_same_model, read_pairs
 
+from trainpace.records import write_whole
 from trainpace.validation.conditions import Case
 
 ROOT = Path(__file__).parents[1]
@@ -47,12 +50,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, default=ROOT / "out/held_out.json", help="kept between runs")
-    parser.add_argument("--again", action="store_true", help="refit even if --held-out is there")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="refit, but for folds that an interrupted run kept",
+    )
     parser.add_argument("--write-intervals", action="store_true")
     options = parser.parse_args()
     if options.again or not options.held_out.is_file():
-        options.held_out.parent.mkdir(exist_ok=True)
-        options.held_out.write_text(json.dumps(held_out(options.data, options.traces)))
+        kept = options.held_out.with_suffix(".folds")
+        write_whole(options.held_out, json.dumps(held_out(options.data, options.traces, kept)))
+        shutil.rmtree(kept)
     found = {kind: [HeldOut(*row) for row in rows] for kind, rows in json.loads(options.held_out.read_text()).items()}
     pairs = {case.run.index: (case, workload) for case, workload in read_pairs(options.data, options.traces)}
     if options.write_intervals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from fitting.problem import Problem
 from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
+from trainpace.records import write_whole
 from trainpace.validation.evaluate import forecast_case
 from trainpace.validation.summary import family_of
 
@@ -53,10 +55,14 @@ def family_fold(spec: str) -> int:
     return zlib.crc32(family_of(spec).encode()) % FAMILY_FOLDS
 
 
-def held_out(data: Path, traces: Path, workers: int = 2) -> dict[str, list[HeldOut]]:
-    """{"device": ..., "family": ...}: every run's forecast with its card, or its model's family, left out of the fit."""
-    jobs = [("device", fold, str(data), str(traces)) for fold in DEVICE_FOLDS]
-    jobs += [("family", str(fold), str(data), str(traces)) for fold in range(FAMILY_FOLDS)]
+def held_out(data: Path, traces: Path, kept: Path, workers: int = 2) -> dict[str, list[HeldOut]]:
+    """{"device": ..., "family": ...}: every run's forecast with its card, or its model's family, left out of the fit.
+
+    Each fold is written to the folder `kept` when it is done, and read from there the next time: a fold takes many minutes.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
+    jobs = [("device", fold, data, traces, kept) for fold in DEVICE_FOLDS]
+    jobs += [("family", str(fold), data, traces, kept) for fold in range(FAMILY_FOLDS)]
     found: dict[str, list[HeldOut]] = {"device": [], "family": []}
     with ProcessPoolExecutor(workers) as pool:
         for (kind, fold, *_), results in zip(jobs, pool.map(_fold, jobs), strict=True):
@@ -65,9 +71,16 @@ def held_out(data: Path, traces: Path, workers: int = 2) -> dict[str, list[HeldO
     return found
 
 
-def _fold(job: tuple[str, str, str, str]) -> list[HeldOut]:
-    kind, fold, data, traces = job
-    pairs = read_pairs(Path(data), Path(traces))
+def _fold(job: tuple[str, str, Path, Path, Path]) -> list[HeldOut]:
+    kind, fold, data, traces, kept = job
+    file = kept / f"{kind}-{fold}.json"
+    if not file.is_file():
+        write_whole(file, json.dumps(_fitted_without(kind, fold, data, traces)))
+    return [HeldOut(*row) for row in json.loads(file.read_text())]
+
+
+def _fitted_without(kind: str, fold: str, data: Path, traces: Path) -> list[HeldOut]:
+    pairs = read_pairs(data, traces)
 
     def is_out(pair: Pair) -> bool:
         if kind == "device":
@@ -76,7 +89,7 @@ def _fold(job: tuple[str, str, str, str]) -> list[HeldOut]:
 
     fitted = [pair for pair in usable(pairs) if not is_out(pair)]
     without = frozenset(name for name in DEVICES.values() if kind == "device" and device_fold(name) == fold)
-    constants = Problem(RunTable(fitted), read_kernels(Path(data), without=without), KernelConstants()).solve()
+    constants = Problem(RunTable(fitted), read_kernels(data, without=without), KernelConstants()).solve()
     return list(_forecasts([pair for pair in pairs if is_out(pair)], fold, constants))
 
 
