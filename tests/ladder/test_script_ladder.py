@@ -134,6 +134,15 @@ def test_what_no_file_takes_cannot_be_set_up(folder):
     )
 
 
+def test_a_dry_run_leaves_out_what_no_file_takes(folder):
+    done = climb(folder, "--dry-run", "--no-forecast")
+    assert done.returncode == 0, done.stderr
+    assert '+  "per_device_train_batch_size": 16,' in done.stdout
+    assert "cannot be" in done.stdout
+    assert "do not take" in done.stdout.replace("\n", " ")
+    assert {p.name for p in folder.iterdir()} == {"args.json", "ds.json", "ladder.toml", "train.py", "out"}
+
+
 def test_the_fingerprint_knows_the_settings_and_the_code(folder):
     script = read_ladder(folder / "ladder.toml").script
     before = fingerprint_of_script(script)

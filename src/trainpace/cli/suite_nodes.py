@@ -1,7 +1,7 @@
 """`trainpace measure --launcher slurm`: a model or a suite as a Slurm job array, a task for each model.
 
-A task measures all batch sizes of its model on one node, for points of several machines make no curve. Tasks are judged by their
-results, which a later call does not measure again; they go into the user's journal from here, since many nodes must not
+A task measures all batch sizes of its model on one node, for points of several machines are no one curve. Tasks are judged by
+their results, which a later call does not measure again; they go into the user's journal from here, since many nodes must not
 write one file.
 """
 

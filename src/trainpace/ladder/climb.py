@@ -18,7 +18,7 @@ from trainpace.ladder.gains import Gain, gain_of
 from trainpace.ladder.inputs import fingerprint
 from trainpace.ladder.losses import LossCheck, compare, own_spread
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
-from trainpace.ladder.script import fingerprint_of_script
+from trainpace.ladder.script import changed_files, fingerprint_of_script
 from trainpace.launch.trial import FailedTrial, TrialResult
 
 ROUNDS = 2
@@ -243,6 +243,8 @@ def _alternatives(rung: Rung, kept: Setup, ladder: Ladder, shards: str) -> list[
     for values in rung.alternatives():
         try:
             setup = changed(kept, values | ({"shards": shards} if rung.precompute else {}), ladder.allow_global_batch)
+            if ladder.script is not None:
+                changed_files(ladder.script, ladder.start, setup)  # which says what no file takes
             found.append(setup)
         except TrainpaceError as error:
             found.append(str(error))
