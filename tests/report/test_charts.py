@@ -155,10 +155,10 @@ def test_a_plan_comes_down_step_by_step():
 
 
 def test_a_ladder_counts_what_was_kept():
-    made = speedups([("baseline", 1.0, True), ("a", 2.0, True), ("b", None, False), ("c", 1.5, False)])
+    made = speedups("a step", [("baseline", 1.0, True), ("a", 2.0, True), ("b", None, False), ("c", 1.5, False)])
     assert [bar.said for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
     assert "1 of 2 changes were kept; together they make a step 2.0 times as fast" in made.finding
-    assert speedups([("baseline", 1.0, True)]) is None
+    assert speedups("a step", [("baseline", 1.0, True)]) is None
 
 
 def test_forecasts_that_held_are_counted():
