@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 980, 1500
-COLOURS = 48
+COLOURS = 200
 JOB = ["--samples", "1281167", "--epochs", "90"]
 COMMANDS: dict[str, tuple[str, list[str]]] = {
     "forecast": ("light", ["forecast", "vgg16", "--gpu", "T4", "--batch", "1:70", "--no-journal"]),
@@ -61,6 +61,9 @@ def main() -> None:
                 subprocess.run(
                     [sys.executable, "-m", "trainpace", *made], cwd=ROOT, check=False, stdout=subprocess.DEVNULL
                 )
+            page.write_text(
+                page.read_text(encoding="utf-8").replace(f"{ROOT}/", ""), encoding="utf-8"
+            )  # no machine's paths
             size = save_picture(page, PICTURES / f"{name}.png", scheme)
             print(f"{name}.png: {size / 1024:.0f} KiB")
 
@@ -77,7 +80,8 @@ def save_picture(page: Path, target: Path, scheme: str) -> int:
         whole = int(opened.evaluate("document.documentElement.scrollHeight"))
         shot = opened.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": min(HEIGHT, whole)}, full_page=True)
         browser.close()
-    Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS).save(target, optimize=True)
+    few = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
+    few.save(target, optimize=True)
     return target.stat().st_size
 
 

@@ -171,7 +171,7 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
         text = axes.annotate(mark.text, at, xycoords=over, xytext=(right, up), textcoords="offset points", fontsize=6.5,
                              ha="left" if right > 0 else "right", color=colour)  # fmt: skip
         text.set_in_layout(False)
-        box, room = text.get_window_extent(), axes.bbox.padded(4)
+        box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
         if (
             room.containsx(box.x0)
             and room.containsx(box.x1)

@@ -4,7 +4,7 @@
 // what-if) as soon as they are in the page. To change one in place: trainpaceCharts.draw(figure, record).
 (() => {
   "use strict";
-  const HEIGHT = 330, PAPER_WIDTH = 680, PAPER_SCALE = 3, REACH = 40, HEADROOM = 0.06, LABEL_ROW = 16;
+  const HEIGHT = 330, PAPER_WIDTH = 680, PAPER_HEIGHT = 250, PAPER_SCALE = 3, REACH = 40, HEADROOM = 0.06, LABEL_ROW = 16;
   const figures = new Map(); // figure -> {chart, plot, width}
   let paper = false;
 
@@ -185,7 +185,7 @@
       for (const [x, y, end] of places) {
         const left = end ? x - width : x, box = [left, y - height, left + width, y + px(3)];
         const inside = box[0] >= b.left && box[2] <= b.left + b.width && box[1] >= b.top - px(8) && box[3] <= b.top + b.height;
-        if (!inside || [...taken, ...crowded].some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3])) continue;
+        if (!inside || [...taken, ...crowded].some((t) => box[0] - px(8) < t[2] && t[0] < box[2] + px(8) && box[1] < t[3] && t[1] < box[3])) continue;
         taken.push(box);
         c.lineWidth = px(4);
         c.lineJoin = "round";
@@ -318,7 +318,7 @@
       time: false, range: () => [min, max], distr: of.scale === "linear" ? 1 : 3, log: of.scale === "log2" ? 2 : 10,
     });
     const plot = new uPlot({
-      width: width * scale, height: HEIGHT * scale, padding: [10 * scale, 14 * scale, 0, 0], legend: { show: false },
+      width: width * scale, height: (paper ? PAPER_HEIGHT : HEIGHT) * scale, padding: [10 * scale, 14 * scale, 0, 0], legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
       scales: { x: scaled(chart.x, limits.x), y: scaled(chart.y, limits.y) },
       axes: [axis(chart.x, 2, scale), axis(chart.y, 3, scale)],
