@@ -15,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 980, 1500
 COLOURS = 200
 JOB = ["--samples", "1281167", "--epochs", "90"]
-COMMANDS: dict[str, tuple[str, list[str]]] = {
+Scheme = Literal["light", "dark"]
+COMMANDS: dict[str, tuple[Scheme, list[str]]] = {
     "forecast": ("light", ["forecast", "vgg16", "--gpu", "T4", "--batch", "1:70", "--no-journal"]),
     "forecast_cluster": (
         "dark",
@@ -68,7 +70,7 @@ def main() -> None:
             print(f"{name}.png: {size / 1024:.0f} KiB")
 
 
-def save_picture(page: Path, target: Path, scheme: str) -> int:
+def save_picture(page: Path, target: Path, scheme: Scheme) -> int:
     """The top of a page, in few colours; its bytes."""
     from PIL import Image
     from playwright.sync_api import sync_playwright

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from answers import asked, jumps, measured
 from diagnose.recordings import block, fetch, loader, rank, recording
-from nouns import workload
+from nouns import stacked, workload
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
 from trainpace.forecast.fewer_devices import fewer_devices
 from trainpace.forecast.roofline import roofline
 from trainpace.measure.analysis import analyse
@@ -140,6 +141,19 @@ def test_scaling_is_against_the_fewest_devices():
     assert ideal.y == tuple(forecast.y[0] * n for n in ideal.x)
     assert all(a <= b * 1.001 for a, b in zip(forecast.y, ideal.y, strict=True))
     assert scaling_chart([]) is None
+
+
+def test_scaling_of_what_needs_several_devices_begins_there():
+    model = stacked()
+    cluster = asked(workload(), devices_per_node=4).cluster
+    e = Execution(micro_batch=2, tp=2, nproc_per_node=4, optimizer="adam")
+    assert [f.num_devices for f in fewer_devices(model, e, cluster)] == [2, 4]
+
+
+def test_a_wide_interval_does_not_flatten_the_bars():
+    f = asked(workload()).rows[0]
+    made = step_breakdown([Timed("", "a", f.step, replace(f.step_time_interval_ms, high=100 * f.step.total_ms))])
+    assert made.longest(made.groups[0]) == pytest.approx(2.5 * f.step.total_ms)
 
 
 def test_a_plan_comes_down_step_by_step():

@@ -198,7 +198,7 @@ def bars_figure(chart: BarChart) -> Figure:
             names.append((at, group.title))
             at += 1
         for bar in group.bars:
-            _bar(axes, at, bar, scale, seen)
+            _bar(axes, at, bar, scale, longest, seen)
             names.append((at, bar.label))
             at += 1
     axes.set_yticks([y for y, _ in names], [name for _, name in names])
@@ -212,7 +212,7 @@ def bars_figure(chart: BarChart) -> Figure:
     return figure
 
 
-def _bar(axes: Any, at: int, bar: Bar, scale: float, seen: set[str]) -> None:
+def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[str]) -> None:
     left = 0.0
     for s in bar.segments:
         if s.value > 0:
@@ -225,7 +225,7 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, seen: set[str]) -> None:
             left += s.value * scale
     end = left
     if bar.low is not None and bar.high is not None:
-        low, high = bar.low * scale, bar.high * scale
+        low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
         axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,
                       capsize=2)  # fmt: skip
         end = max(left, high)
