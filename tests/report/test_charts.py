@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from answers import asked, jumps, measured
 from diagnose.recordings import block, fetch, loader, rank, recording
-from nouns import workload
+from nouns import stacked, workload
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
 from trainpace.forecast.fewer_devices import fewer_devices
 from trainpace.forecast.roofline import roofline
 from trainpace.measure.analysis import analyse
@@ -142,6 +143,19 @@ def test_scaling_is_against_the_fewest_devices():
     assert scaling_chart([]) is None
 
 
+def test_scaling_of_what_needs_several_devices_begins_there():
+    model = stacked()
+    cluster = asked(workload(), devices_per_node=4).cluster
+    e = Execution(micro_batch=2, tp=2, nproc_per_node=4, optimizer="adam")
+    assert [f.num_devices for f in fewer_devices(model, e, cluster)] == [2, 4]
+
+
+def test_a_wide_interval_does_not_flatten_the_bars():
+    f = asked(workload()).rows[0]
+    made = step_breakdown([Timed("", "a", f.step, replace(f.step_time_interval_ms, high=100 * f.step.total_ms))])
+    assert made.longest(made.groups[0]) == pytest.approx(2.5 * f.step.total_ms)
+
+
 def test_a_plan_comes_down_step_by_step():
     setting = Setting(workload(), asked(workload(), "A100").cluster, Schedule(samples=100_000, epochs=3.0))
     plan = plan_changes(setting, asked(workload()).rows[0].execution, (DataPath(workers=0, ms_per_sample=8.0, beside=False),
@@ -155,10 +169,10 @@ def test_a_plan_comes_down_step_by_step():
 
 
 def test_a_ladder_counts_what_was_kept():
-    made = speedups([("baseline", 1.0, True), ("a", 2.0, True), ("b", None, False), ("c", 1.5, False)])
+    made = speedups("a step", [("baseline", 1.0, True), ("a", 2.0, True), ("b", None, False), ("c", 1.5, False)])
     assert [bar.said for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
     assert "1 of 2 changes were kept; together they make a step 2.0 times as fast" in made.finding
-    assert speedups([("baseline", 1.0, True)]) is None
+    assert speedups("a step", [("baseline", 1.0, True)]) is None
 
 
 def test_forecasts_that_held_are_counted():

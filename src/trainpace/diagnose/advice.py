@@ -13,6 +13,7 @@ from trainpace.datapath.loader_model import LoaderCost, step_ms
 from trainpace.diagnose.interventions import part_ms
 from trainpace.diagnose.shares import Split
 from trainpace.records import Record
+from trainpace.units import format_number
 from trainpace.watch.recording import Rank, batches_per_step
 
 WORTH = 0.03
@@ -109,7 +110,7 @@ def _workers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
         fewest = now + 1
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
-    why = f"a sample takes {cost.sample_wall_ms:.2g} ms, {cost.sample_cpu_ms:.2g} of them on a core"
+    why = f"a sample takes {format_number(cost.sample_wall_ms)} ms, {format_number(cost.sample_cpu_ms)} of them on a core"
     if limited and best > 1.05 * compute * micro:
         why += f"; {cores:g} core{'s' if cores != 1 else ''} a rank then are the limit"
     advice.append(
@@ -207,7 +208,7 @@ def _optimizer(ranks: Sequence[Rank], split: Split) -> list[Advice]:
         advice.append(
             Advice(
                 cause="optimizer", title=f"{rank.optimizer}({name})",
-                how=f"Measured on copies of these parameters: {ms:.3g} ms a step against {current:.3g}.",
+                how=f"Measured on copies of these parameters: {format_number(ms)} ms a step against {format_number(current)}.",
                 saves_ms=max(0.0, min(current - ms, spent)), ceiling_ms=spent,
                 basis="the same optimizer's other implementations, timed in the script's own process",
                 settings={"optimizer": name},
@@ -258,7 +259,8 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     return [
         Advice(
             cause="straggler", title=f"mend rank {slow.rank} on {slow.host}",
-            how=f"It takes {lost:.3g} ms longer than the others, {more(part):.3g} of them in {part.replace('_', ' ')}{where}. "
+            how=f"It takes {format_number(lost)} ms longer than the others, {format_number(more(part))} of them in"
+            f" {part.replace('_', ' ')}{where}. "
             "Look for a slower device, a busier host, or more work on that rank.",
             saves_ms=lost, ceiling_ms=lost, basis="each rank's own pace in steps without exchange",
         )

@@ -9,6 +9,7 @@ from trainpace.diagnose.interventions import Proof, proof
 from trainpace.diagnose.shares import CAUSES, IN_WORDS, split
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
+from trainpace.units import format_number
 from trainpace.watch.inside.trail import TRIALS
 from trainpace.watch.recording import Line, Rank, Recording, batches_per_step
 
@@ -100,23 +101,23 @@ def _why(
 ) -> list[str]:
     first = ranks[0]
     top = next(s for s in shares if s.cause == verdict)
-    lines = [f"{top.share:.0%} of a step ({top.ms:.3g} of {step:.3g} ms) goes into {top.in_words}."]
+    lines = [f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step)} ms) goes into {top.in_words}."]
     shown = {"data": "cached_batch", "communication": "no_sync", "straggler": "no_sync", "logging": "muted"}
     found = proofs.get(shown.get(verdict, ""))
     if found is not None:
         what = {"cached_batch": "the same batch again and again", "no_sync": "no exchange between ranks",
                 "muted": "output left out"}[found.trial]  # fmt: skip
         lines.append(
-            f"With {what} a step took {found.without_ms:.3g} ms in place of {found.plain_ms:.3g}: "
-            f"{found.saved_ms:.3g} less ({found.low_ms:.3g} to {found.high_ms:.3g})."
+            f"With {what} a step took {format_number(found.without_ms)} ms in place of {format_number(found.plain_ms)}: "
+            f"{format_number(found.saved_ms)} less ({format_number(found.low_ms)} to {format_number(found.high_ms)})."
         )
     if verdict == "data" and first.fetch is not None:
         kind = "waiting" if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"
         workers = first.loader.workers if first.loader else 0
         where = f"in {workers} worker{'s' if workers > 1 else ''}" if workers else "in the training process"
         lines.append(
-            f"A sample takes {first.fetch.sample_wall_ms:.3g} ms {where}, mostly {kind}; "
-            f"a batch's collate {first.fetch.collate_ms:.3g} ms."
+            f"A sample takes {format_number(first.fetch.sample_wall_ms)} ms {where}, mostly {kind}; "
+            f"a batch's collate {format_number(first.fetch.collate_ms)} ms."
         )
     part = {"own_code": "other"}.get(verdict, verdict)
     seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]

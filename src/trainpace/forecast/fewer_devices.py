@@ -23,10 +23,10 @@ def fewer_devices(
     """
     found = []
     for nodes, per_node in _shapes(cluster.nodes, cluster.devices_per_node):
-        e = replace(execution, nnodes=nodes, nproc_per_node=per_node)
-        if e.shard_size is not None and (nodes, per_node) != (cluster.nodes, cluster.devices_per_node):
-            e = replace(e, shard_size=None)
+        whole = (nodes, per_node) == (cluster.nodes, cluster.devices_per_node)
+        shard_size = execution.shard_size if whole else None
         try:
+            e = replace(execution, nnodes=nodes, nproc_per_node=per_node, shard_size=shard_size)
             one = forecast(workload, e, replace(cluster, nodes=nodes, devices_per_node=per_node), None, model)
         except TrainpaceError:  # too few for its tensor or pipeline parallelism
             continue

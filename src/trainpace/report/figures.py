@@ -171,7 +171,7 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
         text = axes.annotate(mark.text, at, xycoords=over, xytext=(right, up), textcoords="offset points", fontsize=6.5,
                              ha="left" if right > 0 else "right", color=colour)  # fmt: skip
         text.set_in_layout(False)
-        box, room = text.get_window_extent(), axes.bbox.padded(4)
+        box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
         if (
             room.containsx(box.x0)
             and room.containsx(box.x1)
@@ -198,7 +198,7 @@ def bars_figure(chart: BarChart) -> Figure:
             names.append((at, group.title))
             at += 1
         for bar in group.bars:
-            _bar(axes, at, bar, scale, seen)
+            _bar(axes, at, bar, scale, longest, seen)
             names.append((at, bar.label))
             at += 1
     axes.set_yticks([y for y, _ in names], [name for _, name in names])
@@ -212,7 +212,7 @@ def bars_figure(chart: BarChart) -> Figure:
     return figure
 
 
-def _bar(axes: Any, at: int, bar: Bar, scale: float, seen: set[str]) -> None:
+def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[str]) -> None:
     left = 0.0
     for s in bar.segments:
         if s.value > 0:
@@ -225,7 +225,7 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, seen: set[str]) -> None:
             left += s.value * scale
     end = left
     if bar.low is not None and bar.high is not None:
-        low, high = bar.low * scale, bar.high * scale
+        low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
         axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,
                       capsize=2)  # fmt: skip
         end = max(left, high)

@@ -4,7 +4,8 @@
 // what-if) as soon as they are in the page. To change one in place: trainpaceCharts.draw(figure, record).
 (() => {
   "use strict";
-  const HEIGHT = 330, PAPER_WIDTH = 680, PAPER_SCALE = 3, REACH = 40, HEADROOM = 0.06, LABEL_ROW = 16;
+  const HEIGHT = 330, PAPER_WIDTH = 680, PAPER_HEIGHT = 250, PAPER_SCALE = 3, REACH = 40, HEADROOM = 0.06, LABEL_ROW = 16;
+  const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power));
   const figures = new Map(); // figure -> {chart, plot, width}
   let paper = false;
 
@@ -185,7 +186,7 @@
       for (const [x, y, end] of places) {
         const left = end ? x - width : x, box = [left, y - height, left + width, y + px(3)];
         const inside = box[0] >= b.left && box[2] <= b.left + b.width && box[1] >= b.top - px(8) && box[3] <= b.top + b.height;
-        if (!inside || [...taken, ...crowded].some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3])) continue;
+        if (!inside || [...taken, ...crowded].some((t) => box[0] - px(8) < t[2] && t[0] < box[2] + px(8) && box[1] < t[3] && t[1] < box[3])) continue;
         taken.push(box);
         c.lineWidth = px(4);
         c.lineJoin = "round";
@@ -291,11 +292,12 @@
     return splits;
   }
 
-  function axis(of, side, scale) {
+  function axis(of, side, scale, whole) {
     const line = { stroke: css("--line"), width: scale };
     return {
       side, scale: side === 2 ? "x" : "y", stroke: css("--soft"), font: 12 * scale + "px system-ui, sans-serif",
       grid: line, ticks: { ...line, size: 5 * scale }, gap: 5 * scale, space: (side === 2 ? 64 : 36) * scale,
+      ...(whole ? { incrs: WHOLE } : {}),
       ...(of.scale === "linear" ? {} : { splits: (u, n, min, max) => logSplits(of.scale, min, max), filter: (u, splits) => splits }),
       values: (u, splits) => splits.map((v) => (v === null || v === undefined ? "" : number(v))),
       size: (u, values) => {
@@ -318,10 +320,10 @@
       time: false, range: () => [min, max], distr: of.scale === "linear" ? 1 : 3, log: of.scale === "log2" ? 2 : 10,
     });
     const plot = new uPlot({
-      width: width * scale, height: HEIGHT * scale, padding: [10 * scale, 14 * scale, 0, 0], legend: { show: false },
+      width: width * scale, height: (paper ? PAPER_HEIGHT : HEIGHT) * scale, padding: [10 * scale, 14 * scale, 0, 0], legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
       scales: { x: scaled(chart.x, limits.x), y: scaled(chart.y, limits.y) },
-      axes: [axis(chart.x, 2, scale), axis(chart.y, 3, scale)],
+      axes: [axis(chart.x, 2, scale, chart.series.every((s) => s.x.every(Number.isInteger))), axis(chart.y, 3, scale)],
       series: [{}, ...chart.series.map((s) => ({
         label: s.name, stroke: tone(s.tone), width: (s.kind === "line" ? 2 : 0) * scale, show: s.kind === "line",
         dash: s.dashed ? [7 * scale, 5 * scale] : undefined, points: { show: false },

@@ -156,10 +156,14 @@ class BarChart(Record):
         return tuple({s.name: s.tone for s in reversed(parts)}.items())[::-1]
 
     def longest(self, group: BarGroup) -> float:
-        """The length that fills the width."""
-        groups = self.groups if self.one_scale else (group,)
-        return max((max(bar.total, bar.high or 0.0) for g in groups for bar in g.bars), default=0.0) or 1.0
+        """The length that fills the width. An interval that reaches far beyond the bars is cut, or it would flatten them."""
+        bars = [bar for g in (self.groups if self.one_scale else (group,)) for bar in g.bars]
+        most = max((bar.total for bar in bars), default=0.0) or 1.0
+        return max(most, min(max((bar.high or 0.0 for bar in bars), default=0.0), MOST_INTERVAL * most))
 
+
+MOST_INTERVAL = 2.5
+"""Times the longest bar, or the highest curve, to which an interval is drawn."""
 
 Picture = Chart | BarChart
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from trainpace.measure.analysis import SweepAnalysis
 from trainpace.outcome import Forecast, Jump
-from trainpace.report.charts.chart import Axis, Chart, Mark, Series, sentence
+from trainpace.report.charts.chart import MOST_INTERVAL, Axis, Chart, Mark, Series, sentence
 from trainpace.report.charts.palette import SERIES_TONES
 from trainpace.units import format_number
 
 BATCH = Axis(label="samples a micro-batch")
-MOST_BAND = 2.5
-"""A band that reaches further than so many times the curves is cut, or it would flatten them."""
 FEWEST = 3
 """Batch sizes that make a curve."""
 MOST_GPUS = len(SERIES_TONES)
@@ -161,7 +159,7 @@ def _step_axis(series: Sequence[Series]) -> Axis:
     """From 0, and not so far up that a wide band hides what the curves do."""
     top = max((y for s in series for y in s.y if y is not None), default=1.0)
     band = max((high for s in series for high in s.high), default=top)
-    return Axis(label="step time", unit="ms", low=0, high=MOST_BAND * top if band > MOST_BAND * top else None)
+    return Axis(label="step time", unit="ms", low=0, high=MOST_INTERVAL * top if band > MOST_INTERVAL * top else None)
 
 
 def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Series:

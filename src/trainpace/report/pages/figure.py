@@ -172,7 +172,7 @@ def _bar(bar: Bar, longest: float) -> str:
             )
             at += width
     if bar.low is not None and bar.high is not None:
-        a, b = (f"{100 * v / longest:.3f}%" for v in (bar.low, bar.high))
+        a, b = (f"{100 * v / longest:.3f}%" for v in (min(bar.low, longest), min(bar.high, longest)))
         ends = "".join(f'<line x1="{x}" x2="{x}" y1="6" y2="14"/>' for x in (a, b))
         parts.append(
             f'<g stroke="var(--page)" stroke-width="4"><line x1="{a}" x2="{b}" y1="10" y2="10"/>{ends}</g>'

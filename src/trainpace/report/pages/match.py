@@ -70,15 +70,15 @@ def _table(found: Sequence[Match]) -> str:
 
 
 def _rows(shown: Sequence[Match], ranks: dict[int, int]) -> str:
-    head = ["#", "server", "region", "batch", "precision", "step ms", "hours", "90 %", "cost", "90 %", "price of"]
+    head = ["#", "server", "region", "run", "step ms", "hours", "90 %", "cost", "90 %", "price of"]
     rows = [
         [f"{ranks[id(m)]}{' *' if m.on_front else ''}", server(m), m.offer.region,
-         f"{m.forecast.execution.micro_batch} x {m.forecast.execution.accumulation}", m.forecast.execution.precision,
+         f"{m.forecast.execution.precision}, {m.forecast.execution.micro_batch} x {m.forecast.execution.accumulation}",
          "" if m.forecast.step is None else format_number(m.forecast.step.total_ms), format_number(m.mean_hours),
          f"{format_number(m.hours.low)} to {format_number(m.hours.high)}", format_usd(m.mean_usd), _usd(m), m.offer.as_of or "?"]
         for m in shown
     ]  # fmt: skip
-    return table(head, rows, left=3, words=(4,), hits=[i for i, m in enumerate(shown) if m.on_front])
+    return table(head, rows, left=4, hits=[i for i, m in enumerate(shown) if m.on_front])
 
 
 def _rest(ranking: Ranking) -> str:
