@@ -1,0 +1,158 @@
+"""Run what the pages show, and compare what they show with what comes out.
+
+    python docs/pages.py docs/tutorial.md            what differs
+    python docs/pages.py --write docs/tutorial.md    put the real output in its place
+
+A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data folder of its own:
+
+- ```console: every line that begins with `$ ` runs. Where output is shown below it, the real one must be the same in lines and words;
+  numbers, units of time and bytes, and drawn lines may differ. A line `...` stands for any lines.
+- ```python and ```toml: a block whose first line is `# NAME.py` or `# NAME.toml` becomes that file; other python runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 300
+WIDTH = 100
+
+_FENCE = re.compile(r"^```(console|python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml))\n")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\$?\d[\d.,]*(?:e[-+]?\d+)?x?(?![\w])")
+_UNITS = (
+    (re.compile(r"# ?(?:µs|us|ms|s|min|h|days?|weeks?|months?|years?)\b(?!/)"), "#time"),
+    (re.compile(r"# ?(?:bytes|B|kB|KiB|MB|MiB|GB|GiB|TB)\b(?!/)"), "#bytes"),
+    (re.compile(r"#time(?: #time)+"), "#time"),
+)
+_DRAWN = re.compile(r"[\u2500-\u25ff]+")
+
+
+class Step(NamedTuple):
+    """One thing to do: a command with what is shown below it, a script, or a file to write. `end` is where the output stops."""
+
+    kind: str
+    text: str
+    shown: str = ""
+    start: int = 0
+    end: int = 0
+    name: str = ""
+
+
+class Difference(NamedTuple):
+    """A step whose output is not what the page shows, or that failed."""
+
+    step: Step
+    real: str
+    problem: str
+
+
+def steps(page: str) -> list[Step]:
+    """What a page has its reader do, in order."""
+    found: list[Step] = []
+    for fence in _FENCE.finditer(page):
+        kind, body, at = fence[1], fence[2], fence.start(2)
+        name = _FILE_NAME.match(body)
+        if name and kind != "console":
+            found.append(Step("file", body, name=name[1]))
+        elif kind == "python":
+            found.append(Step("python", body))
+        elif kind == "console":
+            found += _commands(body, at)
+    return found
+
+
+def _commands(body: str, at: int) -> list[Step]:
+    """Commands begin with `$ ` and go on after a backslash; what follows is their output."""
+    found = []
+    for match in re.finditer(r"^\$ ((?:[^\n]*\\\n)*[^\n]*)\n((?:(?!\$ )[^\n]*\n)*)", body, re.MULTILINE):
+        found.append(Step("command", match[1], match[2], at + match.start(2), at + match.end(2)))
+    return found
+
+
+def loosely(text: str) -> str:
+    """The words of an output, without what differs from run to run: numbers, their units, drawn lines, spaces."""
+    text = _NUMBER.sub("#", _DRAWN.sub(" ", text))
+    text = " ".join(text.split())
+    for pattern, word in _UNITS:
+        text = pattern.sub(word, text)
+    return text
+
+
+def agrees(shown: str, real: str) -> bool:
+    """Does the real output say what is shown? `...` on a line of its own stands for any lines."""
+    parts = [re.escape(loosely(part)) for part in re.split(r"^\.\.\.$", shown, flags=re.MULTILINE)]
+    return re.fullmatch(r"\s*.*\s*".join(parts), loosely(real)) is not None
+
+
+def run(step: Step, folder: Path) -> str:
+    """Do it there; the standard output. Raises RuntimeError where it fails."""
+    if step.kind == "file":
+        (folder / step.name).write_text(step.text)
+        return ""
+    command = [sys.executable, "-c", step.text] if step.kind == "python" else ["bash", "-c", step.text]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
+        env={
+            **os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": str(WIDTH),
+            "XDG_DATA_HOME": str(folder / ".data"),
+        },
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def differences(page: str, folder: Path) -> list[Difference]:
+    """Run a page in an empty folder. Ends at the first step that fails, since later ones may need it."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    found = []
+    for step in steps(page):
+        try:
+            real = run(step, folder)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            return [*found, Difference(step, "", f"it failed: {error}")]
+        real = "".join(line.rstrip() + "\n" for line in real.splitlines() if line.strip())
+        if step.kind == "command" and not real:
+            found.append(Difference(step, real, "it printed nothing"))
+        elif step.shown.strip() and not agrees(step.shown, real):
+            lines = difflib.unified_diff(step.shown.splitlines(), real.splitlines(), "shown", "real", lineterm="", n=1)
+            found.append(Difference(step, real, "\n".join(lines)))
+    return found
+
+
+def main() -> int:
+    """Print differences; with --write put real output in the place of what is shown, and of a line `?`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    left = 0
+    for path in options.pages:
+        text = path.read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            found = differences(text, Path(folder))
+        for difference in reversed(found):
+            step = difference.step
+            is_whole = "\n...\n" not in f"\n{step.shown}"
+            if options.write and difference.real and is_whole:
+                text = text[: step.start] + difference.real + text[step.end :]
+                continue
+            left += 1
+            print(f"{path}: $ {step.text}\n{difference.problem}\n")
+        if options.write:
+            path.write_text(text)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
