@@ -6,7 +6,7 @@
 A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data folder of its own:
 
 - ```console: every line that begins with `$ ` runs. Where output is shown below it, the real one must be the same in lines and words;
-  numbers, units of time and bytes, and drawn lines may differ. A line `...` stands for any lines.
+  numbers, units of time and bytes, drawn lines and the order of rows may differ. A line `...` stands for any lines.
 - ```python and ```toml: a block whose first line is `# NAME.py` or `# NAME.toml` becomes that file; other python runs.
 """
 
@@ -89,9 +89,13 @@ def loosely(text: str) -> str:
 
 
 def agrees(shown: str, real: str) -> bool:
-    """Does the real output say what is shown? `...` on a line of its own stands for any lines."""
-    parts = [re.escape(loosely(part)) for part in re.split(r"^\.\.\.$", shown, flags=re.MULTILINE)]
-    return re.fullmatch(r"\s*.*\s*".join(parts), loosely(real)) is not None
+    """Does the real output say what is shown? The same lines, in any order, or the same words where lines break elsewhere; with a
+    line `...`, all lines that are shown and perhaps others."""
+    lines, real_lines = ([loosely(line) for line in text.splitlines() if line.strip()] for text in (shown, real))
+    whole = f" {loosely(real)} "
+    if "..." in lines:
+        return all(f" {line} " in whole for line in lines if line != "...")
+    return sorted(lines) == sorted(real_lines) or loosely(shown) == loosely(real)
 
 
 def run(step: Step, folder: Path) -> str:
@@ -112,6 +116,17 @@ def run(step: Step, folder: Path) -> str:
     return done.stdout
 
 
+def _without_places(text: str, folder: Path) -> str:
+    """As it would look in a folder of the reader's, with python on the path."""
+    return text.replace(str(folder), "/home/you/training").replace(f"{Path(sys.executable).parent}/", "")
+
+
+def _tidy(text: str) -> str:
+    """Without spaces at the ends of lines, nor empty lines at the ends."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).strip("\n")) + "\n" if any(lines) else ""
+
+
 def differences(page: str, folder: Path) -> list[Difference]:
     """Run a page in an empty folder. Ends at the first step that fails, since later ones may need it."""
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -121,7 +136,7 @@ def differences(page: str, folder: Path) -> list[Difference]:
             real = run(step, folder)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             return [*found, Difference(step, "", f"it failed: {error}")]
-        real = "".join(line.rstrip() + "\n" for line in real.splitlines() if line.strip())
+        real = _tidy(_without_places(real, folder))
         if step.kind == "command" and not real:
             found.append(Difference(step, real, "it printed nothing"))
         elif step.shown.strip() and not agrees(step.shown, real):
