@@ -54,7 +54,7 @@ def _relink(app: object, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((?:\.\./)+(?:benchmarks/results|fitting)/(\w+\.md)", r"](/results/\1", source[0])
 
 
-def setup(app) -> None:  # noqa: ANN001  (Sphinx is not installed where this is linted)
+def setup(app) -> None:
     """Called by Sphinx."""
     _copy_results()
     app.connect("source-read", _relink)

@@ -1,9 +1,9 @@
-"""Write the parts of the pages that the program itself knows: options of verbs, fitted constants, widths of intervals, the catalogue.
+"""Write the parts of the pages that the program itself knows: options of verbs, fitted constants, intervals, cards.
 
     python docs/generate.py           write them into docs/ (make docs-generate)
 
-What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`; everything else on a page is written by hand. A page of
-a verb that has none yet is begun. tests/test_docs.py fails where a page is stale.
+What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`; all else on a page is written by hand. A page of a
+verb that has none yet is begun. tests/test_docs.py fails where a page is stale.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def verb(name: str) -> str:
 def _command(command: click.Command, context: click.Context, level: int) -> str:
     pieces = " ".join(command.collect_usage_pieces(context))
     parts = [f"```text\n{context.command_path} {pieces}\n```", _description(command)]
-    rows = [record for p in command.get_params(context) if (record := _option(p, context)) and "--help" not in record[0]]
+    rows = [
+        record for p in command.get_params(context) if (record := _option(p, context)) and "--help" not in record[0]
+    ]
     if rows:
         table = "\n".join(f"| `{name}` | {text} |" for name, text in rows)
         parts.append(f"| option | |\n|---|---|\n{table}")
@@ -169,8 +171,8 @@ def main() -> None:
 
     for name, summary in VERBS.items():
         if not page_of_verb(name).exists():
-            begun = f"# trainpace {name}\n\n{summary}\n\n## Example\n\n## Options\n\n<!-- generated: verb {name} -->\n<!-- end -->\n"
-            page_of_verb(name).write_text(begun)
+            begun = f"# trainpace {name}\n\n{summary}\n\n## Example\n\n## Options\n\n"
+            page_of_verb(name).write_text(f"{begun}<!-- generated: verb {name} -->\n<!-- end -->\n")
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text()
         if (new := generated(text)) != text:

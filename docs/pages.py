@@ -1,12 +1,12 @@
 """Run what the pages show, and compare what they show with what comes out.
 
     python docs/pages.py docs/tutorial.md            what differs
-    python docs/pages.py --write docs/tutorial.md    put the real output in its place
+    python docs/pages.py --write docs/tutorial.md    put the real output in its place, as much of it as is shown
 
 A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data folder of its own:
 
-- ```console: every line that begins with `$ ` runs. Where output is shown below it, the real one must be the same in lines and words;
-  numbers, units of time and bytes, drawn lines and the order of rows may differ. A line `...` stands for any lines.
+- ```console: every line that begins with `$ ` runs. Where output is shown below it, the real one must have the same lines and
+  words; numbers, units of time and bytes, drawn lines and the order of rows may differ. A line `...` stands for any lines.
 - ```python and ```toml: a block whose first line is `# NAME.py` or `# NAME.toml` becomes that file; other python runs.
 """
 
@@ -29,6 +29,7 @@ WIDTH = 100
 _FENCE = re.compile(r"^```(console|python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml))\n")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\$?\d[\d.,]*(?:e[-+]?\d+)?x?(?![\w])")
+_ID = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{8}\b")  # of the journal's runs
 _UNITS = (
     (re.compile(r"# ?(?:µs|us|ms|s|min|h|days?|weeks?|months?|years?)\b(?!/)"), "#time"),
     (re.compile(r"# ?(?:bytes|B|kB|KiB|MB|MiB|GB|GiB|TB)\b(?!/)"), "#bytes"),
@@ -81,7 +82,7 @@ def _commands(body: str, at: int) -> list[Step]:
 
 def loosely(text: str) -> str:
     """The words of an output, without what differs from run to run: numbers, their units, drawn lines, spaces."""
-    text = _NUMBER.sub("#", _DRAWN.sub(" ", text))
+    text = _NUMBER.sub("#", _ID.sub("#", _DRAWN.sub(" ", text)))
     text = " ".join(text.split())
     for pattern, word in _UNITS:
         text = pattern.sub(word, text)
@@ -145,6 +146,16 @@ def differences(page: str, folder: Path) -> list[Difference]:
     return found
 
 
+def _as_long(shown: str, real: str) -> str:
+    """The real output, as many lines of it before and behind `...` as are shown now."""
+    before, dots, behind = shown.partition("...\n")
+    lines = real.splitlines(keepends=True)
+    head, tail = before.count("\n"), behind.count("\n")
+    if not dots or head + tail >= len(lines):
+        return real
+    return "".join(lines[:head]) + dots + "".join(lines[len(lines) - tail :])
+
+
 def main() -> int:
     """Print differences; with --write put real output in the place of what is shown, and of a line `?`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -158,9 +169,8 @@ def main() -> int:
             found = differences(text, Path(folder))
         for difference in reversed(found):
             step = difference.step
-            is_whole = "\n...\n" not in f"\n{step.shown}"
-            if options.write and difference.real and is_whole:
-                text = text[: step.start] + difference.real + text[step.end :]
+            if options.write and difference.real:
+                text = text[: step.start] + _as_long(step.shown, difference.real) + text[step.end :]
                 continue
             left += 1
             print(f"{path}: $ {step.text}\n{difference.problem}\n")

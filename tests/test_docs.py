@@ -11,32 +11,103 @@ import pytest
 from trainpace.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMMANDS = [
-    line.removeprefix("$ ")
-    for page in PAGES
-    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("$ ")
-]
+sys.path.insert(0, str(ROOT / "docs"))
+import generate  # noqa: E402
+import pages  # noqa: E402
+
+PAGES = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "results"),
+]  # fmt: skip
+STEPS = {page: pages.steps(page.read_text()) for page in PAGES}
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def test_there_are_commands():
-    assert len(COMMANDS) >= 10
+    assert sum(step.kind == "command" for steps in STEPS.values() for step in steps) >= 60
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_documented_commands_run(command):
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page, steps in STEPS.items() if steps], ids=named)
+def test_a_page_does_what_it_shows(page, tmp_path):
+    found = pages.differences(page.read_text(), tmp_path)
+    assert not found, "\n\n".join(f"$ {difference.step.text}\n{difference.problem}" for difference in found)
+
+
+def test_a_shown_output_is_compared():
+    assert pages.agrees("a step of 12.5 ms\n 1 ◀  x\n 2  x\n", " 1  x\n 2 ◀  x\na step of 1.2 s\n")
+    assert pages.agrees("one line that\nbreaks\n", "one line\nthat breaks\n")
+    assert pages.agrees("begins 1\n...\nends 2\n", "begins 3\nbetween\nends 4\n")
+    assert not pages.agrees("a step of 12.5 ms\n", "a batch of 12.5 ms\n")
+    assert not pages.agrees("begins 1\nends 2\n", "begins 3\nbetween\nends 4\n")
+    assert not pages.agrees("begins 1\n...\nnever\n", "begins 3\nbetween\nends 4\n")
+    assert not pages.agrees("fits on A100\n", "fits on H100\n")
+
+
+def test_a_page_that_is_wrong_is_found(tmp_path):
+    page = "```console\n$ echo one\none\n$ echo two\nthree\n$ false\n$ echo after\n```\n"
+    found = pages.differences(page, tmp_path)
+    assert [difference.step.text for difference in found] == ["echo two", "false"]
+    assert "-three" in found[0].problem
+    assert "exit code 1" in found[1].problem
+
+
+def test_files_of_a_page_are_there_for_its_commands(tmp_path):
+    page = "```python\n# hello.py\nprint('hello')\n```\n\n```console\n$ python hello.py\nhello\n```\n"
+    assert pages.differences(page, tmp_path) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_generated_parts_are_up_to_date(page):
+    text = page.read_text()
+    assert text == generate.generated(text), f"{named(page)} is stale: make docs-generate"
+
+
+def test_every_verb_has_a_page_with_an_example_and_nothing_else_has():
+    assert {path.stem for path in (ROOT / "docs/verbs").glob("*.md")} - {"index"} == set(VERBS)
+    for verb in VERBS:
+        commands = [step for step in STEPS[generate.page_of_verb(verb)] if step.kind == "command"]
+        assert any(f"trainpace {verb} " in f"{step.text} " and step.shown for step in commands), verb
+        assert f"<!-- generated: verb {verb} -->" in generate.page_of_verb(verb).read_text()
+
+
+SITE = ROOT / ".docs"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (SITE / "installed").exists(), reason="make .docs/installed")
+def test_the_site_is_built_without_warnings_and_needs_nothing_from_outside(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "-E",
+        "-d",
+        str(tmp_path / "trees"),
+        "docs",
+        str(tmp_path / "site"),
+    ]
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
+        command, capture_output=True, text=True, cwd=ROOT, timeout=300, env={**os.environ, "PYTHONPATH": str(SITE)}
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert not re.findall(r"(?:src|srcset)=\"(?:https?:)?//|<link[^>]+href=\"(?:https?:)?//", page.read_text()), (
+            page
+        )
+    for style in (tmp_path / "site").rglob("*.css"):
+        assert not re.findall(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_named_make_targets_and_files_exist(page):
     text = page.read_text()
     for target in re.findall(
