@@ -54,7 +54,19 @@ def _relink(app: object, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((?:\.\./)+(?:benchmarks/results|fitting)/(\w+\.md)", r"](/results/\1", source[0])
 
 
+def _for_keyboards_and_readers(app: object, page: str, template: str, context: dict, doctree: object) -> None:
+    """What scrolls sideways can be reached by keyboard; captions of the sidebar have a level."""
+    if "body" in context:
+        body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        context["body"] = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+    if "furo_navigation_tree" in context:
+        context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
+            'role="heading"', 'role="heading" aria-level="2"'
+        )
+
+
 def setup(app) -> None:
     """Called by Sphinx."""
     _copy_results()
     app.connect("source-read", _relink)
+    app.connect("html-page-context", _for_keyboards_and_readers, priority=900)  # after the theme's own

@@ -16,7 +16,8 @@ from pathlib import Path
 import click
 
 DOCS = Path(__file__).parent
-WIDTH = 100
+IMPOSSIBLE = 1e20
+"""Numbers from here on stand for what is not there."""
 
 _PART = re.compile(r"(<!-- generated: (\w+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -105,7 +106,7 @@ def links() -> str:
 
 
 def numbers(room: str) -> str:
-    """Named numbers of a module of the forecast, with their docstrings."""
+    """Named numbers of a module of the forecast, with what their docstrings say of them."""
     import ast
     import importlib
 
@@ -115,10 +116,12 @@ def numbers(room: str) -> str:
     for node, after in zip(body, [*body[1:], None], strict=True):
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
             continue
-        value = getattr(module, node.targets[0].id)
-        if isinstance(value, int | float) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        name = node.targets[0].id
+        value = getattr(module, name)
+        has_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if has_text and isinstance(value, int | float) and value < IMPOSSIBLE:
             text = " ".join(str(after.value.value).split())
-            rows.append(f"| `{node.targets[0].id}` | {value:g} | {_plain(text)} |")
+            rows.append(f"| `{name}` | {value:g} | {_plain(text)} |")
     assert rows, room
     return "| number | | what it is, and from where |\n|---|--:|---|\n" + "\n".join(rows)
 
