@@ -28,6 +28,7 @@ smartquotes = False  # "--option" is two hyphens
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["trainpace.css"]
+html_favicon = "_static/icon.svg"
 html_copy_source = html_show_sourcelink = False
 html_show_copyright = html_show_sphinx = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
