@@ -25,6 +25,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 300
 WIDTH = 100
+ALIKE = 0.6
+"""How like the old one a line has to be to take its place."""
 
 _FENCE = re.compile(r"^```(console|python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml))\n")
@@ -146,14 +148,23 @@ def differences(page: str, folder: Path) -> list[Difference]:
     return found
 
 
-def _as_long(shown: str, real: str) -> str:
-    """The real output, as many lines of it before and behind `...` as are shown now."""
-    before, dots, behind = shown.partition("...\n")
-    lines = real.splitlines(keepends=True)
-    head, tail = before.count("\n"), behind.count("\n")
-    if not dots or head + tail >= len(lines):
+def _same_choice(shown: str, real: str) -> str:
+    """The real output; where `...` stands in what is shown, only the lines that are most like those that are."""
+    wanted = [loosely(line) for line in shown.splitlines() if line.strip() and line != "..."]
+    lines = real.splitlines()
+    if "..." not in shown.splitlines():
         return real
-    return "".join(lines[:head]) + dots + "".join(lines[len(lines) - tail :])
+    chosen: set[int] = set()
+    for line in wanted:
+        near = {
+            i: difflib.SequenceMatcher(None, line, loosely(other)).ratio() + (0.01 if i - 1 in chosen else 0.0)
+            for i, other in enumerate(lines) if i not in chosen
+        }  # fmt: skip
+        best = max(near, key=lambda i: near[i], default=None)
+        if best is not None and near[best] >= ALIKE:
+            chosen.add(best)
+    kept = [line if i in chosen else "..." for i, line in enumerate(lines)]
+    return "".join(f"{line}\n" for i, line in enumerate(kept) if i == 0 or (line, kept[i - 1]) != ("...", "..."))
 
 
 def main() -> int:
@@ -170,7 +181,7 @@ def main() -> int:
         for difference in reversed(found):
             step = difference.step
             if options.write and difference.real:
-                text = text[: step.start] + _as_long(step.shown, difference.real) + text[step.end :]
+                text = text[: step.start] + _same_choice(step.shown, difference.real) + text[step.end :]
                 continue
             left += 1
             print(f"{path}: $ {step.text}\n{difference.problem}\n")
