@@ -1,4 +1,4 @@
-"""Write the parts of the pages that the program itself knows: options of verbs, fitted constants, intervals, cards.
+"""Write the parts of the pages that the program itself knows: options, constants, intervals, results.
 
     python docs/generate.py           write them into docs/ (make docs-generate)
 
@@ -19,7 +19,10 @@ DOCS = Path(__file__).parent
 IMPOSSIBLE = 1e20
 """Numbers from here on stand for what is not there."""
 
-_PART = re.compile(r"(<!-- generated: (\w+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+RESULTS = DOCS.parent / "benchmarks/results"
+
+_PART = re.compile(r"(<!-- generated: (\w+)([^>\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 
 def verb(name: str) -> str:
@@ -147,9 +150,24 @@ def cards() -> str:
     return f"{len(gpus)} cards:\n\n| architecture | cards |\n|---|---|\n{rows}"
 
 
+def table(name: str, number: str, *first: str) -> str:
+    """The table of that number (from 1) in benchmarks/results/NAME.md; with words, its rows that begin so."""
+    lines = _TABLE.findall((RESULTS / f"{name}.md").read_text())[int(number) - 1].splitlines()
+    return "\n".join(lines[:2] + [row for row in lines[2:] if row.startswith(f"| {' '.join(first)}")])
+
+
+def below(name: str, number: str) -> str:
+    """The list that follows that table."""
+    text = (RESULTS / f"{name}.md").read_text()
+    after = text[list(_TABLE.finditer(text))[int(number) - 1].end() :].lstrip("\n")
+    rows = re.match(r"(?:- .*\n)+", after)
+    assert rows, name
+    return rows[0].rstrip("\n")
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "verb": verb, "verbs": verbs, "constants": constants, "links": links, "numbers": numbers, "intervals": intervals,
-    "cards": cards,
+    "cards": cards, "table": table, "below": below,
 }  # fmt: skip
 
 
@@ -157,7 +175,7 @@ def generated(text: str) -> str:
     """A page with its generated parts as they have to be now."""
 
     def part(match: re.Match[str]) -> str:
-        made = PARTS[match[2]](*([match[3]] if match[3] else []))
+        made = PARTS[match[2]](*match[3].split())
         return f"{match[1]}\n{made}\n\n{match[4]}"
 
     return _PART.sub(part, text)
