@@ -1,6 +1,5 @@
 """Every command in README and docs runs, and every path and verb that they name exists."""
 
-import os
 import re
 import subprocess
 import sys
@@ -75,36 +74,6 @@ def test_every_verb_has_a_page_with_an_example_and_nothing_else_has():
         commands = [step for step in STEPS[generate.page_of_verb(verb)] if step.kind == "command"]
         assert any(f"trainpace {verb} " in f"{step.text} " and step.shown for step in commands), verb
         assert f"<!-- generated: verb {verb} -->" in generate.page_of_verb(verb).read_text()
-
-
-SITE = ROOT / ".docs"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (SITE / "installed").exists(), reason="make .docs/installed")
-def test_the_site_is_built_without_warnings_and_needs_nothing_from_outside(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-W",
-        "-E",
-        "-d",
-        str(tmp_path / "trees"),
-        "docs",
-        str(tmp_path / "site"),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=300, env={**os.environ, "PYTHONPATH": str(SITE)}
-    )
-    assert done.returncode == 0, done.stderr
-    for page in (tmp_path / "site").rglob("*.html"):
-        assert not re.findall(r"(?:src|srcset)=\"(?:https?:)?//|<link[^>]+href=\"(?:https?:)?//", page.read_text()), (
-            page
-        )
-    for style in (tmp_path / "site").rglob("*.css"):
-        assert not re.findall(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
