@@ -114,7 +114,7 @@ def run(step: Step, folder: Path) -> str:
             "XDG_DATA_HOME": str(folder / ".data"),
         },
     )  # fmt: skip
-    if done.returncode:
+    if done.returncode or "Traceback (most recent call last)" in done.stderr:
         raise RuntimeError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
@@ -163,8 +163,17 @@ def _same_choice(shown: str, real: str) -> str:
         best = max(near, key=lambda i: near[i], default=None)
         if best is not None and near[best] >= ALIKE:
             chosen.add(best)
-    kept = [line if i in chosen else "..." for i, line in enumerate(lines)]
-    return "".join(f"{line}\n" for i, line in enumerate(kept) if i == 0 or (line, kept[i - 1]) != ("...", "..."))
+    told: list[str] = []
+    for i, line in enumerate(lines):
+        if i in chosen or (not line and told[-1:] != ["..."]):
+            told.append(line)
+        elif line and told[-1:] != ["..."]:
+            told = [*_without_last_empty(told), "..."]
+    return "".join(f"{line}\n" for line in _without_last_empty(told))
+
+
+def _without_last_empty(lines: list[str]) -> list[str]:
+    return lines[:-1] if lines[-1:] == [""] else lines
 
 
 def main() -> int:

@@ -49,6 +49,14 @@ def test_a_shown_output_is_compared():
     assert not pages.agrees("fits on A100\n", "fits on H100\n")
 
 
+def test_refreshing_keeps_as_much_as_is_shown():
+    shown = "title of 1\n\nrow a 1\n...\nlast 2\n"
+    real = "title of 3\n\nheading\n\nrow a 4\nrow b 5\n\nlast words 6\nNext: go\n"
+    assert pages._same_choice(shown, real) == "title of 3\n...\nrow a 4\n...\nlast words 6\n...\n"
+    assert pages._same_choice("one\n", real) == real
+    assert pages._same_choice("a 1\n\nb 2\n...\n", "a 3\n\nb 4\n\nc\n") == "a 3\n\nb 4\n...\n"
+
+
 def test_a_page_that_is_wrong_is_found(tmp_path):
     page = "```console\n$ echo one\none\n$ echo two\nthree\n$ false\n$ echo after\n```\n"
     found = pages.differences(page, tmp_path)
