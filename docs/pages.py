@@ -16,6 +16,7 @@ import argparse
 import difflib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 WIDTH = 100
 ALIKE = 0.6
 """How like the old one a line has to be to take its place."""
@@ -107,16 +108,23 @@ def run(step: Step, folder: Path) -> str:
         (folder / step.name).write_text(step.text)
         return ""
     command = [sys.executable, "-c", step.text] if step.kind == "python" else ["bash", "-c", step.text]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        start_new_session=True,  # so that a command that hangs is ended with all that it started
         env={
             **os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": str(WIDTH),
             "XDG_DATA_HOME": str(folder / ".data"),
         },
     )  # fmt: skip
-    if done.returncode or "Traceback (most recent call last)" in done.stderr:
-        raise RuntimeError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
-    return done.stdout
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise RuntimeError(f"it took more than {TIMEOUT_S} s") from None
+    if process.returncode or "Traceback (most recent call last)" in errors:
+        raise RuntimeError(f"exit code {process.returncode}\n{output}\n{errors}")
+    return output
 
 
 def _without_places(text: str, folder: Path) -> str:
@@ -137,7 +145,7 @@ def differences(page: str, folder: Path) -> list[Difference]:
     for step in steps(page):
         try:
             real = run(step, folder)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+        except RuntimeError as error:
             return [*found, Difference(step, "", f"it failed: {error}")]
         real = _tidy(_without_places(real, folder))
         if step.kind == "command" and not real:
