@@ -5,8 +5,8 @@
 
 A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data folder of its own:
 
-- ```console: every line that begins with `$ ` runs. Where output is shown below it, the real one must have the same lines and
-  words; numbers, units of time and bytes, drawn lines and the order of rows may differ. A line `...` stands for any lines.
+- ```console: every line that begins with `$ ` runs. Where output is shown below it, the real one must have the same words; numbers,
+  units of time and bytes, drawn lines, the order of rows and line breaks may differ. A line `...` stands for any lines.
 - ```python and ```toml: a block whose first line is `# NAME.py` or `# NAME.toml` becomes that file; other python runs.
 """
 
@@ -93,13 +93,13 @@ def loosely(text: str) -> str:
 
 
 def agrees(shown: str, real: str) -> bool:
-    """Does the real output say what is shown? The same lines, in any order, or the same words where lines break elsewhere; with a
+    """Does the real output say what is shown? The same words, since rows change their order and lines break elsewhere; with a
     line `...`, all lines that are shown and perhaps others."""
-    lines, real_lines = ([loosely(line) for line in text.splitlines() if line.strip()] for text in (shown, real))
+    lines = [loosely(line) for line in shown.splitlines() if line != "..."]
+    if "..." not in shown.splitlines():
+        return sorted(loosely(shown).split()) == sorted(loosely(real).split())
     whole = f" {loosely(real)} "
-    if "..." in lines:
-        return all(f" {line} " in whole for line in lines if line != "...")
-    return sorted(lines) == sorted(real_lines) or loosely(shown) == loosely(real)
+    return all(f" {line} " in whole for line in lines if line)
 
 
 def run(step: Step, folder: Path) -> str:

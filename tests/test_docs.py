@@ -42,7 +42,7 @@ def test_a_page_does_what_it_shows(page, tmp_path):
 def test_a_shown_output_is_compared():
     assert pages.agrees("a step of 12.5 ms\n 1 ◀  x\n 2  x\n", " 1  x\n 2 ◀  x\na step of 1.2 s\n")
     assert pages.agrees("one line that\nbreaks\n", "one line\nthat breaks\n")
-    assert pages.agrees("begins 1\n...\nends 2\n", "begins 3\nbetween\nends 4\n")
+    assert pages.agrees("begins 1\n ────\n...\nends 2\n", "begins 3\nbetween\nends 4\n")
     assert not pages.agrees("a step of 12.5 ms\n", "a batch of 12.5 ms\n")
     assert not pages.agrees("begins 1\nends 2\n", "begins 3\nbetween\nends 4\n")
     assert not pages.agrees("begins 1\n...\nnever\n", "begins 3\nbetween\nends 4\n")
