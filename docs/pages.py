@@ -5,7 +5,7 @@
 
 A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data folder of its own:
 
-- ```console: every line that begins with `$ ` runs. Where output is shown below it, the real one must have the same words; numbers,
+- ```console: lines that begin with `$ ` run. Where output is shown below it, the real one must have the same words; numbers,
   units of time and bytes, drawn lines, the order of rows and line breaks may differ. A line `...` stands for any lines.
 - ```python and ```toml: a block whose first line is `# NAME.py` or `# NAME.toml` becomes that file; other python runs.
 """
