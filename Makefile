@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run docs docs-check docs-generate docs-refresh lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -21,7 +21,10 @@ help:
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
-	@echo "make docs-check  run every command of README.md and docs/"
+	@echo "make docs        the documentation as a site, into out/docs"
+	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
+	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"
+	@echo "make docs-refresh   run everything that docs/ show, and put the real output there (a quarter of an hour, on a machine that does nothing else)"
 
 $(VENV)/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +45,11 @@ $(VENV)/installed: requirements.lock pyproject.toml
 	  --target .engines -r requirements-engines.lock
 	@touch $@
 
+# Sphinx, which needs no torch; apart, so that .venv stays what trainpace is tested with.
+.docs/installed: requirements-docs.lock | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .docs -r requirements-docs.lock
+	@touch $@
+
 # TraceML, whose verdicts stand beside ours.
 .peers-watch/installed: | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers-watch traceml-ai==0.5.0
@@ -55,15 +63,15 @@ $(VENV)/installed: requirements.lock pyproject.toml
 run: $(VENV)/installed
 	$(BIN)/python examples/first_look.py
 
-test: $(VENV)/installed .zoo/installed .engines/installed lint
+test: $(VENV)/installed .zoo/installed .engines/installed .docs/installed lint
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks examples fitting
-	$(BIN)/ruff format --check src tests benchmarks examples fitting
+	$(BIN)/ruff check src tests benchmarks examples fitting docs
+	$(BIN)/ruff format --check src tests benchmarks examples fitting docs
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
@@ -116,11 +124,21 @@ bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/equivalence.py
 	$(BIN)/python benchmarks/noise_scale.py
 
-docs-check: $(VENV)/installed
+docs: $(VENV)/installed .docs/installed
+	PYTHONPATH=.docs $(BIN)/python -m sphinx -q -W -E -d out/docs-trees docs out/docs
+	@echo "out/docs/index.html"
+
+docs-check: $(VENV)/installed .docs/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=
+
+docs-generate: $(VENV)/installed
+	$(BIN)/python docs/generate.py
+
+docs-refresh: docs-generate
+	OMP_NUM_THREADS=1 $(BIN)/python docs/pages.py --write docs/tutorial.md docs/recipes/*.md docs/verbs/*.md
 
 lock:
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock
 
 clean:
-	rm -rf $(VENV) .zoo .engines .peers .peers-watch out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .zoo .engines .docs .peers .peers-watch out docs/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 SMOOTHNESS = 5.0
+"""Exponent p: how sharply compute-bound turns into memory-bound."""
 ATTENTION_BLOCK_ROWS = 128.0
 """Query rows of one thread block of fused attention (FlashAttention-2, arXiv:2307.08691)."""
 
