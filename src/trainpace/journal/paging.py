@@ -38,7 +38,7 @@ INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_
 
 
 class Page(NamedTuple):
-    """Some runs in order, how many fulfil the query in all from here on (None: more than MOST_COUNTED), and where the next page
+    """Some runs in order, how many fulfil the query in all from here on (None: more than `most`), and where the next page
     starts (empty: nowhere)."""
 
     entries: list[Entry]
@@ -46,7 +46,15 @@ class Page(NamedTuple):
     after: str
 
 
-def page(journal: Journal, query: Query, order: str = "time", descending: bool = True, after: str = "", size: int = 25) -> Page:
+def page(
+    journal: Journal,
+    query: Query,
+    order: str = "time",
+    descending: bool = True,
+    after: str = "",
+    size: int = 25,
+    most: int = MOST_COUNTED,
+) -> Page:
     """A page of the runs of a query. Raises TrainpaceError where `after` is not what a page of this order gave."""
     names = ORDERS[order]
     columns = [runs.c[name] for name in names]
@@ -59,7 +67,7 @@ def page(journal: Journal, query: Query, order: str = "time", descending: bool =
         wanted.append(here < there if descending else here > there)
     chosen = select(*columns).where(*wanted).order_by(*(c.desc() if descending else c for c in columns))
     index = "runs_list" if filters or order == "time" else INDEXES[order]
-    chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite").limit(MOST_COUNTED + 1)
+    chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite").limit(most + 1)
 
     def read(connection: Connection) -> tuple[list[Any], dict[str, str]]:
         keys = connection.execute(chosen).all()
@@ -70,7 +78,7 @@ def page(journal: Journal, query: Query, order: str = "time", descending: bool =
     keys, records = journal.read(read)
     entries = [from_json(records[key.id], Entry, f"a run in {journal.place}") for key in keys[:size] if key.id in records]
     more = _text_of(tuple(keys[size - 1])) if len(keys) > size else ""
-    return Page(entries, None if len(keys) > MOST_COUNTED else len(keys), more)
+    return Page(entries, None if len(keys) > most else len(keys), more)
 
 
 def names_of(journal: Journal, column: str) -> list[str] | None:

@@ -256,6 +256,24 @@ class Journal:
         with plainly(self._url), reading(self._engine) as connection:
             return question(connection)
 
+    def run_or_sweep(self, id_: str) -> list[Entry]:
+        """The run of an id, or the runs of the sweep of that id; the first digits do. Raises `UnknownName`, or `TrainpaceError`
+        for several or for a sweep without runs."""
+        try:
+            return [self.get(id_)]
+        except UnknownName:
+            found = self.sweeps(id_.strip()) if id_.strip().isalnum() else []
+            if not found:
+                raise UnknownName(
+                    "run or sweep", id_, (), f"trainpace journal list shows the ids in {self.place}."
+                ) from None
+        if len(found) > 1:
+            raise TrainpaceError(f"several sweeps start with {id_}.", "Give more digits of the id.")
+        entries = self.sweep_entries(found[0].id)
+        if not entries:
+            raise TrainpaceError(f"the sweep {id_} has no runs.")
+        return entries
+
     def _records(self, chosen: Any) -> list[str]:
         return self.read(lambda connection: list(connection.execute(chosen).scalars()))
 
