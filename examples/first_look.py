@@ -12,7 +12,7 @@ from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
 from trainpace.measure import Conditions, calibrate, measure
 from trainpace.records import save, write_whole
-from trainpace.report.html import ReportRow, render
+from trainpace.report.pages.side_by_side import HEAD, Pair, cells_of_pairs, side_by_side_page
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.trace import load_workload
 from trainpace.units import format_number
@@ -46,57 +46,45 @@ def main() -> None:
             measured = measure(Conditions(model=spec, seconds=options.seconds), batch)
             save(measured, options.output / f"{name}_batch_{batch}.json")
             here = forecast(on_cpu, Execution(micro_batch=batch), Cluster(device=machine.device), model=machine.kernels)
-            rows.append(report_row(name, batch, "this CPU", here, measured))
+            rows.append(pair(name, batch, "this CPU", here, measured))
             for gpu in GPUS:
                 there = forecast(workload, Execution(micro_batch=batch), Cluster(device=find_device(gpu)))
-                rows.append(report_row(name, batch, gpu, there, None))
+                rows.append(pair(name, batch, gpu, there, None))
 
     print_table(
-        ("model", "batch", "device", "forecast ms", "90 % interval", "measured ms", "error"),
-        [
-            (
-                r.model, str(r.batch), r.device, format_number(r.forecast_ms),
-                f"{format_number(r.low_ms)} to {format_number(r.high_ms)}",
-                "-" if r.measured_ms is None else format_number(r.measured_ms),
-                "-" if r.error_percent is None else f"{r.error_percent:+.0f} %",
-            )
-            for r in rows
-        ],
-        left=3,
+        HEAD, cells_of_pairs(rows), left=3,
         title="Time of one training step (fp32): forecast from the code alone, and measured here",
     )  # fmt: skip
     meaning = explain(rows, max(machine.spread, machine.drift))
     print_lines(*meaning)
     page = options.output / "first_look.html"
-    write_whole(page, render("Trainpace: a first look", meaning, rows))
+    write_whole(page, side_by_side_page("Trainpace: a first look", meaning, rows))
     print_lines(f"The same with the parts of a step: {page}")
     print_lines("Next: trainpace forecast resnet50 --gpu 'RTX 3090' --batch 8:64:8, or your own FILE.py:FUNCTION")
 
 
-def report_row(name, batch, device, predicted, measured) -> ReportRow:
+def pair(name, batch, device, predicted, measured) -> Pair:
     assert predicted.step is not None
-    interval = predicted.step_time_interval_ms
-    return ReportRow(
-        model=name, batch=batch, device=device, forecast_ms=predicted.step.total_ms, low_ms=interval.low,
-        high_ms=interval.high, measured_ms=None if measured is None else measured.median_ms,
-        forecast_step=predicted.step, measured_step=None if measured is None else measured.step,
+    return Pair(
+        model=name, batch=batch, device=device, forecast=predicted.step, interval_ms=predicted.step_time_interval_ms,
+        measured=None if measured is None else measured.step, measured_ms=None if measured is None else measured.median_ms,
     )  # fmt: skip
 
 
 def explain(rows, spread) -> list[str]:
     here = [r for r in rows if r.measured_ms is not None]
     errors = sorted(abs(r.error_percent) for r in here)
-    inside = sum(r.low_ms <= r.measured_ms <= r.high_ms for r in here)
+    inside = sum(r.interval_ms.low <= r.measured_ms <= r.interval_ms.high for r in here)
     slow = max(here, key=lambda r: r.measured_ms)
     there = [r for r in rows if r.measured_ms is None and (r.model, r.batch) == (slow.model, slow.batch)]
-    fastest = min(there, key=lambda r: r.forecast_ms)
+    fastest = min(there, key=lambda r: r.forecast.total_ms)
     return [
         f"On this CPU the forecasts are {errors[0]:.0f} to {errors[-1]:.0f} % from what was then measured, and {inside} of"
         f" {len(here)} measurements lie inside their interval. The forecast knew the operators and this machine's"
         " micro-benchmarks, not the model's own time.",
         f"The same {slow.model} step of {slow.measured_ms:.0f} ms at batch {slow.batch} would take about"
-        f" {format_number(fastest.forecast_ms)} ms on one {fastest.device} ({format_number(fastest.low_ms)} to"
-        f" {format_number(fastest.high_ms)} ms), as far as its datasheet tells. Nothing was measured on a GPU.",
+        f" {format_number(fastest.forecast.total_ms)} ms on one {fastest.device} ({format_number(fastest.interval_ms.low)} to"
+        f" {format_number(fastest.interval_ms.high)} ms), as far as its datasheet tells. Nothing was measured on a GPU.",
         "Models this small keep a large GPU waiting for launches: the fastest card is not always worth its price.",
         f"This machine was {'steady' if spread < 0.2 else 'noisy'} during the micro-benchmarks"
         f" (repeated passes differed by up to {100 * spread:.0f} %), which limits every comparison above.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -148,12 +149,15 @@ class MemoryProfile(Record):
     """Bytes alive on one device: states that stay, and the moments of a step that can be its peak.
 
     peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including
-    temporaries. Only moments that are the highest for some batch size are kept.
+    temporaries. Only moments that are the highest for some batch size are kept. moments: m x 5, to be looked at: some moments of
+    the step in order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same
+    three; none in files of before.
     """
 
     parameter_bytes: float
     optimizer_bytes: float
     peaks: np.ndarray
+    moments: np.ndarray = msgspec.field(default_factory=lambda: np.zeros((0, 5)))
 
     def __post_init__(self) -> None:
         if (
@@ -163,6 +167,9 @@ class MemoryProfile(Record):
             or not (np.abs(self.peaks) < LARGEST).all()
         ):
             raise TrainpaceError("the memory profile should be finite numbers of shape (moments, 3).")
+        seen = self.moments
+        if seen.size and (seen.ndim != 2 or seen.shape[1] != 5 or not (np.abs(seen) < LARGEST).all()):
+            raise TrainpaceError("the memory profile's moments should be finite numbers of shape (moments, 5).")
 
     def at_peak(self, batch: int) -> tuple[float, float]:
         """(gradient bytes, activation bytes) at the moment of a step where most is alive."""

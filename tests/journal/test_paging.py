@@ -29,9 +29,7 @@ FILTERS = [
 
 def some(count=60):
     for i in range(count):
-        execution = Execution(
-            micro_batch=1 + i % 3, precision=("fp32", "amp_bf16")[i % 2], optimizer="sgd_momentum"
-        )
+        execution = Execution(micro_batch=1 + i % 3, precision=("fp32", "amp_bf16")[i % 2], optimizer="sgd_momentum")
         yield entry(
             model=MODELS[i * 7 % 4], device=("Tesla T4", "NVIDIA A100")[i // 2 % 2], execution=execution, notes=f"noted {i}",
             step_time_ms=None if i % 5 == 0 else float(i * 37 % 11), forecast_ms=1.0 + i if i % 4 == 0 else None,
@@ -58,7 +56,7 @@ def test_pages_hold_every_run_of_a_query_once_and_in_order(journal):
         wanted = list(journal.every(query))
         if order == "step":
             wanted = [e for e in wanted if e.step_time_ms is not None]
-        wanted.sort(key=lambda e: [getattr(e, c) for c in columns], reverse=descending)  # noqa: B023
+        wanted.sort(key=lambda e: [getattr(e, c) for c in columns], reverse=descending)
         assert all_pages(journal, query, order, descending, 7) == wanted, (query, order, descending)
 
 
@@ -77,7 +75,8 @@ def test_names_in_order(journal):
 
 
 @pytest.mark.parametrize(
-    "after", ["x", "bnVsbA", "W10", "WzEsMl0", "W1tbXV0", "WyIyMDI2XHUwMDAwIiwiYSJd", "é", "W" * 400, "WyJhIiwx", "WyJhIiwxXQ"]
+    "after",
+    ["x", "bnVsbA", "W10", "WzEsMl0", "W1tbXV0", "WyIyMDI2XHUwMDAwIiwiYSJd", "é", "W" * 400, "WyJhIiwx", "WyJhIiwxXQ"],
 )
 def test_a_position_that_no_page_gave_is_refused(journal, after):
     with pytest.raises(TrainpaceError):

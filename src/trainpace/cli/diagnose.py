@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainpace.cli.options import DURATION, echo_json
+from trainpace.cli.pictures import check_pictures, picture_options, save_pictures
 from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
+
+if TYPE_CHECKING:
+    from trainpace.watch.timeline import Timeline
 
 
 @click.command(context_settings=WHOLE_COMMAND)
@@ -29,6 +33,7 @@ from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
 @click.option("--without", multiple=True, type=click.Choice(["cached_batch", "no_sync", "few_samples", "muted"]),
               help="Leave an intervention out.")  # fmt: skip
 @click.option("--output", metavar="FOLDER", help="Where to record.  [default: a new folder in the user's data folder]")
+@picture_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and let the command's output go to stderr.")
 def diagnose(command: tuple[str, ...], **o: Any) -> int:
     """Say what slows a training script down, prove it, and what a change would save.
@@ -52,6 +57,7 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
 
     if not command:
         raise click.UsageError("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
+    check_pictures(o)
     code = 0
     if len(command) == 1 and Path(command[0]).is_dir():
         folder = Path(command[0])
@@ -67,4 +73,20 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
         echo_json({"folder": str(folder), **to_jsonable(found)})
     else:
         print_diagnosis(found, str(folder))
+    if o["page"] or o["figure"]:
+        from trainpace.report.pages.diagnosis import diagnosis_page, diagnosis_pictures
+
+        asked = " ".join(read_recording(folder).command)
+        save_pictures(o, lambda: diagnosis_page(found, asked, _timeline(folder)), lambda: diagnosis_pictures(found))
     return 0 if found.proofs else code
+
+
+def _timeline(folder: Path) -> Timeline | None:
+    """Of the recording, where steps of it were kept in detail."""
+    from trainpace.errors import TrainpaceError
+    from trainpace.watch.timeline import timeline_of
+
+    try:
+        return timeline_of(folder)
+    except TrainpaceError:
+        return None

@@ -20,6 +20,7 @@ from trainpace.cli.options import (
     check_fleet,
     echo_json,
 )
+from trainpace.cli.pictures import check_pictures, picture_options, save_pictures
 from trainpace.cli.places import JOURNAL
 from trainpace.cli.sharding import sharding_of, sharding_options
 from trainpace.execution import PRECISIONS
@@ -87,6 +88,7 @@ from trainpace.execution import PRECISIONS
     "--save-workload", metavar="FILE.json", help="Keep the trace, in every number format, for forecasts in a moment."
 )
 @click.option("--timeout", type=DURATION, default="5min", show_default=True, help="Give up tracing after this.")
+@picture_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) -> int:
     """Forecast step time, memory and cost of MODEL on GPUs you don't have, from its code alone.
@@ -122,6 +124,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         raise click.UsageError("--samples and --epochs go together.")
     if o["price"] is not None and o["samples"] is None:
         raise click.UsageError("--price does nothing without --samples and --epochs, which say how long to pay.")
+    check_pictures(o)
     if not gpus and not o["calibrated"]:
         raise click.UsageError("Name a GPU with --gpu, or a machine's profile with --calibrated.")
     plan = None if o["samples"] is None else Schedule(samples=o["samples"], epochs=o["epochs"])
@@ -150,7 +153,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         source = measured.device
         there = Cluster(device=find_device(source, devices_of(o["hardware"])))
         ratio = transfer_ratio(workload, measured, there)
-    rows, jumps = [], {}
+    rows, jumps, asked = [], {}, []
     said: list[str] = []
     with _journal_if_there(o) as journal:
         for cluster, kernels in targets:
@@ -165,6 +168,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
                 swept = [known.at(e, plan) for e in runs]
                 said += [f"{cluster.device.name}: {known.in_words()}"] if known.in_words() else []
             rows += swept
+            asked.append((traced, cluster, kernels, swept))
             step_ms = [row.step.total_ms for row in swept if row.step is not None]
             if kernels is None and len(step_ms) == len(batches):
                 jumps[cluster.device.name] = jumps_of(workload, run, cluster.device, batches, step_ms)
@@ -177,6 +181,11 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         print_forecasts(workload, rows)
         print_jumps(rows, jumps)
         print_lines(*said)
+    if o["page"] or o["figure"]:
+        from trainpace.report.pages.forecast import Asked, forecast_page, forecast_pictures
+
+        of_each = [Asked(*one) for one in asked]
+        save_pictures(o, lambda: forecast_page(of_each, jumps, said), lambda: forecast_pictures(of_each, jumps))
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             click.echo(f"trainpace: not forecast: {reason}", err=True)

@@ -21,6 +21,7 @@ from trainpace.cli.options import (
     echo_json,
     within,
 )
+from trainpace.cli.pictures import check_pictures, picture_options, save_pictures
 from trainpace.execution import PRECISIONS
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
 @click.option("--save-workload", metavar="FILE.json", help="Keep the trace, for answers in a moment.")
 @click.option("--timeout", type=DURATION, default="5min", show_default=True, help="Give up tracing after this.")
 @click.option("--top", type=COUNT, default=12, show_default=True, help="Rows to print, besides the Pareto front.")
+@picture_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def match(model: str, **o: Any) -> int:
     """Rank servers by what the whole training of MODEL costs, or how long it takes.
@@ -122,6 +124,7 @@ def match(model: str, **o: Any) -> int:
         raise click.UsageError("Give --epochs or --max-steps.")
     if o["only_machines"] and not o["machines"]:
         raise click.UsageError("--only-machines needs --machines FILE.toml.")
+    check_pictures(o)
     if o["data_from"] and not o["data_gb"]:
         raise click.UsageError("--data-from needs --data-gb, the size of the data.")
     precisions: tuple[Any, ...] = o["precisions"] or ("amp_bf16", "amp_fp16")
@@ -168,6 +171,14 @@ def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dic
         echo_json(ranking_json(workload, ranking, job, close, today))
     else:
         print_ranking(workload, ranking, job, close, o["by"], o["top"], today)
+    if o["page"] or o["figure"]:
+        from trainpace.report.match_json import ranking_json
+        from trainpace.report.pages.match import match_page, match_pictures
+
+        why = "" if close is None else f"The {close[0]} binds: {close[1]}."
+        data = ranking_json(workload, ranking, job, close, today)
+        page = (workload, ranking, job, o["by"], why, data, today)
+        save_pictures(o, lambda: match_page(*page), lambda: match_pictures(ranking))
     return 0 if ranking.matches else 1
 
 

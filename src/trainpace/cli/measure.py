@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainpace.cli.options import BATCHES, COUNT, DURATION, echo_json
+from trainpace.cli.pictures import check_pictures, picture_options
 from trainpace.cli.places import JOURNAL
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
@@ -49,7 +50,7 @@ _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 @click.option("--notes", default="", help="A remark kept with the runs.")
 @click.option("--keep-identity", is_flag=True, help="Keep paths and names in the journal as they are.")
 @click.option("--output", metavar="FILE.json", help="Also save the measurements here.")
-@click.option("--html", "page", metavar="FILE.html", help="Write the sweep as a page with its plot.")
+@picture_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
     """Train MODEL for some steps on this machine at several batch sizes, each probe in a process of its own, and time them.
@@ -73,13 +74,14 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
 
     if (model is None) == (o["suite"] is None):
         raise click.UsageError("Name a MODEL, or a list of them with --suite.")
-    for option in ("output", "page"):
-        if o[option] and not Path(o[option]).resolve().parent.is_dir():
-            raise click.UsageError(f"the folder of {o[option]} does not exist.")
+    check_pictures(o)
+    if o["output"] and not Path(o["output"]).resolve().parent.is_dir():
+        raise click.UsageError(f"the folder of {o['output']} does not exist.")
     if o["suite"]:
         for option, name in (
             ("output", "--output"),
             ("page", "--html"),
+            ("figure", "--figure"),
             ("as_json", "--json"),
             ("noise_scale", "--noise-scale"),
         ):

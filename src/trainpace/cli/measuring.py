@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from trainpace.cli.machine import device_of, profile_here
+from trainpace.cli.pictures import save_pictures
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster
@@ -73,10 +74,11 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
 
         there = {p.batch: foresight.at(replace(execution, micro_batch=p.batch)) for p in analysis.points}
         foreseen = {batch: f for batch, f in there.items() if f.step is not None}
-    if o["page"]:
-        from trainpace.report.sweep_page import render_sweep
+    if o["page"] or o["figure"]:
+        from trainpace.report.pages.sweep import sweep_page, sweep_pictures
 
-        write_whole(o["page"], render_sweep(measured, analysis, foreseen, causes))
+        shown = (measured, analysis, foreseen, causes)
+        save_pictures(o, lambda: sweep_page(*shown), lambda: sweep_pictures(*shown))
     if not o["as_json"]:
         print_sweep(measured, analysis, foreseen, causes)
         if recorded.id:

@@ -20,6 +20,7 @@ from trainpace.cli.options import (
     echo_json,
     within,
 )
+from trainpace.cli.pictures import check_pictures, picture_options, save_pictures
 from trainpace.execution import PRECISIONS
 
 _OFFLOAD = ["none", "optimizer", "parameters", "both"]
@@ -95,6 +96,7 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 @click.option("--output", metavar="FILE.json", help="Keep the plan.")
 @click.option("--write", is_flag=True, help="Show the plan in the --config files, as a diff of what changes.")
 @click.option("--yes", is_flag=True, help="With --write: write it, each old file kept as FILE.bak.")
+@picture_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(model: str, **o: Any) -> int:
     """Say what to change about a training, in which order, and how many seconds of the whole job each change saves.
@@ -115,12 +117,14 @@ def plan(model: str, **o: Any) -> int:
     from trainpace.cli.plan_write import as_json, check_write, print_files, rewritten, save_all
     from trainpace.cli.traced import workload_of
     from trainpace.plan import Freedom, Setting, plan_changes
+    from trainpace.plan.evaluate import forecast_of
     from trainpace.records import save, to_jsonable
     from trainpace.report.plan import print_plan, print_script_changes
     from trainpace.workload import Form, Variant, form_of
 
     if Path(model).is_dir():
         raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
+    check_pictures(o)
     noise_scale = noise_scale_of(o)
     check_write(o)
     present = Present.read(o)
@@ -133,8 +137,9 @@ def plan(model: str, **o: Any) -> int:
     variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
     workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
     start = present.execution(o, cluster, workload)
+    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale)
     found = plan_changes(
-        Setting(workload, cluster, schedule, noise_scale=noise_scale), start, data_paths(o, present, start, cluster), freedom,
+        setting, start, data_paths(o, present, start, cluster), freedom,
         to="simplest" if o["simplest"] else "best",
     )  # fmt: skip
     found = replace(found, model=model)
@@ -153,4 +158,11 @@ def plan(model: str, **o: Any) -> int:
         print_script_changes(also)
         if o["write"]:
             print_files(files, backups, o["yes"])
+    if o["page"] or o["figure"]:
+        from trainpace.report.pages.plan import plan_page, plan_pictures
+
+        ends = [forecast_of(setting, e) if found.best is not None else None for e in (found.start, found.end)]
+        save_pictures(
+            o, lambda: plan_page(found, workload, cluster, to_jsonable(found), *ends), lambda: plan_pictures(found, *ends)
+        )
     return 0 if found.best is not None else 1

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainpace.cli.options import ABOVE_0_S, USD, echo_json
+from trainpace.cli.pictures import check_pictures, picture_options
 from trainpace.cli.places import JOURNAL
 
 
@@ -45,7 +46,7 @@ from trainpace.cli.places import JOURNAL
 @click.option("--no-journal", is_flag=True, help="Keep nothing in the journal.")
 @click.option("--keep-identity", is_flag=True, help="Keep paths and names in the journal as they are.")
 @click.option("--markdown", metavar="FILE.md", help="Write the table in Markdown.")
-@click.option("--html", "page", metavar="FILE.html", help="Write the table as a page.")
+@picture_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def run(ladder: str, **o: Any) -> int:
     """Carry a list of changes out rung by rung: forecast, measure, keep what helps, undo what does not.
@@ -60,9 +61,9 @@ def run(ladder: str, **o: Any) -> int:
     """
     from trainpace.cli.running import Options, run_ladder
 
-    for option in ("markdown", "page"):
-        if o[option] and not Path(o[option]).resolve().parent.is_dir():
-            raise click.UsageError(f"the folder of {o[option]} does not exist.")
+    check_pictures(o)
+    if o["markdown"] and not Path(o["markdown"]).resolve().parent.is_dir():
+        raise click.UsageError(f"the folder of {o['markdown']} does not exist.")
     result, code = run_ladder(Path(ladder), Options(**{name: o[name] for name in Options._fields}))
     if o["as_json"]:
         echo_json(result)

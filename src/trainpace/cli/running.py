@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from trainpace.cli.launchers import LauncherChoice
 from trainpace.cli.machine import device_of, profile_here, profile_or_brief
+from trainpace.cli.pictures import save_pictures
 from trainpace.errors import TrainpaceError
 from trainpace.hardware.cluster import HostLinks
 from trainpace.journal.entry import Entry, new_id, now_utc, printable
@@ -30,7 +31,7 @@ from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.launch.trials import job_of, run_trial
 from trainpace.measure.detect import detect
 from trainpace.records import load, save, write_whole
-from trainpace.report.ladder import ahead_json, ladder_json, markdown, page, print_ahead, print_ladder, table_of
+from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
 from trainpace.schedule import total_steps
 
 STATE = "ladder.json"
@@ -61,6 +62,7 @@ class Options(NamedTuple):
     keep_identity: bool
     markdown: str | None
     page: str | None
+    figure: str | None
     as_json: bool
 
     @property
@@ -175,8 +177,10 @@ def _report(climbed: Climbed, o: Options) -> tuple[dict[str, Any], int]:
     t, answer = table_of(climbed), ladder_json(climbed)
     if o.markdown:
         write_whole(o.markdown, markdown(t))
-    if o.page:
-        write_whole(o.page, page(t, answer))
+    if o.page or o.figure:
+        from trainpace.report.pages.ladder import ladder_page, ladder_pictures
+
+        save_pictures(o._asdict(), lambda: ladder_page(t, answer), lambda: ladder_pictures(t))
     if not o.as_json:
         print_ladder(t)
     return answer, 0 if any(rung.kept for rung in climbed.rungs) else 1

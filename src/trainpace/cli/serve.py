@@ -14,15 +14,21 @@ PORT = 8765
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; any but loopback needs a token.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen on; any but loopback needs a token."
+)
 @click.option(
     "--port", type=within("port", 0, 65535, int), default=str(PORT), show_default=True, help="0 takes a free one."
 )
 @click.option("--name", "names", multiple=True, help="Another name that this server is called by (its DNS name, say).")
-@click.option("--with-token", is_flag=True, help="Ask for a token on loopback too, where other people use this machine.")
+@click.option(
+    "--with-token", is_flag=True, help="Ask for a token on loopback too, where other people use this machine."
+)
 @click.option("--journal", "place", metavar="PATH|URL", help=JOURNAL)
 @click.option("--hardware", metavar="FILE.toml", help="Also read devices of your own from this file.")
-def serve(host: str, port: int, names: tuple[str, ...], with_token: bool, place: str | None, hardware: str | None) -> int:
+def serve(
+    host: str, port: int, names: tuple[str, ...], with_token: bool, place: str | None, hardware: str | None
+) -> int:
     """Show the journal, and what-if, in the browser.
 
     Listens on loopback, so that only this machine reaches it. It only reads the journal; of models it knows the built-in ones

@@ -76,7 +76,9 @@ def page(
         return list(keys), {id_: record for id_, record in records}
 
     keys, records = journal.read(read)
-    entries = [from_json(records[key.id], Entry, f"a run in {journal.place}") for key in keys[:size] if key.id in records]
+    entries = [
+        from_json(records[key.id], Entry, f"a run in {journal.place}") for key in keys[:size] if key.id in records
+    ]
     more = _text_of(tuple(keys[size - 1])) if len(keys) > size else ""
     return Page(entries, None if len(keys) > most else len(keys), more)
 

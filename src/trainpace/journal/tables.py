@@ -55,8 +55,20 @@ runs = Table(
     # On SQLite all that runs are filtered by, in order of time: a filter that few runs fulfil reads this, and not the records.
     # PostgreSQL takes no long text into an index, and keeps the records apart from the rows by itself.
     Index(
-        "runs_list", "created_at", "id", "model", "device", "precision", "optimizer", "micro_batch", "kind", "outcome",
-        "step_time_ms", "forecast_ms", "sweep", "words",
+        "runs_list",
+        "created_at",
+        "id",
+        "model",
+        "device",
+        "precision",
+        "optimizer",
+        "micro_batch",
+        "kind",
+        "outcome",
+        "step_time_ms",
+        "forecast_ms",
+        "sweep",
+        "words",
     ).ddl_if(dialect="sqlite"),
     Index("runs_newest", "created_at", "id").ddl_if(dialect="postgresql"),
     Index("runs_step", "step_time_ms", "id"),

@@ -1,8 +1,7 @@
-"""The table of measured speed-ups, rung by rung: for the terminal, as JSON, in Markdown and as a page."""
+"""The table of measured speed-ups, rung by rung: for the terminal, as JSON and in Markdown."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from trainpace.ladder.climbed import Climbed, RungResult, job_s, job_usd
 from trainpace.ladder.rungs import Rung, Setup, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
-from trainpace.report.html import document, table
 from trainpace.report.terminal import console, print_lines, print_table
 from trainpace.units import format_duration, format_number, format_usd
 
@@ -192,33 +190,6 @@ def markdown(t: LadderTable) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells_of(t)]
     return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
-
-
-def page(t: LadderTable, data: object) -> str:
-    """One HTML file: what it means, the table, the time of every rung as a bar, and the data."""
-    body = f"<h2>Rung by rung</h2>{table([html.escape(h) for h in head_of(t)], cells_of(t))}{_bars(t)}"
-    return document(t.title, t.verdict, body, data)
-
-
-def _bars(t: LadderTable) -> str:
-    timed = [r for r in t.rows if r.measured_ms is not None]
-    longest = max((r.measured_ms or 0.0 for r in timed), default=0.0)
-    if not longest:
-        return ""
-    parts = []
-    for i, r in enumerate(timed):
-        y, width = 26 * i, 480 * (r.measured_ms or 0.0) / longest
-        colour = "#3b8f5a" if r.kept else "#9aa4ad"
-        said = f"{format_duration((r.measured_ms or 0.0) / 1e3)}" + ("" if r.kept else ", undone")
-        parts.append(
-            f'<text x="330" y="{y + 15}" text-anchor="end">{html.escape(r.title[:44])}</text>'
-            f'<rect x="340" y="{y + 2}" width="{width:.2f}" height="18" fill="{colour}"></rect>'
-            f'<text x="{346 + width:.2f}" y="{y + 15}">{said}</text>'
-        )
-    return (
-        f"<h2>The time of {html.escape(t.what)}</h2>"
-        f'<svg viewBox="0 0 960 {26 * len(timed) + 4}" role="img" aria-label="The time of every rung">{"".join(parts)}</svg>'
-    )
 
 
 def ladder_json(climbed: Climbed) -> dict[str, Any]:

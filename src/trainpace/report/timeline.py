@@ -1,13 +1,11 @@
-"""A watched run's timeline: a row a lane, in characters for a terminal or a log, as SVG, and as an HTML page."""
+"""A watched run's timeline: a row a lane, in characters for a terminal or a log, and as SVG."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from trainpace.records import to_jsonable
-from trainpace.report.html import document, table
 from trainpace.units import format_number
 from trainpace.watch.timeline import Lane, Timeline, coarsened
 
@@ -192,7 +190,7 @@ WIDTH, RIGHT, TOP = 920, 16, 34
 ROW, BAR, GROUP_GAP = 26, 20, 30
 DOT = 0.5
 LETTER_FROM = 13.0
-_STYLE = (
+TIMELINE_STYLE = (
     "svg.timeline{--ink:#1c2733;--soft:#5b6773;--line:#d9dfe5;--page:#ffffff;--rest:#c3cbd3;--wait:#b03a48}"
     "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e6ebf0;--soft:#9aa7b4;--line:#3a4550;--page:#161c22;"
     "--rest:#55616d;--wait:#e0606e}}"
@@ -200,6 +198,7 @@ _STYLE = (
     "svg.timeline text.small{fill:var(--soft);font-size:11px}"
     "svg.timeline text.in{fill:#ffffff;font-size:11px;text-anchor:middle;pointer-events:none}"
 )
+"""Inside of the picture, so that it stands alone; a page allows it by name."""
 
 
 def timeline_svg(timeline: Timeline) -> str:
@@ -225,7 +224,7 @@ def timeline_svg(timeline: Timeline) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" viewBox="0 0 {WIDTH} {height:.0f}" role="img"'
         f' aria-labelledby="timeline-title timeline-said"><title id="timeline-title">{title}</title>'
-        f'<desc id="timeline-said">{said}</desc><style>{_STYLE}</style>{_hatch()}{"".join(parts)}{key}</svg>'
+        f'<desc id="timeline-said">{said}</desc><style>{TIMELINE_STYLE}</style>{_hatch()}{"".join(parts)}{key}</svg>'
     )
 
 
@@ -297,34 +296,3 @@ def _legend(timeline: Timeline, left: float, y: float) -> tuple[str, float]:
         parts.append(f'<text x="{x + 21:.1f}" y="{y + 12:.1f}">{words}</text>')
         x += 42 + 7 * len(words)
     return "".join(parts), y + 24
-
-
-def timeline_page(timeline: Timeline, title: str) -> str:
-    """The page as text: what it shows, the picture, the milliseconds of every row, and the data."""
-    training = [lane for lane in timeline.lanes if lane.kind == "training"]
-    rows = [row for lane in training for row in _part_rows(lane, timeline)]
-    body = f"<h2>{html.escape(heading(timeline).capitalize())}</h2>{timeline_svg(timeline)}"
-    body += f"<h2>Where the steps' time goes</h2>{table(['rank', 'steps', 'part', 'ms a step', 'share'], rows)}"
-    if has_workers(timeline):
-        workers = [lane for lane in timeline.lanes if lane.kind == "worker"]
-        busy = [_worker_row(lane, timeline.duration_ms) for lane in workers]
-        body += f"<h2>Workers</h2>{table(['rank', 'row', 'batches', 'ms a batch', 'busy'], busy)}"
-    return document(title, findings(timeline), body, to_jsonable(timeline))
-
-
-def _part_rows(lane: Lane, timeline: Timeline) -> Iterable[Sequence[str]]:
-    """The longest first."""
-    whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
-    spent = sorted(((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True)
-    for ms, part in spent:
-        each = format_number(ms / len(lane.steps))
-        yield str(lane.rank), str(len(lane.steps)), part_words(part, timeline), each, _percent(ms / whole)
-
-
-def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
-    whole = [b for b in lane.bars if b.start_ms > 0 and b.end_ms < duration_ms]
-    mean = math.fsum(b.end_ms - b.start_ms for b in whole) / len(whole) if whole else None
-    return [
-        str(lane.rank), lane.label, str(len(lane.bars)), "" if mean is None else format_number(mean),
-        _percent(lane.ms_of("fetch") / duration_ms),
-    ]  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from trainpace.errors import TrainpaceError, UserCodeError
@@ -25,7 +26,7 @@ from trainpace.trace.operators import MAX_DIMS
 from trainpace.trace.recorder import BEFORE, Recorder
 from trainpace.trace.task import Task, build_task, make_optimizer, recompute_activations
 from trainpace.trace.transformers_mapping import unpacked_sequences
-from trainpace.workload import PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
+from trainpace.workload import PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
 """Not 1: at size 1 torch drops dimensions and copies."""
@@ -190,6 +191,7 @@ def _fit(name: str, runs: list[tuple[Recorder, float, float]], chain: Chain | No
             "Measure it with `trainpace measure` instead.",
         )
     memory = _memory_profile(runs[0][1], runs[0][2], constant[:, -2], constant[:, -1], slope[:, -1])
+    memory = replace(memory, moments=_moments(first.phases, constant, slope))
     layout = layout_of(chain, second)
     operators, heads = _group(first, constant, slope, layout)
     if layout is None:
@@ -252,6 +254,28 @@ def _memory_profile(
             kept.append(i)
     peaks = np.stack([gradient[kept], constant[kept], slope[kept]], axis=1)
     return MemoryProfile(parameter_bytes=parameter_bytes, optimizer_bytes=optimizer_bytes, peaks=peaks)
+
+
+MOMENTS = 64
+"""Of a step that are kept to be looked at, the peaks for a batch of 1 and of many among them."""
+
+
+def _moments(phases: Sequence[str], constant: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """Of each stretch of operators the fullest moment; where it lies in its phase by the bytes that operators moved."""
+    phase = np.array([PHASES.index(p) for p in phases])
+    moved = (constant + slope * BATCHES[1])[:, 1:3].sum(axis=1)
+    total = constant[:, -2] + constant[:, -1] + slope[:, -1] * np.array([[1.0], [1e6]])
+    kept = {0, len(phase) - 1, *total.argmax(axis=1).tolist()}
+    for stretch in np.array_split(np.arange(len(phase)), MOMENTS - 4):
+        if len(stretch):
+            kept.add(int(stretch[total[1, stretch].argmax()]))
+    rows = np.array(sorted(kept))
+    share = np.zeros(len(phase))
+    for code in np.unique(phase):
+        inside = phase == code
+        share[inside] = np.cumsum(moved[inside]) / max(moved[inside].sum(), 1.0)
+    alive = [constant[rows, -2], constant[rows, -1], np.maximum(slope[rows, -1], 0.0)]
+    return np.stack([phase[rows].astype(float), share[rows], *alive], axis=1)
 
 
 def on_meta(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -67,6 +68,7 @@ class Page(NamedTuple):
 
 def _whatif(state: State, q: WhatIfQuestion) -> WhatIfAnswer:
     device = find_device(q.gpu, state.devices)
+    q = replace(q, gpu=device.name)  # whichever of its names was given
     return answer(q, state.models.get(q.model), device, state.prices.get(device.name))
 
 
@@ -81,7 +83,9 @@ PAGES = (
 )
 
 
-def application(journal: Journal, models: Models, own_devices: tuple[Device, ...], offers: tuple[Offer, ...]) -> Starlette:
+def application(
+    journal: Journal, models: Models, own_devices: tuple[Device, ...], offers: tuple[Offer, ...]
+) -> Starlette:
     """The pages over a journal, without the policy of `security`."""
     devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
     state = State(journal, models, devices, cheapest(offers))
@@ -114,9 +118,11 @@ def _html(page: Page, state: State, templates: Templates) -> Callable[[Request],
             found = page.answer(state, question)
         except Exception as error:
             status, message, hint = _explained(error)
-            text = templates.render("error.html", title=page.title, path=page.path, message=message, hint=hint, status=status)
+            text = templates.render(
+                "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status
+            )
             return Response(text, status, media_type="text/html")
-        asked = query_of(question)
+        asked = query_of(getattr(found, "question", question))
         address = page.path + (f"?{asked}" if asked else "")
         text = templates.render(
             f"{page.path[1:]}.html", title=page.title, path=page.path, page=found, asked=asked, **_choices(page, state)
@@ -143,7 +149,13 @@ def _json(page: Page, state: State) -> Callable[[Request], Any]:
             status = 200
         except Exception as error:
             status, message, hint = _explained(error)
-            found = {"record": "Error", "schema_version": SCHEMA_VERSION, "status": status, "message": message, "hint": hint}
+            found = {
+                "record": "Error",
+                "schema_version": SCHEMA_VERSION,
+                "status": status,
+                "message": message,
+                "hint": hint,
+            }
         return Response(msgspec.json.encode(found), status, media_type="application/json")
 
     async def endpoint(request: Request) -> Response:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.journal.compare import Comparison, compare
 from trainpace.journal.entry import Entry, Sweep, measurement_of
-from trainpace.journal.paging import names_of, page
+from trainpace.journal.paging import MOST_COUNTED, names_of, page
 from trainpace.journal.query import Query
 from trainpace.journal.score import Scores, error_pct, scores
 from trainpace.journal.store import Journal
 from trainpace.measure.analysis import SweepAnalysis, analyse
-from trainpace.outcome import STEP_PARTS, FailedProbe, Measurement, StepTime
+from trainpace.outcome import FailedProbe, Measurement
 from trainpace.records import Record
-from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Segment, Series
+from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series
+from trainpace.report.charts.breakdown import Timed, step_breakdown
+from trainpace.report.charts.step_time import BATCH, FEWEST, STEP, measured_sweep
 from trainpace.units import format_number
-from trainpace.web.questions import CompareQuestion, RunQuestion, RunsQuestion, ScoreQuestion, SweepQuestion, SweepsQuestion, query_of
-from trainpace.web.whatif import TONES
+from trainpace.web.questions import (
+    CompareQuestion,
+    RunQuestion,
+    RunsQuestion,
+    ScoreQuestion,
+    SweepQuestion,
+    SweepsQuestion,
+    query_of,
+)
 
 PAGE_RUNS = 25
 PAGE_SWEEPS = 25
@@ -59,6 +70,7 @@ class RunsPage(Record):
     question: RunsQuestion
     runs: tuple[RunLine, ...]
     count: int | None
+    counted_to: int
     following: str
     models: tuple[str, ...]
     devices: tuple[str, ...]
@@ -119,7 +131,7 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
     found = page(journal, query, *ORDERS[q.order], q.after, PAGE_RUNS)
     names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
     return RunsPage(
-        question=q, runs=tuple(map(line_of, found.entries)), count=found.count,
+        question=q, runs=tuple(map(line_of, found.entries)), count=found.count, counted_to=MOST_COUNTED,
         following=query_of(q, after=found.after) if found.after else "", models=names[0], devices=names[1],
     )  # fmt: skip
 
@@ -139,13 +151,13 @@ def line_of(e: Entry) -> RunLine:
 def run_page(journal: Journal, q: RunQuestion) -> RunPage:
     """One run."""
     e = journal.get(q.id)
-    parts = None if e.step is None else parts_chart([("measured", e.step)])
+    parts = None if e.step is None else step_breakdown([Timed("", "measured", e.step)])
     steps = None
     if len(e.step_times_ms) > 1:
         x = tuple(float(i + 1) for i in range(len(e.step_times_ms)))
         median = [] if e.step_time_ms is None else [Mark(axis="y", at=e.step_time_ms, text="median", tone="forecast")]
         steps = Chart(
-            title="Every step", x=Axis(label="step"), y=Axis(label="step time", unit="ms", low=0.0), marks=tuple(median),
+            title="Every step", x=Axis(label="step"), y=STEP, marks=tuple(median),
             finding=f"{len(x)} timed steps from {format_number(min(e.step_times_ms))} to {format_number(max(e.step_times_ms))} ms.",
             series=(Series(name="measured", kind="points", tone="measured", x=x, y=e.step_times_ms),),
         )  # fmt: skip
@@ -160,10 +172,13 @@ def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
     chart = None
     if len(found.ratios) > 1:
         x = tuple(float(r.batch) for r in found.ratios)
-        sides = (("A", "first", tuple(r.a_ms for r in found.ratios)), ("B", "second", tuple(r.b_ms for r in found.ratios)))
+        sides = (
+            ("A", "first", tuple(r.a_ms for r in found.ratios)),
+            ("B", "second", tuple(r.b_ms for r in found.ratios)),
+        )
         assert found.median_ratio is not None
         chart = Chart(
-            title="Step time over the batch size", x=Axis(label="batch size", low=0.0), y=Axis(label="step time", unit="ms", low=0.0),
+            title="Step time against the batch size", x=BATCH, y=STEP,
             finding=f"B takes {found.median_ratio:.3f} times as long as A at the median over {len(x)} batch sizes.",
             series=tuple(Series(name=n, kind="line", tone=tone, x=x, y=y) for n, tone, y in sides),
         )  # fmt: skip
@@ -192,27 +207,16 @@ def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
 
 def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
     """Forecasts against what was measured afterwards."""
-    found = page(journal, Query(model=q.model, device=q.device, outcome="ok", with_forecast=True), size=MOST_SCORED, most=MOST_SCORED)
+    found = page(
+        journal,
+        Query(model=q.model, device=q.device, outcome="ok", with_forecast=True),
+        size=MOST_SCORED,
+        most=MOST_SCORED,
+    )
     result = scores(found.entries)
     return ScorePage(
         question=q, scores=result, newest=len(found.entries), all_of_them=not found.after, chart=_score_chart(result)
     )
-
-
-def parts_chart(sides: list[tuple[str, StepTime]]) -> BarChart:
-    """Steps in their parts, on one scale."""
-    bars = []
-    for name, step in sides:
-        segments = tuple(
-            Segment(name=part.removesuffix("_ms").replace("_", " "), tone=TONES[part], value=getattr(step, part))
-            for part in STEP_PARTS if getattr(step, part) > 0
-        )  # fmt: skip
-        bars.append(Bar(label=name, segments=segments, said=f"{format_number(step.total_ms)} ms"))
-    largest = max(bars[0].segments, key=lambda s: s.value, default=None)
-    return BarChart(
-        title="Where a step's time goes", label="step time", unit="ms", groups=(BarGroup(title="", bars=tuple(bars)),),
-        finding="" if largest is None else f"The largest part is {largest.name}, {100 * largest.value / bars[0].total:.0f} % of the step.",
-    )  # fmt: skip
 
 
 def _analysed(entries: list[Entry]) -> SweepAnalysis:
@@ -222,7 +226,14 @@ def _analysed(entries: list[Entry]) -> SweepAnalysis:
             outcomes.append(measurement_of(e))
         else:
             outcomes.append(
-                FailedProbe(model=e.model, device=e.device, execution=e.execution, failure=e.outcome, reason=e.reason, environment={})
+                FailedProbe(
+                    model=e.model,
+                    device=e.device,
+                    execution=e.execution,
+                    failure=e.outcome,
+                    reason=e.reason,
+                    environment={},
+                )
             )
     if not any(isinstance(outcome, Measurement) for outcome in outcomes):
         raise TrainpaceError("no batch size of this sweep was measured.")
@@ -230,33 +241,17 @@ def _analysed(entries: list[Entry]) -> SweepAnalysis:
 
 
 def _sweep_chart(a: SweepAnalysis, entries: list[Entry]) -> Chart:
-    series = []
+    chart = measured_sweep(a, {})
     foreseen = {e.execution.micro_batch: e for e in entries if e.forecast_ms and e.forecast_low_ms is not None}
-    if len(foreseen) > 1:
-        known = [foreseen[batch] for batch in sorted(foreseen)]
-        series.append(Series(
-            name="forecast before it, with its 90 % interval", kind="line", tone="forecast", dashed=True,
-            x=tuple(float(e.execution.micro_batch) for e in known), y=tuple(e.forecast_ms for e in known),
-            low=tuple(e.forecast_low_ms or 0.0 for e in known), high=tuple(e.forecast_high_ms or 0.0 for e in known),
-        ))  # fmt: skip
-    series.append(Series(
-        name="measured, with where a repeat should fall", kind="points", tone="measured", x=tuple(float(p.batch) for p in a.points),
-        y=tuple(p.step_ms for p in a.points), low=tuple(p.interval_ms.low for p in a.points),
-        high=tuple(p.interval_ms.high for p in a.points),
-    ))  # fmt: skip
-    marks = [
-        Mark(axis="x", at=(j.before + j.after) / 2, text=f"jump {j.before} to {j.after}: {j.percent:+.0f} %", tone="jump")
-        for j in a.curve.jumps
-    ]
-    n = len(a.curve.jumps)
-    best = max(a.points, key=lambda p: p.samples_per_second)
-    marks.append(Mark(axis="point", at=float(best.batch), y=best.step_ms, text=f"best throughput: batch {best.batch}", tone="best"))
-    return Chart(
-        title="Step time over the batch size", x=Axis(label="batch size", low=0.0), y=Axis(label="step time", unit="ms", low=0.0),
-        finding=f"{len(a.points)} batch sizes, {n or 'no'} jump{'s' if n != 1 else ''};"
-        f" batch {best.batch} has the best throughput, {format_number(best.samples_per_second)} samples/s.",
-        series=tuple(series), marks=tuple(marks),
+    if len(foreseen) < FEWEST:
+        return chart
+    known = [foreseen[batch] for batch in sorted(foreseen)]
+    line = Series(
+        name="forecast before it, 90 % interval", kind="line", tone="forecast", dashed=True,
+        x=tuple(float(e.execution.micro_batch) for e in known), y=tuple(e.forecast_ms for e in known),
+        low=tuple(e.forecast_low_ms or 0.0 for e in known), high=tuple(e.forecast_high_ms or 0.0 for e in known),
     )  # fmt: skip
+    return replace(chart, series=(line, *chart.series))
 
 
 def _score_chart(s: Scores) -> Chart | None:

@@ -81,11 +81,11 @@ class WhatIfQuestion(Record):
     `price` dollars of one GPU and hour (None: the cheapest that is known)."""
 
     model: Text = "resnet50"
-    gpu: Text = "NVIDIA A100 SXM 80GB"
+    gpu: Text = "A100 SXM 80GB"
     gpus: Annotated[int, Meta(ge=1, le=1024)] = 1
     nodes: Annotated[int, Meta(ge=1, le=100_000)] = 1
     network: Annotated[float, Meta(ge=1e-3, le=1e5)] = 12.5
-    batch: Annotated[int, Meta(ge=1, le=65_536)] = 64
+    batch: Annotated[int, Meta(ge=1, le=65_536)] = 32
     accumulate: Annotated[int, Meta(ge=1, le=65_536)] = 1
     precision: Precision = "amp_bf16"
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
@@ -112,7 +112,8 @@ def read_question(kind: type[Q], query: str) -> Q:
         if name not in known:
             near = nearest_names(name[:40], known)
             raise BadQuestion(
-                f"this page has no parameter {name[:40]!r}.", f"It has {', '.join(known)}." if not near else f"Nearest: {near[0]}."
+                f"this page has no parameter {name[:40]!r}.",
+                f"It has {', '.join(known)}." if not near else f"Nearest: {near[0]}.",
             )
         if name in given:
             raise BadQuestion(f"{name} is given twice.")
@@ -132,5 +133,7 @@ def query_of(question: Record, **changed: object) -> str:
     """The shortest query string that asks this, with some fields changed."""
     plain = {f.name: f.default for f in msgspec.structs.fields(question)}
     values = {name: getattr(question, name) for name in question.__struct_fields__} | changed
-    asked = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items() if v is not None and v != plain[k]}
+    asked = {
+        k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items() if v is not None and v != plain[k]
+    }
     return urlencode(asked)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from trainpace.outcome import STEP_PARTS
 from trainpace.records import Record
 from trainpace.report.charts import BarChart, Chart
-from trainpace.report.pages.figure import bars_html, chart_html
+from trainpace.report.pages.figure import drawn
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.web.questions import query_of
 
@@ -54,7 +54,7 @@ def _words(name: str) -> str:
 
 def _figure(chart: Chart | BarChart) -> Markup:
     # the renderers of the one-file reports escape every name themselves
-    return Markup(bars_html(chart) if isinstance(chart, BarChart) else chart_html(chart))
+    return Markup(drawn(chart))
 
 
 def _stated(record: Record) -> list[tuple[str, Any]]:

@@ -85,7 +85,9 @@ class Guarded:
             return
         refused = refusal(scope, self._policy)
         if refused is not None:
-            await _answer(send, refused.status, page("Refused", refused.reason), [*refused.headers, (b"connection", b"close")])
+            await _answer(
+                send, refused.status, page("Refused", refused.reason), [*refused.headers, (b"connection", b"close")]
+            )
             return
         welcome = _first_use(scope, self._policy)
         if welcome is not None:
@@ -104,12 +106,17 @@ def refusal(scope: Message, policy: Policy) -> Refusal | None:
     """Why this request is not answered; None: it is."""
     if scope["method"] not in METHODS:
         return Refusal(405, "This server only answers GET and HEAD.", ((b"allow", ", ".join(METHODS).encode()),))
-    if len(scope.get("raw_path") or scope["path"].encode()) > LONGEST_PATH or len(scope["query_string"]) > LONGEST_QUERY:
+    if (
+        len(scope.get("raw_path") or scope["path"].encode()) > LONGEST_PATH
+        or len(scope["query_string"]) > LONGEST_QUERY
+    ):
         return Refusal(414, "This address is too long.")
     hosts = _values(scope, b"host")
     if len(hosts) != 1 or host_name(hosts[0]) not in policy.names:
         return Refusal(421, "This server is not called by that name; trainpace serve --name NAME adds one.")
-    if any(value not in (b"", b"0") for value in _values(scope, b"content-length")) or _values(scope, b"transfer-encoding"):
+    if any(value not in (b"", b"0") for value in _values(scope, b"content-length")) or _values(
+        scope, b"transfer-encoding"
+    ):
         return Refusal(413, "A request to read has no body.")
     host = hosts[0].decode("latin-1").lower()
     for origin in _values(scope, b"origin"):
@@ -117,7 +124,9 @@ def refusal(scope: Message, policy: Policy) -> Refusal | None:
             return Refusal(403, "Requests from other origins are refused.")
     if b"cross-site" in _values(scope, b"sec-fetch-site") and not _is_navigation(scope):
         return Refusal(403, "Requests from other sites are refused.")
-    if policy.token is not None and not (_has_cookie(scope, policy) or _bears(scope, policy) or _names_token(scope, policy)):
+    if policy.token is not None and not (
+        _has_cookie(scope, policy) or _bears(scope, policy) or _names_token(scope, policy)
+    ):
         return Refusal(
             401, "Open the address that trainpace serve printed: it holds the token that this server asks for.",
             ((b"www-authenticate", b"Bearer"),),
@@ -177,7 +186,9 @@ def _names_token(scope: Message, policy: Policy) -> bool:
 
 def _bears(scope: Message, policy: Policy) -> bool:
     given = [value.decode("latin-1") for value in _values(scope, b"authorization")]
-    return any(_same(value.removeprefix("Bearer "), policy.token or "") for value in given if value.startswith("Bearer "))
+    return any(
+        _same(value.removeprefix("Bearer "), policy.token or "") for value in given if value.startswith("Bearer ")
+    )
 
 
 def _has_cookie(scope: Message, policy: Policy) -> bool:

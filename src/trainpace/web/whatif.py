@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution, ZeroStage
@@ -12,9 +12,11 @@ from trainpace.forecast.curve import BatchCurve, batch_curve
 from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster, Device
 from trainpace.offers.offer import Offer
-from trainpace.outcome import STEP_PARTS, Forecast, Interval
+from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
-from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Segment, Series
+from trainpace.report.charts import BarChart, Chart, Mark, Series
+from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
+from trainpace.report.charts.step_time import BATCH, STEP
 from trainpace.schedule import Schedule
 from trainpace.units import format_duration, format_number, format_usd
 from trainpace.web.questions import WhatIfQuestion
@@ -22,10 +24,6 @@ from trainpace.workload import Workload
 
 SIZES = 64
 """Batch sizes in the picture."""
-TONES = {
-    "forward_ms": "forward", "backward_ms": "backward", "optimizer_ms": "optimizer", "communication_ms": "communication",
-    "data_wait_ms": "data", "host_to_device_ms": "host_to_device", "host_overhead_ms": "host_overhead", "idle_ms": "idle",
-}  # fmt: skip
 
 
 class Price(Record):
@@ -46,6 +44,7 @@ class WhatIfAnswer(Record):
     cost_usd: Interval | None = None
     curve: Chart | None = None
     parts: BarChart | None = None
+    memory: BarChart | None = None
     reason: str = ""
 
 
@@ -95,7 +94,9 @@ def answer(q: WhatIfQuestion, workload: Workload, device: Device, price: Price |
         cost = Interval(low=per_s * t.low, high=per_s * t.high, coverage=t.coverage, basis=t.basis)
     return WhatIfAnswer(
         question=q, verdict=_verdict(found, cost), possible=found.fits is not False, forecast=found, price=price, cost_usd=cost,
-        curve=_curve(workload, execution, cluster, found), parts=_parts(found),
+        curve=_curve(workload, execution, cluster, found),
+        parts=step_breakdown([Timed("", "forecast", found.step, found.step_time_interval_ms)]),
+        memory=None if found.memory is None else memory_at_peak([Held("forecast", found.memory, found.capacity_gib)]),
     )  # fmt: skip
 
 
@@ -111,14 +112,22 @@ def _verdict(f: Forecast, cost: Interval | None) -> tuple[str, ...]:
     if f.fits is False and f.memory is not None and f.capacity_gib is not None:
         said.append(
             f"Does not fit: {format_number(f.memory.reserved_gib)} GiB of {format_number(f.capacity_gib)};"
-            + (f" the largest batch that does is {f.largest_micro_batch:,}." if f.largest_micro_batch else " nor does one sample.")
+            + (
+                f" the largest batch that does is {f.largest_micro_batch:,}."
+                if f.largest_micro_batch
+                else " nor does one sample."
+            )
         )
     t = f.training_time_interval_s
     if f.training_time is not None and t is not None:
         dollars = "" if f.cost_usd is None or cost is None else f" and {format_usd(f.cost_usd)}"
         would = "It would take" if f.fits is False else "The training takes"
         said.append(f"{would} {format_duration(f.training_time.total_s)}{dollars}.")
-    said.append(f"9 of 10 trainings like this one should take {format_duration(t.low)} to {format_duration(t.high)}." if t else "")
+    said.append(
+        f"9 of 10 trainings like this one should take {format_duration(t.low)} to {format_duration(t.high)}."
+        if t
+        else ""
+    )
     return tuple(s for s in said if s)
 
 
@@ -132,11 +141,18 @@ def _curve(workload: Workload, execution: Execution, cluster: Cluster, here: For
     found = jumps_of(workload, execution, cluster.device, sizes, curve.step_ms.tolist())
     jumps = found if sizes[-1] == len(sizes) else ()  # between sizes that are far apart a step says little
     marks = [
-        Mark(axis="x", at=(jump.batch - 0.5), text=f"jump at {jump.batch}: +{format_number(jump.excess_ms)} ms", tone="jump")
+        Mark(
+            axis="x",
+            at=(jump.batch - 0.5),
+            text=f"jump at {jump.batch}: +{format_number(jump.excess_ms)} ms",
+            tone="jump",
+        )
         for jump in jumps
     ]
     if fitting < len(sizes):
-        marks.append(Mark(axis="x", at=sizes[fitting] - 0.5 if fitting else 0.5, text="out of memory from here", tone="limit"))
+        marks.append(
+            Mark(axis="x", at=sizes[fitting] - 0.5 if fitting else 0.5, text="out of memory from here", tone="limit")
+        )
     chosen = execution.micro_batch
     marks.append(Mark(axis="point", at=float(chosen), y=here.step.total_ms, text=f"batch {chosen}", tone="measured"))
     said = f"At batch {chosen} a step takes {format_number(here.step.total_ms)} ms. "
@@ -150,31 +166,13 @@ def _curve(workload: Workload, execution: Execution, cluster: Cluster, here: For
         y=tuple(curve.step_ms.tolist()), low=tuple(curve.low_ms.tolist()), high=tuple(curve.high_ms.tolist()),
     )  # fmt: skip
     return Chart(
-        title="Step time over the batch size", finding=said, x=Axis(label="batch size of one GPU", low=0.0),
-        y=Axis(label="step time", unit="ms", low=0.0), series=(line,), marks=tuple(marks),
+        title="Step time against the batch size", finding=said, x=BATCH, y=STEP, series=(line,), marks=tuple(marks),
     )  # fmt: skip
 
 
 def _best(sizes: Sequence[int], curve: BatchCurve) -> int | None:
     rates = [batch / ms if fits else 0.0 for batch, ms, fits in zip(sizes, curve.step_ms, curve.fits, strict=True)]
     return sizes[rates.index(max(rates))] if max(rates) > 0 else None
-
-
-def _parts(f: Forecast) -> BarChart:
-    assert f.step is not None
-    values = [(name, getattr(f.step, name)) for name in STEP_PARTS if getattr(f.step, name) > 0]
-    segments = tuple(Segment(name=n.removesuffix("_ms").replace("_", " "), tone=TONES[n], value=v) for n, v in values)
-    largest, most = max(values, key=lambda part: part[1])
-    share = 100 * most / f.step.total_ms
-    interval: dict[str, Any] = {}
-    if f.step_time_interval_ms is not None:
-        interval = {"low": f.step_time_interval_ms.low, "high": f.step_time_interval_ms.high}
-    bar = Bar(label="forecast", segments=segments, said=f"{format_number(f.step.total_ms)} ms", **interval)
-    return BarChart(
-        title="Where a step's time goes",
-        finding=f"The largest part is {largest.removesuffix('_ms').replace('_', ' ')}, {share:.0f} % of the step.",
-        label="step time", unit="ms", groups=(BarGroup(title="", bars=(bar,)),),
-    )  # fmt: skip
 
 
 def _sentence(text: str) -> str:

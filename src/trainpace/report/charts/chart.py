@@ -88,7 +88,7 @@ class Mark(Record):
 
 
 class Chart(Record):
-    """Series over one pair of axes. `finding` says in words what one should see; a screen reader reads it in place of the picture.
+    """Series over one pair of axes. `finding` says in words what one should see; a screen reader reads it instead.
 
     `nearest`: whether a pointer reads all values at the nearest x, or the one nearest point. `note`: where the numbers come from.
     """
@@ -159,6 +159,9 @@ class BarChart(Record):
         """The length that fills the width."""
         groups = self.groups if self.one_scale else (group,)
         return max((max(bar.total, bar.high or 0.0) for g in groups for bar in g.bars), default=0.0) or 1.0
+
+
+Picture = Chart | BarChart
 
 
 def _known(tone: str) -> None:

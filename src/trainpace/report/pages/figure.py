@@ -10,18 +10,18 @@ import json
 from collections.abc import Sequence
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts.chart import Axis, Bar, BarChart, BarGroup, Chart, Series
+from trainpace.report.charts.chart import Axis, Bar, BarChart, BarGroup, Chart, Picture, Series
 from trainpace.units import format_number
 
 
 def chart_html(chart: Chart) -> str:
     """A `<figure class="chart">`: caption, key, the place of the canvas, the record as JSON, and a table of the data."""
-    finding = html.escape(chart.finding, quote=True)
+    finding, name = html.escape(chart.finding), html.escape(f"{chart.title}: arrow keys read its values")
     keys = "".join(f"<li>{_swatch(s)}{html.escape(s.name)}</li>" for s in chart.series)
     return (
         f'<figure class="chart"><figcaption><h3>{html.escape(chart.title)}</h3><p>{finding}</p></figcaption>'
         f'<ul class="key">{keys}</ul><p class="axis">{html.escape(chart.y.words)}</p>'
-        f'<div class="plot" tabindex="0" role="group" aria-label="{html.escape(chart.title, quote=True)}: arrow keys read its values">'
+        f'<div class="plot" tabindex="0" role="group" aria-label="{name}">'
         '<div class="tip" aria-hidden="true" hidden></div><div class="said" role="status"></div></div>'
         f'<p class="axis x">{html.escape(chart.x.words)}</p>'
         f"{_note(chart.note)}{data_script(to_jsonable(chart))}"
@@ -44,6 +44,23 @@ def bars_html(chart: BarChart) -> str:
         f'<div class="bars" role="img" aria-label="{finding}">{groups}</div>{_note(chart.note)}'
         f"{_details([_bars_table(group, chart) for group in chart.groups])}</figure>"
     )
+
+
+def drawn(picture: Picture) -> str:
+    """Whichever of the two it is."""
+    return chart_html(picture) if isinstance(picture, Chart) else bars_html(picture)
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading and what stands under it; nothing where nothing does."""
+    inside = "".join(parts)
+    return f"<section><h2>{html.escape(title)}</h2>{inside}</section>" if inside else ""
+
+
+def lines(texts: Sequence[str], kind: str = "") -> str:
+    """Sentences, each a paragraph."""
+    named = f' class="{kind}"' if kind else ""
+    return "".join(f"<p{named}>{html.escape(text)}</p>" for text in texts)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, hits: Sequence[int] = ()) -> str:

@@ -12,15 +12,17 @@ from trainpace.report.pages.assets import SCRIPTS, STYLES, asset
 from trainpace.report.pages.figure import data_script
 
 
-def document(title: str, verdict: Sequence[str], body: str, data: object, answer: bool = True) -> str:
+def document(
+    title: str, verdict: Sequence[str], body: str, data: object, answer: bool = True, styles: Sequence[str] = ()
+) -> str:
     """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. `data` is kept inside as
-    JSON. The page fetches nothing: its own policy forbids it."""
+    JSON. `styles`: those that are in the body. The page fetches nothing: its own policy forbids it."""
     drawn = 'class="chart"' in body
-    styles = [asset(name) for name in STYLES if drawn or name == "page.css"]
+    sheets = [asset(name) for name in STYLES if drawn or name == "page.css"]
     scripts = [asset(name) for name in SCRIPTS] if drawn else []
     script_hashes = _hashes(scripts) or "'none'"
     policy = (
-        f"default-src 'none'; img-src data:; style-src {_hashes(styles)}; base-uri 'none'; form-action 'none';"
+        f"default-src 'none'; img-src data:; style-src {_hashes([*sheets, *styles])}; base-uri 'none'; form-action 'none';"
         f" script-src {script_hashes}"
     )
     said = "".join(f"<p>{html.escape(line)}</p>" for line in verdict)
@@ -30,7 +32,7 @@ def document(title: str, verdict: Sequence[str], body: str, data: object, answer
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title>{''.join(f'<style>{style}</style>' for style in styles)}</head><body>"
+        f"<title>{html.escape(title)}</title>{''.join(f'<style>{style}</style>' for style in sheets)}</head><body>"
         f'<main><h1>{html.escape(title)}</h1><div class="{kind}">{said}</div>'
         f"{noscript if drawn else ''}{body}</main>"
         f"<footer>Made by trainpace {version('trainpace')}. This file holds all its data and fetches nothing.</footer>"

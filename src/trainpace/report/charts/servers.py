@@ -1,0 +1,71 @@
+"""What the whole job costs against how long it takes, one point a server, with the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from trainpace.offers.match import Match
+from trainpace.report.charts.chart import Axis, Chart, Mark, Series
+from trainpace.units import format_duration, format_usd
+
+MOST_POINTS = 400
+"""Beside the front; the cheapest of the rest."""
+
+
+def cost_against_time(matches: Sequence[Match]) -> Chart | None:
+    """None where nothing finishes."""
+    able = [m for m in matches if math.isfinite(m.mean_hours) and math.isfinite(m.mean_usd) and m.mean_usd > 0]
+    front = sorted((m for m in able if m.on_front), key=lambda m: m.mean_hours)
+    if not front:
+        return None
+    rest = sorted((m for m in able if not m.on_front), key=lambda m: m.mean_usd)[:MOST_POINTS]
+    cheapest, fastest = front[-1], front[0]
+    hours, usd = tuple(m.mean_hours for m in front), tuple(m.mean_usd for m in front)
+    series = [_points("dearer and slower than another", "muted", rest)] if rest else []
+    series += [
+        Series(name="no other is both faster and cheaper", kind="line", tone="best", x=hours, y=usd),
+        _points("these, with the 90 % interval of their cost", "best", front, spread=True),
+    ]
+    said = f"Cheapest: {server(cheapest)}, {format_usd(cheapest.mean_usd)} in {format_duration(3600 * cheapest.mean_hours)}."
+    marks = [_named("cheapest", cheapest)]
+    if fastest is not cheapest:
+        marks.append(_named("fastest", fastest))
+        said += f" Fastest: {server(fastest)}, {format_duration(3600 * fastest.mean_hours)} for {format_usd(fastest.mean_usd)}."
+    shown = f"all {len(able)}"
+    if len(able) > len(front) + len(rest):
+        shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
+    return Chart(
+        title="Cost against time",
+        finding=said,
+        x=Axis(label="hours of the whole job", unit="h", scale="log10"),
+        y=Axis(label="cost of the whole job", unit="$", scale="log10"),
+        series=tuple(series),
+        marks=tuple(marks),
+        nearest="point",
+        note=f"Shown: {shown}. Forecasts, not measurements.",
+    )
+
+
+def server(m: Match) -> str:
+    """How many of which, from whom."""
+    nodes = f"{m.nodes} x " if m.nodes > 1 else ""
+    gpus = f"{m.offer.count} x {m.offer.device}" if m.offer.count > 1 else m.offer.device
+    return f"{nodes}{m.offer.provider} {m.offer.instance_type} ({gpus}){' spot' if m.spot else ''}"
+
+
+def _named(what: str, m: Match) -> Mark:
+    return Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{what}: {server(m)}", tone="best")
+
+
+def _points(name: str, tone: str, matches: Sequence[Match], spread: bool = False) -> Series:
+    return Series(
+        name=name,
+        kind="points",
+        tone=tone,
+        x=tuple(m.mean_hours for m in matches),
+        y=tuple(m.mean_usd for m in matches),
+        labels=tuple(map(server, matches)),
+        low=tuple(m.usd.low for m in matches) if spread else (),
+        high=tuple(m.usd.high if math.isfinite(m.usd.high) else m.mean_usd for m in matches) if spread else (),
+    )

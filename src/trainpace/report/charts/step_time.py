@@ -1,0 +1,216 @@
+"""Step time against the batch size: what is forecast, what was measured, where it jumps, what fits, what is best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trainpace.measure.analysis import SweepAnalysis
+from trainpace.outcome import Forecast, Jump
+from trainpace.report.charts.chart import Axis, Chart, Mark, Series
+from trainpace.report.charts.palette import SERIES_TONES
+from trainpace.units import format_number
+
+BATCH = Axis(label="samples a micro-batch")
+STEP = Axis(label="step time", unit="ms", low=0)
+FEWEST = 3
+"""Batch sizes that make a curve."""
+MOST_GPUS = len(SERIES_TONES)
+
+
+def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> Chart | None:
+    """A line a GPU with its band, jumps named where there is one GPU; None with fewer than three batch sizes."""
+    by_device: dict[str, list[Forecast]] = {}
+    for row in rows:
+        if row.step is not None:
+            by_device.setdefault(row.device, []).append(row)
+    curves = {name: sorted(some, key=lambda f: f.execution.micro_batch) for name, some in by_device.items()}
+    curves = {name: some for name, some in list(curves.items())[:MOST_GPUS] if len(some) >= FEWEST}
+    if not curves:
+        return None
+    alone = len(curves) == 1
+    series, marks, said = [], [], []
+    for tone, (name, some) in zip(SERIES_TONES, curves.items(), strict=False):
+        series.append(_line(name, "forecast" if alone else tone, some, banded=alone or len(curves) < 4))
+        best = best_of(some)
+        if best is not None and best.step is not None:
+            batch, ms = best.execution.micro_batch, best.step.total_ms
+            text = f"{'' if alone else f'{name}: '}most samples/s that fit"
+            marks.append(Mark(axis="point", at=batch, y=ms, text=text, tone="best" if alone else tone))
+            said.append(
+                f"{'' if alone else f'{name}: '}batch {batch} gives most samples a second,"
+                f" {format_number(best.samples_per_second or 0.0)}"
+            )
+        marks += _memory_end(name, some, alone)
+        if alone:
+            marks += [_jump(jump, some) for jump in jumps.get(name, ())]
+    found = [jump.batch - 1 for name in curves for jump in jumps.get(name, ())] if alone else []
+    told = f" The step jumps after batch {_listed(found)}." if found else ""
+    return Chart(
+        title="Step time against the batch size",
+        finding=f"{'; '.join(said) or 'No batch size fits'}.{told}".capitalize(),
+        x=BATCH,
+        y=STEP,
+        series=tuple(series),
+        marks=tuple(marks),
+        note=provenance([r for c in curves.values() for r in c]),
+    )
+
+
+def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()) -> Chart:
+    """Points with where a repeat should fall, the fitted pieces, jumps with what the forecast has them from."""
+    there = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
+    series = [_line("forecast, 90 % interval", "forecast", there, banded=True)] if there else []
+    for i, segment in enumerate(a.curve.segments):
+        ends = (segment.first_batch, segment.last_batch)
+        if ends[0] < ends[1]:
+            series.append(
+                Series(
+                    name=f"fitted piece {i + 1}" if len(a.curve.segments) > 1 else "fitted",
+                    kind="line",
+                    tone="muted",
+                    x=tuple(map(float, ends)),
+                    y=tuple(segment.line(b) for b in ends),
+                )
+            )
+    p = a.points
+    series.append(
+        Series(
+            name="measured, 90 % of repeats",
+            kind="points",
+            tone="measured",
+            x=tuple(float(q.batch) for q in p),
+            y=tuple(q.step_ms for q in p),
+            low=tuple(q.interval_ms.low for q in p),
+            high=tuple(q.interval_ms.high for q in p),
+        )
+    )
+    best = a.best.best
+    marks = [
+        Mark(axis="point", at=best.batch, y=1e3 * _step_samples(a, best.batch), text="most samples/s", tone="best")
+    ]
+    for jump in a.curve.jumps:
+        known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
+        cause = f", {known.causes[0]}" if known is not None and known.causes else ""
+        at = (jump.before + jump.after) / 2
+        marks.append(
+            Mark(axis="x", at=at, text=f"{jump.before} to {jump.after}: {jump.percent:+.0f} %{cause}", tone="jump")
+        )
+    if a.largest_that_fits is not None:
+        marks.append(
+            Mark(axis="x", at=a.largest_that_fits + 0.5, text=f"memory ends after {a.largest_that_fits}", tone="limit")
+        )
+    jumps = [jump.before for jump in a.curve.jumps]
+    told = f" The step jumps after batch {_listed(jumps)}." if jumps else ""
+    return Chart(
+        title="Step time against the batch size",
+        finding=f"Batch {best.batch} gives most samples a second, {format_number(best.measured_samples_per_second)}.{told}",
+        x=BATCH,
+        y=STEP,
+        series=tuple(series),
+        marks=tuple(marks),
+        note="Measured here; each point is the median of its probes."
+        + (f" Forecast: {provenance(there)}" if there else ""),
+    )
+
+
+def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
+    """Samples a second over the batch size, as measured and as forecast."""
+    p = a.points
+    series = [
+        Series(
+            name="measured",
+            kind="points",
+            tone="measured",
+            x=tuple(float(q.batch) for q in p),
+            y=tuple(q.samples_per_second for q in p),
+        )
+    ]
+    there = [(b, f.samples_per_second) for b, f in sorted(foreseen.items()) if f.samples_per_second is not None]
+    if there:
+        x, y = zip(*there, strict=True)
+        series.insert(
+            0, Series(name="forecast", kind="line", tone="forecast", x=tuple(map(float, x)), y=y, dashed=True)
+        )
+    best, last = a.best.best, a.points[-1]
+    gain = best.measured_samples_per_second / last.samples_per_second - 1
+    over = (
+        f", {gain:.0%} more than batch {last.batch}, the largest" if best.batch != last.batch and gain >= 0.01 else ""
+    )
+    return Chart(
+        title="Throughput against the batch size",
+        finding=f"Batch {best.batch} gives {format_number(best.measured_samples_per_second)} samples a second{over}.",
+        x=BATCH,
+        y=Axis(label="throughput", unit="samples/s", low=0),
+        series=tuple(series),
+        marks=(
+            Mark(
+                axis="point", at=best.batch, y=best.measured_samples_per_second, text=f"batch {best.batch}", tone="best"
+            ),
+        ),
+    )
+
+
+def best_of(rows: Sequence[Forecast]) -> Forecast | None:
+    """The most samples a second of those that fit."""
+    able = [row for row in rows if row.step is not None and row.fits is not False]
+    return max(able, key=lambda row: row.samples_per_second or 0.0, default=None)
+
+
+def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Series:
+    steps = [(f.execution.micro_batch, f.step.total_ms, f.step_time_interval_ms) for f in rows if f.step is not None]
+    intervals = [interval for _, _, interval in steps if interval is not None]
+    whole = banded and len(intervals) == len(steps)
+    return Series(
+        name=name if not whole or "interval" in name else f"{name}, forecast with its 90 % interval",
+        kind="line",
+        tone=tone,
+        dashed=tone == "forecast",
+        x=tuple(float(batch) for batch, _, _ in steps),
+        y=tuple(ms for _, ms, _ in steps),
+        low=tuple(i.low for i in intervals) if whole else (),
+        high=tuple(i.high for i in intervals) if whole else (),
+    )
+
+
+def _memory_end(name: str, rows: Sequence[Forecast], alone: bool) -> list[Mark]:
+    largest, last = rows[-1].largest_micro_batch, rows[-1].execution.micro_batch
+    if largest is None or not largest < last:
+        return []
+    text = f"{'' if alone else f'{name}: '}memory ends after {largest}"
+    return [Mark(axis="x", at=largest + 0.5, text=text, tone="limit")]
+
+
+def _jump(jump: Jump, rows: Sequence[Forecast]) -> Mark:
+    before = max(
+        (f.execution.micro_batch for f in rows if f.execution.micro_batch < jump.batch), default=jump.batch - 1
+    )
+    cause = f", {jump.causes[0].partition(' (')[0]}" if jump.causes else ""
+    text = f"{before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f} %{cause}"
+    return Mark(axis="x", at=(before + jump.batch) / 2, text=text, tone="jump")
+
+
+def _step_samples(a: SweepAnalysis, batch: int) -> float:
+    """Seconds of the measured step at a batch size."""
+    return next(p.step_ms for p in a.points if p.batch == batch) / 1e3
+
+
+def _listed(batches: Sequence[int]) -> str:
+    some = [str(b) for b in batches[:6]]
+    rest = f" and {len(batches) - 6} more" if len(batches) > 6 else ""
+    return (", ".join(some[:-1]) + f" and {some[-1]}" if len(some) > 1 and not rest else ", ".join(some)) + rest
+
+
+PROVENANCE = {
+    "measured": "measured",
+    "transferred": "a measurement of the same model on another card",
+    "calibrated": "this machine's micro-benchmarks",
+    "fitted": "datasheet figures and constants fitted on public measurements",
+    "datasheet": "datasheet figures",
+}
+
+
+def provenance(rows: Sequence[Forecast]) -> str:
+    """Where forecasts and their intervals come from, in a sentence."""
+    sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
+    bases = dict.fromkeys(f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None)
+    return f"From {sources}; intervals from {', '.join(list(bases)[:3])}." if bases else f"From {sources}."
