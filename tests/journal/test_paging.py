@@ -42,7 +42,7 @@ def all_pages(journal, query, order, descending, size):
     for _ in range(1000):
         here = page(journal, query, order, descending, after, size)
         assert len(here.entries) <= size
-        assert here.count is None or here.count >= len(here.entries)
+        assert here.matches is None or here.matches >= len(here.entries)
         found += here.entries
         after = here.after
         if not after:
@@ -62,9 +62,9 @@ def test_pages_hold_every_run_of_a_query_once_and_in_order(journal):
 
 def test_the_count_ends_where_it_says(journal):
     journal.add_many([entry() for _ in range(MOST_COUNTED)])
-    assert page(journal, Query()).count == MOST_COUNTED
+    assert page(journal, Query()).matches == MOST_COUNTED
     journal.add(entry())
-    assert page(journal, Query()).count is None
+    assert page(journal, Query()).matches is None
 
 
 def test_names_in_order(journal):

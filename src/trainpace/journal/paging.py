@@ -1,8 +1,8 @@
 """Pages of a long list of runs: any filter, any order, and a million runs, within a bounded time.
 
-A page starts behind the last run of the page before it (keyset paging), so that the thousandth costs what the first does. A filter
-that few runs fulfil has to look at every run; one index, `runs_list`, holds all that is filtered by, in order of time, so that this
-reads a tenth of the table. Parts of names are looked up among the names first, of which there are few.
+A page starts behind the last run of the page before it (keyset paging), so that the thousandth costs what the first does. A
+filter that few runs fulfil has to look at every run; one index, `runs_list`, holds all that is filtered by, in order of time,
+so that this reads a tenth of the table. Parts of names are looked up among the names first, of which there are few.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Page(NamedTuple):
     starts (empty: nowhere)."""
 
     entries: list[Entry]
-    count: int | None
+    matches: int | None
     after: str
 
 
@@ -73,7 +73,7 @@ def page(
         keys = connection.execute(chosen).all()
         shown = [key.id for key in keys[:size]]
         records = connection.execute(select(runs.c.id, runs.c.record).where(runs.c.id.in_(shown)))
-        return list(keys), {id_: record for id_, record in records}
+        return list(keys), dict(records.tuples().all())
 
     keys, records = journal.read(read)
     entries = [

@@ -1,1 +1,1 @@
-"""The dashboard: pages over the journal, and what-if. Reads, computes, renders; it runs no user's code and writes no user's file."""
+"""The dashboard: pages over the journal, and what-if. It reads, computes and renders; it runs no code of a user's."""

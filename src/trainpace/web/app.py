@@ -100,7 +100,7 @@ def application(
     return Starlette(
         routes=routes,
         lifespan=_lifespan,
-        exception_handlers={HTTPException: _not_found(templates)},  # type: ignore[dict-item]
+        exception_handlers={HTTPException: _not_found(templates)},
     )
 
 

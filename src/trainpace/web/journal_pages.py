@@ -9,7 +9,7 @@ from trainpace.journal.compare import Comparison, compare
 from trainpace.journal.entry import Entry, Sweep, measurement_of
 from trainpace.journal.paging import MOST_COUNTED, names_of, page
 from trainpace.journal.query import Query
-from trainpace.journal.score import Scores, error_pct, scores
+from trainpace.journal.score import LATELY, Scores, error_pct, scores
 from trainpace.journal.store import Journal
 from trainpace.measure.analysis import SweepAnalysis, analyse
 from trainpace.outcome import FailedProbe, Measurement
@@ -131,7 +131,7 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
     found = page(journal, query, *ORDERS[q.order], q.after, PAGE_RUNS)
     names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
     return RunsPage(
-        question=q, runs=tuple(map(line_of, found.entries)), count=found.count, counted_to=MOST_COUNTED,
+        question=q, runs=tuple(map(line_of, found.entries)), count=found.matches, counted_to=MOST_COUNTED,
         following=query_of(q, after=found.after) if found.after else "", models=names[0], devices=names[1],
     )  # fmt: skip
 
@@ -158,7 +158,8 @@ def run_page(journal: Journal, q: RunQuestion) -> RunPage:
         median = [] if e.step_time_ms is None else [Mark(axis="y", at=e.step_time_ms, text="median", tone="forecast")]
         steps = Chart(
             title="Every step", x=Axis(label="step"), y=STEP, marks=tuple(median),
-            finding=f"{len(x)} timed steps from {format_number(min(e.step_times_ms))} to {format_number(max(e.step_times_ms))} ms.",
+            finding=f"{len(x)} timed steps from {format_number(min(e.step_times_ms))} to"
+            f" {format_number(max(e.step_times_ms))} ms.",
             series=(Series(name="measured", kind="points", tone="measured", x=x, y=e.step_times_ms),),
         )  # fmt: skip
     return RunPage(question=q, run=e, parts=parts, steps=steps)
@@ -263,9 +264,12 @@ def _score_chart(s: Scores) -> Chart | None:
         y=Axis(label="mean absolute error", unit="%", low=0.0),
         finding=f"Over {len(x):,} runs the forecasts were off by {s.overall.mean_pct:.1f} % on average, lately by"
         f" {s.over_time[-1].lately_pct:.1f} %.",
-        series=(
-            Series(name="of the last 20 runs", kind="line", tone="measured", x=x, y=tuple(p.lately_pct for p in s.over_time)),
-            Series(name="of all runs so far", kind="line", tone="forecast", x=x, y=tuple(p.all_pct for p in s.over_time), dashed=True),
+        series=tuple(
+            Series(name=name, kind="line", tone=tone, x=x, y=y, dashed=dashed)
+            for name, tone, y, dashed in (
+                (f"of the last {LATELY} runs", "measured", tuple(p.lately_pct for p in s.over_time), False),
+                ("of all runs so far", "forecast", tuple(p.all_pct for p in s.over_time), True),
+            )
         ),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from trainpace.outcome import STEP_PARTS
 from trainpace.records import Record
 from trainpace.report.charts import BarChart, Chart
 from trainpace.report.pages.figure import drawn
-from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.units import format_duration, format_number, format_usd
 from trainpace.web.questions import query_of
 
 NONE = "–"
@@ -26,8 +26,7 @@ class Templates:
             trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
         self._environment.filters.update(
-            number=_number, count=format_count, duration=format_duration, usd=format_usd, when=_when, words=_words, figure=_figure,
-            percent=_percent,
+            number=_number, duration=format_duration, usd=format_usd, when=_when, words=_words, figure=_figure, percent=_percent,
         )  # fmt: skip
         self._environment.globals.update(query_of=query_of, stated=_stated, step_parts=STEP_PARTS)
 

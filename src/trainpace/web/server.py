@@ -58,7 +58,7 @@ def run(app: Starlette, policy: Policy, opened: socket.socket) -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        Guarded(app, policy),  # type: ignore[arg-type]
+        Guarded(app, policy),
         # an access log would hold the token; what a page could not do is on stderr
         access_log=False, log_level="warning", server_header=False, ws="none", http="h11", proxy_headers=False,
         h11_max_incomplete_event_size=LONGEST_HEAD, timeout_keep_alive=10, timeout_graceful_shutdown=3,

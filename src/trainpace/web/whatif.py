@@ -115,7 +115,7 @@ def _verdict(f: Forecast, cost: Interval | None) -> tuple[str, ...]:
             + (
                 f" the largest batch that does is {f.largest_micro_batch:,}."
                 if f.largest_micro_batch
-                else " nor does one sample."
+                else " nor does batch 1."
             )
         )
     t = f.training_time_interval_s
