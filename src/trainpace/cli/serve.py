@@ -40,7 +40,7 @@ def serve(
     """
     try:
         from trainpace.web.app import application
-        from trainpace.web.server import address_of, listening, policy_of, run
+        from trainpace.web.server import EVERY_ADDRESS, address_of, listening, policy_of, run
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):
             raise
@@ -53,12 +53,12 @@ def serve(
     from trainpace.web.models import Models
 
     own: Any = devices_of(hardware)
+    if host in EVERY_ADDRESS and not names:
+        raise TrainpaceError(f"{host} is every address of this machine.", "Say what it is called with --name HOST.")
     opened = listening(host, port)
     port = opened.getsockname()[1]
     policy = policy_of(host, port, names, secrets.token_urlsafe(32) if with_token else None)
     with opened, Journal.open(place, create=place is None, read_only=True) as journal:
-        if not policy.names:
-            raise TrainpaceError(f"{host} is every address of this machine.", "Say what it is called with --name HOST.")
         app = application(journal, Models(default_workloads_folder()), own, offers_known(None))
         shown = names[0] if names else host
         click.echo(f"Journal: {journal.place}\nOpen {address_of(shown, port, policy.token)} (Ctrl+C ends)")

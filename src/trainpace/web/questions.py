@@ -125,8 +125,20 @@ def read_question(kind: type[Q], query: str) -> Q:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`")
+        what = _plain(what)
         said = f"{name} = {given.get(name, '')[:60]!r}: {what}" if name else what
         raise BadQuestion(f"{said[0].lower()}{said[1:]}.".replace("`", "")) from None
+
+
+def _plain(what: str) -> str:
+    """What msgspec expects, in words."""
+    for word, plain in (
+        ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "), ("`int`", "a whole number"),
+        ("`float`", "a number"), ("`str` of length <=", "a text of length up to"), (" >= ", " from "), (" <= ", " up to "),
+        (" > ", " above "),
+    ):  # fmt: skip
+        what = what.replace(word, plain)
+    return what.partition(", got ")[0]
 
 
 def query_of(question: Record, **changed: object) -> str:

@@ -24,6 +24,7 @@ Headers = list[tuple[bytes, bytes]]
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 LONGEST_PATH = 512
 LONGEST_QUERY = 4096
+LONGEST_HEADERS = 16 * 1024
 METHODS = ("GET", "HEAD")
 TOKEN = "token"
 
@@ -111,6 +112,8 @@ def refusal(scope: Message, policy: Policy) -> Refusal | None:
         or len(scope["query_string"]) > LONGEST_QUERY
     ):
         return Refusal(414, "This address is too long.")
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEADERS:
+        return Refusal(431, "These headers are too long.")
     hosts = _values(scope, b"host")
     if len(hosts) != 1 or host_name(hosts[0]) not in policy.names:
         return Refusal(421, "This server is not called by that name; trainpace serve --name NAME adds one.")

@@ -9,10 +9,10 @@ import socket
 from starlette.applications import Starlette
 
 from trainpace.errors import TrainpaceError
-from trainpace.web.security import LOOPBACK_NAMES, Guarded, Policy
+from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
 
-LONGEST_HEAD = 16 * 1024
 BACKLOG = 256
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def is_loopback(host: str) -> bool:
@@ -28,7 +28,7 @@ def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -
     and by `names`."""
     if is_loopback(host):
         return Policy(LOOPBACK_NAMES | {host.lower()} | {n.lower() for n in names}, token, port)
-    known = set() if host in ("0.0.0.0", "::") else {host.lower()}
+    known = set() if host in EVERY_ADDRESS else {host.lower()}
     return Policy(frozenset(known | {n.lower() for n in names}), token or secrets.token_urlsafe(32), port)
 
 
@@ -61,6 +61,6 @@ def run(app: Starlette, policy: Policy, opened: socket.socket) -> None:
         Guarded(app, policy),
         # an access log would hold the token; what a page could not do is on stderr
         access_log=False, log_level="warning", server_header=False, ws="none", http="h11", proxy_headers=False,
-        h11_max_incomplete_event_size=LONGEST_HEAD, timeout_keep_alive=10, timeout_graceful_shutdown=3,
+        h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[opened])
