@@ -1,5 +1,19 @@
 """What the pages of the dashboard hold, and how a page's faults are found."""
 
+import urllib.error
+import urllib.request
+
+
+def get(address):
+    """The status of an address."""
+    try:
+        with urllib.request.urlopen(address) as response:
+            response.read()
+            return response.status
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
 
 def PATHS(sweeps, run):
     """Path -> selectors of what it must show."""

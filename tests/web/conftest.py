@@ -26,10 +26,24 @@ def measured(batch, ms, **fields):
 
 def fill(journal):
     """Two sweeps with a jump, failed runs, a hostile name."""
-    sweeps = [sweep(model="timm:resnet50", device="NVIDIA A100", batches=tuple(range(1, 25)), finished_at="2026-11-21T08:00:00.000000Z") for _ in range(2)]
+    sweeps = [
+        sweep(
+            model="timm:resnet50",
+            device="NVIDIA A100",
+            batches=tuple(range(1, 25)),
+            finished_at="2026-11-21T08:00:00.000000Z",
+        )
+        for _ in range(2)
+    ]
     for n, one in enumerate(sweeps):
         runs = [
-            measured(b, 5 + (1.2 + 0.1 * n) * b + 8 * (b > 16) + 0.02 * (b * 7 % 5), model=one.model, device=one.device, sweep=one.id)
+            measured(
+                b,
+                5 + (1.2 + 0.1 * n) * b + 8 * (b > 16) + 0.02 * (b * 7 % 5),
+                model=one.model,
+                device=one.device,
+                sweep=one.id,
+            )
             for b in one.batches
         ]
         journal.add_many([one, *runs])

@@ -12,7 +12,9 @@ from web_pages import PATHS, problems, until, watched
 
 @pytest.fixture(params=["light", "dark"])
 def page(request, chromium, server):
-    context = chromium.new_context(color_scheme=request.param, base_url=server.base, viewport={"width": 1280, "height": 900})
+    context = chromium.new_context(
+        color_scheme=request.param, base_url=server.base, viewport={"width": 1280, "height": 900}
+    )
     opened = context.new_page()
     opened.faults = watched(opened)
     yield opened
@@ -123,7 +125,10 @@ def test_sliders_change_the_answer_and_the_address(page):
     page.locator("#f-zero").fill("3")
     page.locator("#f-nodes").fill("4")
     until(page, "location.search.includes('zero=3') && location.search.includes('nodes=4')")
-    until(page, "document.querySelector('.cards').innerText.includes('4 GPUs') || document.querySelector('.cards').innerText.includes('scaling')")
+    until(
+        page,
+        "document.querySelector('.cards').innerText.includes('4 GPUs') || document.querySelector('.cards').innerText.includes('scaling')",
+    )
     assert page.locator("figure.chart canvas").count() == 1
 
 

@@ -50,7 +50,9 @@ def test_two_hosts_or_none_are_refused(server):
     assert raw(server.port, b"GET /runs HTTP/1.0\r\n\r\n").split()[1] in (b"400", b"421")
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1.evil.example", "file://"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1.evil.example", "file://"]
+)
 def test_other_origins_are_refused(server, origin):
     assert get(server, "/runs.json", f"Origin: {origin}")[0] == 403
 
@@ -60,9 +62,18 @@ def test_the_own_origin_is_answered(server):
 
 
 def test_parts_of_other_sites_pages_are_refused_and_links_are_not(server):
-    assert get(server, "/runs.json", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script")[0] == 403
-    assert get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe")[0] == 403
-    assert get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")[0] == 200
+    assert (
+        get(server, "/runs.json", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script")[0]
+        == 403
+    )
+    assert (
+        get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe")[0]
+        == 403
+    )
+    assert (
+        get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")[0]
+        == 200
+    )
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO"])
@@ -72,7 +83,9 @@ def test_only_reading_is_possible(server, method):
     assert "allow: get, head" in head
 
 
-@pytest.mark.parametrize("headers", [["Content-Length: 1000000000"], ["Transfer-Encoding: chunked"], ["Content-Length: 5"]])
+@pytest.mark.parametrize(
+    "headers", [["Content-Length: 1000000000"], ["Transfer-Encoding: chunked"], ["Content-Length: 5"]]
+)
 def test_bodies_are_refused_before_they_are_read(server, headers):
     assert get(server, "/runs", *headers)[0] == 413
 
@@ -108,14 +121,18 @@ def test_no_path_leads_to_a_file(server, path):
     assert b"Workload" not in body
 
 
-@pytest.mark.parametrize("model", ["../../secret", "link", "../workloads/damaged", "/etc/passwd", "built-in/resnet18", "secret", "."])
+@pytest.mark.parametrize(
+    "model", ["../../secret", "link", "../workloads/damaged", "/etc/passwd", "built-in/resnet18", "secret", "."]
+)
 def test_no_model_leads_out_of_the_folder(server, model):
     status, _, body = get(server, f"/whatif.json?model={model}")
     assert status == 404
     assert json.loads(body)["record"] == "Error"
 
 
-@pytest.mark.parametrize("model", ["evil.py:task", "timm:resnet50", "transformers:config.json", "torchvision:vgg16", "random:cnn:1"])
+@pytest.mark.parametrize(
+    "model", ["evil.py:task", "timm:resnet50", "transformers:config.json", "torchvision:vgg16", "random:cnn:1"]
+)
 def test_no_spec_that_would_run_code_is_taken(server, model):
     assert get(server, f"/whatif.json?model={model}")[0] == 404
 
@@ -128,7 +145,16 @@ def test_a_damaged_workload_is_one_sentence_without_its_path(server):
 
 def test_without_the_token_nothing_is_told(guarded):
     assert guarded.token
-    for path in ("/runs", "/runs.json", "/static/serve.js", "/openapi.json", "/nope", "/?token=", "/?token=wrong", f"/?token={guarded.token}x"):
+    for path in (
+        "/runs",
+        "/runs.json",
+        "/static/serve.js",
+        "/openapi.json",
+        "/nope",
+        "/?token=",
+        "/?token=wrong",
+        f"/?token={guarded.token}x",
+    ):
         status, head, body = get(guarded, path)
         assert status == 401, path
         assert guarded.token.encode() not in body

@@ -31,7 +31,9 @@ def test_it_says_what_forecast_says():
     q = WhatIfQuestion(batch=16, gpus=8, nodes=2, network=50.0, precision="bf16", zero=1, epochs=3.0, samples=10_000)
     device = find_device("H100")
     found = answer(q, stacked(), device, PRICE)
-    cluster = Cluster(device=device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=50 / 8, price_usd_per_device_hour=2.0)
+    cluster = Cluster(
+        device=device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=50 / 8, price_usd_per_device_hour=2.0
+    )
     execution = Execution(
         micro_batch=16, nnodes=2, nproc_per_node=8, precision="bf16", optimizer=stacked().optimizer, zero_stage=1
     )

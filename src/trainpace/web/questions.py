@@ -3,7 +3,7 @@ shared; a value that cannot be right is refused in one sentence."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -125,15 +125,24 @@ def read_question(kind: type[Q], query: str) -> Q:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`")
-        what = _plain(what)
+        choices = [str(c) for c in _choices(get_type_hints(kind).get(name)) if c]
+        what = f"it is one of {', '.join(choices)}" if choices else _plain(what)
         said = f"{name} = {given.get(name, '')[:60]!r}: {what}" if name else what
         raise BadQuestion(f"{said[0].lower()}{said[1:]}.".replace("`", "")) from None
+
+
+def _choices(hint: object) -> list[object]:
+    """The values of a Literal, in whatever it stands."""
+    if get_origin(hint) is Literal:
+        return [c for arg in get_args(hint) for c in (_choices(arg) or [arg])]
+    return [c for arg in get_args(hint) for c in _choices(arg)] if hint is not None else []
 
 
 def _plain(what: str) -> str:
     """What msgspec expects, in words."""
     for word, plain in (
-        ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "), ("`int`", "a whole number"),
+        ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "), ("`int | null`", "a whole number"), ("`float | null`", "a number"),
+        ("`int`", "a whole number"),
         ("`float`", "a number"), ("`str` of length <=", "a text of length up to"), (" >= ", " from "), (" <= ", " up to "),
         (" > ", " above "),
     ):  # fmt: skip
