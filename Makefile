@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run docs-check lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve docs-check lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
+	@echo "make bench-serve   the dashboard over a million runs in Chromium, 50 clients, hostile requests (ten minutes)"
 	@echo "make docs-check  run every command of README.md and docs/"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -109,6 +110,9 @@ bench-cluster: $(TRACES)/done
 	$(BIN)/python benchmarks/cluster_steps.py
 
 # as root, for a Slurm whose nodes are network namespaces
+bench-serve: $(VENV)/installed
+	$(BIN)/python benchmarks/dashboard.py
+
 bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/run_ladder.py
 	PYTHONPATH=.engines $(BIN)/python benchmarks/run_slurm.py

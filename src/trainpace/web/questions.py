@@ -141,10 +141,9 @@ def _choices(hint: object) -> list[object]:
 def _plain(what: str) -> str:
     """What msgspec expects, in words."""
     for word, plain in (
-        ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "), ("`int | null`", "a whole number"), ("`float | null`", "a number"),
-        ("`int`", "a whole number"),
-        ("`float`", "a number"), ("`str` of length <=", "a text of length up to"), (" >= ", " from "), (" <= ", " up to "),
-        (" > ", " above "),
+        ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "),
+        ("`int | null`", "a whole number"), ("`float | null`", "a number"), ("`int`", "a whole number"), ("`float`", "a number"),
+        ("`str` of length <=", "a text of length up to"), (" >= ", " from "), (" <= ", " up to "), (" > ", " above "),
     ):  # fmt: skip
         what = what.replace(word, plain)
     return what.partition(", got ")[0]
