@@ -109,10 +109,10 @@ bench-cluster: $(TRACES)/done
 	$(BIN)/python benchmarks/cluster_links.py
 	$(BIN)/python benchmarks/cluster_steps.py
 
-# as root, for a Slurm whose nodes are network namespaces
 bench-serve: $(VENV)/installed
 	$(BIN)/python benchmarks/dashboard.py
 
+# as root, for a Slurm whose nodes are network namespaces
 bench-run: $(VENV)/installed .zoo/installed .engines/installed
 	PYTHONPATH=.engines $(BIN)/python benchmarks/run_ladder.py
 	PYTHONPATH=.engines $(BIN)/python benchmarks/run_slurm.py

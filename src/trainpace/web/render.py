@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from trainpace.outcome import STEP_PARTS
+from trainpace.execution import PRECISIONS
 from trainpace.records import Record
 from trainpace.report.charts import BarChart, Chart
 from trainpace.report.pages.figure import drawn
@@ -28,7 +28,7 @@ class Templates:
         self._environment.filters.update(
             number=_number, duration=format_duration, usd=format_usd, when=_when, words=_words, figure=_figure, percent=_percent,
         )  # fmt: skip
-        self._environment.globals.update(query_of=query_of, stated=_stated, step_parts=STEP_PARTS)
+        self._environment.globals.update(query_of=query_of, stated=_stated, precisions=PRECISIONS)
 
     def render(self, name: str, **values: Any) -> str:
         """The page as text."""
