@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from made_trails import simple_run, write_process, write_worker
-from trainpace.report.timeline import LOOK, cells, findings, print_timeline, timeline_page, timeline_svg
+from trainpace.report.pages.timeline import timeline_page
+from trainpace.report.timeline import LOOK, cells, findings, print_timeline, timeline_svg
 from trainpace.watch.inside.trail import PARTS
 from trainpace.watch.timeline import timeline_of
 
@@ -140,11 +141,11 @@ def test_names_are_escaped(waiting):
 
 def test_the_page_carries_figures_and_data(waiting):
     page = timeline_page(waiting, "t")
-    assert re.findall(r"<td>0</td><td>10</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", page) == [
+    assert re.findall(r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>', page) == [
         ("waiting for data", "4", "40 %"), ("forward", "3", "30 %"), ("backward", "2", "20 %"), ("other", "1", "10 %"),
     ]  # fmt: skip
-    assert "<td>0</td><td>worker 0</td><td>10</td><td>10</td><td>100 %</td>" in page
-    data = json.loads(re.search(r'<script type="application/json" id="rows">(.*?)</script>', page).group(1))
+    assert '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100 %</td>' in page
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1))
     assert data["record"] == "Timeline"
     assert len(data["lanes"][0]["bars"]) == 40
 

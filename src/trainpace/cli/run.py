@@ -62,6 +62,8 @@ def run(ladder: str, **o: Any) -> int:
     from trainpace.cli.running import Options, run_ladder
 
     check_pictures(o)
+    if o["dry_run"] and (o["page"] or o["figure"]):
+        raise click.UsageError("--html and --figure show what was measured, and --dry-run measures nothing.")
     if o["markdown"] and not Path(o["markdown"]).resolve().parent.is_dir():
         raise click.UsageError(f"the folder of {o['markdown']} does not exist.")
     result, code = run_ladder(Path(ladder), Options(**{name: o[name] for name in Options._fields}))

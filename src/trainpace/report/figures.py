@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,8 +62,8 @@ def _settings() -> Any:
         ) from None
     return mpl.rc_context({
         "font.size": 8, "font.family": "sans-serif", "svg.hashsalt": "trainpace", "text.color": INK[0],
-        "axes.labelcolor": SOFT[0], "xtick.color": SOFT[0], "ytick.color": SOFT[0], "axes.edgecolor": LINE[0], "grid.color": LINE[0], "axes.titlesize": 9,
-        "text.parse_math": False,
+        "axes.labelcolor": SOFT[0], "xtick.color": SOFT[0], "ytick.color": SOFT[0], "axes.edgecolor": LINE[0],
+        "grid.color": LINE[0], "text.parse_math": False,
     })  # fmt: skip
 
 
@@ -73,10 +74,9 @@ def _figure(height_in: float) -> Figure:
 
 
 def chart_figure(chart: Chart) -> Figure:
-    """Series and marks over a pair of axes, the key above them."""
+    """Series and marks over a pair of axes, the key above them; the caption is the paper's."""
     figure = _figure(HEIGHT_IN)
     axes = figure.add_subplot()
-    axes.set_title(chart.title, loc="left", pad=26)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
@@ -84,19 +84,27 @@ def chart_figure(chart: Chart) -> Figure:
     _scaled(axes, "y", chart.y)
     for series in chart.series:
         _draw(axes, series)
-    for mark in chart.marks:
-        _mark(axes, mark)
     _limits(axes, chart)
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=3,
-        frameon=False,
-        fontsize=7,
-        borderaxespad=0.2,
-        columnspacing=1.2,
-    )
+    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
+    figure.draw_without_rendering()  # which places the axes, so that labels can be
+    taken: list[Any] = []
+    points = _point_boxes(axes, chart)
+    for mark in sorted(chart.marks, key=lambda mark: (mark.axis, mark.at)):
+        _mark(axes, mark, taken, points)
     return figure
+
+
+def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
+    """Where points of several sizes lie, which names should leave free."""
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for s in (s for s in chart.series if s.sizes):
+        for x, y, size in zip(s.x, s.y, s.sizes, strict=True):
+            if y is not None:
+                (across, up), radius = axes.transData.transform((x, y)), 3 + 10 * size**0.5
+                boxes.append(Bbox([[across - radius, up - radius], [across + radius, up + radius]]))
+    return boxes
 
 
 def _scaled(axes: Any, which: str, axis: Axis) -> None:
@@ -112,6 +120,10 @@ def _scaled(axes: Any, which: str, axis: Axis) -> None:
 
 
 def _limits(axes: Any, chart: Chart) -> None:
+    upright = sum(mark.axis == "x" for mark in chart.marks)
+    if chart.y.scale == "linear":
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.07 * min(upright, 3) * (high - low))
     for which, axis in (("x", chart.x), ("y", chart.y)):
         ends = {side: value for side, value in ((0, axis.low), (1, axis.high)) if value is not None}
         low, high = getattr(axes, f"get_{which}lim")()
@@ -121,12 +133,13 @@ def _limits(axes: Any, chart: Chart) -> None:
 def _draw(axes: Any, s: Series) -> None:
     colour = TONES[s.tone][0]
     if s.kind == "area":
-        axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.85, linewidth=0, label=s.name)
+        axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.92, linewidth=0, label=s.name)
         return
     known = [i for i, y in enumerate(s.y) if y is not None]
     x, y = [s.x[i] for i in known], [s.y[i] for i in known]
     if s.kind == "line":
-        axes.plot(x, y, color=colour, linestyle="--" if s.dashed else "-", linewidth=1.4, label=s.name)
+        gapped = [math.nan if v is None else v for v in s.y]
+        axes.plot(s.x, gapped, color=colour, linestyle="--" if s.dashed else "-", linewidth=1.4, label=s.name)
         if s.low:
             axes.fill_between(s.x, s.low, s.high, color=colour, alpha=0.18, linewidth=0)
         return
@@ -136,22 +149,39 @@ def _draw(axes: Any, s: Series) -> None:
     axes.scatter(x, y, s=sizes, color=colour, alpha=0.75 if s.sizes else 1.0, linewidth=0, label=s.name, zorder=3)
 
 
-def _mark(axes: Any, mark: Mark) -> None:
+def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
+    """The place, and its name where there is room: not over another name nor, if it can be, over points; inside of the axes."""
+    from matplotlib.patheffects import withStroke
+
     colour = TONES[mark.tone][0]
+    at: tuple[float, float]
     if mark.axis == "x":
         axes.axvline(mark.at, color=colour, linestyle=":", linewidth=1.1)
-        axes.annotate(mark.text, (mark.at, 1), xycoords=("data", "axes fraction"), xytext=(-2, -2), textcoords="offset points",
-                      rotation=90, ha="right", va="top", fontsize=6.5, color=colour)  # fmt: skip
+        at, over = (mark.at, 1.0), axes.get_xaxis_transform()
+        places = [(side * 3, -9 - 9 * row) for row in range(6) for side in (1, -1)]
     elif mark.axis == "y":
         axes.axhline(mark.at, color=colour, linestyle="--", linewidth=1.1)
-        axes.annotate(mark.text, (1, mark.at), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
-                      ha="right", va="bottom", fontsize=7, color=colour)  # fmt: skip
+        at, over, places = (1.0, mark.at), axes.get_yaxis_transform(), [(-3, 3), (-3, -9)]
     else:
-        axes.plot([mark.at], [mark.y], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
-        across = axes.transAxes.inverted().transform(axes.transData.transform((mark.at, mark.y or 0.0)))[0]
-        end = across > 0.6
-        axes.annotate(mark.text, (mark.at, mark.y), xytext=(-7 if end else 7, 5), textcoords="offset points",
-                      ha="right" if end else "left", fontsize=7, color=colour)  # fmt: skip
+        at, over = (mark.at, mark.y or 0.0), axes.transData
+        if not points:
+            axes.plot(*at, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
+        places = [(side * 6, up) for up in (-2, 7, -11, 16, -20, 25, -29, 38, -42, 52, -56) for side in (1, -1)]
+    for right, up, others in [(*place, [*taken, *points]) for place in places] + [(*place, taken) for place in places]:
+        text = axes.annotate(mark.text, at, xycoords=over, xytext=(right, up), textcoords="offset points", fontsize=6.5,
+                             ha="left" if right > 0 else "right", color=colour)  # fmt: skip
+        text.set_in_layout(False)
+        box, room = text.get_window_extent(), axes.bbox.padded(4)
+        if (
+            room.containsx(box.x0)
+            and room.containsx(box.x1)
+            and room.containsy(box.y0)
+            and not box.count_overlaps(others)
+        ):
+            text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+            taken.append(box)
+            return
+        text.remove()
 
 
 def bars_figure(chart: BarChart) -> Figure:
@@ -159,7 +189,6 @@ def bars_figure(chart: BarChart) -> Figure:
     rows = sum(len(group.bars) + bool(group.title) for group in chart.groups)
     figure = _figure(0.9 + BAR_IN * rows)
     axes = figure.add_subplot()
-    axes.set_title(chart.title, loc="left", pad=22 if len(chart.key) > 1 else 6)
     names, at = [], 0
     longest = max((chart.longest(group) for group in chart.groups), default=1.0)
     seen: set[str] = set()
@@ -179,7 +208,7 @@ def bars_figure(chart: BarChart) -> Figure:
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes.set_xticks([])
     if len(chart.key) > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, frameon=False, fontsize=7, borderaxespad=0.2)
+        figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=7, columnspacing=1.2)
     return figure
 
 

@@ -11,14 +11,14 @@ from trainpace.watch.timeline import Lane, Timeline, coarsened
 
 WAITING = "data"
 LOOK = {
-    "data": (".", "#b03a48", "waiting for data"),
+    "data": (".", "#b3261e", "waiting for data"),
     "loader_start": ("s", "#d98a92", "starting the loader"),
-    "host_to_device": ("h", "#6b7a88", "copying to the device"),
-    "forward": ("F", "#2f6fb3", "forward"),
-    "backward": ("B", "#d9822b", "backward"),
-    "optimizer": ("O", "#3b8f5a", "optimizer"),
-    "communication": ("c", "#8c4fb0", "communication"),
-    "synchronisation": ("y", "#a58a2c", "waiting for the device"),
+    "host_to_device": ("h", "#35748a", "copying to the device"),
+    "forward": ("F", "#0063a8", "forward"),
+    "backward": ("B", "#c06a10", "backward"),
+    "optimizer": ("O", "#00795a", "optimizer"),
+    "communication": ("c", "#7a3fa8", "communication"),
+    "synchronisation": ("y", "#806a00", "waiting for the device"),
     "logging": ("l", "#c2b280", "logging"),
     "checkpoint": ("k", "#7a5230", "checkpoint"),
     "evaluation": ("e", "#4f5fc4", "evaluation"),
@@ -191,9 +191,9 @@ ROW, BAR, GROUP_GAP = 26, 20, 30
 DOT = 0.5
 LETTER_FROM = 13.0
 TIMELINE_STYLE = (
-    "svg.timeline{--ink:#1c2733;--soft:#5b6773;--line:#d9dfe5;--page:#ffffff;--rest:#c3cbd3;--wait:#b03a48}"
-    "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e6ebf0;--soft:#9aa7b4;--line:#3a4550;--page:#161c22;"
-    "--rest:#55616d;--wait:#e0606e}}"
+    "svg.timeline{--ink:#1b2530;--soft:#566270;--line:#dde3e9;--page:#ffffff;--rest:#c3cbd3;--wait:#b3261e}"
+    "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e8edf2;--soft:#a3b0bd;--line:#36414c;--page:#14191f;"
+    "--rest:#55616d;--wait:#ff8a80}}"
     "svg.timeline text{fill:var(--ink);font:13px system-ui,sans-serif}"
     "svg.timeline text.small{fill:var(--soft);font-size:11px}"
     "svg.timeline text.in{fill:#ffffff;font-size:11px;text-anchor:middle;pointer-events:none}"

@@ -59,7 +59,7 @@
       const span = high - low || Math.abs(high) || 1;
       return [axis.low ?? low - padded * span, axis.high ?? high + (padded || top) * span + top * span];
     }
-    const ratio = Math.max(high / low, 1.5) ** Math.max(padded, 0.02);
+    const ratio = Math.max(high / low, 1.5) ** Math.max(padded, 0.04);
     return [axis.low ?? low / ratio, axis.high ?? high * ratio ** (top ? 2 : 1)];
   }
 
@@ -95,7 +95,7 @@
       clipped(u, (c) => {
         for (const s of chart.series) {
           if (s.kind === "points" || !s.low.length) continue;
-          c.globalAlpha = s.kind === "area" ? 0.85 : 0.18;
+          c.globalAlpha = s.kind === "area" ? 0.92 : 0.18;
           c.fillStyle = tone(s.tone);
           c.beginPath();
           s.x.forEach((x, i) => c[i ? "lineTo" : "moveTo"](X(u, x), Y(u, s.high[i])));
@@ -133,7 +133,7 @@
     }
 
     function marks(u, c) {
-      const taken = [], b = u.bbox;
+      const taken = [], b = u.bbox, crowded = pointBoxes(u);
       c.save();
       c.font = font("600");
       c.textAlign = "left"; // uPlot leaves its axes' alignment behind
@@ -146,10 +146,11 @@
           const x = X(u, m.at), y = Y(u, m.y);
           c.beginPath();
           c.arc(x, y, px(7), 0, 7);
-          c.stroke();
-          label(c, m, taken, b, [[x + px(10), y + px(4)], [x + px(10), y - px(10)], [x + px(10), y + px(18)],
+          if (!crowded.length) c.stroke();
+          label(c, m, taken, crowded, b, [[x + px(10), y + px(4)], [x + px(10), y - px(10)], [x + px(10), y + px(18)],
             [x - px(10), y - px(10), 1], [x - px(10), y + px(18), 1], [x - px(10), y + px(4), 1],
-            [x + px(10), y - px(26)], [x - px(10), y - px(26), 1], [x + px(10), y + px(34)], [x - px(10), y + px(34), 1]]);
+            [x + px(10), y - px(26)], [x - px(10), y - px(26), 1], [x + px(10), y + px(34)], [x - px(10), y + px(34), 1],
+            ...[-42, -58, 50, 66].flatMap((dy) => [[x + px(10), y + px(dy)], [x - px(10), y + px(dy), 1]])]);
           continue;
         }
         const upright = m.axis === "x", at = upright ? X(u, m.at) : Y(u, m.at);
@@ -162,18 +163,29 @@
         const rows = upright
           ? [0, 1, 2, 3, 4, 5].flatMap((i) => [[at + px(5), b.top + px(12 + LABEL_ROW * i)], [at - px(5), b.top + px(12 + LABEL_ROW * i), 1]])
           : [[b.left + b.width - px(6), at - px(6), 1], [b.left + b.width - px(6), at + px(15), 1], [b.left + px(6), at - px(6)]];
-        label(c, m, taken, b, rows);
+        label(c, m, taken, [], b, rows);
       }
       c.restore();
     }
 
-    // at the first place that is free; a name that finds none is read by pointing
-    function label(c, m, taken, b, places) {
+    function pointBoxes(u) {
+      return chart.series.filter((s) => s.sizes.length).flatMap((s) => s.x.map((x, i) => {
+        const at = X(u, x), y = Y(u, s.y[i]), r = px(3 + 11 * Math.sqrt(s.sizes[i]));
+        return [at - r, y - r, at + r, y + r];
+      }));
+    }
+
+    // at the first place that is free, if there is one that is free of points too; a name that finds none is read by pointing
+    function label(c, m, taken, crowded, b, places) {
+      if (!labelled(c, m, taken, crowded, b, places)) labelled(c, m, taken, [], b, places);
+    }
+
+    function labelled(c, m, taken, crowded, b, places) {
       const width = c.measureText(m.text).width, height = px(14);
       for (const [x, y, end] of places) {
         const left = end ? x - width : x, box = [left, y - height, left + width, y + px(3)];
         const inside = box[0] >= b.left && box[2] <= b.left + b.width && box[1] >= b.top - px(8) && box[3] <= b.top + b.height;
-        if (!inside || taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3])) continue;
+        if (!inside || [...taken, ...crowded].some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3])) continue;
         taken.push(box);
         c.lineWidth = px(4);
         c.lineJoin = "round";
@@ -182,8 +194,9 @@
         c.fillStyle = tone(m.tone);
         c.fillText(m.text, left, y);
         c.lineWidth = px(1.5);
-        return;
+        return true;
       }
+      return false;
     }
     return { under, over };
   }
@@ -211,7 +224,7 @@
       }
       const rows = [`${chart.x.label} ${quantity(at.x, chart.x)}`];
       chart.series.forEach((s) => {
-        s.x.forEach((x, i) => { if (x === at.x) rows.push(`${s.labels[i] || s.name}: ${value(s, i)}`); });
+        s.x.forEach((x, i) => { if (x === at.x && (s.kind === "area" || s.y[i] !== null)) rows.push(`${s.labels[i] || s.name}: ${value(s, i)}`); });
       });
       for (const m of chart.marks) if (m.axis !== "y" && Math.abs(m.at - at.x) <= 0.5 && chart.x.scale === "linear") rows.push(m.text);
       return rows;

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainpace.outcome import STEP_PARTS, Interval, Memory, StepTime
-from trainpace.report.charts.chart import Bar, BarChart, BarGroup, Segment
+from trainpace.report.charts.chart import Bar, BarChart, BarGroup, Segment, sentence
 from trainpace.units import format_number
 
 _TONES = {
@@ -55,7 +55,7 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     who = f"{fastest.label}: " if len(steps) > 1 else ""
     return BarChart(
         title="Where a step's time goes",
-        finding=f"{who}{part_words(part)} takes most of the step, {share:.0%}.".capitalize(),
+        finding=sentence(f"{who}{part_words(part)} takes most of the step, {share:.0%}."),
         label="step time",
         unit="ms",
         groups=tuple(
@@ -96,8 +96,10 @@ def memory_at_peak(held: Sequence[Held]) -> BarChart:
     most = max(kinds, key=lambda kind: kinds[kind])
     return BarChart(
         title="Memory at the step's peak",
-        finding=f"{first.label}: {most} take most, {format_number(kinds[most])} of"
-        f" {format_number(first.memory.allocated_gib)} GiB allocated.",
+        finding=sentence(
+            f"{first.label}: {most} take most, {format_number(kinds[most])} of"
+            f" {format_number(first.memory.allocated_gib)} GiB allocated."
+        ),
         label="memory of one device",
         unit="GiB",
         groups=(BarGroup(title="", bars=tuple(map(_memory_bar, held))),),

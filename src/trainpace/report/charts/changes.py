@@ -9,7 +9,7 @@ from trainpace.outcome import Interval
 from trainpace.plan import Plan
 from trainpace.plan.changes import Outlook
 from trainpace.report.charts.chart import Axis, Bar, BarChart, BarGroup, Chart, Mark, Segment, Series
-from trainpace.units import format_duration, format_number, format_usd
+from trainpace.units import format_duration, format_usd
 
 
 def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
@@ -84,7 +84,7 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
     )
 
 
-def speedups(rungs: Sequence[tuple[str, float | None, bool]]) -> BarChart | None:
+def speedups(what: str, rungs: Sequence[tuple[str, float | None, bool]]) -> BarChart | None:
     """The ladder: (title, times as fast as the baseline, kept). None where nothing but the baseline was measured."""
     measured = [(title, total, kept) for title, total, kept in rungs if total is not None]
     if len(measured) < 2:
@@ -103,7 +103,7 @@ def speedups(rungs: Sequence[tuple[str, float | None, bool]]) -> BarChart | None
         title="How many times as fast as the baseline",
         label="times as fast as the baseline",
         unit="",
-        finding=f"{sum(kept for _, _, kept in measured) - 1} of {len(measured) - 1} changes were kept; together they make a step"
+        finding=f"{sum(kept for _, _, kept in measured) - 1} of {len(measured) - 1} changes were kept; together they make {what}"
         f" {max(best, so_far[-1]):.1f} times as fast.",
         groups=(BarGroup(title="", bars=bars),),
         note="Measured, each on top of what was kept before it.",
@@ -131,18 +131,20 @@ def rung_times(
         title=f"Forecast and measured: {what}",
         finding=f"{said}.",
         label=f"time of {what}",
-        unit="ms",
+        unit="s",
         groups=tuple(groups),
         note="Whiskers: the forecast's 90 % interval, and where a repeat of the measurement should fall.",
     )
 
 
 def _timed(label: str, tone: str, ms: float, interval: Interval | None) -> Bar:
-    between = "" if interval is None else f" ({format_number(interval.low)} to {format_number(interval.high)})"
+    between = ""
+    if interval is not None and interval.low < interval.high:
+        between = f" ({format_duration(interval.low / 1e3)} to {format_duration(interval.high / 1e3)})"
     return Bar(
         label=label,
-        segments=(Segment(name=label, tone=tone, value=ms),),
-        said=f"{format_number(ms)} ms{between}",
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
+        segments=(Segment(name=label, tone=tone, value=ms / 1e3),),
+        said=f"{format_duration(ms / 1e3)}{between}",
+        low=None if not between or interval is None else interval.low / 1e3,
+        high=None if not between or interval is None else interval.high / 1e3,
     )

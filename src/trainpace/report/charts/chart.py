@@ -151,9 +151,9 @@ class BarChart(Record):
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:
-        """(name, tone) of every part that is anywhere above 0, in order of appearance."""
+        """(name, tone) of every part that is anywhere above 0, in order of appearance; bars may differ in the tone of a part."""
         parts = [s for group in self.groups for bar in group.bars for s in bar.segments if s.value > 0]
-        return tuple(dict.fromkeys((s.name, s.tone) for s in parts))
+        return tuple({s.name: s.tone for s in reversed(parts)}.items())[::-1]
 
     def longest(self, group: BarGroup) -> float:
         """The length that fills the width."""
@@ -162,6 +162,11 @@ class BarChart(Record):
 
 
 Picture = Chart | BarChart
+
+
+def sentence(text: str) -> str:
+    """With a capital at its start, and names inside as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def _known(tone: str) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from trainpace.measure.analysis import SweepAnalysis
 from trainpace.outcome import Forecast, Jump
-from trainpace.report.charts.chart import Axis, Chart, Mark, Series
+from trainpace.report.charts.chart import Axis, Chart, Mark, Series, sentence
 from trainpace.report.charts.palette import SERIES_TONES
 from trainpace.units import format_number
 
 BATCH = Axis(label="samples a micro-batch")
-STEP = Axis(label="step time", unit="ms", low=0)
+MOST_BAND = 2.5
+"""A band that reaches further than so many times the curves is cut, or it would flatten them."""
 FEWEST = 3
 """Batch sizes that make a curve."""
 MOST_GPUS = len(SERIES_TONES)
@@ -47,9 +48,9 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
     told = f" The step jumps after batch {_listed(found)}." if found else ""
     return Chart(
         title="Step time against the batch size",
-        finding=f"{'; '.join(said) or 'No batch size fits'}.{told}".capitalize(),
+        finding=sentence(f"{'; '.join(said) or 'no batch size fits'}.{told}"),
         x=BATCH,
-        y=STEP,
+        y=_step_axis(series),
         series=tuple(series),
         marks=tuple(marks),
         note=provenance([r for c in curves.values() for r in c]),
@@ -60,18 +61,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     """Points with where a repeat should fall, the fitted pieces, jumps with what the forecast has them from."""
     there = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
     series = [_line("forecast, 90 % interval", "forecast", there, banded=True)] if there else []
-    for i, segment in enumerate(a.curve.segments):
-        ends = (segment.first_batch, segment.last_batch)
-        if ends[0] < ends[1]:
-            series.append(
-                Series(
-                    name=f"fitted piece {i + 1}" if len(a.curve.segments) > 1 else "fitted",
-                    kind="line",
-                    tone="muted",
-                    x=tuple(map(float, ends)),
-                    y=tuple(segment.line(b) for b in ends),
-                )
-            )
+    series += _fitted(a)
     p = a.points
     series.append(
         Series(
@@ -90,7 +80,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     ]
     for jump in a.curve.jumps:
         known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
-        cause = f", {known.causes[0]}" if known is not None and known.causes else ""
+        cause = f", {_cause(known)}" if known is not None and known.causes else ""
         at = (jump.before + jump.after) / 2
         marks.append(
             Mark(axis="x", at=at, text=f"{jump.before} to {jump.after}: {jump.percent:+.0f} %{cause}", tone="jump")
@@ -105,11 +95,11 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
         title="Step time against the batch size",
         finding=f"Batch {best.batch} gives most samples a second, {format_number(best.measured_samples_per_second)}.{told}",
         x=BATCH,
-        y=STEP,
+        y=_step_axis(series),
         series=tuple(series),
         marks=tuple(marks),
         note="Measured here; each point is the median of its probes."
-        + (f" Forecast: {provenance(there)}" if there else ""),
+        + (f" {provenance(there, 'The forecast is from')}" if there else ""),
     )
 
 
@@ -156,6 +146,24 @@ def best_of(rows: Sequence[Forecast]) -> Forecast | None:
     return max(able, key=lambda row: row.samples_per_second or 0.0, default=None)
 
 
+def _fitted(a: SweepAnalysis) -> list[Series]:
+    """The straight pieces of the curve as one line with gaps."""
+    x: list[float] = []
+    y: list[float | None] = []
+    for segment in a.curve.segments:
+        if segment.first_batch < segment.last_batch:
+            x += [segment.first_batch, segment.last_batch, segment.last_batch]
+            y += [segment.line(segment.first_batch), segment.line(segment.last_batch), None]
+    return [Series(name="fitted", kind="line", tone="muted", x=tuple(x), y=tuple(y))] if x else []
+
+
+def _step_axis(series: Sequence[Series]) -> Axis:
+    """From 0, and not so far up that a wide band hides what the curves do."""
+    top = max((y for s in series for y in s.y if y is not None), default=1.0)
+    band = max((high for s in series for high in s.high), default=top)
+    return Axis(label="step time", unit="ms", low=0, high=MOST_BAND * top if band > MOST_BAND * top else None)
+
+
 def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Series:
     steps = [(f.execution.micro_batch, f.step.total_ms, f.step_time_interval_ms) for f in rows if f.step is not None]
     intervals = [interval for _, _, interval in steps if interval is not None]
@@ -184,9 +192,16 @@ def _jump(jump: Jump, rows: Sequence[Forecast]) -> Mark:
     before = max(
         (f.execution.micro_batch for f in rows if f.execution.micro_batch < jump.batch), default=jump.batch - 1
     )
-    cause = f", {jump.causes[0].partition(' (')[0]}" if jump.causes else ""
+    cause = f", {_cause(jump)}" if jump.causes else ""
     text = f"{before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f} %{cause}"
     return Mark(axis="x", at=(before + jump.batch) / 2, text=text, tone="jump")
+
+
+def _cause(jump: Jump) -> str:
+    """The first of the operators, shortly: "features.0 (conv, forward)" becomes "conv of features.0"."""
+    module, _, rest = jump.causes[0].partition(" (")
+    kind = rest.partition(",")[0]
+    return f"{kind} of {module}" if kind else module
 
 
 def _step_samples(a: SweepAnalysis, batch: int) -> float:
@@ -209,8 +224,8 @@ PROVENANCE = {
 }
 
 
-def provenance(rows: Sequence[Forecast]) -> str:
+def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
     """Where forecasts and their intervals come from, in a sentence."""
     sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
     bases = dict.fromkeys(f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None)
-    return f"From {sources}; intervals from {', '.join(list(bases)[:3])}." if bases else f"From {sources}."
+    return f"{start} {sources}; intervals from {', '.join(list(bases)[:3])}." if bases else f"{start} {sources}."

@@ -41,7 +41,9 @@ def _advice(d: Diagnosis) -> str:
         return lines(["Nothing here is worth changing; a faster device, fewer FLOPs or a lower precision would help."])
     rows = [[a.title, *_saved(a, d), a.how] for a in d.advice]
     not_worth = [f"Not worth it: {a.title} saves {format_number(a.saves_ms)} ms a step." for a in d.not_worth]
-    return table(["change", "saves a step", "an epoch", "the job", "at most", "how"], rows) + lines(not_worth, "soft")
+    return table(["change", "saves a step", "an epoch", "the job", "at most", "how"], rows, words=(5,)) + lines(
+        not_worth, "soft"
+    )
 
 
 def _saved(a: Advice, d: Diagnosis) -> list[str]:

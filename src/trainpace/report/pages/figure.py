@@ -63,17 +63,41 @@ def lines(texts: Sequence[str], kind: str = "") -> str:
     return "".join(f"<p{named}>{html.escape(text)}</p>" for text in texts)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, hits: Sequence[int] = ()) -> str:
-    """A table whose first `left` columns are words and whose others are numbers; rows in `hits` stand out."""
+MOST_UNFOLDED = 24
 
-    words, hit = ' class="l"', ' class="hit"'
+
+MANY_COLUMNS = 5
+
+
+def folded(text: str, rows: int) -> str:
+    """A long table closed until it is asked for."""
+    return f"<details><summary>{rows} rows</summary>{text}</details>" if rows > MOST_UNFOLDED else text
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    hits: Sequence[int] = (),
+    words: Sequence[int] = (),
+) -> str:
+    """A table whose first `left` columns, and those numbered in `words`, are words and whose others are numbers; rows in `hits`
+    stand out."""
+
+    in_words, hit = {*range(left), *words}, ' class="hit"'
+
+    left_aligned = ' class="l"'
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(f"<{tag}{words if i < left else ''}>{html.escape(c)}</{tag[:2]}>" for i, c in enumerate(row))
+        return "".join(
+            f"<{tag}{left_aligned if i in in_words else ''}>{html.escape(c)}</{tag[:2]}>" for i, c in enumerate(row)
+        )
 
     body = "".join(f"<tr{hit if i in hits else ''}>{cells('td', row)}</tr>" for i, row in enumerate(rows))
     heads = cells('th scope="col"', head)
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    # what may have to scroll sideways has to be reached by keyboard
+    wide = ' tabindex="0" role="group" aria-label="A table that may scroll"' if len(head) >= MANY_COLUMNS else ""
+    return f'<div class="wide"{wide}><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def data_script(data: object, name: str = "") -> str:
@@ -95,7 +119,7 @@ def _swatch(s: Series) -> str:
     tone, dash = f"var(--tone-{s.tone})", ' stroke-dasharray="5 3"' if s.dashed else ""
     parts = []
     if s.kind == "area" or (s.kind == "line" and s.low):
-        opacity = 0.85 if s.kind == "area" else 0.2
+        opacity = 0.92 if s.kind == "area" else 0.2
         parts.append(f'<rect width="22" height="12" fill="{tone}" opacity="{opacity}"/>')
     if s.kind == "line":
         parts.append(f'<line x2="22" y1="6" y2="6" stroke="{tone}" stroke-width="2"{dash}/>')
@@ -156,7 +180,7 @@ def _bar(bar: Bar, longest: float) -> str:
         )
     return (
         f'<span class="label">{html.escape(bar.label)}</span><svg>{"".join(parts)}</svg>'
-        f"<span>{html.escape(bar.said)}</span>"
+        f'<span class="end">{html.escape(bar.said)}</span>'
     )
 
 

@@ -13,13 +13,13 @@ from trainpace.hardware import Cluster
 from trainpace.outcome import Forecast, Jump
 from trainpace.records import to_jsonable
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
-from trainpace.report.charts.chart import Picture
+from trainpace.report.charts.chart import Picture, sentence
 from trainpace.report.charts.memory import memory_chart
 from trainpace.report.charts.roofline import roofline_chart
 from trainpace.report.charts.scaling import scaling_chart
 from trainpace.report.charts.step_time import best_of, forecast_sweep, provenance
 from trainpace.report.forecast import row_json
-from trainpace.report.pages.figure import drawn, lines, section, table
+from trainpace.report.pages.figure import drawn, folded, lines, section, table
 from trainpace.report.pages.frame import document
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
@@ -48,7 +48,11 @@ def forecast_page(asked: Sequence[Asked], jumps: Mapping[str, Sequence[Jump]], s
     )
     pictures = "".join(drawn(picture) for picture in forecast_pictures(asked, jumps))
     best = best_of(rows)
-    body = lines([what], "soft") + pictures + section("All forecasts", _table(rows, best), _reasons(rows))
+    body = (
+        lines([what], "soft")
+        + pictures
+        + section("All forecasts", folded(_table(rows, best), len(rows)), _reasons(rows))
+    )
     body += _heaviest(best or first)
     data = {
         "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows], "journal": list(said),
@@ -73,11 +77,13 @@ def forecast_pictures(asked: Sequence[Asked], jumps: Mapping[str, Sequence[Jump]
     held = [Held(_label(best), best.memory, best.capacity_gib) for _, best in shown if best.memory is not None]
     if held:
         found.append(memory_at_peak(held[:MOST_BARS]))
-    return [picture for picture in [*found, *_inside(*shown[0])] if picture is not None]
+    best = best_of([row for _, row in shown])
+    chosen = next((pair for pair in shown if pair[1] is best), shown[0])
+    return [picture for picture in [*found, *_inside(*chosen)] if picture is not None]
 
 
 def _inside(one: Asked, best: Forecast) -> list[Picture | None]:
-    """Of the first cluster alone: what happens within a step, and on fewer devices."""
+    """Of the best cluster alone: what happens within a step, and on fewer devices."""
     assert best.step is not None
     found: list[Picture | None] = []
     form = one.workload.form(best.execution.precision)
@@ -120,7 +126,7 @@ def _verdict(rows: Sequence[Forecast], best: Forecast | None) -> list[str]:
             f"It needs {format_number(best.memory.allocated_gib)} of {format_number(best.capacity_gib)} GiB.{more}"
         )
     said.append("A forecast, not a measurement: the interval should hold 9 of 10 cases.")
-    return said + [f"{warning}.".capitalize() for warning in best.warnings]
+    return said + [sentence(f"{warning}.") for warning in best.warnings]
 
 
 def _device(f: Forecast) -> str:

@@ -25,15 +25,16 @@ def document(
         f"default-src 'none'; img-src data:; style-src {_hashes([*sheets, *styles])}; base-uri 'none'; form-action 'none';"
         f" script-src {script_hashes}"
     )
-    said = "".join(f"<p>{html.escape(line)}</p>" for line in verdict)
+    told = "".join(f"<p>{html.escape(line)}</p>" for line in verdict)
     kind = "verdict" if answer else "verdict no"
+    said = f'<div class="{kind}">{told}</div>' if told else ""
     noscript = "<noscript><p>Charts need scripts; every figure is in the tables below each of them.</p></noscript>"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title>{''.join(f'<style>{style}</style>' for style in sheets)}</head><body>"
-        f'<main><h1>{html.escape(title)}</h1><div class="{kind}">{said}</div>'
+        f"<main><h1>{html.escape(title)}</h1>{said}"
         f"{noscript if drawn else ''}{body}</main>"
         f"<footer>Made by trainpace {version('trainpace')}. This file holds all its data and fetches nothing.</footer>"
         f"{data_script(data, 'data')}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"

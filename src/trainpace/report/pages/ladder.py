@@ -20,9 +20,10 @@ def ladder_page(t: LadderTable, data: object) -> str:
 
 def ladder_pictures(t: LadderTable) -> list[Picture]:
     """The speed-up over the baseline, and every rung's forecast beside its measurement."""
-    ladder = speedups([(r.title, r.total, r.kept) for r in t.rows])
+    ladder = speedups(t.what, [(r.title, r.total, r.kept) for r in t.rows])
     times = rung_times(
         t.what,
         [(r.title, r.forecast_ms, r.forecast_interval_ms, r.measured_ms, r.measured_interval_ms) for r in t.rows],
     )
-    return [*([] if ladder is None else [ladder]), *([times] if times.groups else [])]
+    foreseen = any(r.forecast_ms is not None for r in t.rows)
+    return [*([] if ladder is None else [ladder]), *([times] if times.groups and (ladder is None or foreseen) else [])]

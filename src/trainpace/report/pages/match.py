@@ -17,6 +17,7 @@ from trainpace.units import format_duration, format_number, format_usd
 from trainpace.workload import Workload
 
 MOST_ROWS = 60
+FIRST_ROWS = 15
 MOST_BARS = 8
 MOST_REJECTED = 12
 
@@ -60,6 +61,15 @@ def match_pictures(ranking: Ranking) -> list[Picture]:
 def _table(found: Sequence[Match]) -> str:
     shown = [*found[:MOST_ROWS], *(m for m in found[MOST_ROWS:] if m.on_front)]
     ranks = {id(m): i for i, m in enumerate(found, 1)}
+    note = "* No other is both faster and cheaper."
+    if len(found) > len(shown):
+        note += f" {len(found) - len(shown)} further ranks are in trainpace match --json."
+    first, rest = shown[:FIRST_ROWS], shown[FIRST_ROWS:]
+    more = f"<details><summary>{len(rest)} more ranks</summary>{_rows(rest, ranks)}</details>" if rest else ""
+    return _rows(first, ranks) + more + lines([note], "note")
+
+
+def _rows(shown: Sequence[Match], ranks: dict[int, int]) -> str:
     head = ["#", "server", "region", "batch", "precision", "step ms", "hours", "90 %", "cost", "90 %", "price of"]
     rows = [
         [f"{ranks[id(m)]}{' *' if m.on_front else ''}", server(m), m.offer.region,
@@ -68,10 +78,7 @@ def _table(found: Sequence[Match]) -> str:
          f"{format_number(m.hours.low)} to {format_number(m.hours.high)}", format_usd(m.mean_usd), _usd(m), m.offer.as_of or "?"]
         for m in shown
     ]  # fmt: skip
-    note = "* No other is both faster and cheaper."
-    if len(found) > len(shown):
-        note += f" {len(found) - len(shown)} further ranks are in trainpace match --json."
-    return table(head, rows, left=5, hits=[i for i, m in enumerate(shown) if m.on_front]) + lines([note], "note")
+    return table(head, rows, left=3, words=(4,), hits=[i for i, m in enumerate(shown) if m.on_front])
 
 
 def _rest(ranking: Ranking) -> str:

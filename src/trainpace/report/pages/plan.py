@@ -97,7 +97,11 @@ def _changes(plan: Plan) -> str:
          ", ".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in c.settings.items()), c.risk_reason]
         for n, c in enumerate(plan.changes, 1)
     ]  # fmt: skip
-    return table(["", "change", "saves", "effort", "risk", "settings", "why the risk"], rows, left=2) if rows else ""
+    return (
+        table(["", "change", "saves", "effort", "risk", "settings", "why the risk"], rows, left=2, words=range(3, 7))
+        if rows
+        else ""
+    )
 
 
 def _choices(plan: Plan) -> str:
@@ -108,7 +112,7 @@ def _choices(plan: Plan) -> str:
          "" if o.cost_usd is None else format_usd(o.cost_usd), config_line(o.choice)]
         for name, o in named if o is not None
     ]  # fmt: skip
-    return table(["", "job", "step ms", "GiB a device", "GPUs", "cost", "settings"], rows)
+    return table(["", "job", "step ms", "GiB a device", "GPUs", "cost", "settings"], rows, words=(6,))
 
 
 def _sensitivity(plan: Plan) -> str:

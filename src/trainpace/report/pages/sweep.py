@@ -10,7 +10,7 @@ from trainpace.report.charts.breakdown import Timed, step_breakdown
 from trainpace.report.charts.chart import Picture
 from trainpace.report.charts.step_time import measured_sweep, throughput
 from trainpace.report.measurement import sweep_json, verdict
-from trainpace.report.pages.figure import drawn, lines, section, table
+from trainpace.report.pages.figure import drawn, folded, lines, section, table
 from trainpace.report.pages.frame import document
 from trainpace.units import format_number
 
@@ -25,7 +25,11 @@ def sweep_page(
     what = f"Measured with {e.precision} and {e.optimizer}, {sum(p.probes for p in a.points)} probes in processes of their own."
     pictures = "".join(drawn(picture) for picture in sweep_pictures(measured, a, foreseen, causes))
     where = [f"{name}: {value}" for name, value in sorted(first.environment.items())]
-    body = pictures + section("Figures", _table(a, foreseen)) + section("Where it was measured", lines(where, "soft"))
+    body = (
+        pictures
+        + section("Figures", folded(_table(a, foreseen), len(a.points)))
+        + section("Where it was measured", lines(where, "soft"))
+    )
     return document(title, verdict(a, causes), lines([what], "soft") + body, sweep_json(measured, a, foreseen, None))
 
 

@@ -32,7 +32,7 @@ def timeline_figure(timeline: Timeline) -> str:
         busy = [_worker_row(lane, timeline.duration_ms) for lane in workers]
         tables += f"<h3>Workers</h3>{table(['rank', 'row', 'batches', 'ms a batch', 'busy'], busy, left=2)}"
     said = html.escape(" ".join(findings(timeline)))
-    return f'<figure><figcaption><p>{said}</p></figcaption><div class="wide">{timeline_svg(timeline)}</div></figure>{tables}'
+    return f"<figure><figcaption><p>{said}</p></figcaption>{timeline_svg(timeline)}</figure>{tables}"
 
 
 def _part_rows(lane: Lane, timeline: Timeline) -> Iterable[Sequence[str]]:

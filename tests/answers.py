@@ -1,0 +1,171 @@
+"""An answer of every kind, made by the real verbs from small invented nouns, as a page; under a name that attacks the page."""
+
+import datetime
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from diagnose.recordings import block, fetch, loader, rank, recording
+from ladder_world import World, ladder, result, rung
+from made_trails import simple_run, write_worker
+from nouns import measurement, workload
+from trainpace.diagnose import diagnose
+from trainpace.execution import Execution
+from trainpace.forecast import forecast
+from trainpace.forecast.jumps import jumps_of
+from trainpace.hardware import Cluster, find_device
+from trainpace.ladder.climb import climb
+from trainpace.launch.trial import FailedTrial
+from trainpace.measure.analysis import analyse
+from trainpace.offers import Offer
+from trainpace.offers.match import Job
+from trainpace.offers.match import rank as rank_servers
+from trainpace.outcome import Interval, StepTime
+from trainpace.plan import DataPath, Setting, plan_changes
+from trainpace.plan.evaluate import forecast_of
+from trainpace.report.ladder import ladder_json, table_of
+from trainpace.report.match_json import ranking_json
+from trainpace.report.pages.diagnosis import diagnosis_page
+from trainpace.report.pages.forecast import Asked, forecast_page
+from trainpace.report.pages.ladder import ladder_page
+from trainpace.report.pages.match import match_page
+from trainpace.report.pages.plan import plan_page
+from trainpace.report.pages.side_by_side import Pair, side_by_side_page
+from trainpace.report.pages.sweep import sweep_page
+from trainpace.report.pages.timeline import timeline_page
+from trainpace.schedule import Schedule
+from trainpace.trace import load_workload
+from trainpace.watch.timeline import timeline_of
+
+HOSTILE = '<script>document.title="broken"</script><img src=x onerror="document.title=\'broken\'">'
+
+
+def traced():
+    """A real trace, with the moments of its step."""
+    return replace(load_workload("random:cnn:3", ("fp32",)), model=HOSTILE)
+
+
+def asked(model, gpu="T4", batches=(8,), **cluster):
+    of = Cluster(device=find_device(gpu), **cluster)
+    e = Execution(micro_batch=8, nproc_per_node=of.devices_per_node, nnodes=of.nodes, optimizer=model.optimizer)
+    return Asked(model, of, None, [forecast(model, replace(e, micro_batch=b), of) for b in batches])
+
+
+def jumps(one):
+    steps = [row.step.total_ms for row in one.rows]
+    batches = [row.execution.micro_batch for row in one.rows]
+    return {one.cluster.device.name: jumps_of(one.workload, one.rows[0].execution, one.cluster.device, batches, steps)}
+
+
+def a_forecast():
+    one = asked(traced(), batches=range(1, 41))
+    return forecast_page([one], jumps(one), ["T4: nothing is known of it."])
+
+
+def forecasts_on_many():
+    model = traced()
+    nodes = {"devices_per_node": 4, "nodes": 2, "network_gb_per_s_per_device": 3.0}
+    return forecast_page([asked(model, gpu, (64,), **nodes) for gpu in ("T4", "A100", "H100")], {})
+
+
+def nothing_fits():
+    return forecast_page([asked(workload(), "T4", (10**6,))], {})
+
+
+def measured(batches=range(1, 41), jump_at=17):
+    """Two probes of every batch size, whose step jumps by a half, with noise of 1 %."""
+    rng, found = np.random.default_rng(1), []
+    for batch in batches:
+        for _ in range(2):
+            ms = float((10 + batch * (1.0 if batch < jump_at else 1.5)) * rng.normal(1.0, 0.01))
+            found.append(replace(
+                measurement(), model=HOSTILE, execution=Execution(micro_batch=batch), median_ms=ms,
+                interval_ms=Interval(low=0.98 * ms, high=1.02 * ms, coverage=0.9, basis="steps"),
+                step=StepTime(forward_ms=0.4 * ms, backward_ms=0.5 * ms, idle_ms=0.1 * ms),
+            ))  # fmt: skip
+    return found
+
+
+def a_sweep():
+    outcomes, one = measured(), asked(workload(), batches=range(1, 41))
+    return sweep_page(outcomes, analyse(outcomes), {f.execution.micro_batch: f for f in one.rows})
+
+
+def a_timeline():
+    folder = Path(tempfile.mkdtemp())
+    simple_run(folder)
+    write_worker(folder, 0, [(t, t + 10) for t in range(0, 200, 10)])
+    return timeline_of(folder, range(5, 15))
+
+
+def a_diagnosis():
+    blocks = [block("plain", data=16, forward=2, backward=3), block("cached_batch", forward=2, backward=3)] * 3
+    of = rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())
+    return diagnosis_page(diagnose(recording(of), epochs=10), f"python {HOSTILE}", a_timeline())
+
+
+def a_match():
+    offers = [
+        Offer(provider="p", instance_type=f"{gpu} <b>{n}", device=gpu, count=n, price_usd_per_hour=price * n, network_gb_per_s=10.0)
+        for gpu, price in (("T4", 0.5), ("V100", 1.0), ("A100", 2.0), ("H100", 4.0)) for n in (1, 2, 4, 8)
+    ]  # fmt: skip
+    job, model = Job(schedule=Schedule(samples=100_000, epochs=50), global_batch=64), replace(workload(), model=HOSTILE)
+    ranking = rank_servers(model, offers, {o.device: find_device(o.device) for o in offers}, job)
+    today = datetime.date(2026, 11, 21)
+    return match_page(model, ranking, job, "usd", "", ranking_json(model, ranking, job, None, today), today)
+
+
+def a_plan():
+    cluster = Cluster(device=find_device("A100"), devices_per_node=2, price_usd_per_device_hour=2.0)
+    setting = Setting(replace(workload(), model=HOSTILE), cluster, Schedule(samples=100_000, epochs=3.0))
+    paths = (
+        DataPath(workers=0, ms_per_sample=8.0, beside=False),
+        DataPath(workers=1, ms_per_sample=0.01, precomputed=True),
+    )
+    start = Execution(micro_batch=8, nproc_per_node=2, optimizer="sgd_momentum")
+    plan = plan_changes(setting, start, paths)
+    before, after = (forecast_of(setting, e) for e in (plan.start, plan.end))
+    return plan_page(plan, setting.workload, cluster, {"record": "Plan"}, before, after)
+
+
+def ms_of(setup):
+    if setup.execution.precision == "amp_bf16":
+        return FailedTrial(kind="out of memory", reason="the memory is not enough.")
+    return result(
+        100.0 if setup.execution.compile else 5.0 if setup.loader.shards else 50.0 if setup.loader.workers else 100.0
+    )
+
+
+def a_ladder():
+    rungs = (
+        rung(HOSTILE, workers=2),
+        rung("bf16", precision="amp_bf16"),
+        rung("compile", compile=True),
+        rung("shards"),
+    )
+    climbed = climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).means())
+    return ladder_page(table_of(climbed), ladder_json(climbed))
+
+
+def pairs(model=HOSTILE):
+    rows = asked(workload(), batches=(8, 32)).rows
+    return [
+        Pair(model=model, batch=f.execution.micro_batch, device="a & b", forecast=f.step, interval_ms=f.step_time_interval_ms,
+             measured=f.step if i else None, measured_ms=2 * f.step.total_ms if i else None)
+        for i, f in enumerate(rows)
+    ]  # fmt: skip
+
+
+def a_first_look():
+    return side_by_side_page(f"A first look at {HOSTILE}", ["1 < 2 & 3"], pairs())
+
+
+PAGES = {
+    "forecast": a_forecast, "forecasts": forecasts_on_many, "nothing_fits": nothing_fits, "sweep": a_sweep,
+    "diagnosis": a_diagnosis, "timeline": lambda: timeline_page(a_timeline(), HOSTILE), "match": a_match, "plan": a_plan,
+    "ladder": a_ladder, "first_look": a_first_look,
+}  # fmt: skip
+CANVASES = {"forecast": 3, "forecasts": 3, "sweep": 2, "match": 1, "plan": 1, "nothing_fits": 1}
+"""Charts on a canvas, by page; the others have bars and pictures alone."""

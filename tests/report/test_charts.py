@@ -1,0 +1,180 @@
+"""What a picture shows, before anything is drawn: values are those of the answer, and parts add up."""
+
+import itertools
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from answers import asked, jumps, measured
+from diagnose.recordings import block, fetch, loader, rank, recording
+from nouns import workload
+from trainpace.diagnose import diagnose
+from trainpace.errors import TrainpaceError
+from trainpace.forecast.fewer_devices import fewer_devices
+from trainpace.forecast.roofline import roofline
+from trainpace.measure.analysis import analyse
+from trainpace.outcome import STEP_PARTS, Interval
+from trainpace.plan import DataPath, Setting, plan_changes
+from trainpace.records import from_json, to_json, to_jsonable
+from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
+from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
+from trainpace.report.charts.causes import proofs_chart, shares_chart
+from trainpace.report.charts.changes import plan_ladder, rung_times, speedups
+from trainpace.report.charts.roofline import roofline_chart
+from trainpace.report.charts.scaling import scaling_chart
+from trainpace.report.charts.step_time import forecast_sweep, measured_sweep
+from trainpace.schedule import Schedule
+
+AXIS = Axis(label="x")
+
+
+def chart(*series, **more):
+    return Chart(title="t", finding="f", x=AXIS, y=AXIS, series=series, **more)
+
+
+def test_a_chart_survives_json():
+    one = chart(Series(name="s", kind="line", tone="measured", x=(1.0, 2.0), y=(3.0, None)),
+                marks=(Mark(axis="point", at=1, y=2, text="here", tone="best"),))  # fmt: skip
+    assert from_json(to_json(one), Chart) == one
+    assert to_jsonable(one)["series"][0]["y"] == (3.0, None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x": (1.0, 2.0), "y": (1.0,)},
+        {"x": (2.0, 1.0), "y": (1.0, 2.0)},
+        {"x": (1.0,), "y": (math.nan,)},
+        {"x": (1.0,), "y": (1.0,), "low": (0.5,)},
+        {"x": (1.0,), "kind": "area"},
+        {"x": (1.0,)},
+    ],
+)
+def test_a_series_checks_itself(wrong):
+    with pytest.raises(TrainpaceError):
+        Series(**{"name": "s", "kind": "line", "tone": "measured", **wrong})
+
+
+def test_marks_and_segments_check_themselves():
+    for wrong in ({"axis": "x", "y": 1.0}, {"axis": "point", "y": None}):
+        with pytest.raises(TrainpaceError):
+            Mark(at=1.0, text="m", tone="best", **wrong)
+    with pytest.raises(TrainpaceError):
+        Segment(name="s", tone="best", value=-1.0)
+
+
+def test_a_forecast_sweep_shows_the_forecasts():
+    one = asked(workload(), batches=range(1, 41))
+    made = forecast_sweep(one.rows, jumps(one))
+    (line,) = made.series
+    assert line.y == tuple(f.step.total_ms for f in one.rows)
+    assert line.low == tuple(f.step_time_interval_ms.low for f in one.rows)
+    best = next(m for m in made.marks if m.tone == "best")
+    assert best.at == max(one.rows, key=lambda f: f.samples_per_second).execution.micro_batch
+    assert forecast_sweep(one.rows[:2], {}) is None
+
+
+def test_the_end_of_memory_is_marked():
+    one = asked(workload(), batches=(1, 10, 1000, 10_000))
+    largest = one.rows[0].largest_micro_batch
+    assert largest < 10_000
+    made = forecast_sweep(one.rows, {})
+    assert [m.at for m in made.marks if m.tone == "limit"] == [largest + 0.5]
+
+
+def test_a_measured_sweep_names_its_jump():
+    a = analyse(measured())
+    made = measured_sweep(a, {})
+    points = made.series[-1]
+    assert points.y == tuple(p.step_ms for p in a.points)
+    fitted = made.series[0]
+    assert fitted.x == (1, 16, 16, 17, 40, 40)
+    assert [y is None for y in fitted.y] == [False, False, True] * 2
+    (jump,) = [m for m in made.marks if m.tone == "jump"]
+    assert (jump.at, "16 to 17: +" in jump.text) == (16.5, True)
+    assert "jumps after batch 16" in made.finding
+
+
+def test_a_wide_band_does_not_flatten_the_curve():
+    one = asked(workload(), batches=range(1, 5))
+    wide = [
+        replace(f, step_time_interval_ms=replace(f.step_time_interval_ms, high=100 * f.step.total_ms)) for f in one.rows
+    ]
+    made = forecast_sweep(wide, {})
+    assert made.y.high == pytest.approx(2.5 * max(f.step.total_ms for f in one.rows))
+    assert forecast_sweep(one.rows, {}).y.high is None
+
+
+def test_parts_of_a_step_add_up():
+    one = asked(workload(), batches=(8, 64))
+    made = step_breakdown([Timed("", str(i), f.step, f.step_time_interval_ms) for i, f in enumerate(one.rows)])
+    for bar, f in zip(made.groups[0].bars, sorted(one.rows, key=lambda f: f.step.total_ms), strict=True):
+        assert bar.total == pytest.approx(f.step.total_ms)
+        assert [s.value for s in bar.segments] == [getattr(f.step, part) for part in STEP_PARTS]
+        assert (bar.low, bar.high) == (f.step_time_interval_ms.low, f.step_time_interval_ms.high)
+
+
+def test_memory_adds_up_to_what_the_card_shows():
+    f = asked(workload()).rows[0]
+    (bar,) = memory_at_peak([Held("T4", f.memory, f.capacity_gib)]).groups[0].bars
+    assert bar.total == pytest.approx(min(f.memory.device_gib, f.capacity_gib))
+    assert math.fsum(s.value for s in bar.segments[:4]) == pytest.approx(f.memory.allocated_gib)
+
+
+def test_the_roofs_are_the_datasheets():
+    one = asked(workload())
+    found = roofline(one.workload, one.rows[0].execution, one.cluster)
+    roofs = roofline_chart(found, "T4").series[0]
+    ridge = roofs.x[1]
+    assert roofs.y[1] == roofs.y[2] == one.cluster.device.fp32_tflops.value
+    assert roofs.y[0] / roofs.x[0] == pytest.approx(one.cluster.device.memory_bandwidth_gb_per_s.value / 1e3)
+    assert ridge == pytest.approx(roofs.y[1] * 1e3 / one.cluster.device.memory_bandwidth_gb_per_s.value)
+
+
+def test_scaling_is_against_the_fewest_devices():
+    one = asked(workload(), devices_per_node=2, nodes=2, network_gb_per_s_per_device=1.0)
+    made = scaling_chart(fewer_devices(one.workload, one.rows[0].execution, one.cluster))
+    ideal, forecast, _ = made.series
+    assert forecast.x == (1, 2, 4)
+    assert ideal.y == tuple(forecast.y[0] * n for n in ideal.x)
+    assert all(a <= b * 1.001 for a, b in zip(forecast.y, ideal.y, strict=True))
+    assert scaling_chart([]) is None
+
+
+def test_a_plan_comes_down_step_by_step():
+    setting = Setting(workload(), asked(workload(), "A100").cluster, Schedule(samples=100_000, epochs=3.0))
+    plan = plan_changes(setting, asked(workload()).rows[0].execution, (DataPath(workers=0, ms_per_sample=8.0, beside=False),
+                                                                       DataPath(workers=1, ms_per_sample=0.01, precomputed=True)))  # fmt: skip
+    bars = plan_ladder(plan, plan.best).groups[0].bars
+    assert bars[0].total == pytest.approx(plan.now.job_s / 3600, rel=1e-6)
+    assert bars[-1].segments[0].value == pytest.approx(plan.best.job_s / 3600)
+    for before, after in itertools.pairwise(bars):
+        assert after.total >= before.segments[0].value - 1e-9
+        assert after.segments[0].value + after.segments[1].value == pytest.approx(after.total)
+
+
+def test_a_ladder_counts_what_was_kept():
+    made = speedups("a step", [("baseline", 1.0, True), ("a", 2.0, True), ("b", None, False), ("c", 1.5, False)])
+    assert [bar.said for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
+    assert "1 of 2 changes were kept; together they make a step 2.0 times as fast" in made.finding
+    assert speedups("a step", [("baseline", 1.0, True)]) is None
+
+
+def test_forecasts_that_held_are_counted():
+    between = Interval(low=90, high=110, coverage=0.9, basis="")
+    made = rung_times(
+        "a step", [("a", 100.0, between, 105.0, None), ("b", 100.0, between, 120.0, None), ("c", None, None, 5.0, None)]
+    )
+    assert made.finding == "1 of 2 forecasts held what was then measured."
+    assert [len(group.bars) for group in made.groups] == [2, 2, 1]
+
+
+def test_a_diagnosis_adds_up_to_the_step():
+    blocks = [block("plain", data=16, forward=2, backward=3), block("cached_batch", forward=2, backward=3)] * 3
+    d = diagnose(recording(rank(data=16, forward=2, backward=3, blocks=blocks, loader=loader(), fetch=fetch())))
+    bars = shares_chart(d).groups[0].bars
+    assert math.fsum(bar.total for bar in bars) == pytest.approx(d.step_ms, rel=0.01)
+    plain, without = proofs_chart(d).groups[0].bars
+    assert plain.total - without.total == pytest.approx(d.proofs[0].saved_ms)
+    assert proofs_chart(replace(d, proofs=())) is None

@@ -1,0 +1,61 @@
+"""Charts as files for papers."""
+
+import sys
+
+import pytest
+
+from answers import asked, jumps, measured
+from nouns import workload
+from trainpace.errors import TrainpaceError
+from trainpace.measure.analysis import analyse
+from trainpace.report.figures import chart_figure, check_suffix, save_figures
+from trainpace.report.pages.forecast import forecast_pictures
+from trainpace.report.pages.sweep import sweep_pictures
+
+BEGINS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    one = asked(workload(), batches=range(1, 41))
+    return forecast_pictures([one], jumps(one))
+
+
+@pytest.mark.parametrize("suffix", BEGINS)
+def test_every_chart_is_a_file(pictures, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    files = save_figures(pictures, str(tmp_path / f"f{suffix}"))
+    assert len(files) == len(set(files)) == len(pictures) > 2
+    assert files[0].name == f"f{suffix}"
+    assert files[1].name == f"f-where-a-step-s-time-goes{suffix}"
+    for file in files:
+        assert file.read_bytes().startswith(BEGINS[suffix])
+        assert len(file.read_bytes()) > 5000
+    assert {f.name for f in tmp_path.iterdir()} == {f.name for f in files}
+
+
+def test_the_same_chart_is_the_same_file(pictures, tmp_path):
+    pytest.importorskip("matplotlib")
+    (a,), (b,) = (save_figures(pictures[:1], str(tmp_path / f"{name}.svg")) for name in "ab")
+    assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_jump_is_named_in_the_picture():
+    pytest.importorskip("matplotlib")
+    outcomes = measured()
+    (axes,) = chart_figure(sweep_pictures(outcomes, analyse(outcomes), {})[0]).axes
+    texts = [text.get_text() for text in axes.texts]
+    assert any(text.startswith("16 to 17: +") for text in texts)
+    assert "most samples/s" in texts
+    assert axes.get_ylabel() == "step time (ms)"
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path, pictures, monkeypatch):
+    with pytest.raises(TrainpaceError, match=r"f\.txt is no picture"):
+        check_suffix("f.txt")
+    with pytest.raises(TrainpaceError, match="nothing to draw"):
+        save_figures([], str(tmp_path / "f.png"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(TrainpaceError, match=r"matplotlib.*pip install 'trainpace\[figures\]'"):
+        save_figures(pictures[:1], str(tmp_path / "f.png"))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""Pages as text: names are inert, the policy allows what the page has and nothing else, and the data can be read back."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from answers import CANVASES, HOSTILE, PAGES, pairs
+from nouns import workload
+from trainpace.report.pages.assets import SCRIPTS, STYLES, asset
+from trainpace.report.pages.forecast import forecast_page
+from trainpace.report.pages.side_by_side import HEAD, cells_of_pairs
+
+VOID = {"meta", "rect", "line", "circle", "img", "link", "br", "path"}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request):
+    return request.param, PAGES[request.param]()
+
+
+class Reader(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.opened, self.tags, self.attributes, self.texts, self.policy = [], [], [], {}, ""
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        self.attributes += attrs
+        if attrs.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attrs["content"]
+        if tag not in VOID:
+            self.opened.append((tag, attrs))
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += dict(attrs)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.opened.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.opened and self.opened[-1][0] in ("script", "style"):
+            tag, attrs = self.opened[-1]
+            self.texts.setdefault(attrs.get("type", tag), []).append(data)
+
+
+def read(text):
+    reader = Reader()
+    reader.feed(text)
+    assert reader.opened == []
+    return reader
+
+
+def test_the_policy_allows_just_what_is_inside(page):
+    _, text = page
+    found = read(text)
+    for kind in ("script", "style"):
+        inside = {base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in found.texts.get(kind, [])}
+        (rule,) = [r for r in found.policy.split(";") if r.strip().startswith(f"{kind}-src")]
+        assert set(re.findall(r"'sha256-(.*?)'", rule)) == inside
+        assert "unsafe" not in rule
+    assert "default-src 'none'" in found.policy
+
+
+def test_names_are_inert(page):
+    name, text = page
+    found = read(text)
+    assert "img" not in found.tags
+    assert not {a for a in found.attributes if a.startswith("on") or a in ("style", "src", "href", "srcset")}
+    assert HOSTILE not in text
+    if name != "nothing_fits":
+        assert "&lt;img src=x" in text or "&lt;b&gt;" in text
+
+
+def test_the_data_can_be_read_back(page):
+    _, text = page
+    for data in read(text).texts["application/json"]:
+        json.loads(data)
+
+
+def test_it_is_small_and_has_its_charts(page):
+    name, text = page
+    assert len(text) < 2**20
+    assert text.count('<figure class="chart">') == CANVASES.get(name, 0)
+    assert read(text).texts.get("script", []) == ([asset(s) for s in SCRIPTS] if name in CANVASES else [])
+
+
+def test_the_verdict_comes_first(page):
+    _, text = page
+    assert 0 < text.index('<div class="verdict') < text.index("<figure")
+
+
+def test_assets_cannot_end_their_own_tag():
+    for name in (*SCRIPTS, *STYLES):
+        assert not re.search(r"</(script|style)|<!--", asset(name), re.IGNORECASE)
+
+
+def test_an_answer_that_is_no_looks_like_one():
+    assert 'class="verdict no"' in PAGES["nothing_fits"]()
+    assert 'class="verdict"' in PAGES["plan"]()
+
+
+def test_intervals_and_provenance_stand_beside_figures():
+    text = PAGES["forecast"]()
+    assert re.search(r"takes [\d.,]+ ms a step \([\d.,]+ to [\d.,]+\)", text)
+    assert "constants fitted on public measurements" in text
+    assert "held-out runs" in text
+    assert "A forecast, not a measurement" in text
+
+
+def test_a_model_that_cannot_be_forecast_is_said():
+    from answers import asked
+
+    one = asked(workload(), "T4")
+    refused = one._replace(rows=[type(one.rows[0])(**{
+        **{f: getattr(one.rows[0], f) for f in one.rows[0].__struct_fields__}, "step": None, "reason": "no such rate.",
+        "step_time_interval_ms": None, "mfu": None,
+    })])  # fmt: skip
+    text = forecast_page([refused], {})
+    assert "It cannot be forecast: no such rate." in text
+
+
+def test_error_is_against_the_measurement():
+    first, second = pairs("m")
+    assert first.error_percent is None
+    assert second.error_percent == pytest.approx(-50)
+    assert dict(zip(HEAD, cells_of_pairs([second])[0], strict=True))["error"] == "-50 %"
