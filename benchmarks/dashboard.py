@@ -209,10 +209,10 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=2000)
     parser.add_argument("--examples", type=int, default=100)
     options = parser.parse_args()
-    from playwright.sync_api import sync_playwright  # type: ignore[import-not-found]
+    from playwright.sync_api import sync_playwright
 
     from hostile import requests, send  # type: ignore[import-not-found]
-    from served import served
+    from served import served  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder:
         place = options.journal or Path(folder, "journal.db")

@@ -16,7 +16,7 @@ from trainpace.outcome import FailedProbe, Measurement
 from trainpace.records import Record
 from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series
 from trainpace.report.charts.breakdown import Timed, step_breakdown
-from trainpace.report.charts.step_time import BATCH, FEWEST, STEP, measured_sweep
+from trainpace.report.charts.step_time import BATCH, FEWEST, measured_sweep
 from trainpace.units import format_number
 from trainpace.web.questions import (
     CompareQuestion,
@@ -27,6 +27,7 @@ from trainpace.web.questions import (
     SweepsQuestion,
     query_of,
 )
+from trainpace.web.whatif import STEP_TIME
 
 PAGE_RUNS = 25
 PAGE_SWEEPS = 25
@@ -157,7 +158,7 @@ def run_page(journal: Journal, q: RunQuestion) -> RunPage:
         x = tuple(float(i + 1) for i in range(len(e.step_times_ms)))
         median = [] if e.step_time_ms is None else [Mark(axis="y", at=e.step_time_ms, text="median", tone="forecast")]
         steps = Chart(
-            title="Every step", x=Axis(label="step"), y=STEP, marks=tuple(median),
+            title="Every step", x=Axis(label="step"), y=STEP_TIME, marks=tuple(median),
             finding=f"{len(x)} timed steps from {format_number(min(e.step_times_ms))} to"
             f" {format_number(max(e.step_times_ms))} ms.",
             series=(Series(name="measured", kind="points", tone="measured", x=x, y=e.step_times_ms),),
@@ -179,7 +180,7 @@ def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
         )
         assert found.median_ratio is not None
         chart = Chart(
-            title="Step time against the batch size", x=BATCH, y=STEP,
+            title="Step time against the batch size", x=BATCH, y=STEP_TIME,
             finding=f"B takes {found.median_ratio:.3f} times as long as A at the median over {len(x)} batch sizes.",
             series=tuple(Series(name=n, kind="line", tone=tone, x=x, y=y) for n, tone, y in sides),
         )  # fmt: skip

@@ -14,14 +14,15 @@ from trainpace.hardware import Cluster, Device
 from trainpace.offers.offer import Offer
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
-from trainpace.report.charts import BarChart, Chart, Mark, Series
+from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
-from trainpace.report.charts.step_time import BATCH, STEP
+from trainpace.report.charts.step_time import BATCH
 from trainpace.schedule import Schedule
 from trainpace.units import format_duration, format_number, format_usd
 from trainpace.web.questions import WhatIfQuestion
 from trainpace.workload import Workload
 
+STEP_TIME = Axis(label="step time", unit="ms", low=0.0)
 SIZES = 64
 """Batch sizes in the picture."""
 
@@ -166,7 +167,7 @@ def _curve(workload: Workload, execution: Execution, cluster: Cluster, here: For
         y=tuple(curve.step_ms.tolist()), low=tuple(curve.low_ms.tolist()), high=tuple(curve.high_ms.tolist()),
     )  # fmt: skip
     return Chart(
-        title="Step time against the batch size", finding=said, x=BATCH, y=STEP, series=(line,), marks=tuple(marks),
+        title="Step time against the batch size", finding=said, x=BATCH, y=STEP_TIME, series=(line,), marks=tuple(marks),
     )  # fmt: skip
 
 
