@@ -237,7 +237,7 @@ def main() -> None:
             statuses, times = clients(server.port, options.clients, options.seconds)
             before = anonymous_mib(pid)
             hostile = collections.Counter(
-                send(server.port, request) for _, request in requests(options.hostile, server.port)
+                send(server.port, request, kind) for kind, request in requests(options.hostile, server.port)
             )
             after = anonymous_mib(pid)
             fuzzed = schemathesis(server.base, options.examples)

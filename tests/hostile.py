@@ -68,13 +68,18 @@ def requests(count: int, port: int, seed: int = 1) -> Iterator[tuple[str, bytes]
         yield kind, kinds[kind](rng, port)
 
 
-def send(port: int, data: bytes, timeout_s: float = 30.0) -> int | None:
+UNFINISHED = ("noise", "cut short")
+"""Kinds after which the sender has to close its side, as the server may rightly wait for more."""
+
+
+def send(port: int, data: bytes, kind: str = "", timeout_s: float = 60.0) -> int | None:
     """The status of the answer; None where the server closed without one."""
     with socket.create_connection(("127.0.0.1", port), timeout_s) as opened:
         answer = b""
         try:
             opened.sendall(data)
-            opened.shutdown(socket.SHUT_WR)
+            if kind in UNFINISHED:
+                opened.shutdown(socket.SHUT_WR)
             while chunk := opened.recv(65536):
                 answer += chunk
         except (ConnectionResetError, BrokenPipeError):

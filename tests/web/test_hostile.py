@@ -40,11 +40,11 @@ def test_hostile_requests(data, tmp_path):
     with served(data, log=log) as server:
         for path in PAGES:  # templates and modules are loaded when they are first needed
             get(server.base + path)
-        for _, request in requests(WARM, server.port, seed=2):
-            send(server.port, request)
+        for kind, request in requests(WARM, server.port, seed=2):
+            send(server.port, request, kind)
         before, told = anonymous_kib(server.process.pid), log.stat().st_size
         statuses = collections.Counter(
-            (kind, send(server.port, request)) for kind, request in requests(COUNT, server.port)
+            (kind, send(server.port, request, kind)) for kind, request in requests(COUNT, server.port)
         )
         after = anonymous_kib(server.process.pid)
         assert get(server.base + "/runs") == 200

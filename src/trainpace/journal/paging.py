@@ -73,7 +73,7 @@ def page(
         keys = connection.execute(chosen).all()
         shown = [key.id for key in keys[:size]]
         records = connection.execute(select(runs.c.id, runs.c.record).where(runs.c.id.in_(shown)))
-        return list(keys), dict(records.tuples().all())
+        return list(keys), {row.id: row.record for row in records}
 
     keys, records = journal.read(read)
     entries = [
@@ -109,7 +109,8 @@ def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
         rest[column] = ""
         if len(having) < len(names):
             found.append(runs.c[column].in_(having) if having else false())
-    return [*found, *conditions(replace(query, **rest))]
+    # the cheap ones first: SQLite asks them in this order
+    return [*conditions(replace(query, **rest)), *found]
 
 
 def _text_of(key: tuple[Any, ...]) -> str:
