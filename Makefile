@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run docs docs-check docs-generate docs-refresh lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve docs docs-check docs-generate docs-refresh lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
+	@echo "make bench-serve   the dashboard over a million runs in Chromium, 50 clients, hostile requests (ten minutes)"
 	@echo "make docs        the documentation as a site, into out/docs"
 	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
 	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"
@@ -115,6 +116,9 @@ bench-cluster: $(TRACES)/done
 	$(BIN)/python benchmarks/cluster_search.py
 	$(BIN)/python benchmarks/cluster_links.py
 	$(BIN)/python benchmarks/cluster_steps.py
+
+bench-serve: $(VENV)/installed
+	$(BIN)/python benchmarks/dashboard.py
 
 # as root, for a Slurm whose nodes are network namespaces
 bench-run: $(VENV)/installed .zoo/installed .engines/installed

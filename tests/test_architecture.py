@@ -15,7 +15,7 @@ ROOMS = [
     "forecast", "plan",  # 2
     "isolation", "user_file", "trace", "measure", "datapath", "watch", "diagnose",  # 3
     "configs", "validation", "journal", "offers", "launch", "verify", "ladder",  # 4
-    "report", "cli", "__main__",  # 5
+    "report", "web", "cli", "__main__",  # 5
 ]  # fmt: skip
 LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
 FORBIDDEN_BELOW = {

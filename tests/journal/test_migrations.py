@@ -146,6 +146,6 @@ def test_a_newer_journal_is_refused_and_not_touched(place):
     engine = engine_of(url_of(place), create=False)
     writing(engine, lambda connection: connection.execute(text("UPDATE journal_meta SET version = 99")))
     engine.dispose()
-    with pytest.raises(UnreadableInput, match=r"version 99.*up to 2.*Update trainpace"):
+    with pytest.raises(UnreadableInput, match=rf"version 99.*up to {VERSION}.*Update trainpace"):
         Journal.open(place)
     assert schema(place)[2] == [99]

@@ -11,7 +11,6 @@ import click
 from trainpace.cli.options import COUNT, echo_json
 
 if TYPE_CHECKING:
-    from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
 
 MOST = 2**31
@@ -126,7 +125,7 @@ def compare(a: str, b: str, place: str | None, as_json: bool) -> int:
     from trainpace.report.journal import print_comparison
 
     with _opened(place) as opened:
-        comparison = compare_runs(_run_or_sweep(opened, a), _run_or_sweep(opened, b))
+        comparison = compare_runs(opened.run_or_sweep(a), opened.run_or_sweep(b))
     echo_json(to_jsonable(comparison)) if as_json else print_comparison(comparison)
     return 0 if comparison.ratios else 1
 
@@ -295,23 +294,3 @@ def _answer(facts: dict[str, Any], words: str, as_json: bool) -> None:
     from trainpace.report.terminal import print_verdict
 
     echo_json({**facts, "schema_version": 1}) if as_json else print_verdict(words)
-
-
-def _run_or_sweep(opened: Journal, id_: str) -> list[Entry]:
-    """The run of an id, or the runs of a sweep of that id."""
-    from trainpace.errors import TrainpaceError, UnknownName
-
-    try:
-        return [opened.get(id_)]
-    except UnknownName:
-        sweeps = opened.sweeps(id_.strip()) if id_.strip().isalnum() else []
-        if not sweeps:
-            raise UnknownName(
-                "run or sweep", id_, (), f"trainpace journal list shows the ids in {opened.place}."
-            ) from None
-    if len(sweeps) > 1:
-        raise TrainpaceError(f"several sweeps start with {id_}.", "Give more digits of the id.")
-    entries = opened.sweep_entries(sweeps[0].id)
-    if not entries:
-        raise TrainpaceError(f"the sweep {id_} has no runs.")
-    return entries

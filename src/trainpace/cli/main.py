@@ -23,6 +23,7 @@ VERBS = {
     "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
     "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",
     "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",
+    "serve": "Show the journal and what-if in the browser: the dashboard, on loopback.",
     "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
     "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",
 }

@@ -28,3 +28,8 @@ def default_recordings_folder() -> Path:
 def default_offers_file() -> Path:
     """Where `trainpace offers --refresh` leaves the offers, which then take the packaged snapshot's place."""
     return default_profile_file().parent / "offers.csv"
+
+
+def default_workloads_folder() -> Path:
+    """Where `trainpace serve` looks for saved workloads, and keeps its traces of the built-in models."""
+    return default_profile_file().parent / "workloads"

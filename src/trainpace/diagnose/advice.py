@@ -110,7 +110,9 @@ def _workers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
         fewest = now + 1
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
-    why = f"a sample takes {format_number(cost.sample_wall_ms)} ms, {format_number(cost.sample_cpu_ms)} of them on a core"
+    why = (
+        f"a sample takes {format_number(cost.sample_wall_ms)} ms, {format_number(cost.sample_cpu_ms)} of them on a core"
+    )
     if limited and best > 1.05 * compute * micro:
         why += f"; {cores:g} core{'s' if cores != 1 else ''} a rank then are the limit"
     advice.append(

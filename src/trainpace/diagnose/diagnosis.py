@@ -101,7 +101,9 @@ def _why(
 ) -> list[str]:
     first = ranks[0]
     top = next(s for s in shares if s.cause == verdict)
-    lines = [f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step)} ms) goes into {top.in_words}."]
+    lines = [
+        f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step)} ms) goes into {top.in_words}."
+    ]
     shown = {"data": "cached_batch", "communication": "no_sync", "straggler": "no_sync", "logging": "muted"}
     found = proofs.get(shown.get(verdict, ""))
     if found is not None:

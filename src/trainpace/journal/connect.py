@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
+MAPPED_BYTES = 2**32
+"""Of a journal that is only read, at most."""
 _PRAGMAS = (
     # A probe takes seconds and its commit a few milliseconds, so every commit waits for the disk: with WAL, NORMAL would
     # survive a killed process too, but not a power cut.
@@ -55,23 +58,35 @@ def shown(url: URL) -> str:
     return str(url.database) if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
 
 
-def engine_of(url: URL, create: bool) -> Engine:
+def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
     """An engine whose transactions start with BEGIN, or BEGIN IMMEDIATE where they write (see `writing`).
 
-    With `create`, a missing SQLite file may be made, and the default's folder with it.
+    With `create`, a missing SQLite file may be made, and the default's folder with it. With `read_only`, the database refuses to
+    change anything.
     """
     if url.drivername == "sqlite":
         _prepare_file(Path(str(url.database)), create)
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1e3})
         event.listen(engine, "connect", _set_up_sqlite)
+        if read_only:
+            event.listen(engine, "connect", _only_reads)
         event.listen(engine, "begin", _begin_sqlite)
+        engine.dialect.statement_compiler = _TakesIndexes
         return engine
     try:
-        return create_engine(url, connect_args={"connect_timeout": 10, "application_name": "trainpace"})
+        options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
+        return create_engine(url, connect_args={"connect_timeout": 10, "application_name": "trainpace", **options})
     except ModuleNotFoundError:
         raise TrainpaceError(
             "a journal on PostgreSQL needs psycopg.", "pip install 'trainpace[postgresql]', or give a path."
         ) from None
+
+
+class _TakesIndexes(SQLiteCompiler):
+    """Lets a query name its index (``with_hint(table, "INDEXED BY ...", "sqlite")``), which SQLAlchemy's own does not."""
+
+    def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
+        return text
 
 
 @contextmanager
@@ -146,6 +161,12 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
     for pragma in _PRAGMAS:
         cursor.execute(pragma)
     cursor.close()
+
+
+def _only_reads(connection: Any, record: object) -> None:
+    # long lists are read through the page cache of the system, without a copy: a third less time
+    for pragma in ("PRAGMA query_only=ON", f"PRAGMA mmap_size={MAPPED_BYTES}", "PRAGMA cache_size=-8000"):
+        connection.execute(pragma).close()
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Table, func, select
@@ -38,6 +38,7 @@ MOST_LOOK_UPS = 1000
 """Groups that are looked up one by one; beyond, one pass over all rows is faster."""
 GROUPS = ("model", "device", "precision", "optimizer", "micro_batch", "workload_key")
 ALL = Query()
+T = TypeVar("T")
 
 
 class Median(NamedTuple):
@@ -59,10 +60,11 @@ class Journal:
         self._url = url
 
     @classmethod
-    def open(cls, where: str | None = None, create: bool = True) -> Self:
+    def open(cls, where: str | None = None, create: bool = True, read_only: bool = False) -> Self:
         """Open the journal at a path or URL, by default the user's own, and bring it up to date.
 
-        Without `create`, a journal that does not exist is an error.
+        Without `create`, a journal that does not exist is an error. With `read_only`, the database refuses whatever would change
+        it from then on.
         """
         url = url_of(where or default_place())
         with plainly(url):
@@ -74,6 +76,9 @@ class Journal:
                     refuse_newer(version)
                 if version != VERSION:
                     writing(engine, bring_up_to_date)
+                if read_only:
+                    engine.dispose()
+                    engine = engine_of(url, create=False, read_only=True)
             except UnreadableInput as error:
                 engine.dispose()
                 raise UnreadableInput(f"{shown(url)}: {error.message}", error.hint) from None
@@ -229,6 +234,12 @@ class Journal:
         with plainly(self._url):
             return writing(self._engine, work)
 
+    def newest_sweeps(self, limit: int, offset: int = 0) -> list[Sweep]:
+        """Sweeps, the newest first."""
+        chosen = select(sweeps.c.record).order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc())
+        records = self._records(chosen.limit(limit).offset(offset))
+        return [from_json(record, Sweep, f"a sweep in {self.place}") for record in records]
+
     def sweeps(self, prefix: str = "") -> list[Sweep]:
         """Sweeps whose id starts with `prefix`, the oldest first."""
         chosen = select(sweeps.c.record).order_by(sweeps.c.created_at, sweeps.c.id)
@@ -240,9 +251,31 @@ class Journal:
         """The runs of a sweep in the order in which they were made."""
         return self.find(Query(sweep=id_), limit=None, newest_first=False)
 
-    def _records(self, chosen: Any) -> list[str]:
+    def read(self, question: Callable[[Connection], T]) -> T:
+        """Ask a question in a transaction that only reads."""
         with plainly(self._url), reading(self._engine) as connection:
-            return list(connection.execute(chosen).scalars())
+            return question(connection)
+
+    def run_or_sweep(self, id_: str) -> list[Entry]:
+        """The run of an id, or the runs of the sweep of that id; the first digits do. Raises `UnknownName`, or `TrainpaceError`
+        for several or for a sweep without runs."""
+        try:
+            return [self.get(id_)]
+        except UnknownName:
+            found = self.sweeps(id_.strip()) if id_.strip().isalnum() else []
+            if not found:
+                raise UnknownName(
+                    "run or sweep", id_, (), f"trainpace journal list shows the ids in {self.place}."
+                ) from None
+        if len(found) > 1:
+            raise TrainpaceError(f"several sweeps start with {id_}.", "Give more digits of the id.")
+        entries = self.sweep_entries(found[0].id)
+        if not entries:
+            raise TrainpaceError(f"the sweep {id_} has no runs.")
+        return entries
+
+    def _records(self, chosen: Any) -> list[str]:
+        return self.read(lambda connection: list(connection.execute(chosen).scalars()))
 
 
 def _median(connection: Connection, name: str, n: int, chosen: list[ColumnElement[bool]]) -> Median:

@@ -1,0 +1,132 @@
+"""Pages of a long list of runs: any filter, any order, and a million runs, within a bounded time.
+
+A page starts behind the last run of the page before it (keyset paging), so that the thousandth costs what the first does. A
+filter that few runs fulfil has to look at every run; one index, `runs_list`, holds all that is filtered by, in order of time,
+so that this reads a tenth of the table. Parts of names are looked up among the names first, of which there are few.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, Connection, false, func, literal, select, tuple_
+
+from trainpace.errors import TrainpaceError
+from trainpace.journal.entry import Entry
+from trainpace.journal.query import Query, conditions
+from trainpace.journal.store import Journal
+from trainpace.journal.tables import runs
+from trainpace.records import from_json
+
+MOST_COUNTED = 200
+"""Runs are counted up to here."""
+MOST_NAMES = 2000
+"""Names of models or devices beyond which parts of them are looked for in every run."""
+
+ORDERS: dict[str, tuple[str, ...]] = {
+    "time": ("created_at", "id"),
+    "model": ("model", "created_at", "id"),
+    "device": ("device", "created_at", "id"),
+    "step": ("step_time_ms", "id"),
+}
+"""What runs are ordered by. Runs without a step time are left out of an order by it."""
+INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_step"}
+
+
+class Page(NamedTuple):
+    """Some runs in order, how many fulfil the query in all from here on (None: more than `most`), and where the next page
+    starts (empty: nowhere)."""
+
+    entries: list[Entry]
+    matches: int | None
+    after: str
+
+
+def page(
+    journal: Journal,
+    query: Query,
+    order: str = "time",
+    descending: bool = True,
+    after: str = "",
+    size: int = 25,
+    most: int = MOST_COUNTED,
+) -> Page:
+    """A page of the runs of a query. Raises TrainpaceError where `after` is not what a page of this order gave."""
+    names = ORDERS[order]
+    columns = [runs.c[name] for name in names]
+    wanted = [*_narrowed(journal, query)]
+    if order == "step":
+        wanted.append(runs.c.step_time_ms.is_not(None))
+    filters = bool(wanted) and query != Query()
+    if after:
+        here, there = tuple_(*columns), tuple_(*_position(after, names))
+        wanted.append(here < there if descending else here > there)
+    chosen = select(*columns).where(*wanted).order_by(*(c.desc() if descending else c for c in columns))
+    index = "runs_list" if filters or order == "time" else INDEXES[order]
+    chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite").limit(most + 1)
+
+    def read(connection: Connection) -> tuple[list[Any], dict[str, str]]:
+        keys = connection.execute(chosen).all()
+        shown = [key.id for key in keys[:size]]
+        records = connection.execute(select(runs.c.id, runs.c.record).where(runs.c.id.in_(shown)))
+        return list(keys), {row.id: row.record for row in records}
+
+    keys, records = journal.read(read)
+    entries = [
+        from_json(records[key.id], Entry, f"a run in {journal.place}") for key in keys[:size] if key.id in records
+    ]
+    more = _text_of(tuple(keys[size - 1])) if len(keys) > size else ""
+    return Page(entries, None if len(keys) > most else len(keys), more)
+
+
+def names_of(journal: Journal, column: str) -> list[str] | None:
+    """The models or devices in the journal, in order; None where there are more than MOST_NAMES."""
+    name = runs.c[column]
+    first = select(func.min(name).label("name"))
+    walk = first.cte("names", recursive=True)
+    following = select(func.min(name)).where(name > walk.c.name).scalar_subquery()
+    walk = walk.union_all(select(following).where(walk.c.name.is_not(None)))
+    chosen = select(walk.c.name).where(walk.c.name.is_not(None)).limit(MOST_NAMES + 1)
+    found = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
+    return None if len(found) > MOST_NAMES else found
+
+
+def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
+    """The conditions of a query, with parts of names turned into the names that have them."""
+    found, rest = [], {}
+    for column in ("model", "device"):
+        part: str = getattr(query, column)
+        if not part or query.exact:
+            continue
+        names = names_of(journal, column)
+        if names is None:
+            continue
+        having = [name for name in names if part.lower() in name.lower()]
+        rest[column] = ""
+        if len(having) < len(names):
+            found.append(runs.c[column].in_(having) if having else false())
+    # the cheap ones first: SQLite asks them in this order
+    return [*conditions(replace(query, **rest)), *found]
+
+
+def _text_of(key: tuple[Any, ...]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
+    wrong = TrainpaceError("after is not where a page of this list ended.", "Start again at the first page.")
+    try:
+        values = json.loads(base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True))
+    except (binascii.Error, ValueError, RecursionError):
+        raise wrong from None
+    kinds = [(int, float) if name == "step_time_ms" else (str,) for name in names]
+    if not isinstance(values, list) or len(values) != len(names):
+        raise wrong
+    if not all(isinstance(v, kind) and not isinstance(v, bool) for v, kind in zip(values, kinds, strict=True)):
+        raise wrong
+    Query(text="".join(v for v in values if isinstance(v, str)))  # refuses what no database takes
+    return [literal(v, runs.c[n].type) for v, n in zip(values, names, strict=True)]

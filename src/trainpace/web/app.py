@@ -1,0 +1,196 @@
+"""The application: which address shows what. Every page is a record; its template shows it, and its JSON twin is it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import anyio.to_thread
+import msgspec
+from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.hardware import Device, catalogue, find_device
+from trainpace.journal.store import Journal
+from trainpace.offers.offer import Offer
+from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
+from trainpace.web import journal_pages as pages
+from trainpace.web.files import FILES
+from trainpace.web.models import BUILT_IN, Models
+from trainpace.web.openapi import describe
+from trainpace.web.questions import (
+    BadQuestion,
+    CompareQuestion,
+    RunQuestion,
+    RunsQuestion,
+    ScoreQuestion,
+    SweepQuestion,
+    SweepsQuestion,
+    WhatIfQuestion,
+    query_of,
+    read_question,
+)
+from trainpace.web.render import Templates
+from trainpace.web.whatif import Price, WhatIfAnswer, answer, cheapest
+
+THREADS = 8
+"""Pages that are made at once; others wait. Each may have a connection of its own to the journal."""
+
+
+class State(NamedTuple):
+    """What the pages are about."""
+
+    journal: Journal
+    models: Models
+    devices: tuple[Device, ...]
+    prices: dict[str, Price]
+
+
+class Page(NamedTuple):
+    """An address, what it can be asked, and what answers."""
+
+    path: str
+    title: str
+    question: type[Record]
+    answer: Callable[[State, Any], Record]
+    record: type[Record]
+
+
+def _whatif(state: State, q: WhatIfQuestion) -> WhatIfAnswer:
+    device = find_device(q.gpu, state.devices)
+    q = replace(q, gpu=device.name)  # whichever of its names was given
+    return answer(q, state.models.get(q.model), device, state.prices.get(device.name))
+
+
+PAGES = (
+    Page("/runs", "Runs", RunsQuestion, lambda s, q: pages.runs_page(s.journal, q), pages.RunsPage),
+    Page("/run", "Run", RunQuestion, lambda s, q: pages.run_page(s.journal, q), pages.RunPage),
+    Page("/compare", "Compare", CompareQuestion, lambda s, q: pages.compare_page(s.journal, q), pages.ComparePage),
+    Page("/sweeps", "Sweeps", SweepsQuestion, lambda s, q: pages.sweeps_page(s.journal, q), pages.SweepsPage),
+    Page("/sweep", "Sweep", SweepQuestion, lambda s, q: pages.sweep_page(s.journal, q), pages.SweepPage),
+    Page("/score", "Forecast score", ScoreQuestion, lambda s, q: pages.score_page(s.journal, q), pages.ScorePage),
+    Page("/whatif", "What if", WhatIfQuestion, _whatif, WhatIfAnswer),
+)
+
+
+def application(
+    journal: Journal, models: Models, own_devices: tuple[Device, ...], offers: tuple[Offer, ...]
+) -> Starlette:
+    """The pages over a journal, without the policy of `security`."""
+    devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
+    state = State(journal, models, devices, cheapest(offers))
+    templates = Templates()
+    routes = [Route("/", lambda request: RedirectResponse("/runs", 303))]
+    for page in PAGES:
+        routes.append(Route(page.path, _html(page, state, templates)))
+        routes.append(Route(f"{page.path}.json", _json(page, state)))
+    described = msgspec.json.encode(describe(PAGES, version("trainpace")))
+    routes.append(Route("/openapi.json", lambda request: Response(described, media_type="application/json")))
+    routes.append(Route("/static/{name}", _static))
+    return Starlette(
+        routes=routes,
+        lifespan=_lifespan,
+        exception_handlers={HTTPException: _not_found(templates)},
+    )
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+    yield
+
+
+def _html(page: Page, state: State, templates: Templates) -> Callable[[Request], Any]:
+    def make(query: str) -> Response:
+        question = None
+        try:
+            question = read_question(page.question, query)
+            found = page.answer(state, question)
+        except Exception as error:
+            status, message, hint = _explained(error)
+            text = templates.render(
+                "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status
+            )
+            return Response(text, status, media_type="text/html")
+        asked = query_of(getattr(found, "question", question))
+        address = page.path + (f"?{asked}" if asked else "")
+        text = templates.render(
+            f"{page.path[1:]}.html", title=page.title, path=page.path, page=found, asked=asked, **_choices(page, state)
+        )
+        return Response(text, media_type="text/html", headers={"hx-replace-url": address})
+
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(make, request.url.query)
+
+    return endpoint
+
+
+def _choices(page: Page, state: State) -> dict[str, Any]:
+    if page.question is not WhatIfQuestion:
+        return {}
+    names = sorted({d.name for d in state.devices})
+    return {"models": (BUILT_IN, [name for name in state.models.saved() if name not in BUILT_IN]), "gpus": names}
+
+
+def _json(page: Page, state: State) -> Callable[[Request], Any]:
+    def make(query: str) -> Response:
+        try:
+            found = to_jsonable(page.answer(state, read_question(page.question, query)))
+            status = 200
+        except Exception as error:
+            status, message, hint = _explained(error)
+            found = {
+                "record": "Error",
+                "schema_version": SCHEMA_VERSION,
+                "status": status,
+                "message": message,
+                "hint": hint,
+            }
+        return Response(msgspec.json.encode(found), status, media_type="application/json")
+
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(make, request.url.query)
+
+    return endpoint
+
+
+def _explained(error: Exception) -> tuple[int, str, str]:
+    """(status, one sentence, hint) of whatever stopped a page."""
+    if isinstance(error, UnknownName):
+        return 404, error.message, error.hint
+    if isinstance(error, UnreadableInput) and "cannot be used" in error.message:
+        return 503, error.message, error.hint
+    if isinstance(error, TrainpaceError):
+        return 400 if isinstance(error, BadQuestion) else 422, error.message, error.hint
+    traceback.print_exception(error, file=sys.stderr)
+    return 500, "this page could not be made; the server's terminal says why.", "Please report it."
+
+
+def _static(request: Request) -> Response:
+    found = FILES.get(request.path_params["name"])
+    if found is None:
+        raise HTTPException(404)
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers={"etag": found.etag, "cache-control": "no-cache"})
+    return Response(found.body, media_type=found.media_type, headers={"etag": found.etag, "cache-control": "no-cache"})
+
+
+def _not_found(templates: Templates) -> Callable[[Request, Exception], Response]:
+    def handler(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        text = templates.render(
+            "error.html", title="Not here", path="", message="there is no such page.", hint="", status=status
+        )
+        return Response(text, status, media_type="text/html")
+
+    return handler

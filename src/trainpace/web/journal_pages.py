@@ -1,0 +1,282 @@
+"""What the journal's pages say, as records: each is the page's JSON twin, and what its template shows."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.journal.compare import Comparison, compare
+from trainpace.journal.entry import Entry, Sweep, measurement_of
+from trainpace.journal.paging import MOST_COUNTED, names_of, page
+from trainpace.journal.query import Query
+from trainpace.journal.score import LATELY, Scores, error_pct, scores
+from trainpace.journal.store import Journal
+from trainpace.measure.analysis import SweepAnalysis, analyse
+from trainpace.outcome import FailedProbe, Measurement
+from trainpace.records import Record
+from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series
+from trainpace.report.charts.breakdown import Timed, step_breakdown
+from trainpace.report.charts.step_time import BATCH, FEWEST, measured_sweep
+from trainpace.units import format_number
+from trainpace.web.questions import (
+    CompareQuestion,
+    RunQuestion,
+    RunsQuestion,
+    ScoreQuestion,
+    SweepQuestion,
+    SweepsQuestion,
+    query_of,
+)
+from trainpace.web.whatif import STEP_TIME
+
+PAGE_RUNS = 25
+PAGE_SWEEPS = 25
+MOST_SCORED = 2000
+"""Forecast runs that are scored, the newest."""
+MOST_OF_SWEEP = 5000
+MOST_NAMES_SHOWN = 300
+ORDERS = {
+    "newest": ("time", True), "oldest": ("time", False), "fastest": ("step", False), "slowest": ("step", True),
+    "model": ("model", False), "device": ("device", False),
+}  # fmt: skip
+
+
+class RunLine(Record):
+    """One run in a list."""
+
+    id: str
+    created_at: str
+    kind: str
+    outcome: str
+    model: str
+    device: str
+    num_devices: int
+    micro_batch: int
+    accumulation: int
+    precision: str
+    optimizer: str
+    step_time_ms: float | None
+    step_time_ms_low: float | None
+    step_time_ms_high: float | None
+    samples_per_second: float | None
+    peak_memory_gib: float | None
+    forecast_ms: float | None
+    forecast_error_pct: float | None
+    sweep: str | None
+
+
+class RunsPage(Record):
+    """A page of runs. `count`: how many from here on, None for more than are counted. `following`: the query of the next page."""
+
+    question: RunsQuestion
+    runs: tuple[RunLine, ...]
+    count: int | None
+    counted_to: int
+    following: str
+    models: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+class RunPage(Record):
+    """One run with the picture of its parts."""
+
+    question: RunQuestion
+    run: Entry
+    parts: BarChart | None
+    steps: Chart | None
+
+
+class ComparePage(Record):
+    """Two runs or sweeps side by side; nothing where none were named."""
+
+    question: CompareQuestion
+    comparison: Comparison | None
+    chart: Chart | None
+
+
+class SweepsPage(Record):
+    """A page of sweeps."""
+
+    question: SweepsQuestion
+    sweeps: tuple[Sweep, ...]
+    more: bool
+
+
+class SweepPage(Record):
+    """One sweep, read: the curve with its jumps, and its runs."""
+
+    question: SweepQuestion
+    sweep: Sweep
+    analysis: SweepAnalysis | None
+    reason: str
+    runs: tuple[RunLine, ...]
+    chart: Chart | None
+
+
+class ScorePage(Record):
+    """How good the newest forecasts were. `all_of_them`: there are no older ones."""
+
+    question: ScoreQuestion
+    scores: Scores
+    newest: int
+    all_of_them: bool
+    chart: Chart | None
+
+
+def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
+    """The runs of a filter."""
+    query = Query(
+        model=q.model, device=q.device, precision=q.precision, kind=q.kind, outcome=q.outcome, micro_batch=q.batch,
+        since=q.since, sweep=q.sweep, text=q.text,
+    )  # fmt: skip
+    found = page(journal, query, *ORDERS[q.order], q.after, PAGE_RUNS)
+    names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
+    return RunsPage(
+        question=q, runs=tuple(map(line_of, found.entries)), count=found.matches, counted_to=MOST_COUNTED,
+        following=query_of(q, after=found.after) if found.after else "", models=names[0], devices=names[1],
+    )  # fmt: skip
+
+
+def line_of(e: Entry) -> RunLine:
+    """What a list shows of a run."""
+    i, x = e.interval_ms, e.execution
+    return RunLine(
+        id=e.id, created_at=e.created_at, kind=e.kind, outcome=e.outcome, model=e.model, device=e.device,
+        num_devices=e.num_devices, micro_batch=x.micro_batch, accumulation=x.accumulation, precision=x.precision,
+        optimizer=x.optimizer, step_time_ms=e.step_time_ms, step_time_ms_low=None if i is None else i.low,
+        step_time_ms_high=None if i is None else i.high, samples_per_second=e.samples_per_second,
+        peak_memory_gib=e.peak_memory_gib, forecast_ms=e.forecast_ms, forecast_error_pct=error_pct(e), sweep=e.sweep,
+    )  # fmt: skip
+
+
+def run_page(journal: Journal, q: RunQuestion) -> RunPage:
+    """One run."""
+    e = journal.get(q.id)
+    parts = None if e.step is None else step_breakdown([Timed("", "measured", e.step)])
+    steps = None
+    if len(e.step_times_ms) > 1:
+        x = tuple(float(i + 1) for i in range(len(e.step_times_ms)))
+        median = [] if e.step_time_ms is None else [Mark(axis="y", at=e.step_time_ms, text="median", tone="forecast")]
+        steps = Chart(
+            title="Every step", x=Axis(label="step"), y=STEP_TIME, marks=tuple(median),
+            finding=f"{len(x)} timed steps from {format_number(min(e.step_times_ms))} to"
+            f" {format_number(max(e.step_times_ms))} ms.",
+            series=(Series(name="measured", kind="points", tone="measured", x=x, y=e.step_times_ms),),
+        )  # fmt: skip
+    return RunPage(question=q, run=e, parts=parts, steps=steps)
+
+
+def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
+    """Two runs or sweeps."""
+    if not q.a or not q.b:
+        return ComparePage(question=q, comparison=None, chart=None)
+    found = compare(journal.run_or_sweep(q.a), journal.run_or_sweep(q.b))
+    chart = None
+    if len(found.ratios) > 1:
+        x = tuple(float(r.batch) for r in found.ratios)
+        sides = (
+            ("A", "first", tuple(r.a_ms for r in found.ratios)),
+            ("B", "second", tuple(r.b_ms for r in found.ratios)),
+        )
+        assert found.median_ratio is not None
+        chart = Chart(
+            title="Step time against the batch size", x=BATCH, y=STEP_TIME,
+            finding=f"B takes {found.median_ratio:.3f} times as long as A at the median over {len(x)} batch sizes.",
+            series=tuple(Series(name=n, kind="line", tone=tone, x=x, y=y) for n, tone, y in sides),
+        )  # fmt: skip
+    return ComparePage(question=q, comparison=found, chart=chart)
+
+
+def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
+    """A page of sweeps."""
+    found = journal.newest_sweeps(PAGE_SWEEPS + 1, (q.page - 1) * PAGE_SWEEPS)
+    return SweepsPage(question=q, sweeps=tuple(found[:PAGE_SWEEPS]), more=len(found) > PAGE_SWEEPS)
+
+
+def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
+    """One sweep with its jumps."""
+    sweep = _sweep(journal, q.id)
+    entries = journal.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
+    try:
+        analysis, reason = _analysed(entries), ""
+    except (TrainpaceError, ValueError) as error:
+        analysis, reason = None, str(error)
+    return SweepPage(
+        question=q, sweep=sweep, analysis=analysis, reason=reason, runs=tuple(map(line_of, entries)),
+        chart=None if analysis is None else _sweep_chart(analysis, entries),
+    )  # fmt: skip
+
+
+def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
+    """Forecasts against what was measured afterwards."""
+    found = page(
+        journal,
+        Query(model=q.model, device=q.device, outcome="ok", with_forecast=True),
+        size=MOST_SCORED,
+        most=MOST_SCORED,
+    )
+    result = scores(found.entries)
+    return ScorePage(
+        question=q, scores=result, newest=len(found.entries), all_of_them=not found.after, chart=_score_chart(result)
+    )
+
+
+def _analysed(entries: list[Entry]) -> SweepAnalysis:
+    outcomes: list[Measurement | FailedProbe] = []
+    for e in entries:
+        if e.outcome == "ok":
+            outcomes.append(measurement_of(e))
+        else:
+            outcomes.append(
+                FailedProbe(
+                    model=e.model,
+                    device=e.device,
+                    execution=e.execution,
+                    failure=e.outcome,
+                    reason=e.reason,
+                    environment={},
+                )
+            )
+    if not any(isinstance(outcome, Measurement) for outcome in outcomes):
+        raise TrainpaceError("no batch size of this sweep was measured.")
+    return analyse(outcomes)
+
+
+def _sweep_chart(a: SweepAnalysis, entries: list[Entry]) -> Chart:
+    chart = measured_sweep(a, {})
+    foreseen = {e.execution.micro_batch: e for e in entries if e.forecast_ms and e.forecast_low_ms is not None}
+    if len(foreseen) < FEWEST:
+        return chart
+    known = [foreseen[batch] for batch in sorted(foreseen)]
+    line = Series(
+        name="forecast before it, 90 % interval", kind="line", tone="forecast", dashed=True,
+        x=tuple(float(e.execution.micro_batch) for e in known), y=tuple(e.forecast_ms for e in known),
+        low=tuple(e.forecast_low_ms or 0.0 for e in known), high=tuple(e.forecast_high_ms or 0.0 for e in known),
+    )  # fmt: skip
+    return replace(chart, series=(line, *chart.series))
+
+
+def _score_chart(s: Scores) -> Chart | None:
+    if len(s.over_time) < 2 or s.overall.mean_pct is None:
+        return None
+    x = tuple(float(i + 1) for i in range(len(s.over_time)))
+    return Chart(
+        title="Error of the forecasts over time", x=Axis(label="forecast runs, the oldest first"),
+        y=Axis(label="mean absolute error", unit="%", low=0.0),
+        finding=f"Over {len(x):,} runs the forecasts were off by {s.overall.mean_pct:.1f} % on average, lately by"
+        f" {s.over_time[-1].lately_pct:.1f} %.",
+        series=tuple(
+            Series(name=name, kind="line", tone=tone, x=x, y=y, dashed=dashed)
+            for name, tone, y, dashed in (
+                (f"of the last {LATELY} runs", "measured", tuple(p.lately_pct for p in s.over_time), False),
+                ("of all runs so far", "forecast", tuple(p.all_pct for p in s.over_time), True),
+            )
+        ),
+    )  # fmt: skip
+
+
+def _sweep(journal: Journal, prefix: str) -> Sweep:
+    found = journal.sweeps(prefix)
+    if len(found) != 1:
+        raise UnknownName("sweep", prefix, ()) if not found else TrainpaceError(f"several sweeps start with {prefix}.")
+    return found[0]

@@ -1,0 +1,66 @@
+"""Where the server listens, who may call it, and uvicorn in its plainest form."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+
+from starlette.applications import Starlette
+
+from trainpace.errors import TrainpaceError
+from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
+
+BACKLOG = 256
+EVERY_ADDRESS = ("0.0.0.0", "::")
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it?"""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -> Policy:
+    """Loopback answers to its names without a token unless one is given; every other address needs one, and is called by itself
+    and by `names`."""
+    if is_loopback(host):
+        return Policy(LOOPBACK_NAMES | {host.lower()} | {n.lower() for n in names}, token, port)
+    known = set() if host in EVERY_ADDRESS else {host.lower()}
+    return Policy(frozenset(known | {n.lower() for n in names}), token or secrets.token_urlsafe(32), port)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one. Raises TrainpaceError where that is refused."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+        opened.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        opened.close()
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise TrainpaceError(f"cannot listen on {host} port {port}: {reason}.", "Choose another with --port.") from None
+    return opened
+
+
+def address_of(host: str, port: int, token: str | None) -> str:
+    """What to open in a browser."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+
+
+def run(app: Starlette, policy: Policy, opened: socket.socket) -> None:
+    """Serve until interrupted."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        Guarded(app, policy),
+        # an access log would hold the token; what a page could not do is on stderr
+        access_log=False, log_level="warning", server_header=False, ws="none", http="h11", proxy_headers=False,
+        h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[opened])

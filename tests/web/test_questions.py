@@ -1,0 +1,81 @@
+"""Addresses: what is read is what was asked, and what cannot be is one sentence."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.execution import PRECISIONS
+from trainpace.web.questions import (
+    BadQuestion,
+    CompareQuestion,
+    RunQuestion,
+    RunsQuestion,
+    ScoreQuestion,
+    SweepQuestion,
+    SweepsQuestion,
+    WhatIfQuestion,
+    query_of,
+    read_question,
+)
+
+KINDS = (RunsQuestion, RunQuestion, CompareQuestion, SweepsQuestion, SweepQuestion, ScoreQuestion, WhatIfQuestion)
+words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200).map(str.strip)
+runs = st.builds(
+    RunsQuestion, model=words, device=words, text=words, precision=st.sampled_from(["", *PRECISIONS]),
+    batch=st.none() | st.integers(1, 10**9), order=st.sampled_from(["newest", "fastest", "model"]),
+)  # fmt: skip
+whatifs = st.builds(
+    WhatIfQuestion, batch=st.integers(1, 65536), gpus=st.integers(1, 1024), zero=st.integers(0, 3),
+    epochs=st.sampled_from([0.5, 1.0, 90.0, 1e6]), price=st.none() | st.sampled_from([0.0, 1.25]),
+)  # fmt: skip
+
+
+@given(runs | whatifs)
+def test_an_address_says_all_of_the_question(question):
+    assert read_question(type(question), query_of(question)) == question
+
+
+def test_the_address_of_a_plain_question_is_empty():
+    assert query_of(RunsQuestion()) == query_of(WhatIfQuestion()) == ""
+
+
+def test_fields_that_a_form_leaves_empty_are_not_asked():
+    assert read_question(RunsQuestion, "model=&batch=&precision=&order=") == RunsQuestion()
+
+
+@pytest.mark.parametrize(
+    ("kind", "query", "said"),
+    [
+        (RunsQuestion, "batch=x", "batch"),
+        (RunsQuestion, "batch=0", "batch"),
+        (RunsQuestion, "batch=1e400", "batch"),
+        (RunsQuestion, "order=best", "order"),
+        (RunsQuestion, "modle=x", "model"),
+        (RunsQuestion, "model=a&model=b", "twice"),
+        (RunsQuestion, "model=%ff", "UTF-8"),
+        (RunsQuestion, "model=%00", "no text"),
+        (RunsQuestion, "model=" + "a" * 201, "model"),
+        (RunsQuestion, "&".join(f"a{i}=1" for i in range(100)), "parameters"),
+        (WhatIfQuestion, "epochs=nan", "epochs"),
+        (WhatIfQuestion, "epochs=inf", "epochs"),
+        (WhatIfQuestion, "zero=4", "zero"),
+        (WhatIfQuestion, "gpus=1025", "gpus"),
+        (WhatIfQuestion, "precision=fp4", "precision"),
+        (RunQuestion, "", "id"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(kind, query, said):
+    with pytest.raises(BadQuestion, match=said) as refused:
+        read_question(kind, query)
+    assert "\n" not in str(refused.value)
+    assert "$" not in str(refused.value)
+
+
+@given(st.sampled_from(KINDS), st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
+def test_any_query_string_is_a_question_or_a_sentence(kind, query):
+    try:
+        question = read_question(kind, query)
+    except BadQuestion:
+        return
+    assert isinstance(question, kind)
+    query_of(question).encode("ascii")

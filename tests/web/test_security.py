@@ -1,0 +1,226 @@
+"""Who is answered, and how: over raw sockets, as an attacker would."""
+
+import json
+import re
+import socket
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpace.errors import TrainpaceError
+from trainpace.web.security import Policy, host_name, refusal
+from trainpace.web.server import is_loopback, listening, policy_of
+
+
+def raw(port, data, read=True):
+    with socket.create_connection(("127.0.0.1", port), 10) as opened:
+        opened.sendall(data)
+        answer = b""
+        while read and (chunk := opened.recv(65536)):
+            answer += chunk
+    return answer
+
+
+def get(server, path, *headers, method="GET", host=None):
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host or f'127.0.0.1:{server.port}'}", "Connection: close", *headers]
+    answer = raw(server.port, "\r\n".join([*lines, "", ""]).encode("latin-1"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), head.decode("latin-1").lower(), body
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{}", "localhost:{}", "LOCALHOST", "[::1]:{}", "127.0.0.1:9"])
+def test_a_name_of_loopback_is_answered(server, host):
+    assert get(server, "/runs", host=host.format(server.port))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{}", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "evil.example#127.0.0.1",
+     "localhost.", "0.0.0.0", "[::1", "", "127.0.0.1:port", "localhost/", "127.0.0.1 evil"],
+)  # fmt: skip
+def test_any_other_name_is_not(server, host):
+    """DNS rebinding: a page's own name that suddenly means 127.0.0.1."""
+    assert get(server, "/runs", host=host.format(server.port) or " ")[0] in (400, 421)
+
+
+def test_two_hosts_or_none_are_refused(server):
+    assert get(server, "/runs", "Host: localhost")[0] in (400, 421)
+    assert raw(server.port, b"GET /runs HTTP/1.0\r\n\r\n").split()[1] in (b"400", b"421")
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1.evil.example", "file://"]
+)
+def test_other_origins_are_refused(server, origin):
+    assert get(server, "/runs.json", f"Origin: {origin}")[0] == 403
+
+
+def test_the_own_origin_is_answered(server):
+    assert get(server, "/runs.json", f"Origin: http://127.0.0.1:{server.port}")[0] == 200
+
+
+def test_parts_of_other_sites_pages_are_refused_and_links_are_not(server):
+    assert (
+        get(server, "/runs.json", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script")[0]
+        == 403
+    )
+    assert (
+        get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe")[0]
+        == 403
+    )
+    assert (
+        get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")[0]
+        == 200
+    )
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO"])
+def test_only_reading_is_possible(server, method):
+    status, head, _ = get(server, "/runs", method=method)
+    assert status == 405
+    assert "allow: get, head" in head
+
+
+@pytest.mark.parametrize(
+    "headers", [["Content-Length: 1000000000"], ["Transfer-Encoding: chunked"], ["Content-Length: 5"]]
+)
+def test_bodies_are_refused_before_they_are_read(server, headers):
+    assert get(server, "/runs", *headers)[0] == 413
+
+
+def test_long_addresses_and_heads_are_refused(server):
+    assert get(server, "/runs?text=" + "a" * 5000)[0] == 414
+    assert get(server, "/" + "a" * 1000)[0] == 414
+    assert get(server, "/runs", "X-Long: " + "a" * 100_000)[0] in (400, 431)
+
+
+def test_every_answer_has_the_headers(server):
+    for path in ("/runs", "/runs.json", "/nope", "/static/serve.js", "/whatif?batch=x", "/"):
+        head = get(server, path)[1]
+        assert "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'" in head, path
+        assert "frame-ancestors 'none'" in head
+        assert "unsafe" not in head
+        assert "x-content-type-options: nosniff" in head
+        assert "cross-origin-resource-policy: same-origin" in head
+        assert "referrer-policy: no-referrer" in head
+        assert "cache-control: " + ("no-cache" if path.startswith("/static") else "no-store") in head
+        assert "server:" not in head
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../secret.json", "/static/%2e%2e%2fsecret.json", "/static/..%2f..%2fetc%2fpasswd", "/../../etc/passwd", "//etc/passwd",
+     "/static//etc/passwd", "/static/serve.js%00.css", "/static/", "/static", "/templates/base.html", "/static/htmx.LICENSE/.."],
+)  # fmt: skip
+def test_no_path_leads_to_a_file(server, path):
+    status, _, body = get(server, path)
+    assert status == 404
+    assert b"root:" not in body
+    assert b"Workload" not in body
+
+
+@pytest.mark.parametrize(
+    "model", ["../../secret", "link", "../workloads/damaged", "/etc/passwd", "built-in/resnet18", "secret", "."]
+)
+def test_no_model_leads_out_of_the_folder(server, model):
+    status, _, body = get(server, f"/whatif.json?model={model}")
+    assert status == 404
+    assert json.loads(body)["record"] == "Error"
+
+
+@pytest.mark.parametrize(
+    "model", ["evil.py:task", "timm:resnet50", "transformers:config.json", "torchvision:vgg16", "random:cnn:1"]
+)
+def test_no_spec_that_would_run_code_is_taken(server, model):
+    assert get(server, f"/whatif.json?model={model}")[0] == 404
+
+
+def test_a_damaged_workload_is_one_sentence_without_its_path(server):
+    status, _, body = get(server, "/whatif.json?model=damaged")
+    assert status == 422
+    assert str(server.folder) not in body.decode()
+
+
+def test_without_the_token_nothing_is_told(guarded):
+    assert guarded.token
+    for path in (
+        "/runs",
+        "/runs.json",
+        "/static/serve.js",
+        "/openapi.json",
+        "/nope",
+        "/?token=",
+        "/?token=wrong",
+        f"/?token={guarded.token}x",
+    ):
+        status, head, body = get(guarded, path)
+        assert status == 401, path
+        assert guarded.token.encode() not in body
+        assert "set-cookie" not in head
+
+
+def test_the_token_is_kept_as_a_cookie_and_leaves_the_address(guarded):
+    status, head, body = get(guarded, f"/runs?model=resnet&token={guarded.token}")
+    assert status == 200
+    assert b'url=/runs?model=resnet"' in body
+    assert guarded.token.encode() not in body
+    assert "no-store" in head
+    cookie = re.search(r"set-cookie: ([^;\r]+)(.*)", head)
+    assert "httponly" in cookie[2]
+    assert "samesite=strict" in cookie[2]
+    assert guarded.token.lower() not in cookie[1]
+    assert get(guarded, "/runs", f"Cookie: {cookie[1]}")[0] == 200
+    assert get(guarded, "/runs", f"Cookie: {cookie[1][:-1]}0")[0] in (401, 200 if cookie[1].endswith("0") else 401)
+    assert get(guarded, "/runs.json", f"Authorization: Bearer {guarded.token}")[0] == 200
+    assert get(guarded, "/runs.json", "Authorization: Bearer x")[0] == 401
+
+
+@pytest.mark.parametrize("path", ["//evil.example/", "/%2f%2fevil.example", "/\\evil.example"])
+def test_the_first_use_leads_nowhere_else(guarded, path):
+    body = get(guarded, f"{path}?token={guarded.token}")[2].decode("latin-1")
+    found = re.search(r'content="0;url=([^"]*)"', body)
+    assert found is None or re.match(r"/(?![/\\])", found[1])
+
+
+def test_any_address_but_loopback_needs_a_token():
+    assert policy_of("127.0.0.1", 1, (), None).token is None
+    assert policy_of("::1", 1, (), None).token is None
+    for host in ("0.0.0.0", "::", "192.0.2.1", "server.example"):
+        policy = policy_of(host, 1, ("pc.example",), None)
+        assert len(policy.token) >= 40
+        assert "pc.example" in policy.names
+        assert not policy.names & {"0.0.0.0", "::", "localhost"}
+    assert [is_loopback(h) for h in ("localhost", "127.9.9.9", "10.0.0.1", "evil")] == [True, True, False, False]
+
+
+def test_a_taken_port_is_one_sentence(server):
+    with pytest.raises(TrainpaceError, match="already in use"):
+        listening("127.0.0.1", server.port)
+
+
+def test_every_address_needs_a_name(capsys):
+    from trainpace.cli import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--host", "0.0.0.0", "--port", "0"])
+    assert stopped.value.code == 2
+    assert "--name" in capsys.readouterr().err
+
+
+@given(st.binary(max_size=40))
+def test_a_host_is_answered_only_if_it_is_one_of_the_names(host):
+    policy = Policy(frozenset({"localhost"}), None, 1)
+    scope = {"method": "GET", "path": "/", "query_string": b"", "headers": [(b"host", host)]}
+    assert (refusal(scope, policy) is None) == (host_name(host) == "localhost")
+    if refusal(scope, policy) is None:
+        assert re.fullmatch(rb"(?i)\s*localhost(:\d*)?\s*", host)
+
+
+def test_the_journal_is_only_read(server):
+    file = server.folder / "trainpace" / "journal.db"
+    before = file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
+    for path in ("/runs", "/score", "/sweeps", "/runs.json?text=x"):
+        assert get(server, path)[0] == 200
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == before

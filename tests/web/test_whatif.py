@@ -1,0 +1,89 @@
+"""What-if says what `forecast` says, and no combination of sliders stops it."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nouns import stacked, workload
+from trainpace.execution import PRECISIONS, Execution
+from trainpace.forecast import forecast
+from trainpace.hardware import Cluster, catalogue, find_device
+from trainpace.offers.snapshot import snapshot
+from trainpace.outcome import STEP_PARTS
+from trainpace.schedule import Schedule
+from trainpace.web.models import BUILT_IN
+from trainpace.web.questions import WhatIfQuestion
+from trainpace.web.whatif import Price, answer, cheapest, sizes_around
+
+GPUS = [d for d in catalogue() if d.kind == "gpu"]
+PRICE = Price(usd_per_device_hour=2.0, source="test")
+questions = st.builds(
+    WhatIfQuestion, batch=st.integers(1, 65536), accumulate=st.integers(1, 65536), gpus=st.integers(1, 1024),
+    nodes=st.integers(1, 100_000), network=st.floats(1e-3, 1e5), precision=st.sampled_from(PRECISIONS),
+    zero=st.integers(0, 3), checkpointing=st.sampled_from(["none", "selective", "full"]), epochs=st.floats(1e-6, 1e6),
+    samples=st.integers(1, 10**12), price=st.none() | st.floats(0, 1e5),
+)  # fmt: skip
+
+
+def test_it_says_what_forecast_says():
+    q = WhatIfQuestion(batch=16, gpus=8, nodes=2, network=50.0, precision="bf16", zero=1, epochs=3.0, samples=10_000)
+    device = find_device("H100")
+    found = answer(q, stacked(), device, PRICE)
+    cluster = Cluster(
+        device=device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=50 / 8, price_usd_per_device_hour=2.0
+    )
+    execution = Execution(
+        micro_batch=16, nnodes=2, nproc_per_node=8, precision="bf16", optimizer=stacked().optimizer, zero_stage=1
+    )
+    assert found.forecast == forecast(stacked(), execution, cluster, Schedule(samples=10_000, epochs=3))
+    assert found.cost_usd.low <= found.forecast.cost_usd <= found.cost_usd.high
+    assert found.forecast.cost_usd == pytest.approx(2 * 16 * found.forecast.training_time.total_s / 3600)
+    bar = found.parts.groups[0].bars[0]
+    assert bar.total == pytest.approx(sum(getattr(found.forecast.step, name) for name in STEP_PARTS))
+    line = found.curve.series[0]
+    assert line.y[line.x.index(16.0)] == pytest.approx(found.forecast.step.total_ms)
+
+
+@settings(max_examples=60)
+@given(questions, st.sampled_from(GPUS), st.sampled_from([workload(), stacked()]))
+def test_no_question_stops_it(question, device, model):
+    found = answer(question, model, device, PRICE)
+    assert found.verdict
+    assert all(re.fullmatch(r"[^\n]+", line) for line in found.verdict)
+    assert found.possible <= (not found.reason)
+
+
+def test_what_does_not_fit_says_so():
+    q = WhatIfQuestion(batch=65536, precision="fp32")
+    found = answer(q, stacked(), find_device("T4"), None)
+    assert not found.possible
+    assert found.verdict[0].startswith("Does not fit")
+    assert found.forecast is not None
+    assert found.cost_usd is None
+
+
+def test_prices_are_the_cheapest_with_their_source():
+    prices = cheapest(snapshot())
+    by_device = {}
+    for offer in snapshot():
+        if offer.price_usd_per_hour > 0:
+            by_device.setdefault(offer.device, []).append(offer.price_usd_per_hour / offer.count)
+    assert {d: p.usd_per_device_hour for d, p in prices.items()} == {d: min(all_) for d, all_ in by_device.items()}
+    assert all("offer" in p.source for p in prices.values())
+
+
+@given(st.integers(1, 65536))
+def test_sizes_hold_the_chosen_one_and_go_beyond_it(batch):
+    sizes = sizes_around(batch)
+    assert batch in sizes
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) <= 66
+    assert sizes[-1] >= 1.5 * batch or sizes[-1] >= 2 * batch - 2
+
+
+def test_the_built_in_names_are_the_zoos():
+    from trainpace.trace.zoo import MODELS
+
+    assert set(BUILT_IN) == {name for name in MODELS if not name.endswith("_keras")}
