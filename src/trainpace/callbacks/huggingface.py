@@ -24,8 +24,7 @@ from trainpace.configs.reading import Reading
 from trainpace.execution import Execution
 
 _READ = (
-    "per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile activation_checkpointing"
-    " gradient_checkpointing"
+    "per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile"
 ).split()
 
 
@@ -196,6 +195,6 @@ def _execution_of(args: Any) -> Execution:
         "micro_batch": read.get("micro_batch", 1), "accumulation": read.get("accumulation", 1), "nproc_per_node": world,
         "precision": read.get("precision", "fp32"), "optimizer": read.get("optimizer", "adamw"),
         "compile": bool(read.get("compile", False)),
-        "activation_checkpointing": "full" if read.get("activation_checkpointing") else "none",
+        "activation_checkpointing": "full" if data.get("gradient_checkpointing") else "none",
     }  # fmt: skip
     return Execution(**fields)

@@ -29,8 +29,10 @@ _PRECISIONS = {
 class TimeLeft(Reporter, Callback):  # type: ignore[misc]
     """Prints the time left with a 90 % interval, and keeps the run in the journal at its end, also when it is interrupted.
 
-    Arguments: see `Reporter`.
+    Arguments: see `Reporter`. Counts are of batches.
     """
+
+    counted = "batch"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -64,7 +66,7 @@ class TimeLeft(Reporter, Callback):  # type: ignore[misc]
         if self._name is None:
             self._name = type(pl_module).__name__
         progress = trainer.fit_loop.epoch_loop.batch_progress
-        self._begun_step, self._begun_batch = trainer.global_step, progress.total.completed
+        self._begun_step, self._begun_batch = trainer.global_step, progress.total.ready
         self._begin(trainer.is_global_zero, self._begun_batch)
 
     @harmless
@@ -197,7 +199,8 @@ class TimeLeft(Reporter, Callback):  # type: ignore[misc]
             if steps:
                 left += counts.batches / self._trainer.accumulate_grad_batches / steps
             elif epochs:
-                left += (counts.epochs + 1) / epochs
+                at_epoch_ends = callback._should_save_on_train_epoch_end(self._trainer) or not counts.evaluations
+                left += (counts.epochs + 1 if at_epoch_ends else counts.evaluations) / epochs
         return left
 
     def _close(self, ended: str) -> None:
@@ -211,7 +214,8 @@ class TimeLeft(Reporter, Callback):  # type: ignore[misc]
         losses = tuple(float(v) for k, v in trainer.logged_metrics.items() if k in ("loss", "train_loss") and v.numel() == 1)
         self._losses = list(losses)
         self._end(
-            _execution_of(trainer), trainer.strategy.root_device.type, ended, model=self._name, engine=_package(),
+            _execution_of(trainer), trainer.strategy.root_device.type, ended,
+            micro_steps=int(trainer.accumulate_grad_batches), model=self._name, engine=_package(),
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import math
 import statistics
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from trainpace.callbacks.stopwatch import Stopwatch
 from trainpace.callbacks.time_left import Other, TimeLeft, time_left
 from trainpace.execution import Execution
-from trainpace.units import format_count, format_duration
+from trainpace.units import format_duration
 
 EVERY_S = 30.0
 FIRST_S = 5.0
@@ -64,6 +65,9 @@ class Reporter:
     `no_journal` nothing is kept. `model` names the run there, by default the model's class or configuration.
     """
 
+    counted = "step"
+    """What the engine's hooks count: optimizer steps, or batches."""
+
     def __init__(
         self, *, every_s: float = EVERY_S, tell: Callable[[TimeLeft], None] | None = None, journal: str | None = None,
         no_journal: bool = False, model: str | None = None, notes: str = "", keep_identity: bool = False,
@@ -97,7 +101,7 @@ class Reporter:
     def _report(self, now: float, left: TimeLeft | None) -> None:
         self._next_s = now + self.every_s
         if left is not None:
-            (self._tell or (lambda it: say(words_of(it))))(left)
+            (self._tell or (lambda it: say(words_of(it, counted=self.counted))))(left)
 
     def _left(self, steps_left: float, others: Sequence[Other]) -> TimeLeft | None:
         assert self._watch is not None
@@ -112,25 +116,37 @@ class Reporter:
             return None
         return FORWARD_SHARE * statistics.median(watch.times["step"]) * samples / samples_per_step
 
-    def _end(self, execution: Execution, device: str, ended: str = "", **fields: Any) -> None:
-        """The training is over, or stopped for the reason `ended`: say what it took, and keep it."""
+    def _end(self, execution: Execution, device: str, ended: str = "", micro_steps: int = 1, **fields: Any) -> None:
+        """The training is over, or stopped for the reason `ended`: say what it took, and keep it.
+
+        `micro_steps`: how many of what was counted make an optimizer step.
+        """
         watch, self._watch = self._watch, None
         if watch is None or not self._speaks or not watch.times["step"]:
             return
         if self._tell is None:
-            say(summary_of(watch, self._step - self._begun_at, ended))
+            say(summary_of(watch, self._step - self._begun_at, self.counted, ended))
         if not self._no_journal:
             from trainpace.callbacks.keep import keep_run
 
-            stopped = f"stopped by {ended} at step {self._step} of {self._total}" if ended else ""
+            stopped = f"stopped by {ended} at {self.counted} {self._step} of {self._total}" if ended else ""
+            steps = steps_of(tuple(watch.times["step"]), micro_steps)[-KEPT_IN_JOURNAL:]
             notes = "; ".join(filter(None, (self._notes, stopped)))
             keep_run(
-                self._journal, execution, device, tuple(watch.times["step"])[-KEPT_IN_JOURNAL:], tuple(self._losses),
+                self._journal, execution, device, steps, tuple(self._losses),
                 notes=notes, keep_identity=self._keep_identity, **fields,
             )  # fmt: skip
 
 
-def words_of(left: TimeLeft, now: datetime.datetime | None = None) -> str:
+def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
+    """Optimizer steps of so many micro-steps each, counted from the end; all of them one, where there are fewer."""
+    if micro_steps == 1 or not seconds:
+        return tuple(seconds)
+    first = len(seconds) % micro_steps if len(seconds) >= micro_steps else 0
+    return tuple(math.fsum(seconds[i : i + micro_steps]) for i in range(first, len(seconds), micro_steps))
+
+
+def words_of(left: TimeLeft, now: datetime.datetime | None = None, counted: str = "step") -> str:
     """One line: the step, the time left with its interval, when it ends, and what is not in it."""
     now = now or datetime.datetime.now()
     end = now + datetime.timedelta(seconds=left.seconds)
@@ -138,22 +154,23 @@ def words_of(left: TimeLeft, now: datetime.datetime | None = None) -> str:
     low, high = format_duration(left.interval_s.low), format_duration(left.interval_s.high)
     without = f", without {' and '.join(f'{name}s' for name in left.unseen)}, none seen yet" if left.unseen else ""
     return (
-        f"trainpace: step {left.step:,} of {left.total_steps:,}, {format_duration(left.seconds)} left"
-        f" ({low} to {high}, 90 %){without}, until {at}"
+        f"trainpace: {counted} {left.step:,} of {left.total_steps:,}, {format_duration(left.seconds)} left"
+        f" ({low} to {high}, 90 %){without}, until about {at}"
     )
 
 
-def summary_of(watch: Stopwatch, steps: int, ended: str = "") -> str:
+def summary_of(watch: Stopwatch, steps: int, counted: str = "step", ended: str = "") -> str:
     """One line at the end: the steps, the whole time, and what was not steps."""
     median = format_duration(statistics.median(watch.times["step"]))
     beside = [
         f"{watch.count[work]} {name} {format_duration(watch.total_s[work])}"
-        for work, name in (("evaluation", "evaluations"), ("checkpoint", "checkpoints"))
+        for work, name in (("evaluation", "evaluations in"), ("checkpoint", "checkpoints in"))
         if watch.count[work]
-    ]  # fmt: skip
+    ]
     stopped = f", stopped by {ended}" if ended else ""
     return (
-        f"trainpace: {format_count(steps)} steps in {format_duration(watch.elapsed_s)}, median step {median}"
+        f"trainpace: {steps:,} {counted}{'e' if counted == 'batch' else ''}s in {format_duration(watch.elapsed_s)},"
+        f" median {counted} {median}"
         + (f"; {', '.join(beside)}" if beside else "")
         + stopped
     )

@@ -2,11 +2,12 @@
 
     time left = steps left x mean step + for each other kind of work: times left x its mean
 
-The mean step is that of the longest stretch of recent steps that looks like one process: looking back in doubling blocks, the
-first block whose median lies elsewhere ends the stretch (the smallest of windows that agree, after Lepski 1991). So first
-steps that compile, and the time before another program began or ended, drop out. Rare spikes are winsorised (Tukey 1962): the
-slowest hundredth counts as the slowest of the rest, so that one stall of half a minute is not taken to come again, while
-a pause at every fiftieth step is.
+The latest stretch of steps that looks like one process is told apart: looking back in doubling blocks, the first block whose
+median lies elsewhere ends it (the smallest of windows that agree, after Lepski 1991), where two levels fit best. A pace that has held for w steps
+is expected to hold for another as long: of R steps to come, w ln(1 + R / w) go at that pace (Gott 1993, doi:10.1038/363315a0), the
+rest at the mean of all. So a change that lasts is soon believed, and ten quick steps are not. First steps that
+compile are warm-up and belong to neither. Rare spikes are winsorised (Tukey 1962): the slowest hundredth counts as the
+slowest of the rest, so that one stall of half a minute is not taken to come again, while a pause at every fiftieth step is.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class TimeLeft(Record):
 
 
 class Pace(NamedTuple):
-    """Mean seconds of one step and the half-width of the interval for the mean of `steps_left` more."""
+    """Mean seconds of a step to come, the half-width of its interval, and how many latest steps go at one pace."""
 
     mean_s: float
     half_width_s: float
@@ -106,7 +107,7 @@ def time_left(
         below, above = math.hypot(below, mean - low), math.hypot(above, high - mean)
     passed = min(since_s, pace.mean_s) if steps_left else 0.0
     low_s, seconds, high_s = (max(0.0, value - passed) for value in (middle - below, middle, middle + above))
-    basis = f"the last {pace.window} of {step} steps" if step >= pace.window else f"{pace.window} steps"
+    basis = f"{len(step_s)} steps" + (f", the last {pace.window} at another pace" if pace.window < len(step_s) else "")
     return TimeLeft(
         step=step, total_steps=total_steps, seconds=seconds, step_time_ms=1e3 * pace.mean_s, other_s=other_s,
         unseen=tuple(unseen), interval_s=Interval(low=low_s, high=high_s, coverage=COVERAGE, basis=basis),
@@ -114,18 +115,26 @@ def time_left(
 
 
 def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
-    """The pace at which steps go now, for `steps_left` more of them; one step at least."""
-    recent = _steady(step_s)
-    n = len(recent)
-    mean = statistics.fmean(_winsorised(recent))
+    """The mean pace of `steps_left` steps to come, after these; one step at least."""
+    steady = _without_warm_up(list(step_s))
+    recent = _latest(steady)
+    n, whole = len(recent), statistics.fmean(_winsorised(steady))
+    holds = 1.0 if n == len(steady) else n * math.log1p(steps_left / n) / steps_left if steps_left else 1.0
+    mean = holds * statistics.fmean(_winsorised(recent)) + (1 - holds) * whole
     if n < 3:
         return Pace(mean, mean / 2, n)
-    blocks = _block_means(recent)
-    spread = statistics.stdev(blocks)
-    # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
-    coming = max(1.0, steps_left / (n / len(blocks)))
-    chance = student_t_95(len(blocks) - 1) * spread * math.sqrt(1 / len(blocks) + 1 / coming)
+    # where the pace has changed, it may change again, as the whole shows
+    chance = max(_chance(recent, steps_left), _chance(steady, steps_left) if n < len(steady) else 0.0)
     return Pace(mean, math.hypot(chance, DRIFT * mean), n)
+
+
+def _chance(values: Sequence[float], steps_left: float) -> float:
+    """Half-width of the interval for the mean of `steps_left` more, by the means of blocks: steps near one another are alike,
+    so that single steps would promise too much."""
+    blocks = _block_means(values)
+    # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
+    coming = max(1.0, steps_left / (len(values) / len(blocks)))
+    return student_t_95(len(blocks) - 1) * statistics.stdev(blocks) * math.sqrt(1 / len(blocks) + 1 / coming)
 
 
 def multiples_in(every: int, after: int, last: int) -> int:
@@ -133,22 +142,28 @@ def multiples_in(every: int, after: int, last: int) -> int:
     return 0 if every <= 0 or last <= after else last // every - after // every
 
 
-def _steady(step_s: Sequence[float]) -> list[float]:
-    """The longest run of latest steps, in doubling blocks, whose medians agree; warm-up steps left out where there are more."""
-    values = list(step_s)
-    if len(values) < 2 * LEAST_BLOCK:
-        return _without_warm_up(values)
+def _latest(values: list[float]) -> list[float]:
+    """The longest run of latest values, in doubling blocks, whose medians agree."""
     window = LEAST_BLOCK
-    while window < len(values):
-        recent, older = values[-window:], values[-2 * window : -window]
-        if len(older) < LEAST_BLOCK // 2:
-            break
-        if _differ(recent, older):
-            return recent
+    while 2 * window <= len(values) + window // 2:
+        if _differ(values[-window:], values[-2 * window : -window]):
+            both = values[-2 * window :]
+            return both[_change(_winsorised(both)) :]
         window *= 2
-    # what is left at the front is less than a block: the first steps of all, with the warm-up among them
-    start = max(0, len(values) - window)
-    return _without_warm_up(values) if start == 0 else values[start:]
+    return values
+
+
+def _change(values: Sequence[float]) -> int:
+    """Where two levels split the values with the least squares left, at least a few values from either end."""
+    edge = min(LEAST_BLOCK // 2, len(values) // 2)
+    total, best, at = math.fsum(values), -1.0, edge
+    before = math.fsum(values[: edge - 1])
+    for i in range(edge, len(values) - edge + 1):
+        before += values[i - 1]
+        explained = before**2 / i + (total - before) ** 2 / (len(values) - i)
+        if explained > best:
+            best, at = explained, i
+    return at
 
 
 def _differ(recent: Sequence[float], older: Sequence[float]) -> bool:
@@ -178,7 +193,7 @@ def _winsorised(values: Sequence[float]) -> list[float]:
 
 
 def _block_means(values: Sequence[float]) -> list[float]:
-    """Means of equal stretches: steps near one another are alike, so single steps would promise too much."""
+    """Means of equal stretches."""
     values = _winsorised(values)
     blocks = min(BLOCKS, len(values))
     ends = [round(i * len(values) / blocks) for i in range(blocks + 1)]
