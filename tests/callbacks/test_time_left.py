@@ -37,8 +37,8 @@ def errors(times, shares=(0.05, 0.1, 0.25, 0.5, 0.75)):
 @pytest.mark.parametrize(
     "run",
     [
-        dict(noise=0.0), dict(noise=0.2), dict(first_slow=1), dict(first_slow=8), dict(spike_every=5),
-        dict(pace=lambda i: 0.1 * (1 + 0.1 * math.sin(i / 5))),
+        {"noise": 0.0}, {"noise": 0.2}, {"first_slow": 1}, {"first_slow": 8}, {"spike_every": 5},
+        {"pace": lambda i: 0.1 * (1 + 0.1 * math.sin(i / 5))},
     ],
     ids=["even", "noisy", "compiles", "compiles for eight steps", "every fifth is slow", "waves"],
 )  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_step_under_way_counts():
     assert hangs.seconds == pytest.approx(9.0)
 
 
-@pytest.mark.parametrize("wrong", [dict(steps_left=-1), dict(since_s=-1), dict(step_s=[-1.0])])
+@pytest.mark.parametrize("wrong", [{"steps_left": -1}, {"since_s": -1}, {"step_s": [-1.0]}])
 def test_below_zero_is_refused(wrong):
     with pytest.raises(TrainpaceError):
         time_left(**{"step": 1, "total_steps": 2, "step_s": [1.0], "steps_left": 1, **wrong})
@@ -124,7 +124,9 @@ def test_below_zero_is_refused(wrong):
 seconds = st.floats(1e-6, 1e6)
 
 
-@given(st.lists(seconds, min_size=1, max_size=200), st.integers(0, 10**9), st.lists(seconds, max_size=5), st.floats(0, 1e6))
+@given(
+    st.lists(seconds, min_size=1, max_size=200), st.integers(0, 10**9), st.lists(seconds, max_size=5), st.floats(0, 1e6)
+)
 def test_always_an_interval_around_it(step_s, steps_left, evaluations, since):
     left = time_left(
         len(step_s), len(step_s) + steps_left, step_s, steps_left, [Other("evaluation", evaluations, 2)], since

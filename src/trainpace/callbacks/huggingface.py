@@ -18,17 +18,16 @@ from typing import Any
 from transformers import TrainerCallback
 
 from trainpace.callbacks.reporter import Reporter, harmless
-from trainpace.callbacks.time_left import Other, TimeLeft as Left, multiples_in
+from trainpace.callbacks.time_left import Other, multiples_in
+from trainpace.callbacks.time_left import TimeLeft as Left
 from trainpace.configs.huggingface import put_training_arguments
 from trainpace.configs.reading import Reading
 from trainpace.execution import Execution
 
-_READ = (
-    "per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile"
-).split()
+_READ = ("per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile").split()
 
 
-class TimeLeft(Reporter, TrainerCallback):  # type: ignore[misc]
+class TimeLeft(Reporter, TrainerCallback):
     """Prints the time left with a 90 % interval, and keeps the run in the journal at its end, also when it is interrupted.
 
     With `trainer`, an evaluation is reckoned with before the first one ran. Other arguments: see `Reporter`.
@@ -161,9 +160,9 @@ class TimeLeft(Reporter, TrainerCallback):  # type: ignore[misc]
 
     def _evaluation_samples(self) -> float | None:
         """On one device."""
-        data = getattr(self._trainer, "eval_dataset", None)
+        data: Any = getattr(self._trainer, "eval_dataset", None)
         try:
-            sets = data.values() if isinstance(data, dict) else [data]
+            sets: Any = data.values() if isinstance(data, dict) else [data]
             return None if data is None else sum(len(one) for one in sets) / max(1, self._args.world_size)
         except TypeError:  # a stream
             return None
@@ -179,9 +178,7 @@ class TimeLeft(Reporter, TrainerCallback):  # type: ignore[misc]
         if self._watch is None:
             return
         args = self._args
-        self._end(
-            _execution_of(args), args.device.type, ended, model=self._name, engine="transformers", seed=args.seed
-        )
+        self._end(_execution_of(args), args.device.type, ended, model=self._name, engine="transformers", seed=args.seed)
 
 
 def _execution_of(args: Any) -> Execution:

@@ -7,7 +7,6 @@ Its own bar shows the time left of the epoch, not of the training, and takes no 
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 try:
@@ -15,9 +14,11 @@ try:
 except ImportError:
     from pytorch_lightning.callbacks import Callback  # the same under its other name
 
-from trainpace.callbacks.fit_counts import FitState, Left as Counts, left_of
+from trainpace.callbacks.fit_counts import FitState, left_of
+from trainpace.callbacks.fit_counts import Left as Counts
 from trainpace.callbacks.reporter import Reporter, harmless
-from trainpace.callbacks.time_left import Other, TimeLeft as Left
+from trainpace.callbacks.time_left import Other
+from trainpace.callbacks.time_left import TimeLeft as Left
 from trainpace.execution import Execution
 
 _PRECISIONS = {
@@ -26,7 +27,7 @@ _PRECISIONS = {
 }  # fmt: skip
 
 
-class TimeLeft(Reporter, Callback):  # type: ignore[misc]
+class TimeLeft(Reporter, Callback):
     """Prints the time left with a 90 % interval, and keeps the run in the journal at its end, also when it is interrupted.
 
     Arguments: see `Reporter`. Counts are of batches.
@@ -211,7 +212,9 @@ class TimeLeft(Reporter, Callback):  # type: ignore[misc]
             self._settle("step")
         counts = self._counts()
         self._total = counts.total_batches if counts else self._step
-        losses = tuple(float(v) for k, v in trainer.logged_metrics.items() if k in ("loss", "train_loss") and v.numel() == 1)
+        losses = tuple(
+            float(v) for k, v in trainer.logged_metrics.items() if k in ("loss", "train_loss") and v.numel() == 1
+        )
         self._losses = list(losses)
         self._end(
             _execution_of(trainer), trainer.strategy.root_device.type, ended,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from trainpace.callbacks.stopwatch import Stopwatch
+from trainpace.callbacks.stopwatch import Stopwatch, Work
 from trainpace.callbacks.time_left import Other, TimeLeft, time_left
 from trainpace.execution import Execution
 from trainpace.units import format_duration
@@ -41,7 +41,9 @@ def harmless(
             hook(self, *args, **kwargs)
         except Exception as error:
             self.off = True
-            say(f"trainpace: no time left from here on ({type(error).__name__}: {error}); the training is not affected.")
+            say(
+                f"trainpace: no time left from here on ({type(error).__name__}: {error}); the training is not affected."
+            )
 
     return guarded
 
@@ -162,15 +164,10 @@ def words_of(left: TimeLeft, now: datetime.datetime | None = None, counted: str 
 def summary_of(watch: Stopwatch, steps: int, counted: str = "step", ended: str = "") -> str:
     """One line at the end: the steps, the whole time, and what was not steps."""
     median = format_duration(statistics.median(watch.times["step"]))
-    beside = [
-        f"{watch.count[work]} {name} {format_duration(watch.total_s[work])}"
-        for work, name in (("evaluation", "evaluations in"), ("checkpoint", "checkpoints in"))
-        if watch.count[work]
-    ]
+    works: tuple[Work, ...] = ("evaluation", "checkpoint")
+    beside = [f"{watch.count[w]} {w}s in {format_duration(watch.total_s[w])}" for w in works if watch.count[w]]
     stopped = f", stopped by {ended}" if ended else ""
     return (
         f"trainpace: {steps:,} {counted}{'e' if counted == 'batch' else ''}s in {format_duration(watch.elapsed_s)},"
-        f" median {counted} {median}"
-        + (f"; {', '.join(beside)}" if beside else "")
-        + stopped
+        f" median {counted} {median}" + (f"; {', '.join(beside)}" if beside else "") + stopped
     )

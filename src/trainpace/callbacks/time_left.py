@@ -3,11 +3,12 @@
     time left = steps left x mean step + for each other kind of work: times left x its mean
 
 The latest stretch of steps that looks like one process is told apart: looking back in doubling blocks, the first block whose
-median lies elsewhere ends it (the smallest of windows that agree, after Lepski 1991), where two levels fit best. A pace that has held for w steps
-is expected to hold for another as long: of R steps to come, w ln(1 + R / w) go at that pace (Gott 1993, doi:10.1038/363315a0), the
-rest at the mean of all. So a change that lasts is soon believed, and ten quick steps are not. First steps that
-compile are warm-up and belong to neither. Rare spikes are winsorised (Tukey 1962): the slowest hundredth counts as the
-slowest of the rest, so that one stall of half a minute is not taken to come again, while a pause at every fiftieth step is.
+median lies elsewhere ends it (the smallest of windows that agree, after Lepski 1991), where two levels fit best. A pace that
+has held for w steps is expected to hold for another as long: of R steps to come, w ln(1 + R / w) go at that pace (Gott 1993,
+doi:10.1038/363315a0), the rest at the mean of all. So a change that lasts is soon believed, and ten quick steps are not. First
+steps that compile are warm-up and belong to neither. Rare spikes are winsorised (Tukey 1962): the slowest hundredth
+counts as the slowest of the rest, so that one stall of half a minute is not taken to come again, while a pause at every
+fiftieth step is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from trainpace.errors import TrainpaceError
@@ -197,7 +199,7 @@ def _block_means(values: Sequence[float]) -> list[float]:
     values = _winsorised(values)
     blocks = min(BLOCKS, len(values))
     ends = [round(i * len(values) / blocks) for i in range(blocks + 1)]
-    return [statistics.fmean(values[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    return [statistics.fmean(values[a:b]) for a, b in pairwise(ends)]
 
 
 def _each(other: Other) -> tuple[float, float, float] | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainpace.cli.options import DURATION, echo_json
 from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
+
+if TYPE_CHECKING:
+    from trainpace.diagnose import Diagnosis
 
 
 @click.command(context_settings=WHOLE_COMMAND)
@@ -45,11 +49,23 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
     trainpace diagnose --epochs 90 -- torchrun --nproc-per-node 2 train.py
     trainpace diagnose FOLDER
     """
-    from trainpace.diagnose import diagnose as diagnose_recording
     from trainpace.records import to_jsonable
     from trainpace.report.diagnosis import print_diagnosis
+
+    found, folder, code = diagnosis_of(command, o)
+    if o["as_json"]:
+        echo_json({"folder": str(folder), **to_jsonable(found)})
+    else:
+        print_diagnosis(found, str(folder))
+    return 0 if found.proofs else code
+
+
+def diagnosis_of(command: Sequence[str], o: dict[str, Any]) -> tuple[Diagnosis, Path, int]:
+    """(what was found, the recording's folder, the command's exit code), as the options ask."""
+    from trainpace.diagnose import diagnose as diagnose_recording
     from trainpace.watch import read_recording
 
+    command = tuple(command)
     if not command:
         raise click.UsageError("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
     code = 0
@@ -62,9 +78,4 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
             "without": list(o["without"]),
         }  # fmt: skip
         code = run(command, folder, o["as_json"], trials)
-    found = diagnose_recording(read_recording(folder), o["epochs"])
-    if o["as_json"]:
-        echo_json({"folder": str(folder), **to_jsonable(found)})
-    else:
-        print_diagnosis(found, str(folder))
-    return 0 if found.proofs else code
+    return diagnose_recording(read_recording(folder), o["epochs"]), folder, code

@@ -24,7 +24,10 @@ from trainpace.cli.options import (
 from trainpace.execution import PRECISIONS
 
 if TYPE_CHECKING:
+    from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected
     from trainpace.workload import Workload
+
+    Nearest = tuple[Binding, str, Match | Rejected]
 
 
 @click.command()
@@ -115,6 +118,23 @@ def match(model: str, **o: Any) -> int:
       network_gb_per_s = 1.25
       price = 1.20
     """
+    import datetime
+
+    workload, ranking, job, close = ranking_of(model, o)
+    if o["as_json"]:
+        from trainpace.report.match_json import ranking_json
+    else:
+        from trainpace.report.match import print_ranking
+    today = datetime.date.today()
+    if o["as_json"]:
+        echo_json(ranking_json(workload, ranking, job, close, today))
+    else:
+        print_ranking(workload, ranking, job, close, o["by"], o["top"], today)
+    return 0 if ranking.matches else 1
+
+
+def ranking_of(model: str | Workload, o: dict[str, Any]) -> tuple[Workload, Ranking, Job, Nearest | None]:
+    """(the workload, all servers ranked, the job, what is nearest where none matches), as the options ask."""
     from trainpace.cli.traced import variant_of, workload_started
     from trainpace.workload import form_of
 
@@ -132,19 +152,17 @@ def match(model: str, **o: Any) -> int:
         return _matched(workload, precisions, o)
 
 
-def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dict[str, Any]) -> int:
-    """Read the offers, wait for the workload, rank, print; the exit code."""
-    import datetime
-
+def _matched(
+    traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dict[str, Any]
+) -> tuple[Workload, Ranking, Job, Nearest | None]:
+    """Read the offers, wait for the workload, rank."""
     from trainpace.cli.hardware import devices_of
     from trainpace.cli.servers import chosen, offers_known, provider_known
     from trainpace.offers.match import Job, nearest, rank
     from trainpace.schedule import Schedule
 
-    if o["as_json"]:
-        from trainpace.report.match_json import ranking_json
-    else:
-        from trainpace.report.match import print_ranking
+    if not o["as_json"]:  # a part of a second that the tracing process takes anyway
+        import trainpace.report.match  # noqa: F401
     own = devices_of(o["hardware"])
     known = offers_known(o["machines"], o["only_machines"])
     if o["data_from"]:
@@ -162,13 +180,7 @@ def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dic
 
         save(workload, o["save_workload"])
     ranking = rank(workload, offers, devices, job, "usd" if o["by"] == "cost" else "hours")
-    today = datetime.date.today()
-    close = None if ranking.matches else nearest(ranking, job)
-    if o["as_json"]:
-        echo_json(ranking_json(workload, ranking, job, close, today))
-    else:
-        print_ranking(workload, ranking, job, close, o["by"], o["top"], today)
-    return 0 if ranking.matches else 1
+    return workload, ranking, job, None if ranking.matches else nearest(ranking, job)
 
 
 def _conditions(o: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,12 @@ from trainpace.cli.options import (
     within,
 )
 from trainpace.execution import PRECISIONS
+
+if TYPE_CHECKING:
+    from trainpace.diagnose import Advice
+    from trainpace.hardware import Cluster
+    from trainpace.plan import Plan
+    from trainpace.workload import Workload
 
 _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 
@@ -109,36 +115,12 @@ def plan(model: str, **o: Any) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
-    from msgspec.structs import replace
-
-    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
     from trainpace.cli.plan_write import as_json, check_write, print_files, rewritten, save_all
-    from trainpace.cli.traced import workload_of
-    from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.records import save, to_jsonable
     from trainpace.report.plan import print_plan, print_script_changes
-    from trainpace.workload import Form, Variant, form_of
 
-    if Path(model).is_dir():
-        raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
-    noise_scale = noise_scale_of(o)
     check_write(o)
-    present = Present.read(o)
-    freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
-    cluster = cluster_of(o, present)
-    schedule = schedule_of(o, present)
-    forms: tuple[Form, ...] = ("half",) if form_of(present.precision(o)) == "half" else ("fp32", "amp")
-    if o["allow_fp8"] and "half" not in forms:
-        forms = (*forms, "half")
-    variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
-    workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
-    start = present.execution(o, cluster, workload)
-    found = plan_changes(
-        Setting(workload, cluster, schedule, noise_scale=noise_scale), start, data_paths(o, present, start, cluster), freedom,
-        to="simplest" if o["simplest"] else "best",
-    )  # fmt: skip
-    found = replace(found, model=model)
-    also = script_changes(present, start, schedule)
+    found, workload, cluster, noise_scale, also = planned(model, o)
     if o["output"]:
         save(found, o["output"])
     files = rewritten(o, found) if o["write"] else None
@@ -154,3 +136,35 @@ def plan(model: str, **o: Any) -> int:
         if o["write"]:
             print_files(files, backups, o["yes"])
     return 0 if found.best is not None else 1
+
+
+def planned(
+    model: str | Workload, o: dict[str, Any]
+) -> tuple[Plan, Workload, Cluster, float | None, list[tuple[Advice, float]]]:
+    """(the plan, the workload, the fleet, the noise scale, what to change in the script itself), as the options ask."""
+    from msgspec.structs import replace
+
+    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
+    from trainpace.cli.traced import workload_of
+    from trainpace.plan import Freedom, Setting, plan_changes
+    from trainpace.workload import Form, Variant, form_of
+
+    if isinstance(model, str) and Path(model).is_dir():
+        raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
+    noise_scale = noise_scale_of(o)
+    present = Present.read(o)
+    freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
+    cluster = cluster_of(o, present)
+    schedule = schedule_of(o, present)
+    forms: tuple[Form, ...] = ("half",) if form_of(present.precision(o)) == "half" else ("fp32", "amp")
+    if o["allow_fp8"] and "half" not in forms:
+        forms = (*forms, "half")
+    variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
+    workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
+    start = present.execution(o, cluster, workload)
+    found = plan_changes(
+        Setting(workload, cluster, schedule, noise_scale=noise_scale), start, data_paths(o, present, start, cluster), freedom,
+        to="simplest" if o["simplest"] else "best",
+    )  # fmt: skip
+    found = replace(found, model=model if isinstance(model, str) else model.model)
+    return found, workload, cluster, noise_scale, script_changes(present, start, schedule)
