@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ EPOCHS = 3
 BATCH = 16
 EVALUATE_EVERY = 60
 GOAL = 0.10
+SECONDS = {
+    "wall": "",
+    "cpu": " Seconds are the process's own on the processor, everywhere and for every peer: the machine did other work.",
+}
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def main() -> None:
@@ -41,16 +48,17 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES)
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()
     if arguments.case:
-        print(json.dumps(one(arguments.engine, arguments.case)))
+        print(json.dumps(one(arguments.engine, arguments.case, CLOCKS[arguments.clock])))
         return
     runs = []
     for round_ in range(arguments.rounds):
         for engine in ENGINES:
             for case in CASES:
-                command = [sys.executable, __file__, "--engine", engine, "--case", case]
+                command = [sys.executable, __file__, "--engine", engine, "--case", case, "--clock", arguments.clock]
                 found = subprocess.run(command, capture_output=True, text=True, check=False)
                 if found.returncode:
                     raise SystemExit(f"{engine}, {case}: {found.stderr[-2000:]}")
@@ -60,23 +68,24 @@ def main() -> None:
                 print(
                     f"round {round_ + 1}, {engine}, {case}: {run['seconds']:.0f} s, off by {shown} %", file=sys.stderr
                 )
-    arguments.output.write_text(report(runs, arguments.rounds))
+    arguments.output.write_text(report(runs, arguments.rounds, arguments.clock))
 
 
-def one(engine: str, case: str) -> dict[str, Any]:
+def one(engine: str, case: str, clock: Clock) -> dict[str, Any]:
     """Train once; what was foretold at each moment, and what was true."""
     with tempfile.TemporaryDirectory() as folder:
-        return (_transformers if engine == "transformers" else _lightning)(case, Path(folder))
+        return (_transformers if engine == "transformers" else _lightning)(case, Path(folder), Notes(clock))
 
 
 class Notes:
     """What was foretold, and when."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.foretold: list[dict[str, float]] = []
         self.hooks_s = self.end_s = 0.0
         self.steps = 0
-        self.begun = time.perf_counter()
+        self.begun = clock()
 
     def take(self, done: int, first: int, total: int, left: Any, peers: dict[str, float | None]) -> None:
         """At the step that passes one of the shares of the run."""
@@ -84,15 +93,13 @@ class Notes:
         share = self.steps / (total - first)
         if left is None or len(self.foretold) == len(AT) or share < AT[len(self.foretold)]:
             return
-        known = {name: value for name, value in peers.items() if value is not None}
-        self.foretold.append({
-            "at": AT[len(self.foretold)], "now": time.perf_counter(), "seconds": left.seconds, "low": left.interval_s.low,
-            "high": left.interval_s.high, **known,
-        })  # fmt: skip
+        moment = {"at": AT[len(self.foretold)], "now": self.clock(), "seconds": left.seconds}
+        moment |= {"low": left.interval_s.low, "high": left.interval_s.high}
+        self.foretold.append(moment | {name: value for name, value in peers.items() if value is not None})
 
     def done(self, engine: str, case: str) -> dict[str, Any]:
         """Against the end, which is now."""
-        end = time.perf_counter()
+        end = self.clock()
         moments = []
         for f in self.foretold:
             true = end - f["now"]
@@ -131,8 +138,8 @@ def _timing(name: str, hook: Any, notes: Notes) -> Any:
     return timed
 
 
-def _passed(begun: float, done: int, first: int, total: int) -> float | None:
-    return (time.perf_counter() - begun) / (done - first) * (total - done) if done > first else None
+def _passed(notes: Notes, done: int, first: int, total: int) -> float | None:
+    return (notes.clock() - notes.begun) / (done - first) * (total - done) if done > first else None
 
 
 def _model() -> Any:
@@ -168,11 +175,14 @@ def _samples(case: str) -> int:
     return STEPS // EPOCHS * BATCH * micro_steps - BATCH // 2
 
 
-def _transformers(case: str, folder: Path) -> dict[str, Any]:
+def _transformers(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
     import torch
+    import tqdm.std
     from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
     from trainpace.callbacks.huggingface import TimeLeft
+
+    tqdm.std.time = notes.clock  # its bars count the same seconds
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -206,8 +216,9 @@ def _transformers(case: str, folder: Path) -> dict[str, Any]:
         first.train()
         resume = str(folder / f"checkpoint-{EVALUATE_EVERY * 4}")
     trainer = trainer_of()
-    notes = Notes()
-    callback = _timed(TimeLeft(trainer, tell=lambda left: None, journal=str(folder / "journal.db")), notes)
+    callback = _timed(
+        TimeLeft(trainer, tell=lambda left: None, clock=notes.clock, journal=str(folder / "journal.db")), notes
+    )
 
     class Watch(TrainerCallback):
         first = 0
@@ -217,7 +228,7 @@ def _transformers(case: str, folder: Path) -> dict[str, Any]:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             done, total = state.global_step, state.max_steps
-            peers = {"tqdm": _tqdm(trainer), "passed": _passed(notes.begun, done, self.first, total)}
+            peers = {"tqdm": _tqdm(trainer), "passed": _passed(notes, done, self.first, total)}
             notes.take(done, self.first, total, callback.time_left(control), peers)
 
     def _tqdm(trainer: Any) -> float | None:
@@ -228,12 +239,12 @@ def _transformers(case: str, folder: Path) -> dict[str, Any]:
 
     trainer.add_callback(callback)
     trainer.add_callback(Watch())
-    notes.begun = time.perf_counter()
+    notes.begun = notes.clock()
     trainer.train(resume_from_checkpoint=resume)
     return notes.done("transformers", case)
 
 
-def _lightning(case: str, folder: Path) -> dict[str, Any]:
+def _lightning(case: str, folder: Path, notes: Notes) -> dict[str, Any]:
     import logging
     import warnings
 
@@ -279,8 +290,7 @@ def _lightning(case: str, folder: Path) -> dict[str, Any]:
         keep = ModelCheckpoint(dirpath=folder, filename="resume", every_n_train_steps=stop)
         trainer_of([keep], max_steps=stop).fit(Net(), train, validation)
         path = str(folder / "resume.ckpt")
-    notes = Notes()
-    callback = _timed(TimeLeft(tell=lambda left: None, journal=str(folder / "journal.db")), notes)
+    callback = _timed(TimeLeft(tell=lambda left: None, clock=notes.clock, journal=str(folder / "journal.db")), notes)
 
     class Watch(Callback):
         first = 0
@@ -291,15 +301,15 @@ def _lightning(case: str, folder: Path) -> dict[str, Any]:
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             total = trainer.num_training_batches * EPOCHS
-            peers = {"passed": _passed(notes.begun, done, self.first, total)}
+            peers = {"passed": _passed(notes, done, self.first, total)}
             notes.take(done, self.first, total, callback.time_left(), peers)
 
-    notes.begun = time.perf_counter()
+    notes.begun = notes.clock()
     trainer_of([callback, Watch()]).fit(Net(), train, validation, ckpt_path=path)
     return notes.done("lightning", case)
 
 
-def report(runs: list[dict[str, Any]], rounds: int) -> str:
+def report(runs: list[dict[str, Any]], rounds: int, clock: str) -> str:
     """Medians and worst errors by case and moment; how often the interval held; the peers."""
     moments = [(run, m) for run in runs for m in run["moments"]]
     errors = [abs(m["error"]) for _, m in moments]
@@ -311,12 +321,13 @@ def report(runs: list[dict[str, Any]], rounds: int) -> str:
         "",
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, one thread;"
         f" {rounds} rounds of {STEPS} steps (Lightning with accumulation: batches) in {EPOCHS} epochs; an evaluation and a"
-        f" checkpoint every {EVALUATE_EVERY} steps where there are any; resumed runs go on from step {4 * EVALUATE_EVERY}.",
+        f" checkpoint every {EVALUATE_EVERY} steps where there are any; resumed runs go on from step {4 * EVALUATE_EVERY}."
+        + SECONDS[clock],
         "",
         f"Within {GOAL:.0%} of what was left: **{within} of {len(errors)}** moments. Median error"
         f" {statistics.median(errors):.1%}, largest {max(errors):.1%}. The 90 % interval held the truth in {sum(inside)} of"
-        f" {len(inside)}. The callback's hooks took {statistics.median(costs):.1f} us a step at the median of runs, {max(costs):.1f}"
-        f" at most; its end, which opens the journal, {statistics.median(run['end_s'] for run in runs):.2f} s.",
+        f" {len(inside)}. The callback's hooks took {statistics.median(costs):.1f} us a step at the median of runs,"
+        f" {max(costs):.1f} at most; its end, which opens the journal, {statistics.median(run['end_s'] for run in runs):.2f} s.",
         "",
         "Errors: foretold over true, less one, in per cent; of all rounds the median (largest).",
         "",

@@ -13,7 +13,9 @@ from trainpace.callbacks.time_left import multiples_in
 
 
 class FitState(NamedTuple):
-    """Where a fit stands after a batch. `epoch` of `max_epochs` (None: no limit) is the current one, from 0; `batch` of
+    """Where a fit stands after a batch, before the validation that may follow it.
+
+    `epoch` of `max_epochs` (None: no limit) is the current one, from 0; `batch` of
     `epoch_batches` (None: nobody knows) were done in it. `global_step` of `max_steps` (None) counts optimizer steps.
 
     Validation runs after every `val_every_batches` of an epoch, in every `val_every_epochs`-th; where that is None, after
@@ -84,13 +86,13 @@ def _evaluations(s: FitState, batches: int) -> int:
     if every <= 0:
         return 0
     if s.val_every_epochs is None:
-        return multiples_in(every, s.total_batch, s.total_batch + batches)
+        return multiples_in(every, s.total_batch - 1, s.total_batch + batches)
     last = s.batch + batches
     whole, rest = divmod(last, s.epoch_batches)
 
     def validates(epoch: int) -> bool:
         return (epoch + 1) % (s.val_every_epochs or 1) == 0
 
-    done = s.batch // every if validates(s.epoch) else 0
+    done = (s.batch - 1) // every if validates(s.epoch) and s.batch else 0
     full_epochs = multiples_in(s.val_every_epochs, s.epoch, s.epoch + whole)  # of those that end
     return full_epochs * (s.epoch_batches // every) + (rest // every if validates(s.epoch + whole) else 0) - done
