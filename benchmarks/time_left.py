@@ -29,10 +29,10 @@ RESULT = Path(__file__).parent / "results" / "time_left.md"
 AT = (0.05, 0.10, 0.25, 0.50, 0.75)
 CASES = ("plain", "accumulation", "evaluation", "resume")
 ENGINES = ("transformers", "lightning")
-STEPS = 600
+STEPS = 360
 EPOCHS = 3
 BATCH = 16
-EVALUATE_EVERY = 60
+EVALUATE_EVERY = 40
 GOAL = 0.10
 SECONDS = {
     "wall": "",
@@ -125,11 +125,11 @@ def _timed(callback: Any, notes: Notes) -> Any:
 
 def _timing(name: str, hook: Any, notes: Notes) -> Any:
     def timed(*args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         try:
             return hook(*args, **kwargs)
         finally:
-            passed = time.perf_counter() - begin
+            passed = time.thread_time() - begin
             if name == "on_train_end":
                 notes.end_s += passed
             else:

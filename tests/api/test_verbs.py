@@ -81,7 +81,7 @@ def test_a_room_can_be_patched(monkeypatch):
     monkeypatch.setattr("trainpace.schedule.total_steps", lambda *_: 7)
     assert trainpace.schedule.total_steps() == 7
     monkeypatch.undo()
-    assert trainpace.schedule(samples=100, epochs=1, global_batch=10, step_time=1).steps == 10
+    assert trainpace.schedule(samples=100, epochs=1, global_batch=10, step_time=1).time.total_s == 10
 
 
 def test_importing_trainpace_imports_nothing_else():

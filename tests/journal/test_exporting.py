@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from entries import entry, whole_entry
+from nouns import measurement
 from trainpace.execution import Execution
 from trainpace.journal.exporting.columns import numbers_of, series_of, settings_of, start_ms, words_of
 from trainpace.journal.importing.mlflow import read_mlflow
@@ -41,7 +42,7 @@ def run(tmp_path, *words, **more):
 @pytest.fixture
 def journal(tmp_path):
     kept = [
-        whole_entry(notes="a remark", commit="abc", sequence_length=128, execution=Execution(micro_batch=8, accumulation=4)),
+        whole_entry(step_time_ms=measurement().median_ms, notes="a remark", commit="abc", sequence_length=128, execution=Execution(micro_batch=8, accumulation=4)),
         entry(model="vgg16", step_time_ms=12.5, seed=3),
         entry(model="big", step_time_ms=None, outcome="out_of_memory", reason="not enough memory"),
     ]  # fmt: skip

@@ -123,9 +123,8 @@ class PlanOptions(Traced, total=False):
     num_gpus: Count
     nodes: Count
     network: float
-    fleet: Path
+    cluster: Path
     price: Usd
-    memory_limit: float
     config: Path | Iterable[Path]
     command: str
     watched: Path

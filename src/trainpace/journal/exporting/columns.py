@@ -30,7 +30,8 @@ def numbers_of(entry: Entry) -> dict[str, float]:
     parts = {} if entry.step is None else {part: getattr(entry.step, part) for part in STEP_PARTS}
     interval = entry.interval_ms
     found = {
-        "median_step_ms": entry.step_time_ms, "step_ms_low": interval and interval.low, "step_ms_high": interval and interval.high,
+        "median_step_ms": entry.step_time_ms,
+        "step_ms_low": interval and interval.low, "step_ms_high": interval and interval.high,
         "samples_per_second": entry.samples_per_second, "peak_memory_gib": entry.peak_memory_gib,
         "reserved_memory_gib": entry.reserved_memory_gib, "forecast_ms": entry.forecast_ms,
         "forecast_low_ms": entry.forecast_low_ms, "forecast_high_ms": entry.forecast_high_ms, **parts,
