@@ -93,7 +93,7 @@ class Notes:
         share = self.steps / (total - first)
         if left is None or len(self.foretold) == len(AT) or share < AT[len(self.foretold)]:
             return
-        moment = {"at": AT[len(self.foretold)], "now": self.clock(), "seconds": left.seconds}
+        moment: dict[str, float] = {"at": AT[len(self.foretold)], "now": self.clock(), "seconds": left.seconds}
         moment |= {"low": left.interval_s.low, "high": left.interval_s.high}
         self.foretold.append(moment | {name: value for name, value in peers.items() if value is not None})
 
@@ -103,11 +103,11 @@ class Notes:
         moments = []
         for f in self.foretold:
             true = end - f["now"]
-            moments.append({
-                "at": f["at"], "true": true, "error": f["seconds"] / true - 1, "inside": f["low"] <= true <= f["high"],
-                "width": (f["high"] - f["low"]) / true,
-                **{name: f[name] / true - 1 for name in ("tqdm", "passed") if name in f},
-            })  # fmt: skip
+            errors = {"error": f["seconds"], **{name: f[name] for name in ("tqdm", "passed") if name in f}}
+            moments.append(
+                {"at": f["at"], "inside": f["low"] <= true <= f["high"]}
+                | {name: foretold / true - 1 for name, foretold in errors.items()}
+            )
         seconds = end - self.begun
         return {
             "engine": engine, "case": case, "seconds": seconds, "hooks_s": self.hooks_s, "end_s": self.end_s, "steps": self.steps,

@@ -147,6 +147,10 @@ def watch(command: str | Sequence[str], **options: Unpack[o.WatchOptions]) -> Re
     from trainpace.watch import read_recording
 
     words = _words(command)
+    if not words:
+        from trainpace.errors import TrainpaceError
+
+        raise TrainpaceError("there is no command to watch.", "trainpace.watch('python train.py')")
     p = _options(verb, options, *words)
     with _plainly():
         folder = folder_for(p["output"], words)
