@@ -103,11 +103,11 @@ class Notes:
         moments = []
         for f in self.foretold:
             true = end - f["now"]
-            errors = {"error": f["seconds"], **{name: f[name] for name in ("tqdm", "passed") if name in f}}
-            moments.append(
-                {"at": f["at"], "inside": f["low"] <= true <= f["high"]}
-                | {name: foretold / true - 1 for name, foretold in errors.items()}
-            )
+            moment: dict[str, Any] = {"at": f["at"], "inside": f["low"] <= true <= f["high"]}
+            for name, what in (("error", "seconds"), ("tqdm", "tqdm"), ("passed", "passed")):
+                if what in f:
+                    moment[name] = f[what] / true - 1
+            moments.append(moment)
         seconds = end - self.begun
         return {
             "engine": engine, "case": case, "seconds": seconds, "hooks_s": self.hooks_s, "end_s": self.end_s, "steps": self.steps,

@@ -7,12 +7,15 @@ Its own bar shows the time left of the epoch, not of the training, and takes no 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-try:
+if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
-except ImportError:
-    from pytorch_lightning.callbacks import Callback  # the same under its other name
+else:
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback  # the same under its other name
 
 from trainpace.callbacks.fit_counts import FitState, left_of
 from trainpace.callbacks.fit_counts import Left as Counts
