@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve docs docs-check docs-generate docs-refresh lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-match  how long match takes; the cost of failures against a simulation (some minutes)"
 	@echo "make bench-cluster   many GPUs on held-out runs, the search, links and steps between shaped hosts (half an hour, as root)"
 	@echo "make bench-run   the ladder, Slurm, config writers, verify and the noise scale on a machine that does nothing else (an hour, as root)"
+	@echo "make bench-callbacks  the callbacks' time left against what trainings then took, on a machine that does nothing else (ten minutes)"
 	@echo "make bench-serve   the dashboard over a million runs in Chromium, 50 clients, hostile requests (ten minutes)"
 	@echo "make docs        the documentation as a site, into out/docs"
 	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
@@ -85,6 +86,9 @@ bench-measure: $(VENV)/installed .zoo/installed
 	PYTHONPATH=.zoo:tests/shims $(BIN)/python benchmarks/measure.py
 	$(BIN)/python benchmarks/jumps.py --data $(DATA)
 	$(BIN)/python benchmarks/journal.py
+
+bench-callbacks: $(VENV)/installed .engines/installed
+	PYTHONPATH=.engines $(BIN)/python benchmarks/time_left.py
 
 bench-diagnose: $(VENV)/installed .engines/installed .peers-watch/installed
 	$(BIN)/python benchmarks/diagnose.py

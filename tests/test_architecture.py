@@ -14,8 +14,8 @@ ROOMS = [
     "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome",  # 1
     "forecast", "plan",  # 2
     "isolation", "user_file", "trace", "measure", "datapath", "watch", "diagnose",  # 3
-    "configs", "validation", "journal", "offers", "launch", "verify", "ladder",  # 4
-    "report", "web", "cli", "__main__",  # 5
+    "configs", "validation", "journal", "offers", "launch", "verify", "ladder", "callbacks",  # 4
+    "report", "web", "cli", "api", "__main__",  # 5
 ]  # fmt: skip
 LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
 FORBIDDEN_BELOW = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.records import Record
+from trainpace.records import Record, Table
 from trainpace.schedule import NoiseScale, TrainingTime
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
@@ -168,7 +168,7 @@ class MeasuredNoiseScale(Record):
     step_ms: float
 
 
-class Measurement(Record):
+class Measurement(Record, Table):
     """Real steps of one model at one batch size, on the machine that `environment` describes.
 
     `step_times_ms` are the timed steps in order; `warmup_ms` those before the steady state, kept as data. `step` holds
@@ -197,6 +197,18 @@ class Measurement(Record):
     def samples_per_second(self) -> float:
         """Throughput at the median step."""
         return 1e3 * self.execution.global_batch / self.median_ms
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A row a step in order, the warm-up first: its time, whether it is warm-up, and its loss where that was kept."""
+        times = [*self.warmup_ms, *self.step_times_ms]
+        losses = (
+            self.losses if len(self.losses) == len(times) else (None,) * len(times)
+        )  # accumulation has one a micro-step
+        return [
+            {"model": self.model, "device": self.device, "batch": self.execution.micro_batch, "step": i + 1, "step_time_ms": ms,
+             "warm_up": i < len(self.warmup_ms), "loss": losses[i]}
+            for i, ms in enumerate(times)
+        ]  # fmt: skip
 
 
 ProbeFailure = Literal["out_of_memory", "timeout", "crashed"]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 import msgspec
 import numpy as np
 
-from trainpace.errors import UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput
 
 SCHEMA_VERSION = 1
 
@@ -24,6 +24,24 @@ SCHEMA_VERSION = 1
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A frozen value with named fields. Subclasses check themselves in ``__post_init__``, raising ``ValueError``."""
+
+
+class Table:
+    """A result that is a table."""
+
+    __slots__ = ()
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The rows, each a dict of plain values by column."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas DataFrame. Raises TrainpaceError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise TrainpaceError("to_pandas() needs pandas.", "pip install 'trainpace[pandas]'.") from None
+        return pandas.DataFrame(self.to_dicts())
 
 
 R = TypeVar("R", bound=Record)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainpace.cli.options import COUNT, DURATION, echo_json
 from trainpace.errors import TrainpaceError
+
+if TYPE_CHECKING:
+    from trainpace.measure.detect import Machine
+    from trainpace.measure.profile import MachineProfile
 
 
 @click.command()
@@ -41,12 +45,10 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
     from msgspec.structs import replace
 
     from trainpace.cli.places import default_profile_file
-    from trainpace.measure import calibrate as measure_machine
     from trainpace.measure.detect import detect
     from trainpace.measure.disturbances import warnings_of
-    from trainpace.records import save, to_jsonable
+    from trainpace.records import to_jsonable
     from trainpace.report.machine import print_machine, print_profile
-    from trainpace.report.progress import Bar
 
     target = Path(o["output"]) if o["output"] else default_profile_file()
     if o["output"] and not target.resolve().parent.is_dir():
@@ -66,6 +68,22 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
         if o["as_json"]:
             echo_json(to_jsonable(machine))
         return 0
+    profile = profile_of(seconds, machine, ranks, backend, target)
+    if o["as_json"]:
+        echo_json(to_jsonable(profile))
+    else:
+        print_profile(profile, str(target))
+    return 0
+
+
+def profile_of(seconds: float, machine: Machine, ranks: int | None, backend: Any, target: Path) -> MachineProfile:
+    """Measure this machine, and leave its profile at `target`."""
+    from msgspec.structs import replace
+
+    from trainpace.measure import calibrate as measure_machine
+    from trainpace.records import save
+    from trainpace.report.progress import Bar
+
     click.echo(f"measuring for about {seconds:.0f} s; let nothing else run", err=True)
     with Bar("calibrating", seconds=seconds):
         profile = measure_machine(seconds, machine)
@@ -77,11 +95,7 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
             profile = replace(profile, allreduce=measure_allreduce(ranks, backend))
     target.parent.mkdir(parents=True, exist_ok=True)
     save(profile, target)
-    if o["as_json"]:
-        echo_json(to_jsonable(profile))
-    else:
-        print_profile(profile, str(target))
-    return 0
+    return profile
 
 
 def _calibrate_hosts(target: Path, gb_per_s: float | None, as_json: bool) -> int:

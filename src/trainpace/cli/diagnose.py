@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from trainpace.cli.pictures import check_pictures, picture_options, save_picture
 from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
 
 if TYPE_CHECKING:
+    from trainpace.diagnose import Diagnosis
     from trainpace.watch.timeline import Timeline
 
 
@@ -50,14 +52,32 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
     trainpace diagnose --epochs 90 -- torchrun --nproc-per-node 2 train.py
     trainpace diagnose FOLDER
     """
-    from trainpace.diagnose import diagnose as diagnose_recording
     from trainpace.records import to_jsonable
     from trainpace.report.diagnosis import print_diagnosis
+
+    check_pictures(o)
+    found, folder, code = diagnosis_of(command, o)
+    if o["as_json"]:
+        echo_json({"folder": str(folder), **to_jsonable(found)})
+    else:
+        print_diagnosis(found, str(folder))
+    if o["page"] or o["figure"]:
+        from trainpace.report.pages.diagnosis import diagnosis_page, diagnosis_pictures
+        from trainpace.watch import read_recording
+
+        asked = " ".join(read_recording(folder).command)
+        save_pictures(o, lambda: diagnosis_page(found, asked, _timeline(folder)), lambda: diagnosis_pictures(found))
+    return 0 if found.proofs else code
+
+
+def diagnosis_of(command: Sequence[str], o: dict[str, Any]) -> tuple[Diagnosis, Path, int]:
+    """(what was found, the recording's folder, the command's exit code), as the options ask."""
+    from trainpace.diagnose import diagnose as diagnose_recording
     from trainpace.watch import read_recording
 
+    command = tuple(command)
     if not command:
         raise click.UsageError("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
-    check_pictures(o)
     code = 0
     if len(command) == 1 and Path(command[0]).is_dir():
         folder = Path(command[0])
@@ -68,17 +88,7 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
             "without": list(o["without"]),
         }  # fmt: skip
         code = run(command, folder, o["as_json"], trials)
-    found = diagnose_recording(read_recording(folder), o["epochs"])
-    if o["as_json"]:
-        echo_json({"folder": str(folder), **to_jsonable(found)})
-    else:
-        print_diagnosis(found, str(folder))
-    if o["page"] or o["figure"]:
-        from trainpace.report.pages.diagnosis import diagnosis_page, diagnosis_pictures
-
-        asked = " ".join(read_recording(folder).command)
-        save_pictures(o, lambda: diagnosis_page(found, asked, _timeline(folder)), lambda: diagnosis_pictures(found))
-    return 0 if found.proofs else code
+    return diagnose_recording(read_recording(folder), o["epochs"]), folder, code
 
 
 def _timeline(folder: Path) -> Timeline | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,10 @@ from trainpace.cli.pictures import check_pictures, picture_options, save_picture
 from trainpace.cli.places import JOURNAL
 from trainpace.cli.sharding import sharding_of, sharding_options
 from trainpace.execution import PRECISIONS
+
+if TYPE_CHECKING:
+    from trainpace.outcome import Forecast, Jump
+    from trainpace.workload import Workload
 
 
 @click.command()
@@ -105,6 +109,34 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
+    from trainpace.records import to_jsonable
+    from trainpace.report.forecast import print_forecasts, row_json
+
+    check_pictures(o)
+    workload, rows, jumps, said, asked = forecasts_of(model, gpus, batches, o)
+    if o["as_json"]:
+        echo_json({
+            "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows],
+            "journal": said, "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
+        })  # fmt: skip
+    else:
+        print_forecasts(workload, rows, jumps, said, model)
+    if o["page"] or o["figure"]:
+        from trainpace.report.pages.forecast import Asked, forecast_page, forecast_pictures
+
+        of_each = [Asked(*one) for one in asked]
+        save_pictures(o, lambda: forecast_page(of_each, jumps, said), lambda: forecast_pictures(of_each, jumps))
+    if all(row.step is None for row in rows):
+        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+            click.echo(f"trainpace: not forecast: {reason}", err=True)
+    return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
+
+
+def forecasts_of(
+    model: str | Workload, gpus: Sequence[str], batches: Sequence[int], o: dict[str, Any]
+) -> tuple[Workload, list[Forecast], dict[str, tuple[Jump, ...]], list[str], list[Any]]:
+    """(the workload, a forecast a GPU and batch, jumps by device, what the journal knew, and of each target what a page shows of
+    it: its form, cluster, kernels and forecasts), as the options ask."""
     from msgspec.structs import replace
 
     from trainpace.cli.hardware import devices_of
@@ -114,8 +146,7 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
     from trainpace.forecast.jumps import jumps_of
     from trainpace.forecast.transfer import transfer_ratio, transferred
     from trainpace.journal.foresight import foresee
-    from trainpace.records import save, to_jsonable
-    from trainpace.report.forecast import print_forecasts, row_json
+    from trainpace.records import save
     from trainpace.schedule import Schedule
     from trainpace.workload import Form, form_of
 
@@ -123,7 +154,6 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         raise click.UsageError("--samples and --epochs go together.")
     if o["price"] is not None and o["samples"] is None:
         raise click.UsageError("--price does nothing without --samples and --epochs, which say how long to pay.")
-    check_pictures(o)
     if not gpus and not o["calibrated"]:
         raise click.UsageError("Name a GPU with --gpu, or a machine's profile with --calibrated.")
     plan = None if o["samples"] is None else Schedule(samples=o["samples"], epochs=o["epochs"])
@@ -152,7 +182,9 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
         source = measured.device
         there = Cluster(device=find_device(source, devices_of(o["hardware"])))
         ratio = transfer_ratio(workload, measured, there)
-    rows, jumps, asked = [], {}, []
+    rows: list[Forecast] = []
+    jumps: dict[str, tuple[Jump, ...]] = {}
+    asked: list[Any] = []
     said: list[str] = []
     with _journal_if_there(o) as journal:
         for cluster, kernels in targets:
@@ -171,25 +203,10 @@ def forecast(model: str, gpus: tuple[str, ...], batches: list[int], **o: Any) ->
             step_ms = [row.step.total_ms for row in swept if row.step is not None]
             if kernels is None and len(step_ms) == len(batches):
                 jumps[cluster.device.name] = jumps_of(workload, run, cluster.device, batches, step_ms)
-    if o["as_json"]:
-        echo_json({
-            "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows],
-            "journal": said, "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
-        })  # fmt: skip
-    else:
-        print_forecasts(workload, rows, jumps, said, model)
-    if o["page"] or o["figure"]:
-        from trainpace.report.pages.forecast import Asked, forecast_page, forecast_pictures
-
-        of_each = [Asked(*one) for one in asked]
-        save_pictures(o, lambda: forecast_page(of_each, jumps, said), lambda: forecast_pictures(of_each, jumps))
-    if all(row.step is None for row in rows):
-        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
-            click.echo(f"trainpace: not forecast: {reason}", err=True)
-    return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
+    return workload, rows, jumps, said, asked
 
 
-def _targets(gpus: tuple[str, ...], own: Any, o: dict[str, Any]) -> list[tuple[Any, Any]]:
+def _targets(gpus: Sequence[str], own: Any, o: dict[str, Any]) -> list[tuple[Any, Any]]:
     """(cluster, the machine's own kernel model or None) for every GPU and profile that was named."""
     from trainpace.hardware import Cluster, find_device
 

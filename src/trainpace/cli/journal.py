@@ -189,11 +189,23 @@ def import_(
 
 
 @journal.command("export")
-@click.argument("file", metavar="FILE.{parquet,csv,json}", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("where", metavar="FILE.{parquet,csv,json}|PLACE")
+@click.option(
+    "--to", "tracker", type=click.Choice(["mlflow", "wandb"]),
+    help="Into a tracker in place of a file: PLACE is MLflow's folder or address, or a project of Weights & Biases.",
+)  # fmt: skip
 @_filters
 @_place
-def export(file: Path, place: str | None, as_json: bool, **filters: Any) -> int:
-    """Write runs to a file, the oldest first; without filters, all runs and sweeps. Importing it gives the same again."""
+def export(where: str, tracker: str | None, place: str | None, as_json: bool, **filters: Any) -> int:
+    """Write runs to a file, the oldest first; without filters, all runs and sweeps. Importing it gives the same again.
+
+    With --to, runs go into an experiment tracker; those that are there already, by their id, are not added again.
+
+    \b
+    trainpace journal export runs.parquet
+    trainpace journal export --to mlflow mlruns
+    WANDB_MODE=offline trainpace journal export --to wandb my-project
+    """
     from itertools import chain
 
     from trainpace.journal.exchange import export as write
@@ -201,8 +213,20 @@ def export(file: Path, place: str | None, as_json: bool, **filters: Any) -> int:
 
     query = Query(**filters)
     with _opened(place) as opened:
-        count = write(file, chain(opened.sweeps() if query == Query() else (), opened.every(query)))
-    _answer({"record": "Export", "file": str(file), "records": count}, f"{count:,} records in {file}", as_json)
+        if tracker == "mlflow":
+            from trainpace.journal.exporting.mlflow import export_mlflow
+
+            count = export_mlflow(where, opened.every(query))
+        elif tracker == "wandb":
+            from trainpace.journal.exporting.wandb import export_wandb
+
+            count = export_wandb(where, opened.every(query))
+        else:
+            if Path(where).is_dir():
+                raise click.UsageError(f"{where} is a folder: name a file, or a tracker with --to.")
+            count = write(Path(where), chain(opened.sweeps() if query == Query() else (), opened.every(query)))
+    done = f"{count:,} runs added to {tracker}'s {where}" if tracker else f"{count:,} records in {where}"
+    _answer({"record": "Export", "file": where, "records": count}, done, as_json)
     return 0
 
 

@@ -25,7 +25,10 @@ from trainpace.cli.pictures import check_pictures, picture_options, save_picture
 from trainpace.execution import PRECISIONS
 
 if TYPE_CHECKING:
+    from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected
     from trainpace.workload import Workload
+
+    Nearest = tuple[Binding, str, Match | Rejected]
 
 
 @click.command()
@@ -117,6 +120,32 @@ def match(model: str, **o: Any) -> int:
       network_gb_per_s = 1.25
       price = 1.20
     """
+    import datetime
+
+    check_pictures(o)
+    workload, ranking, job, close = ranking_of(model, o)
+    if o["as_json"]:
+        from trainpace.report.match_json import ranking_json
+    else:
+        from trainpace.report.match import print_ranking
+    today = datetime.date.today()
+    if o["as_json"]:
+        echo_json(ranking_json(workload, ranking, job, close, today))
+    else:
+        print_ranking(workload, ranking, job, close, o["by"], o["top"], today, model)
+    if o["page"] or o["figure"]:
+        from trainpace.report.match_json import ranking_json
+        from trainpace.report.pages.match import match_page, match_pictures
+
+        why = "" if close is None else f"The {close[0]} binds: {close[1]}."
+        data = ranking_json(workload, ranking, job, close, today)
+        page = (workload, ranking, job, o["by"], why, data, today)
+        save_pictures(o, lambda: match_page(*page), lambda: match_pictures(ranking))
+    return 0 if ranking.matches else 1
+
+
+def ranking_of(model: str | Workload, o: dict[str, Any]) -> tuple[Workload, Ranking, Job, Nearest | None]:
+    """(the workload, all servers ranked, the job, what is nearest where none matches), as the options ask."""
     from trainpace.cli.traced import variant_of, workload_started
     from trainpace.workload import form_of
 
@@ -124,7 +153,6 @@ def match(model: str, **o: Any) -> int:
         raise click.UsageError("Give --epochs or --max-steps.")
     if o["only_machines"] and not o["machines"]:
         raise click.UsageError("--only-machines needs --machines FILE.toml.")
-    check_pictures(o)
     if o["data_from"] and not o["data_gb"]:
         raise click.UsageError("--data-from needs --data-gb, the size of the data.")
     precisions: tuple[Any, ...] = o["precisions"] or ("amp_bf16", "amp_fp16")
@@ -132,22 +160,20 @@ def match(model: str, **o: Any) -> int:
     every = ("fp32", "amp", "half") if o["save_workload"] else forms
     # what the model is to be matched with is imported and read while it is traced
     with workload_started(model, every, variant_of(o), o, o["checkpointing"]) as workload:
-        return _matched(workload, precisions, model, o)
+        return _matched(workload, precisions, o)
 
 
-def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], model: str, o: dict[str, Any]) -> int:
-    """Read the offers, wait for the workload, rank, print; the exit code."""
-    import datetime
-
+def _matched(
+    traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dict[str, Any]
+) -> tuple[Workload, Ranking, Job, Nearest | None]:
+    """Read the offers, wait for the workload, rank."""
     from trainpace.cli.hardware import devices_of
     from trainpace.cli.servers import chosen, offers_known, provider_known
     from trainpace.offers.match import Job, nearest, rank
     from trainpace.schedule import Schedule
 
-    if o["as_json"]:
-        from trainpace.report.match_json import ranking_json
-    else:
-        from trainpace.report.match import print_ranking
+    if not o["as_json"]:  # a part of a second that the tracing process takes anyway
+        import trainpace.report.match  # noqa: F401
     own = devices_of(o["hardware"])
     known = offers_known(o["machines"], o["only_machines"])
     if o["data_from"]:
@@ -165,21 +191,7 @@ def _matched(traced: Callable[[], Workload], precisions: tuple[Any, ...], model:
 
         save(workload, o["save_workload"])
     ranking = rank(workload, offers, devices, job, "usd" if o["by"] == "cost" else "hours")
-    today = datetime.date.today()
-    close = None if ranking.matches else nearest(ranking, job)
-    if o["as_json"]:
-        echo_json(ranking_json(workload, ranking, job, close, today))
-    else:
-        print_ranking(workload, ranking, job, close, o["by"], o["top"], today, model)
-    if o["page"] or o["figure"]:
-        from trainpace.report.match_json import ranking_json
-        from trainpace.report.pages.match import match_page, match_pictures
-
-        why = "" if close is None else f"The {close[0]} binds: {close[1]}."
-        data = ranking_json(workload, ranking, job, close, today)
-        page = (workload, ranking, job, o["by"], why, data, today)
-        save_pictures(o, lambda: match_page(*page), lambda: match_pictures(ranking))
-    return 0 if ranking.matches else 1
+    return workload, ranking, job, None if ranking.matches else nearest(ranking, job)
 
 
 def _conditions(o: dict[str, Any]) -> Any:

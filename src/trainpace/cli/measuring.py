@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,14 +20,14 @@ from trainpace.hardware import Cluster
 from trainpace.journal.foresight import Foresight, foresee
 from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_of, record_sweep
 from trainpace.journal.store import Journal
-from trainpace.measure.analysis import analyse
+from trainpace.measure.analysis import SweepAnalysis, analyse
 from trainpace.measure.conditions import Conditions
 from trainpace.measure.detect import Machine, detect
 from trainpace.measure.disturbances import warnings_of
 from trainpace.measure.probes import measure_noise_scale
 from trainpace.measure.suite import SuiteItem, suite
 from trainpace.measure.sweep import SweepPlan, run_sweep
-from trainpace.outcome import Forecast, Jump, Measurement
+from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import to_jsonable, write_whole
 from trainpace.report.measurement import print_sweep, sweep_json
 from trainpace.report.progress import Bar
@@ -38,8 +38,34 @@ LARGEST_SEARCHED = 65536
 MEMORY_SHARE = 0.7
 
 
+class Measured(NamedTuple):
+    """A sweep of one model: what was measured, what it says, and what was forecast for it."""
+
+    outcomes: list[Measurement | FailedProbe]
+    measured: list[Measurement]
+    analysis: SweepAnalysis
+    foreseen: dict[int, Forecast]
+    causes: tuple[Jump, ...]
+    sweep: str | None
+
+
 def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> dict[str, Any] | None:
-    """Measure one model and print what it says; the JSON twin, or None where nothing could be measured."""
+    """Measure one model and print what it says; the JSON twin."""
+    _, measured, analysis, foreseen, causes, sweep = measured_of(model, batches, o)
+    if o["output"]:
+        write_whole(o["output"], json.dumps([to_jsonable(m) for m in measured], indent=1) + "\n")
+    if o["page"] or o["figure"]:
+        from trainpace.report.pages.sweep import sweep_page, sweep_pictures
+
+        shown = (measured, analysis, foreseen, causes)
+        save_pictures(o, lambda: sweep_page(*shown), lambda: sweep_pictures(*shown))
+    if not o["as_json"]:
+        print_sweep(measured, analysis, foreseen, causes, sweep, model)
+    return sweep_json(measured, analysis, foreseen, sweep)
+
+
+def measured_of(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> Measured:
+    """Measure one model, as the options ask. Raises UserCodeError where nothing could be measured."""
     machine = detect()
     o = sparing_the_machine(o, machine)
     conditions, plan = _asked(model, batches, o)
@@ -61,8 +87,6 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
         click.echo(f"gathering gradients at batch {measured[-1].execution.micro_batch}", err=True)
         scale = measure_noise_scale(conditions, measured[-1].execution.micro_batch)
         measured[-1] = replace(measured[-1], noise_scale=scale)
-    if o["output"]:
-        write_whole(o["output"], json.dumps([to_jsonable(m) for m in measured], indent=1) + "\n")
     if not measured:
         reasons = [
             f"batch {f.execution.micro_batch}: {f.reason}" for f in recorded.outcomes if not isinstance(f, Measurement)
@@ -75,14 +99,7 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
 
         there = {p.batch: foresight.at(replace(execution, micro_batch=p.batch)) for p in analysis.points}
         foreseen = {batch: f for batch, f in there.items() if f.step is not None}
-    if o["page"] or o["figure"]:
-        from trainpace.report.pages.sweep import sweep_page, sweep_pictures
-
-        shown = (measured, analysis, foreseen, causes)
-        save_pictures(o, lambda: sweep_page(*shown), lambda: sweep_pictures(*shown))
-    if not o["as_json"]:
-        print_sweep(measured, analysis, foreseen, causes, recorded.id or None, model)
-    return sweep_json(measured, analysis, foreseen, recorded.id or None)
+    return Measured(recorded.outcomes, measured, analysis, foreseen, causes, recorded.id or None)
 
 
 def measure_suite(batches: Sequence[int] | None, o: dict[str, Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,11 @@ from trainpace.cli.options import (
 )
 from trainpace.cli.pictures import check_pictures, picture_options, save_pictures
 from trainpace.execution import PRECISIONS
+
+if TYPE_CHECKING:
+    from trainpace.diagnose import Advice
+    from trainpace.plan import Plan, Setting
+    from trainpace.workload import Workload
 
 _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 
@@ -114,39 +119,15 @@ def plan(model: str, **o: Any) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
-    from msgspec.structs import replace
-
-    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
     from trainpace.cli.plan_write import as_json, check_write, print_files, rewritten, save_all
-    from trainpace.cli.traced import workload_of
-    from trainpace.plan import Freedom, Setting, plan_changes
     from trainpace.plan.evaluate import forecast_of
     from trainpace.records import save, to_jsonable
     from trainpace.report.plan import print_plan, print_plan_next, print_script_changes
-    from trainpace.workload import Form, Variant, form_of
 
-    if Path(model).is_dir():
-        raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
     check_pictures(o)
-    noise_scale = noise_scale_of(o)
     check_write(o)
-    present = Present.read(o)
-    freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
-    cluster = cluster_of(o, present)
-    schedule = schedule_of(o, present)
-    forms: tuple[Form, ...] = ("half",) if form_of(present.precision(o)) == "half" else ("fp32", "amp")
-    if o["allow_fp8"] and "half" not in forms:
-        forms = (*forms, "half")
-    variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
-    workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
-    start = present.execution(o, cluster, workload)
-    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale)
-    found = plan_changes(
-        setting, start, data_paths(o, present, start, cluster), freedom,
-        to="simplest" if o["simplest"] else "best",
-    )  # fmt: skip
-    found = replace(found, model=model)
-    also = script_changes(present, start, schedule)
+    found, setting, also = planned(model, o)
+    workload, cluster, noise_scale = setting.workload, setting.cluster, setting.noise_scale
     if o["output"]:
         save(found, o["output"])
     files = rewritten(o, found) if o["write"] else None
@@ -173,3 +154,34 @@ def plan(model: str, **o: Any) -> int:
             lambda: plan_pictures(found, *ends),
         )
     return 0 if found.best is not None else 1
+
+
+def planned(model: str | Workload, o: dict[str, Any]) -> tuple[Plan, Setting, list[tuple[Advice, float]]]:
+    """(the plan, what was planned for, what to change in the script itself), as the options ask."""
+    from msgspec.structs import replace
+
+    from trainpace.cli.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
+    from trainpace.cli.traced import workload_of
+    from trainpace.plan import Freedom, Setting, plan_changes
+    from trainpace.workload import Form, Variant, form_of
+
+    if isinstance(model, str) and Path(model).is_dir():
+        raise click.UsageError(f"{model} is a folder: name the model, and a recording's folder with --watched.")
+    noise_scale = noise_scale_of(o)
+    present = Present.read(o)
+    freedom = Freedom(keep=o["keep"], allow_global_batch=o["allow_global_batch"], allow_fp8=o["allow_fp8"])
+    cluster = cluster_of(o, present)
+    schedule = schedule_of(o, present)
+    forms: tuple[Form, ...] = ("half",) if form_of(present.precision(o)) == "half" else ("fp32", "amp")
+    if o["allow_fp8"] and "half" not in forms:
+        forms = (*forms, "half")
+    variant = Variant(present.pick("optimizer", o["optimizer"]), schedule.sequence_length, o["image_size"])
+    workload = workload_of(model, forms, variant, {**o, "optimizer": variant.optimizer})
+    start = present.execution(o, cluster, workload)
+    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale)
+    found = plan_changes(
+        setting, start, data_paths(o, present, start, cluster), freedom,
+        to="simplest" if o["simplest"] else "best",
+    )  # fmt: skip
+    found = replace(found, model=model if isinstance(model, str) else model.model)
+    return found, setting, script_changes(present, start, schedule)

@@ -21,7 +21,7 @@ def variant_of(o: dict[str, Any]) -> Variant:
 
 
 def workload_of(
-    model: str, forms: Sequence[Form], variant: Variant, o: dict[str, Any], recompute: bool = False
+    model: str | Workload, forms: Sequence[Form], variant: Variant, o: dict[str, Any], recompute: bool = False
 ) -> Workload:
     """The workload of `model`. `recompute`: full activation checkpointing is asked for; where no repeated blocks are found to
     which it could be applied afterwards, the model is traced with it.
@@ -34,24 +34,25 @@ def workload_of(
 
 @contextlib.contextmanager
 def workload_started(
-    model: str, forms: Sequence[Form], variant: Variant, o: dict[str, Any], recompute: bool = False
+    model: str | Workload, forms: Sequence[Form], variant: Variant, o: dict[str, Any], recompute: bool = False
 ) -> Iterator[Callable[[], Workload]]:
     """Start on what `workload_of` gives, and give what waits for it, so that a verb can prepare the rest meanwhile."""
+    name = model if isinstance(model, str) else f"this workload of {model.model}"
     if is_saved(model) and o.get("save_workload"):
-        raise click.UsageError(f"--save-workload needs a model to trace, and {model} is a saved workload already.")
+        raise click.UsageError(f"--save-workload needs a model to trace, and {name} is a saved workload already.")
     with workload_on_its_way(model, forms, variant, o["timeout"]) as traced:
 
         def workload() -> Workload:
             with Bar(f"tracing {model}"):
                 found = traced()
             if is_saved(model):
-                check_agrees(model, found, o)
+                check_agrees(name, found, o)
             if not recompute or recomputes(found):
                 return found
             if not is_saved(model):
                 return load_workload(model, forms, variant._replace(checkpointing=True), o["timeout"])
             raise Contradiction(
-                f"{model} was traced without activation checkpointing and has no repeated blocks that could be recomputed.",
+                f"{name} was traced without activation checkpointing and has no repeated blocks that could be recomputed.",
                 "--checkpointing needs a new trace, from the model.",
             )
 
@@ -63,7 +64,7 @@ def recomputes(workload: Workload) -> bool:
     return workload.checkpointed or all(form.blocks is not None for form in workload.forms.values())
 
 
-def check_agrees(model: str, workload: Workload, o: dict[str, Any]) -> None:
+def check_agrees(name: str, workload: Workload, o: dict[str, Any]) -> None:
     """Options beside a saved workload. Raises Contradiction for the first that differs from what was traced."""
     side = re.search(r"(\d+) x (\d+) image$", workload.sample)
     sides = {int(length) for length in side.groups()} if side else set()
@@ -71,12 +72,12 @@ def check_agrees(model: str, workload: Workload, o: dict[str, Any]) -> None:
         "mode": workload.mode, "optimizer": workload.optimizer, "sequence_length": workload.sequence_length,
         "image_size": sides.pop() if len(sides) == 1 else None,
     }  # fmt: skip
-    for name, was in traced.items():
-        if o.get(name) is None or o[name] == was:
+    for setting, was in traced.items():
+        if o.get(setting) is None or o[setting] == was:
             continue
-        option = f"--{name.replace('_', '-')}"
+        option = f"--{setting.replace('_', '-')}"
         shown = was if was is not None else f"none ({workload.sample})"
         raise Contradiction(
-            f"{model} was traced with {option} {shown}, and {option} {o[name]} needs a new trace, from the model.",
+            f"{name} was traced with {option} {shown}, and {option} {o[setting]} needs a new trace, from the model.",
             "Leave the option out, or name the model.",
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainpace.cli.options import ABOVE_0, AT_LEAST_1, COUNT, DURATION, echo_json, within
+
+if TYPE_CHECKING:
+    from trainpace.verify import Equivalence
 
 _PRECISIONS = ["fp32", "bf16", "amp_bf16"]
 _WAYS = ["accumulate", "ddp", "fsdp2"]
@@ -50,9 +53,20 @@ def verify(model: str, **o: Any) -> int:
     trainpace verify resnet18 --image-size 64 --batch 16 --accumulate 4
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
+    from trainpace.report.verify import equivalence_json, print_equivalence
+
+    found = equivalence_of(model, o)
+    if o["as_json"]:
+        echo_json(equivalence_json(found))
+    else:
+        print_equivalence(found)
+    return 0 if found.equal else 1
+
+
+def equivalence_of(model: str, o: dict[str, Any]) -> Equivalence:
+    """Train in every way that the options ask for, and compare."""
     from trainpace.launch.torchrun import Torchrun
     from trainpace.report.progress import Bar
-    from trainpace.report.verify import equivalence_json, print_equivalence
     from trainpace.verify import Question
     from trainpace.verify.verify import verify as ask
 
@@ -62,9 +76,4 @@ def verify(model: str, **o: Any) -> int:
         image_size=o["image_size"], tolerance=o["tolerance"], seed=o["seed"], timeout_s=o["timeout"],
     )  # fmt: skip
     with Bar(f"verifying {model}") as bar:
-        found = ask(question, Torchrun(), bar.say)
-    if o["as_json"]:
-        echo_json(equivalence_json(found))
-    else:
-        print_equivalence(found)
-    return 0 if found.equal else 1
+        return ask(question, Torchrun(), bar.say)

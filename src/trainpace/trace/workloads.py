@@ -16,19 +16,19 @@ TRACE_TIMEOUT_S = 300.0
 
 
 def load_workload(
-    spec: str,
+    spec: str | Workload,
     forms: Sequence[Form],
     variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
 ) -> Workload:
-    """The workload of a spec. ``WORKLOAD.json`` is read as it is; everything else is traced."""
+    """The workload of a spec. ``WORKLOAD.json`` is read as it is, a workload is itself; everything else is traced."""
     with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
         return workload()
 
 
 @contextlib.contextmanager
 def workload_on_its_way(
-    spec: str,
+    spec: str | Workload,
     forms: Sequence[Form],
     variant: Variant = PLAIN,
     timeout_s: float = TRACE_TIMEOUT_S,
@@ -37,6 +37,10 @@ def workload_on_its_way(
 
     Gives what waits for the workload, so that something can be done meanwhile.
     """
+    if isinstance(spec, Workload):
+        found = spec
+        yield lambda: found
+        return
     if is_saved(spec):
         yield lambda: records.load(spec, Workload)
         return
@@ -45,9 +49,9 @@ def workload_on_its_way(
         yield lambda: records.from_json(answer(), Workload, f"the trace of {spec}")
 
 
-def is_saved(spec: str) -> bool:
-    """Does the spec name a file that holds a workload?"""
-    return spec.endswith(".json") and not spec.startswith("transformers:")
+def is_saved(spec: str | Workload) -> bool:
+    """Has it been traced: is it a workload, or does it name a file that holds one?"""
+    return isinstance(spec, Workload) or (spec.endswith(".json") and not spec.startswith("transformers:"))
 
 
 def trace_many(wanted: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:

@@ -1,0 +1,23 @@
+"""The verbs as functions: what `trainpace.forecast(...)` and its like call."""
+
+from trainpace.api.verbs import (
+    calibrate,
+    diagnose,
+    forecast,
+    gpus,
+    journal,
+    match,
+    measure,
+    offers,
+    plan,
+    run,
+    schedule,
+    trace,
+    verify,
+    watch,
+)
+
+__all__ = [
+    "calibrate", "diagnose", "forecast", "gpus", "journal", "match", "measure", "offers", "plan", "run", "schedule", "trace",
+    "verify", "watch",
+]  # fmt: skip

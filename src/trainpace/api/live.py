@@ -1,0 +1,77 @@
+"""A live nn.Module as a workload: traced in this process, without its weights, from one example batch."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from trainpace.errors import TrainpaceError
+from trainpace.workload import Form, Variant, Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainpace.trace.task import Task
+
+
+def is_live(model: object) -> TypeGuard[nn.Module]:
+    """Is it a module? Without importing torch: where there is a module, torch has been imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def live_workload(model: nn.Module, given: dict[str, Any], forms: tuple[Form, ...], variant: Variant) -> Workload:
+    """Trace a live model. `given`: example, loss, task_optimizer. Raises TrainpaceError for what is missing."""
+    for what in ("sequence_length", "image_size"):
+        if getattr(variant, what) is not None:
+            raise TrainpaceError(f"the {what} of a live model is its example's.", f"Leave {what} out.")
+    from trainpace.trace.trace import trace_task
+
+    return trace_task(
+        _task(model, given["example"], given["loss"], given["task_optimizer"], variant.mode), forms, variant
+    )
+
+
+def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) -> Task:
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    from trainpace.trace.task import Task
+
+    import torch  # isort: skip
+
+    tensors = [t for t in tree_leaves(example) if isinstance(t, torch.Tensor) and t.dim()]
+    if not tensors or not isinstance(example, dict | tuple | list) or len({len(t) for t in tensors}) != 1:
+        raise TrainpaceError(
+            "a live model needs `example`: one batch as the training has it, (input, ..., target) or a dict of tensors.",
+            "Every tensor's first dimension is the batch.",
+        )
+    if loss is None and mode != "inference" and not isinstance(example, dict):
+        raise TrainpaceError("a live model needs `loss`, which takes (output, target).", "Or mode='inference'.")
+    size = len(tensors[0])
+
+    def make_batch(n: int) -> Any:
+        rows = [i % size for i in range(n)]
+        return tree_map(lambda t: t[rows] if isinstance(t, torch.Tensor) and t.dim() else t, example)
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return model(**batch)
+        return model(*(batch if loss is None else batch[:-1]))
+
+    def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+        out = forward(model, batch)
+        if loss is not None:
+            value: torch.Tensor = loss(out, batch["labels"] if isinstance(batch, dict) else batch[-1])
+            return value
+        found = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+        if not isinstance(found, torch.Tensor):
+            raise TrainpaceError("model(**example) returns no loss.", "Put labels into the example, or give `loss`.")
+        return found
+
+    ids = example.get("input_ids") if isinstance(example, dict) else None
+    length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+    sample = f"{length} tokens" if length else " x ".join(map(str, tensors[0].shape[1:])) or "number"
+    # a dataset makes _meta_batch build the batch here and move it, as the example's own tensors are no meta ones
+    return Task(
+        type(model).__name__, model, forward, loss_of, make_batch, optimizer, sample, length, dataset=(example,)
+    )

@@ -1,0 +1,303 @@
+"""The verbs of the command line as functions: same names, same options as keywords, same defaults; records as results.
+
+Misuse raises `TrainpaceError`, a ValueError whose text says what to try. Progress and notes go to stderr, as on the command
+line; nothing is printed to stdout. A model is a spec as in `trainpace forecast`, a `Workload`, or, for the verbs that
+forecast, a live `nn.Module` with `example` and `loss`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainpace.api import options as o
+    from trainpace.api.results import Forecasts, MeasuredSweep
+    from trainpace.diagnose import Diagnosis
+    from trainpace.hardware import Device
+    from trainpace.journal.store import Journal
+    from trainpace.ladder.climbed import Climbed
+    from trainpace.measure import MachineProfile
+    from trainpace.offers.match import Ranking
+    from trainpace.offers.offer import Offer
+    from trainpace.plan import Plan
+    from trainpace.schedule import Answer
+    from trainpace.verify import Equivalence
+    from trainpace.watch import Recording
+    from trainpace.workload import Form, Workload
+
+    Model = str | os.PathLike[str] | Workload | nn.Module
+
+
+def trace(
+    model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Unpack[o.TraceOptions]
+) -> Workload:
+    """What one micro-batch of a model computes, for forecasts at any batch size. A spec is traced in a process of its own.
+
+    A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
+    as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
+    out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
+    """
+    from trainpace.api.live import is_live, live_workload
+    from trainpace.cli.forecast import forecast as command
+    from trainpace.cli.traced import variant_of, workload_of
+
+    parameters = _options(command, options)
+    if is_live(model):
+        return live_workload(model, _live(options), tuple(forms), variant_of(parameters))
+    with _plainly():
+        return workload_of(_spec(model), tuple(forms), variant_of(parameters), parameters)
+
+
+def forecast(model: Model, **options: Unpack[o.ForecastOptions]) -> Forecasts:
+    """Step time, memory and cost of a model on GPUs you don't have: a forecast for each `gpu` and `batch`.
+
+    trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
+    """
+    from trainpace.api.results import Forecasts
+    from trainpace.cli.forecast import forecast as command
+    from trainpace.cli.forecast import forecasts_of
+    from trainpace.workload import form_of
+
+    p = _options(command, options)
+    spec = _traced(model, options, p, (form_of(p["precision"]),), _on_cpu(p))
+    with _plainly():
+        _, rows, jumps, notes, _ = forecasts_of(spec, p["gpus"], p["batches"], p)
+    return Forecasts(rows=tuple(rows), jumps=jumps, notes=tuple(notes))
+
+
+def match(model: Model, **options: Unpack[o.MatchOptions]) -> Ranking:
+    """Servers ranked by what the whole training costs or how long it takes.
+
+    trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
+    """
+    from trainpace.cli.match import match as command
+    from trainpace.cli.match import ranking_of
+    from trainpace.workload import form_of
+
+    p = _options(command, options)
+    forms = tuple(dict.fromkeys(form_of(precision) for precision in p["precisions"] or ("amp_bf16", "amp_fp16")))
+    with _plainly():
+        return ranking_of(_traced(model, options, p, forms), p)[1]
+
+
+def plan(model: Model, **options: Unpack[o.PlanOptions]) -> Plan:
+    """What to change about a training, in which order, and what each change saves of the whole job.
+
+    trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
+    """
+    from trainpace.cli.plan import plan as command
+    from trainpace.cli.plan import planned
+
+    p = _options(command, options)
+    with _plainly():
+        return planned(_traced(model, options, p, ("fp32", "amp", "half")), p)[0]
+
+
+def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
+    """Real steps of a model on this machine over batch sizes, each probe in a process of its own, and kept in the journal.
+
+    trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
+    """
+    from trainpace.api.results import MeasuredSweep
+    from trainpace.cli.measure import measure as command
+    from trainpace.cli.measuring import measured_of
+    from trainpace.outcome import FailedProbe
+
+    p = _options(command, options)
+    if p["noise_scale"] and ".py:" not in model:
+        from trainpace.errors import TrainpaceError
+
+        raise TrainpaceError(
+            "a noise scale is one of real samples, and those of this model are random.", "FILE.py:FUNCTION"
+        )
+    with _plainly():
+        found = measured_of(_spec_only(model), p["batches"], p)
+    return MeasuredSweep(
+        measurements=tuple(found.measured), failed=tuple(x for x in found.outcomes if isinstance(x, FailedProbe)),
+        analysis=found.analysis, forecasts=found.foreseen, sweep=found.sweep,
+    )  # fmt: skip
+
+
+def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
+    """Steps, hours and dollars of a training run, or whichever number is missing.
+
+    trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
+    """
+    from trainpace.cli.schedule import _question
+    from trainpace.cli.schedule import schedule as command
+    from trainpace.schedule import answer
+
+    p = _options(command, options)
+    with _plainly():
+        return answer(_question(p)[0])
+
+
+def watch(command: str | Sequence[str], **options: Unpack[o.WatchOptions]) -> Recording:
+    """Run an unchanged training script and record where its steps' time goes.
+
+    trainpace.watch("python train.py --epochs 1").ranks[0]
+    """
+    from trainpace.cli.watch import folder_for, run
+    from trainpace.cli.watch import watch as verb
+    from trainpace.watch import read_recording
+
+    words = _words(command)
+    if not words:
+        from trainpace.errors import TrainpaceError
+
+        raise TrainpaceError("there is no command to watch.", "trainpace.watch('python train.py')")
+    p = _options(verb, options, *words)
+    with _plainly():
+        folder = folder_for(p["output"], words)
+        run(words, folder, as_json=False)
+        return read_recording(folder)
+
+
+def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Unpack[o.DiagnoseOptions]) -> Diagnosis:
+    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved."""
+    from trainpace.cli.diagnose import diagnose as verb
+    from trainpace.cli.diagnose import diagnosis_of
+
+    words = (str(command),) if _is_folder(command) else _words(cast("str | Sequence[str]", command))
+    p = _options(verb, options, *words) | {"as_json": False}
+    with _plainly():
+        return diagnosis_of(words, p)[0]
+
+
+def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
+    """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
+    from pathlib import Path
+
+    from trainpace.cli.calibrate import calibrate as command
+    from trainpace.cli.calibrate import profile_of
+    from trainpace.cli.places import default_profile_file
+    from trainpace.measure.detect import detect
+
+    p = _options(command, options)
+    machine = detect()
+    if p["storage"] is not None:
+        from msgspec.structs import replace
+
+        from trainpace.measure.storage import measure_storage
+
+        machine = replace(machine, storage=measure_storage(p["storage"]))
+    target = Path(p["output"]) if p["output"] else default_profile_file()
+    with _plainly():
+        return profile_of(p["seconds"], machine, p["ranks"], p["backend"], target)
+
+
+def verify(model: str, **options: Unpack[o.VerifyOptions]) -> Equivalence:
+    """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
+    from trainpace.cli.verify import equivalence_of
+    from trainpace.cli.verify import verify as command
+
+    p = _options(command, options)
+    with _plainly():
+        return equivalence_of(_spec_only(model), p)
+
+
+def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Climbed:
+    """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
+    from pathlib import Path
+
+    from trainpace.cli.run import run as command
+    from trainpace.cli.running import STATE, Options, run_ladder
+    from trainpace.ladder.climbed import Climbed
+    from trainpace.records import load
+
+    p = _options(command, options, os.fspath(ladder))
+    with _plainly():
+        run_ladder(Path(ladder), Options(**{name: p[name] for name in Options._fields}))
+    return load(Path(p["folder"] or f"{Path(ladder).stem}-run") / STATE, Climbed)
+
+
+def offers(**options: Unpack[o.OffersOptions]) -> list[Offer]:
+    """Servers on offer, with their prices and where those come from."""
+    from trainpace.cli.hardware import devices_of
+    from trainpace.cli.offers import offers as command
+    from trainpace.cli.servers import chosen, offers_known
+
+    p = _options(command, options)
+    with _plainly():
+        return chosen(offers_known(p["machines"]), p["providers"], p["regions"], p["gpus"], devices_of(p["hardware"]))[
+            0
+        ]
+
+
+def gpus(hardware: str | None = None) -> list[Device]:
+    """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
+    from trainpace.cli.hardware import devices_of
+    from trainpace.hardware import catalogue
+
+    return [*devices_of(hardware), *catalogue()]
+
+
+def journal(where: str | None = None, create: bool = True) -> Journal:
+    """The journal at a path or URL, by default the user's own, to be used in a ``with`` block."""
+    from trainpace.journal.store import Journal
+
+    return Journal.open(where, create)
+
+
+def _options(command: Any, options: Any, *arguments: str) -> dict[str, Any]:
+    from trainpace.api.words import options_of
+
+    given = {name: value for name, value in options.items() if name not in ("example", "loss", "task_optimizer")}
+    named = any(p.param_type_name == "argument" and p.required for p in command.params)
+    return options_of(command, given, *(arguments or (("MODEL",) if named else ())))
+
+
+def _live(options: Any) -> dict[str, Any]:
+    return {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
+
+
+def _plainly() -> Any:
+    from trainpace.api.words import in_our_words
+
+    return in_our_words()
+
+
+def _traced(model: Model, options: Any, p: dict[str, Any], forms: tuple[Any, ...], cpu: bool = False) -> str | Workload:
+    """The model, or its workload where it is live: a live model cannot go to another process."""
+    from trainpace.api.live import is_live, live_workload
+    from trainpace.cli.traced import variant_of
+
+    if not is_live(model):
+        if any(value is not None for value in _live(options).values()):
+            from trainpace.errors import TrainpaceError
+
+            raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
+        return _spec(model)
+    return live_workload(model, _live(options), forms, variant_of(p)._replace(cpu=cpu))
+
+
+def _on_cpu(p: dict[str, Any]) -> bool:
+    return all(gpu.casefold() == "cpu" for gpu in p["gpus"])
+
+
+def _spec(model: Any) -> str | Workload:
+    return os.fspath(model) if isinstance(model, os.PathLike) else cast("str | Workload", model)
+
+
+def _spec_only(model: object) -> str:
+    from trainpace.errors import TrainpaceError
+
+    if not isinstance(model, str):
+        raise TrainpaceError(
+            f"a {type(model).__name__} cannot go to a process of its own.",
+            "Name the model: FILE.py:FUNCTION, or as in forecast.",
+        )
+    return model
+
+
+def _words(command: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(shlex.split(command)) if isinstance(command, str) else tuple(map(str, command))
+
+
+def _is_folder(command: object) -> bool:
+    return isinstance(command, str | os.PathLike) and os.path.isdir(command)

@@ -1,0 +1,268 @@
+"""Time left for Lightning's Trainer.
+
+    trainer = L.Trainer(callbacks=[TimeLeft()])
+
+Its own bar shows the time left of the epoch, not of the training, and takes no account of the validation in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+else:
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback  # the same under its other name
+
+from trainpace.callbacks.fit_counts import FitState, left_of
+from trainpace.callbacks.fit_counts import Left as Counts
+from trainpace.callbacks.reporter import Reporter, harmless
+from trainpace.callbacks.time_left import Other
+from trainpace.callbacks.time_left import TimeLeft as Left
+from trainpace.execution import Execution
+
+_PRECISIONS = {
+    "32": "fp32", "32-true": "fp32", "16-mixed": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16", "bf16-true": "bf16",
+    "transformer-engine": "fp8",
+}  # fmt: skip
+
+
+class TimeLeft(Reporter, Callback):
+    """Prints the time left with a 90 % interval, and keeps the run in the journal at its end, also when it is interrupted.
+
+    Arguments: see `Reporter`. Counts are of batches.
+    """
+
+    counted = "batch"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._sanity_batch_s: list[float] = []
+        self._sanity_last: float | None = None
+        self._trainer: Any = None
+        self._begun_step = self._begun_batch = 0
+        self._evaluating_from: float | None = None
+
+    @harmless
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """Two batches of validation run before the training: what they take is known before the first real one."""
+        self._sanity_batch_s = []
+
+    @harmless
+    def on_validation_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Times the batches of the sanity check."""
+        if trainer.sanity_checking:
+            self._sanity_last = self._clock()
+
+    @harmless
+    def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Times the batches of the sanity check."""
+        if trainer.sanity_checking and self._sanity_last is not None:
+            self._sanity_batch_s.append(self._clock() - self._sanity_last)
+
+    @harmless
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The clock starts."""
+        self._trainer = trainer
+        if self._name is None:
+            self._name = type(pl_module).__name__
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        self._begun_step, self._begun_batch = trainer.global_step, progress.total.ready
+        self._begin(trainer.is_global_zero, self._begun_batch)
+
+    @harmless
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Workers start and the first batch is fetched until its training begins."""
+        if self._watch is not None:
+            self._settle("epoch")
+
+    @harmless
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Before it: its data, or a checkpoint, or the start of an epoch."""
+        watch = self._watch
+        if watch is None:
+            return
+        if "epoch" in watch.pending:
+            self._settle("epoch")
+            watch.done("epoch")
+        else:
+            self._settle("step")
+
+    @harmless
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A batch is done; now and then, say what is left."""
+        watch = self._watch
+        if watch is None:
+            return
+        now = watch.mark("step")
+        watch.done("step")
+        self._step = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        if self._due(now):
+            self._report(now, self.time_left())
+
+    @harmless
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Validation begins."""
+        if self._watch is not None:
+            self._settle("step")
+
+    @harmless
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Validation is done."""
+        if self._watch is not None:
+            self._watch.mark("evaluation")
+            self._watch.done("evaluation")
+
+    @harmless
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """A checkpoint is about to be written: until the next hook."""
+        if self._watch is not None and "checkpoint" not in self._watch.pending:
+            self._settle("step")
+            self._watch.pending["checkpoint"] = 0.0
+
+    @harmless
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Workers end."""
+        if self._watch is not None:
+            self._settle("epoch")
+
+    @harmless
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The run so far goes into the journal."""
+        self._close(type(exception).__name__)
+
+    @harmless
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The run goes into the journal."""
+        self._close("")
+
+    def time_left(self) -> Left | None:
+        """What is left now, or None before the first steps and where the end is not known."""
+        counts = None if self._watch is None else self._counts()
+        if counts is None or self._watch is None:
+            return None
+        watch, trainer = self._watch, self._trainer
+        self._total = counts.total_batches
+        evaluations, saves = counts.evaluations, self._checkpoints_left(counts)
+        others = [
+            Other("evaluation", watch.times["evaluation"], evaluations, self._guess_s() if evaluations else None),
+            Other("checkpoint", watch.times["checkpoint"], saves),
+            Other("epoch", watch.times["epoch"], counts.epochs if watch.times["epoch"] else 0),
+        ]
+        left = self._left(counts.batches, others)
+        limit = _timer_s(trainer)
+        if left is None or limit is None or limit >= left.interval_s.high:
+            return left
+        return _at_most(left, limit)
+
+    def _settle(self, work: Any) -> None:
+        """Charge to `work`, unless a checkpoint was being written until now."""
+        watch = self._watch
+        assert watch is not None
+        if "checkpoint" in watch.pending:
+            watch.mark("checkpoint")
+            watch.done("checkpoint")
+            watch.pending.setdefault(work, 0.0)
+        else:
+            watch.mark(work)
+
+    def _counts(self) -> Counts | None:
+        trainer = self._trainer
+        loop = trainer.fit_loop.epoch_loop
+        batches_done = max(1, loop.batch_progress.total.ready - self._begun_batch)
+        steps_done = trainer.global_step - self._begun_step
+        automatic = trainer.lightning_module.automatic_optimization
+        accumulation = int(trainer.accumulate_grad_batches) if automatic else 1
+        validated = trainer.enable_validation and sum(map(_count, trainer.num_val_batches or [0])) > 0
+        every = trainer.val_check_batch
+        return left_of(FitState(
+            epoch=trainer.current_epoch, batch=loop.batch_progress.current.ready, total_batch=loop.batch_progress.total.ready,
+            epoch_batches=_finite(trainer.num_training_batches),
+            max_epochs=None if trainer.max_epochs in (None, -1) else int(trainer.max_epochs),
+            global_step=trainer.global_step, max_steps=None if trainer.max_steps == -1 else int(trainer.max_steps),
+            accumulation=accumulation, steps_per_batch=1.0 if automatic or not steps_done else steps_done / batches_done,
+            val_every_batches=_finite(every) if validated else 0, val_every_epochs=trainer.check_val_every_n_epoch,
+        ))  # fmt: skip
+
+    def _guess_s(self) -> float | None:
+        """Of one validation before the first: the sanity check's last batch, else a third of as many training batches."""
+        assert self._watch is not None
+        batches = sum(map(_count, self._trainer.num_val_batches or [0]))
+        if len(self._sanity_batch_s) > 1:
+            return self._sanity_batch_s[-1] * batches
+        return self._guess_evaluation_s(batches, 1)
+
+    def _checkpoints_left(self, counts: Counts) -> float:
+        """As each ModelCheckpoint is set; how many it really writes may depend on a metric."""
+        left = 0.0
+        for callback in getattr(self._trainer, "checkpoint_callbacks", []):
+            steps, epochs = getattr(callback, "_every_n_train_steps", 0), getattr(callback, "_every_n_epochs", 0)
+            if steps:
+                left += counts.batches / self._trainer.accumulate_grad_batches / steps
+            elif epochs:
+                at_epoch_ends = callback._should_save_on_train_epoch_end(self._trainer) or not counts.evaluations
+                left += (counts.epochs + 1 if at_epoch_ends else counts.evaluations) / epochs
+        return left
+
+    def _close(self, ended: str) -> None:
+        if self._watch is None:
+            return
+        trainer = self._trainer
+        if "checkpoint" in self._watch.pending:
+            self._settle("step")
+        counts = self._counts()
+        self._total = counts.total_batches if counts else self._step
+        losses = tuple(
+            float(v) for k, v in trainer.logged_metrics.items() if k in ("loss", "train_loss") and v.numel() == 1
+        )
+        self._losses = list(losses)
+        self._end(
+            _execution_of(trainer), trainer.strategy.root_device.type, ended,
+            micro_steps=int(trainer.accumulate_grad_batches), model=self._name, engine=_package(),
+        )  # fmt: skip
+
+
+def _execution_of(trainer: Any) -> Execution:
+    optimizer = type(trainer.optimizers[0]).__name__.lower() if trainer.optimizers else "unknown"
+    loader = trainer.train_dataloader
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    fields: dict[str, Any] = {
+        "micro_batch": size if isinstance(size, int) else 1, "accumulation": int(trainer.accumulate_grad_batches),
+        "nnodes": trainer.num_nodes, "nproc_per_node": max(1, trainer.world_size // max(1, trainer.num_nodes)),
+        "precision": _PRECISIONS.get(str(trainer.precision), "fp32"), "optimizer": optimizer,
+    }  # fmt: skip
+    return Execution(**fields)
+
+
+def _package() -> str:
+    return "lightning" if Callback.__module__.startswith("lightning.") else "pytorch-lightning"
+
+
+def _finite(count: float | None) -> int | None:
+    return None if count is None or count == float("inf") else int(count)
+
+
+def _count(batches: float) -> float:
+    return 0.0 if batches == float("inf") else batches
+
+
+def _timer_s(trainer: Any) -> float | None:
+    """What the Trainer's `max_time` still allows."""
+    for callback in trainer.callbacks:
+        if type(callback).__name__ == "Timer":
+            remaining = callback.time_remaining()
+            return None if remaining is None else max(0.0, float(remaining))
+    return None
+
+
+def _at_most(left: Left, limit_s: float) -> Left:
+    from msgspec.structs import replace
+
+    interval = left.interval_s
+    return replace(
+        left, seconds=min(left.seconds, limit_s),
+        interval_s=replace(interval, low=min(interval.low, limit_s), high=min(interval.high, limit_s)),
+    )  # fmt: skip

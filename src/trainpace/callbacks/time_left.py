@@ -1,0 +1,219 @@
+"""How long a running training still takes, with an interval, from what it has done so far. Pure: no engine, no clock.
+
+    time left = steps left x mean step + for each other kind of work: times left x its mean
+
+The latest stretch of steps that looks like one process is told apart: looking back in doubling blocks, the first block whose
+median lies elsewhere ends it (the smallest of windows that agree, after Lepski 1991), where two levels fit best. A pace that
+has held for w steps is expected to hold for another as long: of R steps to come, w ln(1 + R / w) go at that pace (Gott 1993,
+doi:10.1038/363315a0), the rest at the mean of all. So a change that lasts is soon believed, and ten quick steps are not. First
+steps that compile are warm-up and belong to neither. Rare spikes are winsorised (Tukey 1962): the slowest hundredth
+counts as the slowest of the rest, so that one stall of half a minute is not taken to come again, while a pause at every
+fiftieth step is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from trainpace.errors import TrainpaceError
+from trainpace.forecast.intervals import student_t_95
+from trainpace.measure.statistics import warmup_steps
+from trainpace.outcome import Interval
+from trainpace.records import Record
+
+COVERAGE = 0.9
+LEAST_BLOCK = 8
+BLOCKS = 8
+DRIFT = 0.05
+"""A part of the half-width that more steps do not narrow: machines speed up and slow down. Assumed, and held against real runs
+in benchmarks/results/time_left.md."""
+SHIFT = 0.08
+"""Medians of neighbouring blocks that differ by more than this share, and by more than their noise, are two paces."""
+UNSEEN = 2.0
+"""What was never timed may take this many times as long as guessed, or that part of it."""
+SEEN_ONCE = 0.25
+"""How far a second evaluation may lie from the only one that was timed."""
+
+
+class Other(NamedTuple):
+    """Work beside steps: evaluations, checkpoints, the starts of epochs.
+
+    `seconds`: each time that it was done, in order. `times_left`: how often it still comes. `guess_s`: what it may take, where
+    it was not done yet; None where nothing is known.
+    """
+
+    name: str
+    seconds: Sequence[float]
+    times_left: float
+    guess_s: float | None = None
+
+
+class TimeLeft(Record):
+    """Seconds until the end of a training, as known at `step` of `total_steps`.
+
+    `other_s`: what of `seconds` each kind of work beside steps takes. `unseen`: kinds that still come but were not seen yet, and
+    are left out because nothing is known of them.
+    """
+
+    step: int
+    total_steps: int
+    seconds: float
+    interval_s: Interval
+    step_time_ms: float
+    other_s: dict[str, float]
+    unseen: tuple[str, ...] = ()
+
+
+class Pace(NamedTuple):
+    """Mean seconds of a step to come, the half-width of its interval, and how many latest steps go at one pace."""
+
+    mean_s: float
+    half_width_s: float
+    window: int
+
+
+def time_left(
+    step: int, total_steps: int, step_s: Sequence[float], steps_left: float, others: Sequence[Other] = (), since_s: float = 0.0
+) -> TimeLeft | None:  # fmt: skip
+    """Seconds until the end. `step_s`: seconds of the latest steps that were timed, the oldest first, without other work in
+    them. `since_s`: seconds since the last of them ended. None before any step was timed.
+
+    `step` of `total_steps` is for people; `steps_left`, which may count micro-steps, is what is multiplied.
+
+    Raises TrainpaceError for numbers below 0.
+    """
+    if steps_left < 0 or since_s < 0 or any(o.times_left < 0 for o in others) or any(s < 0 for s in step_s):
+        raise TrainpaceError("steps, times and what is left of them are 0 or more.")
+    if not step_s:
+        return None
+    pace = pace_of(step_s, steps_left)
+    middle = pace.mean_s * steps_left
+    below = above = pace.half_width_s * steps_left
+    other_s: dict[str, float] = {}
+    unseen = []
+    for other in others:
+        if not other.times_left:
+            continue
+        bounds = _each(other)
+        if bounds is None:
+            unseen.append(other.name)
+            continue
+        low, mean, high = (bound * other.times_left for bound in bounds)
+        other_s[other.name] = mean
+        middle += mean
+        # independent of one another, so their squares add up
+        below, above = math.hypot(below, mean - low), math.hypot(above, high - mean)
+    passed = min(since_s, pace.mean_s) if steps_left else 0.0
+    low_s, seconds, high_s = (max(0.0, value - passed) for value in (middle - below, middle, middle + above))
+    basis = f"{len(step_s)} steps" + (f", the last {pace.window} at another pace" if pace.window < len(step_s) else "")
+    return TimeLeft(
+        step=step, total_steps=total_steps, seconds=seconds, step_time_ms=1e3 * pace.mean_s, other_s=other_s,
+        unseen=tuple(unseen), interval_s=Interval(low=low_s, high=high_s, coverage=COVERAGE, basis=basis),
+    )  # fmt: skip
+
+
+def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
+    """The mean pace of `steps_left` steps to come, after these; one step at least."""
+    steady = _without_warm_up(list(step_s))
+    recent = _latest(steady)
+    n, whole = len(recent), statistics.fmean(_winsorised(steady))
+    holds = 1.0 if n == len(steady) else n * math.log1p(steps_left / n) / steps_left if steps_left else 1.0
+    mean = holds * statistics.fmean(_winsorised(recent)) + (1 - holds) * whole
+    if n < 3:
+        return Pace(mean, mean / 2, n)
+    # where the pace has changed, it may change again, as the whole shows
+    chance = max(_chance(recent, steps_left), _chance(steady, steps_left) if n < len(steady) else 0.0)
+    return Pace(mean, math.hypot(chance, DRIFT * mean), n)
+
+
+def _chance(values: Sequence[float], steps_left: float) -> float:
+    """Half-width of the interval for the mean of `steps_left` more, by the means of blocks: steps near one another are alike,
+    so that single steps would promise too much."""
+    blocks = _block_means(values)
+    # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
+    coming = max(1.0, steps_left / (len(values) / len(blocks)))
+    return student_t_95(len(blocks) - 1) * statistics.stdev(blocks) * math.sqrt(1 / len(blocks) + 1 / coming)
+
+
+def multiples_in(every: int, after: int, last: int) -> int:
+    """How many multiples of `every` lie in (after, last]; none where `every` is 0 or less."""
+    return 0 if every <= 0 or last <= after else last // every - after // every
+
+
+def _latest(values: list[float]) -> list[float]:
+    """The longest run of latest values, in doubling blocks, whose medians agree."""
+    window = LEAST_BLOCK
+    while 2 * window <= len(values) + window // 2:
+        if _differ(values[-window:], values[-2 * window : -window]):
+            both = values[-2 * window :]
+            return both[_change(_winsorised(both)) :]
+        window *= 2
+    return values
+
+
+def _change(values: Sequence[float]) -> int:
+    """Where two levels split the values with the least squares left, at least a few values from either end."""
+    edge = min(LEAST_BLOCK // 2, len(values) // 2)
+    total, best, at = math.fsum(values), -1.0, edge
+    before = math.fsum(values[: edge - 1])
+    for i in range(edge, len(values) - edge + 1):
+        before += values[i - 1]
+        explained = before**2 / i + (total - before) ** 2 / (len(values) - i)
+        if explained > best:
+            best, at = explained, i
+    return at
+
+
+def _differ(recent: Sequence[float], older: Sequence[float]) -> bool:
+    a, b = statistics.median(recent), statistics.median(older)
+    # 1.2533 sigma / sqrt(n) is a median's deviation in a normal sample; 0.7413 x the quartiles' distance its sigma
+    noise = math.hypot(*(1.2533 * 0.7413 * _quartiles(v) / math.sqrt(len(v)) for v in (recent, older)))
+    return abs(a - b) > max(SHIFT * min(a, b), 3 * noise)
+
+
+def _quartiles(values: Sequence[float]) -> float:
+    low, _, high = statistics.quantiles(values, n=4)
+    return high - low
+
+
+def _without_warm_up(values: list[float]) -> list[float]:
+    """Without the first steps, of which the very first usually compile, allocate and open files."""
+    return values[warmup_steps(values) if len(values) >= 6 else len(values) // 2 :]
+
+
+def _winsorised(values: Sequence[float]) -> list[float]:
+    n = len(values)
+    rare = math.ceil(n / 100) if n >= 5 else 0
+    if not rare:
+        return list(values)
+    ceiling = sorted(values)[n - rare - 1]
+    return [min(value, ceiling) for value in values]
+
+
+def _block_means(values: Sequence[float]) -> list[float]:
+    """Means of equal stretches."""
+    values = _winsorised(values)
+    blocks = min(BLOCKS, len(values))
+    ends = [round(i * len(values) / blocks) for i in range(blocks + 1)]
+    return [statistics.fmean(values[a:b]) for a, b in pairwise(ends)]
+
+
+def _each(other: Other) -> tuple[float, float, float] | None:
+    """(low, mean, high) seconds of one time; None where nothing is known."""
+    if not other.seconds:
+        return None if other.guess_s is None else (other.guess_s / UNSEEN, other.guess_s, other.guess_s * UNSEEN)
+    latest = list(other.seconds)[-BLOCKS:]
+    if len(latest) > 2:
+        latest = latest[1:] if len(other.seconds) <= BLOCKS else latest  # the first time is the slowest
+    mean = statistics.fmean(latest)
+    if len(latest) == 1:
+        return mean * (1 - SEEN_ONCE), mean, mean * (1 + SEEN_ONCE)
+    half = math.hypot(
+        student_t_95(len(latest) - 1) * statistics.stdev(latest) * math.sqrt(1 / len(latest) + 1 / max(1.0, other.times_left)),
+        DRIFT * mean,
+    )  # fmt: skip
+    return max(0.0, mean - half), mean, mean + half

@@ -1,0 +1,64 @@
+"""A run as trackers have them: settings, single numbers, and numbers over steps. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from trainpace.journal.entry import Entry
+from trainpace.outcome import STEP_PARTS
+
+_SETTINGS = (
+    "nnodes nproc_per_node tp pp cp precision optimizer engine zero_stage shard_size offload_optimizer offload_parameters"
+    " activation_checkpointing compile channels_last micro_batch"
+).split()
+
+
+def settings_of(entry: Entry) -> dict[str, str | int | bool]:
+    """What was run, on what; what does not apply is left out."""
+    x = entry.execution
+    found: dict[str, Any] = {
+        "model_name": entry.model, "device_name": entry.device, "num_devices": entry.num_devices,
+        "gradient_accumulation_steps": x.accumulation, **{name: getattr(x, name) for name in _SETTINGS},
+        "sequence_length": entry.sequence_length, "image_size": entry.image_size, "mode": entry.mode, "seed": entry.seed,
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def numbers_of(entry: Entry) -> dict[str, float]:
+    """What was measured, and what had been forecast, as one number each."""
+    parts = {} if entry.step is None else {part: getattr(entry.step, part) for part in STEP_PARTS}
+    interval = entry.interval_ms
+    found = {
+        "median_step_ms": entry.step_time_ms,
+        "step_ms_low": interval and interval.low, "step_ms_high": interval and interval.high,
+        "samples_per_second": entry.samples_per_second, "peak_memory_gib": entry.peak_memory_gib,
+        "reserved_memory_gib": entry.reserved_memory_gib, "forecast_ms": entry.forecast_ms,
+        "forecast_low_ms": entry.forecast_low_ms, "forecast_high_ms": entry.forecast_high_ms, **parts,
+    }  # fmt: skip
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def series_of(entry: Entry) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of what was kept step by step; of a run without its steps, its median as the only one."""
+    times = entry.step_times_ms or (() if entry.step_time_ms is None else (entry.step_time_ms,))
+    first = len(entry.warmup_ms)
+    return {
+        "step_time_ms": [(first + i, ms) for i, ms in enumerate(times)],
+        "loss": [(i, loss) for i, loss in enumerate(entry.losses) if loss is not None],
+    }
+
+
+def words_of(entry: Entry) -> dict[str, str]:
+    """Where it came from: texts that are no settings."""
+    found = {
+        "id": entry.id, "kind": entry.kind, "outcome": entry.outcome, "reason": entry.reason, "notes": entry.notes,
+        "command": entry.command, "commit": entry.commit or "", "source": entry.source, "sweep": entry.sweep or "",
+        **entry.environment,
+    }  # fmt: skip
+    return {name: text for name, text in found.items() if text}
+
+
+def start_ms(entry: Entry) -> int:
+    """Milliseconds since 1970."""
+    return round(datetime.datetime.fromisoformat(entry.created_at).timestamp() * 1e3)

@@ -1,0 +1,230 @@
+"""The verbs as functions."""
+
+import inspect
+import json
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import trainpace
+from trainpace.api import options, verbs
+from trainpace.api.words import names_of, options_of
+from trainpace.cli.main import VERBS
+from trainpace.errors import TrainpaceError, UnknownName
+
+# options that say how an answer is shown, or where it is written; and what only a command does
+SHOWN = {
+    "forecast": {"json", "save_workload", "html", "figure"},
+    "match": {"json", "save_workload", "top", "html", "figure"},
+    "plan": {"json", "output", "write", "yes", "html", "figure"},
+    "measure": {"json", "output", "html", "figure", "suite", "suite_size", "suite_seed"},
+    "schedule": {"json"},
+    "watch": {
+        "json",
+        "from",
+        "steps",
+        "timeline",
+        "html",
+        "svg",
+        "trace",
+        "baseline",
+        "tolerance",
+        "journal",
+        "figure",
+    },
+    "diagnose": {"json", "html", "figure"},
+    "calibrate": {"json", "hosts", "network", "detect_only"},
+    "verify": {"json"},
+    "run": {"json", "dry_run", "markdown", "html", "figure"},
+    "offers": {"json", "refresh"},
+}
+LIVE = set(typing.get_type_hints(options.Live))
+
+
+def command_of(verb):
+    return getattr(__import__(f"trainpace.cli.{verb}", fromlist=[verb]), verb)
+
+
+@pytest.mark.parametrize("verb", SHOWN)
+def test_every_option_has_its_keyword(verb):
+    keywords = set(typing.get_type_hints(getattr(options, f"{verb.title()}Options"))) - LIVE
+    known = set(names_of(command_of(verb)))
+    assert keywords <= known
+    assert known - keywords <= SHOWN[verb]
+
+
+def test_every_verb_is_there_or_named_here():
+    not_yet = {"loader", "precompute", "validate", "serve"}
+    assert set(VERBS) - not_yet <= trainpace._VERBS
+    for verb in trainpace._VERBS:
+        assert callable(getattr(trainpace, verb))
+        assert inspect.getdoc(getattr(verbs, verb))
+
+
+def test_a_room_with_a_verbs_name_is_both():
+    import trainpace.forecast.kernels as kernels
+    from trainpace.forecast import forecast as pure
+
+    assert kernels.__name__ == "trainpace.forecast.kernels"
+    assert sys.modules["trainpace.forecast"] is trainpace.forecast
+    assert trainpace.forecast.forecast is pure
+    assert len(trainpace.forecast("resnet18", gpu="T4", no_journal=True)) == 1
+
+
+def test_a_room_can_be_patched(monkeypatch):
+    monkeypatch.setattr("trainpace.schedule.total_steps", lambda *_: 7)
+    assert trainpace.schedule.total_steps() == 7
+    monkeypatch.undo()
+    assert trainpace.schedule(samples=100, epochs=1, global_batch=10, step_time=1).time.total_s == 10
+
+
+def test_importing_trainpace_imports_nothing_else():
+    code = "import sys; before = set(sys.modules); import trainpace; dir(trainpace); print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {name for name in loaded if name.startswith("trainpace")} == {"trainpace"}
+    assert not loaded & {"torch", "numpy", "msgspec", "click", "rich"}
+
+
+def test_the_same_answer_as_the_command_line():
+    words = ["resnet18", "--gpu", "T4", "--gpu", "A100", "--batch", "8,16", "--precision", "amp_fp16", "--no-journal"]
+    shown = CliRunner().invoke(command_of("forecast"), [*words, "--json"], standalone_mode=False)
+    rows = json.loads(shown.stdout)["rows"]
+    found = trainpace.forecast("resnet18", gpu=["T4", "A100"], batch=[8, 16], precision="amp_fp16", no_journal=True)
+    assert found.to_dicts() == rows
+    assert [row.device for row in found] == ["T4", "T4", "A100", "A100"] or len({row.device for row in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"batch": range(1, 5)}, "--batch=1,2,3,4"),
+        ({"batch": 8}, "--batch=8"),
+        ({"batch": "1:4"}, "--batch=1:4"),
+        ({"timeout": 300}, "--timeout=300s"),
+        ({"timeout": "5min"}, "--timeout=5min"),
+        ({"timeout": 1e-05}, "--timeout=0.00001s"),
+        ({"checkpointing": True}, "--checkpointing"),
+        ({"checkpointing": False}, ""),
+        ({"compile": True, "network": None}, "--compile"),
+        ({"gpu": ("T4", "A100")}, "--gpu=T4 --gpu=A100"),
+        ({"calibrated": Path(__file__)}, f"--calibrated={__file__}"),
+    ],
+)
+def test_options_are_the_command_lines(given, words):
+    command = command_of("forecast")
+    expected = command.make_context("forecast", [*words.split(), "--json", "--", "M"]).params
+    assert options_of(command, given, "M") == expected
+
+
+@pytest.mark.parametrize(
+    ("misuse", "says"),
+    [
+        (lambda: trainpace.forecast("resnet18", gpu="T44"), "Nearest: T4"),
+        (lambda: trainpace.forecast("resnet18", gpus="T4"), "Nearest: gpu"),
+        (lambda: trainpace.forecast("resnet18"), "Name a GPU"),
+        (lambda: trainpace.forecast("resnet18", gpu="T4", batch=0), "not a batch size"),
+        (lambda: trainpace.forecast("resnet18", gpu="T4", precision="fp7"), "fp32"),
+        (lambda: trainpace.forecast("resnet81", gpu="T4"), "Nearest: resnet18"),
+        (lambda: trainpace.forecast("resnet18", gpu="T4", example=1), "live nn.Module"),
+        (lambda: trainpace.forecast(nn.Linear(2, 2), gpu="T4"), "example"),
+        (lambda: trainpace.measure(nn.Linear(2, 2)), "process of its own"),
+        (lambda: trainpace.schedule(samples=10, epochs=1, global_batch=0), "0"),
+        (lambda: trainpace.match("resnet18", samples=10), "--epochs or --max-steps"),
+        (lambda: trainpace.watch([]), "command"),
+    ],
+)  # fmt: skip
+def test_misuse_is_a_value_error_that_says_what_to_try(misuse, says, capsys):
+    with pytest.raises(TrainpaceError) as error:
+        misuse()
+    assert says in str(error.value)
+    assert isinstance(error.value, ValueError)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError):
+        _ = trainpace.nonsense
+    assert issubclass(UnknownName, trainpace.TrainpaceError)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, pixels, labels=None):
+        out = self.body(pixels)
+        return {"loss": nn.functional.cross_entropy(out, labels), "logits": out} if labels is not None else out
+
+
+def batch(n=2):
+    return torch.randn(n, 3, 8, 8), torch.randint(0, 10, (n,))
+
+
+def test_a_live_model_as_a_file_of_the_same(tmp_path):
+    model = Head()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    adam = torch.optim.Adam(model.parameters())
+    live = trainpace.trace(model, example=batch(), loss=nn.CrossEntropyLoss(), task_optimizer=adam, forms=("fp32",))
+    file = tmp_path / "task.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n" + inspect.getsource(Head) + "\n"
+        "class D:\n    def __len__(self): return 4\n    def __getitem__(self, i): return torch.randn(3, 8, 8), 1\n"
+        "def task():\n    m = Head()\n    return m, nn.CrossEntropyLoss(), torch.optim.Adam(m.parameters()), D()\n"
+    )
+    traced = trainpace.trace(f"{file}:task", forms=("fp32",))
+    assert live.parameters == traced.parameters == sum(p.numel() for p in model.parameters())
+    assert live.optimizer == traced.optimizer == "adam"
+    run = {"gpu": "T4", "batch": [4, 32], "no_journal": True}
+    steps = [[row.step.total_ms for row in trainpace.forecast(w, **run)] for w in (live, traced)]
+    assert steps[0] == pytest.approx(steps[1])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_live_model_that_returns_its_loss():
+    pixels, labels = batch()
+    found = trainpace.forecast(Head(), gpu="T4", example={"pixels": pixels, "labels": labels}, no_journal=True)
+    assert found[0].step.total_ms > 0
+    plain = trainpace.forecast(Head(), gpu="T4", example=(pixels,), mode="inference", no_journal=True)
+    assert plain[0].step.total_ms < found[0].step.total_ms
+
+
+def test_a_workload_serves_every_verb_that_forecasts():
+    workload = trainpace.trace("resnet18")
+    assert trainpace.match(workload, samples=50_000, epochs=10, provider="aws").matches
+    plan = trainpace.plan(workload, gpu="A100", batch=64, samples=50_000, epochs=10)
+    assert plan.model == workload.model
+    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with --optimizer"):
+        trainpace.forecast(workload, gpu="T4", optimizer="adam")
+
+
+def test_measured_steps_as_a_table(tmp_path):
+    found = trainpace.measure(
+        "random:mlp:1", batch=[2, 4], repeats=1, seconds=0.2, journal=str(tmp_path / "journal.db"), no_forecast=True
+    )
+    assert [row["batch"] for row in found.to_dicts()] == [2, 4]
+    one = found[0]
+    assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(one.step_times_ms)
+    with trainpace.journal(str(tmp_path / "journal.db")) as journal:
+        assert journal.count() == 2
+
+
+def test_pandas_or_what_to_do(monkeypatch):
+    found = trainpace.forecast("resnet18", gpu="T4", batch=[1, 2], no_journal=True)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(TrainpaceError, match="pip install 'trainpace"):
+        found.to_pandas()
+
+
+def test_to_pandas():
+    pytest.importorskip("pandas")
+    table = trainpace.forecast("resnet18", gpu="T4", batch=[1, 2], no_journal=True).to_pandas()
+    assert list(table["batch"]) == [1, 2]
