@@ -28,6 +28,8 @@ def describe(pages: Iterable[_Described], version: str) -> dict[str, Any]:
         "description": "One sentence on what cannot be answered.",
         "content": {"application/json": {"schema": {"type": "object", "required": ["message", "status"]}}},
     }
+    # what is refused before any page sees it (too long, not allowed) is told as a page of one sentence
+    refused = {"description": "Refused.", "content": {"text/html": {"schema": {"type": "string"}}}}
     paths = {}
     for page in pages:
         answer = {"type": "object", "required": ["record", "schema_version", *page.record.__struct_fields__]}
@@ -37,7 +39,8 @@ def describe(pages: Iterable[_Described], version: str) -> dict[str, Any]:
                 "parameters": _parameters(page.question),
                 "responses": {
                     "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
-                    **dict.fromkeys(("400", "404", "422", "default"), error),
+                    **dict.fromkeys(("400", "404", "422"), error),
+                    "default": refused,
                 },
             }
         }
