@@ -80,7 +80,11 @@ def test_mlflow_and_back(tmp_path, journal):
     for was in journal[:2]:
         now = read[was.model]
         assert now.step_time_ms == pytest.approx(was.step_time_ms)
-        assert (now.device, now.sequence_length, now.seed) == ("T4", was.sequence_length, was.seed)  # the catalogue's name
+        assert (now.device, now.sequence_length, now.seed) == (
+            "T4",
+            was.sequence_length,
+            was.seed,
+        )  # the catalogue's name
         for name in ("micro_batch", "accumulation", "precision", "optimizer"):
             assert getattr(now.execution, name) == getattr(was.execution, name), name
     tags = [file.read_text() for file in (tmp_path / "mlruns").rglob("trainpace.reason")]
