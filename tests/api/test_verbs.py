@@ -18,12 +18,14 @@ from trainpace.api.words import names_of, options_of
 from trainpace.cli.main import VERBS
 from trainpace.errors import TrainpaceError, UnknownName
 
+SLURM_ARRAYS = {"launcher", "at_once", "cpus", "limit", "partition", "account", "sbatch", "out"}
+
 # options that say how an answer is shown, or where it is written; and what only a command does
 SHOWN = {
     "forecast": {"json", "save_workload", "html", "figure"},
     "match": {"json", "save_workload", "top", "html", "figure"},
-    "plan": {"json", "output", "write", "yes", "html", "figure"},
-    "measure": {"json", "output", "html", "figure", "suite", "suite_size", "suite_seed"},
+    "plan": {"json", "output", "write", "new", "yes", "html", "figure"},
+    "measure": {"json", "output", "html", "figure", "suite", "suite_size", "suite_seed", *SLURM_ARRAYS},
     "schedule": {"json"},
     "watch": {
         "json",

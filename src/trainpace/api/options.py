@@ -274,6 +274,8 @@ class RunOptions(TypedDict, total=False):
     """`trainpace run --help` describes them."""
 
     task: str
+    command: str
+    config: Path | Iterable[Path]
     precompute: str
     out: Path
     launcher: Literal["auto", "process", "torchrun", "slurm"]
@@ -282,6 +284,7 @@ class RunOptions(TypedDict, total=False):
     sbatch: Names
     device: Literal["cpu", "cuda"]
     seconds: Duration
+    steps: Count
     timeout: Duration
     price: Usd
     allow_global_batch: bool
