@@ -145,7 +145,7 @@ import torch
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD([parameter], lr=0.1)
 for _ in range(5):
-    save_file()
+    save_file({}, 'model.safetensors')
     optimizer.step()
 """
 
@@ -155,7 +155,7 @@ def test_what_imports_torch_is_watched_also_without_our_packages(tmp_path, monke
     (packages / "safetensors").mkdir(parents=True)
     (packages / "safetensors" / "__init__.py").touch()
     (packages / "safetensors" / "torch.py").write_text(
-        "import time, torch\ndef save_file(): time.sleep(0.01)\ndef save_model(): pass\n"
+        "import time, torch\ndef save_file(tensors, filename): time.sleep(0.01)\ndef save_model(): pass\n"
     )
     (packages / "msgspec.py").write_text("raise ImportError('not in this environment')")
     monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

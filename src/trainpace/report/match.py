@@ -34,9 +34,9 @@ def print_ranking(
         _print_none(workload, ranking, close, job)
         return
     first = ranking.matches[0]
+    ways = "1 way" if len(ranking.matches) == 1 else f"{len(ranking.matches)} ways"
     print_head(
-        f"{workload.model}: {first.steps:,} steps of {job.global_batch:,} samples. {len(ranking.matches)} ways to train it,"
-        f" ranked by {by}."
+        f"{workload.model}: {first.steps:,} steps of {job.global_batch:,} samples. {ways} to train it, ranked by {by}."
     )
     shown = _shown(ranking.matches, top)
     rank_of = {id(match): i for i, match in enumerate(ranking.matches, start=1)}

@@ -58,9 +58,10 @@ def print_guarded(found: Guarded) -> None:
         else f" ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
     )
     word = "Regressed" if found.regressed else "No regression"
+    faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high is not None and ratio.high < 1 else ""
     print_verdict(
         f"{word}: the median step takes {_pace(found.now)}, and {_pace(found.baseline)} in {found.baseline.run}: {change:+.1f} %"
-        f"{between}; up to {100 * found.tolerance:g} % beyond the noise is let through.",
+        f"{between}{faster}; up to {100 * found.tolerance:g} % beyond the noise is let through.",
         good=not found.regressed,
     )
 

@@ -32,7 +32,8 @@ def match_page(
     kept = {**data, "rows": data["rows"][:MOST_ROWS], "missed": data["missed"][:MOST_REJECTED], "rejected": []}
     if not found:
         return document(title, [f"No server meets this. {why_none}"], _rest(ranking), kept, answer=False)
-    what = f"{found[0].steps:,} steps of {job.global_batch:,} samples; {len(found)} ways to train it, ranked by {by}."
+    ways = "1 way" if len(found) == 1 else f"{len(found)} ways"
+    what = f"{found[0].steps:,} steps of {job.global_batch:,} samples; {ways} to train it, ranked by {by}."
     best, fastest = min(found, key=lambda m: m.mean_usd), min(found, key=lambda m: m.mean_hours)
     said = [f"Cheapest: {server(best)}, {format_usd(best.mean_usd)} ({_usd(best)}) in {_hours(best)}."]
     if fastest is not best:
