@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
@@ -26,6 +26,7 @@ help:
 	@echo "make docs        the documentation as a site, into out/docs"
 	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
 	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"
+	@echo "make pictures    the pages of docs/pictures, made anew (a quarter of an hour, on a machine that does nothing else)"
 	@echo "make docs-refresh   run everything that docs/ show, and put the real output there (a quarter of an hour, on a machine that does nothing else)"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -138,6 +139,9 @@ docs: $(VENV)/installed .docs/installed
 
 docs-check: $(VENV)/installed .docs/installed
 	$(BIN)/python -m pytest tests/test_docs.py -o addopts=
+
+pictures: $(VENV)/installed
+	$(BIN)/python benchmarks/pictures.py
 
 docs-generate: $(VENV)/installed
 	$(BIN)/python docs/generate.py
