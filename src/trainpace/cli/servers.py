@@ -66,8 +66,18 @@ def chosen(
         and (not asked or devices[o.device].name in asked)
     ]  # fmt: skip
     if not left:
-        raise TrainpaceError("no offer has this provider, region and GPU together.", "See trainpace offers.")
+        raise _none_left(providers, regions, gpus)
     return left, devices
+
+
+def _none_left(providers: Sequence[str], regions: Sequence[str], gpus: Sequence[str]) -> TrainpaceError:
+    if providers or regions:
+        asked = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
+        return TrainpaceError(f"no offer has this {asked}.", "See trainpace offers.")
+    return TrainpaceError(
+        f"nobody among the offers rents out {' or '.join(gpus)}.",
+        "A machine of your own: --machines FILE.toml. Its time alone: trainpace forecast.",
+    )
 
 
 def _devices(offers: Sequence[Offer], own: Sequence[Device]) -> dict[str, Device]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from trainpace.journal.guard import Pace
 
 WHOLE_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+BUSY = 0.5
+"""Of the cores that others may use before it is said."""
 
 
 @click.command(context_settings=WHOLE_COMMAND)
@@ -126,10 +128,16 @@ def folder_for(output: str | None, command: tuple[str, ...]) -> Path:
 
 def run(command: tuple[str, ...], folder: Path, as_json: bool, trials: dict[str, object] | None = None) -> int:
     """Run the command; with `as_json` its output goes to stderr, so that ours alone is on stdout."""
+    import os
     import sys
 
+    from trainpace.launch.processes import usable_cores
     from trainpace.watch import watch as watch_command
 
+    load, cores = os.getloadavg()[0], usable_cores()
+    if load > BUSY * cores:
+        busy = f"other programs keep {load:.1f} of {cores} cores busy"
+        click.echo(f"note: {busy} (load average), so the times of this recording may be too long.", err=True)
     return watch_command(command, folder, trials, output=sys.stderr.fileno() if as_json else None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainpace.forecast.memory import needed_gib
 from trainpace.outcome import STEP_PARTS, Forecast, Jump
 from trainpace.report.chart import chart
 from trainpace.report.columns import Column, bar, words
@@ -96,7 +97,11 @@ def _one(f: Forecast) -> str:
     assert f.step is not None
     fits = "" if f.fits is None else " It fits in memory."
     said = f"A step takes {_step(f)}: {format_number(_throughput(f))} samples/s.{fits}"
-    return said if f.training_time is None else f"{said} The whole training: {_job(f)}."
+    return (
+        said
+        if f.training_time is None
+        else f"{said} The whole training: {_job(f)}, without loading, evaluation, checkpoints."
+    )
 
 
 def _job(f: Forecast) -> str:
@@ -108,13 +113,13 @@ def _job(f: Forecast) -> str:
 
 
 def _misfit(done: Sequence[Forecast]) -> str:
-    needed = [(f, f.memory.allocated_gib) for f in done if f.memory is not None]
+    needed = [(f, float(needed_gib(f.memory))) for f in done if f.memory is not None]
     if not needed:
         return "No: nothing here fits in memory."
     f, gib = min(needed, key=lambda row: row[1])
     has = "" if f.capacity_gib is None else f" of {format_number(f.capacity_gib)} GiB"
     which = "it does not fit" if len(done) == 1 else "none of them fits; at the least"
-    return f"No: {which}: {_where(f)} needs {format_number(gib)}{has}."
+    return f"No: {which}: {_where(f)} needs {format_number(gib)}{has}, with what the driver and the allocator keep at the least."
 
 
 def _step(f: Forecast) -> str:

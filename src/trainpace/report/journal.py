@@ -28,6 +28,7 @@ def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
     """One line a run; what is the same in all of them is said once."""
     if not entries:
         print_verdict(f"No such runs in {place}.")
+        print_lines("What trainpace measure and run measured is kept there; recordings of watch stay in their folders.")
         return
     print_verdict(f"{total:,} run{'' if total == 1 else 's'} in {place}{_shown(entries, total)}.")
     rows = [_line(entry) for entry in entries]

@@ -37,7 +37,7 @@ def print_answer(a: Answer) -> None:
     if a.execution is not None and a.schedule.samples and a.schedule.epochs:
         job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
         command = ["trainpace", "match", "resnet50", *job, "--global-batch", str(a.execution.global_batch)]
-        print_next(command, "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50")
+        print_next(command, "servers for this job, if the model were resnet50: put yours, FILE.py:FUNCTION, there")
 
 
 def _print_verdict(a: Answer) -> None:
@@ -47,6 +47,11 @@ def _print_verdict(a: Answer) -> None:
     total_s = a.time.total_s
     if a.meets_limit is None or a.limit_s is None:
         print_verdict(f"The training takes {format_duration(total_s)}{cost}.")
+    elif "step_time" in a.solved and a.step_time_s is not None:
+        within = format_duration(a.limit_s)
+        print_verdict(
+            f"A step may take at most {format_duration(a.step_time_s)} for all to be done within {within}{cost}."
+        )
     elif a.meets_limit:
         print_verdict(f"Yes: {format_duration(total_s)}{cost} is within {format_duration(a.limit_s)}.", good=True)
     else:

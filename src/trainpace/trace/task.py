@@ -58,7 +58,7 @@ def build_task(
     """
     kind, _, name = spec.rpartition(":")
     if spec.endswith((".py", ".py:")):
-        raise TrainpaceError(f"name the function: {spec.rstrip(':')}:FUNCTION.")
+        raise TrainpaceError(f"name the function: {spec.rstrip(':')}:FUNCTION.", f"{TASK}.")
     if kind.endswith(".py"):
         return _from_file(Path(kind), name)
     if is_random(spec):
@@ -219,14 +219,23 @@ def _longer_positions(config: Any, sequence_length: int | None) -> None:
             setattr(config, name, sequence_length)
 
 
+TASK = "FILE.py:FUNCTION must return (model, loss, optimizer, dataset)"
+
+
 def _from_file(path: Path, function: str) -> Task:
     """The function returns (model, loss, optimizer, dataset); `loss` takes (output, target).
 
     A data set whose samples differ in length brings its own `collate_fn` (a list of samples into a batch), as an attribute.
     """
     task_function = load_name(path, function, "function")
-    parts = task_function() if callable(task_function) else task_function
-    wanted = "FILE.py:FUNCTION must return (model, loss, optimizer, dataset)"
+    wanted = TASK
+    try:
+        parts = task_function() if callable(task_function) else task_function
+    except SystemExit as error:
+        raise TrainpaceError(
+            f"{path}:{function} ended its process ({error}), as a program that reads its command line does.",
+            f"{wanted}, without arguments of its own. To time a whole program: trainpace watch -- python {path.name}",
+        ) from None
     if not isinstance(parts, tuple | list) or len(parts) != 4:
         raise TrainpaceError(f"{path}:{function} returned {type(parts).__name__}.", f"{wanted}.")
     model, criterion, optimizer, dataset = parts
