@@ -138,7 +138,7 @@ class PlanOptions(Traced, total=False):
     pp: Count
     cp: Count
     zero: Literal[0, 1, 2, 3]
-    checkpointing: Checkpointing | bool
+    checkpointing: Checkpointing
     offload: Offload
     compile: bool
     channels_last: bool
