@@ -45,6 +45,7 @@ SHOWN = {
     "diagnose": {"json", "html", "figure"},
     "calibrate": {"json", "hosts", "network", "detect_only"},
     "verify": {"json"},
+    "validate": {"json"},
     "run": {"json", "dry_run", "markdown", "html", "figure"},
     "offers": {"json", "refresh"},
 }
@@ -68,13 +69,13 @@ def test_every_option_has_its_keyword(verb):
     [*((verb, name) for verb in SHOWN for name in sorted(SHOWN[verb])), ("trace", "gpu"), ("measure", "loss")],
 )
 def test_what_only_the_command_does_is_refused(verb, name):
-    required = {"forecast", "match", "plan", "measure", "watch", "diagnose", "verify", "run", "trace"}
+    required = {"forecast", "match", "plan", "measure", "watch", "diagnose", "verify", "validate", "run", "trace"}
     with pytest.raises(UnknownName, match=f"unknown option '{name}'"):
         getattr(trainpace, verb)(*(["no-such-model"] if verb in required else []), **{name: True})
 
 
 def test_every_verb_is_there_or_named_here():
-    not_yet = {"loader", "precompute", "validate", "serve"}
+    not_yet = {"loader", "precompute", "serve"}
     assert set(VERBS) - not_yet <= trainpace._VERBS
     for verb in trainpace._VERBS:
         assert callable(getattr(trainpace, verb))
@@ -242,6 +243,20 @@ def test_measured_steps_as_a_table(tmp_path):
     assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(one.step_times_ms)
     with trainpace.journal(str(tmp_path / "journal.db")) as journal:
         assert journal.count() == 2
+
+
+def test_measured_runs_against_forecasts(tmp_path):
+    file = tmp_path / "runs.csv"
+    file.write_text(
+        "model_spec,gpu,precision,batch_per_gpu,step_time_ms,file\n"
+        "random:mlp:1,T4,fp32,8,5.0,a\nrandom:mlp:1,T4,fp32,16,5.0,b\nrandom:mlp:1,T4,fp32,32,5.0,c\n"
+    )
+    found = trainpace.validate(file, file=["a", "b"], traces=tmp_path / "traces")
+    assert [(row["batch"], row["file"]) for row in found.to_dicts()] == [(8, "a"), (16, "b")]
+    assert found.overall.n == len(found) == 2
+    assert [one.name for one in found.groups["file"]] == ["a", "b"]
+    with pytest.raises(TrainpaceError, match=r"no-such-file\.csv"):
+        trainpace.validate("no-such-file.csv")
 
 
 def test_pandas_or_what_to_do(monkeypatch):

@@ -270,6 +270,15 @@ class VerifyOptions(TypedDict, total=False):
     timeout: Duration
 
 
+class ValidateOptions(TypedDict, total=False):
+    """`trainpace validate --help` describes them."""
+
+    file: Names
+    models: Path
+    traces: Path
+    workers: Count
+
+
 class RunOptions(TypedDict, total=False):
     """`trainpace run --help` describes them."""
 

@@ -17,7 +17,7 @@ from trainpace.api import options as o
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.api.results import Forecasts, MeasuredSweep
+    from trainpace.api.results import Forecasts, MeasuredSweep, ValidatedRuns
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.journal.store import Journal
@@ -194,6 +194,21 @@ def verify(model: str, **options: Unpack[o.VerifyOptions]) -> Equivalence:
     p = _options(command, o.VerifyOptions, options)
     with _plainly():
         return equivalence_of(_spec_only(model), p)
+
+
+def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions]) -> ValidatedRuns:
+    """Forecast measured runs, of a CSV or Parquet file, under their own conditions, and compare.
+
+    trainpace.validate("runs.csv").overall.median
+    """
+    from trainpace.api.results import ValidatedRuns
+    from trainpace.cli.validate import validate as command
+    from trainpace.cli.validate import validated
+
+    p = _options(command, o.ValidateOptions, options, os.fspath(runs))
+    with _plainly():
+        rows, overall, groups = validated(p["runs"], p["only"], p["models"], p["traces"], p["workers"])
+    return ValidatedRuns(rows=tuple(rows), overall=overall, groups={name: tuple(some) for name, some in groups.items()})
 
 
 def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Climbed:
