@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trainpace.api import run as run
     from trainpace.api import schedule as schedule
     from trainpace.api import trace as trace
+    from trainpace.api import validate as validate
     from trainpace.api import verify as verify
     from trainpace.api import watch as watch
     from trainpace.errors import TrainpaceError as TrainpaceError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROOMS = frozenset("diagnose forecast journal measure offers plan schedule trace verify watch".split())
-_VERBS = _ROOMS | {"calibrate", "gpus", "match", "run"}
+_VERBS = _ROOMS | {"calibrate", "gpus", "match", "run", "validate"}
 
 
 class _Room(ModuleType):

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import typing
+from collections import UserDict
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from trainpace.api import options, verbs
 from trainpace.api.words import names_of, options_of
 from trainpace.cli.main import VERBS
 from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.records import to_json
 
 SLURM_ARRAYS = {"launcher", "at_once", "cpus", "limit", "partition", "account", "sbatch", "out"}
 
@@ -43,6 +45,7 @@ SHOWN = {
     "diagnose": {"json", "html", "figure"},
     "calibrate": {"json", "hosts", "network", "detect_only"},
     "verify": {"json"},
+    "validate": {"json"},
     "run": {"json", "dry_run", "markdown", "html", "figure"},
     "offers": {"json", "refresh"},
 }
@@ -61,8 +64,18 @@ def test_every_option_has_its_keyword(verb):
     assert known - keywords <= SHOWN[verb]
 
 
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [*((verb, name) for verb in SHOWN for name in sorted(SHOWN[verb])), ("trace", "gpu"), ("measure", "loss")],
+)
+def test_what_only_the_command_does_is_refused(verb, name):
+    required = {"forecast", "match", "plan", "measure", "watch", "diagnose", "verify", "validate", "run", "trace"}
+    with pytest.raises(UnknownName, match=f"unknown option '{name}'"):
+        getattr(trainpace, verb)(*(["no-such-model"] if verb in required else []), **{name: True})
+
+
 def test_every_verb_is_there_or_named_here():
-    not_yet = {"loader", "precompute", "validate", "serve"}
+    not_yet = {"loader", "precompute", "serve"}
     assert set(VERBS) - not_yet <= trainpace._VERBS
     for verb in trainpace._VERBS:
         assert callable(getattr(trainpace, verb))
@@ -100,7 +113,7 @@ def test_the_same_answer_as_the_command_line():
     rows = json.loads(shown.stdout)["rows"]
     found = trainpace.forecast("resnet18", gpu=["T4", "A100"], batch=[8, 16], precision="amp_fp16", no_journal=True)
     assert found.to_dicts() == rows
-    assert [row.device for row in found] == ["T4", "T4", "A100", "A100"] or len({row.device for row in found}) == 2
+    assert [row.device for row in found] == ["T4", "T4", "A100 SXM 40GB", "A100 SXM 40GB"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +135,7 @@ def test_the_same_answer_as_the_command_line():
 def test_options_are_the_command_lines(given, words):
     command = command_of("forecast")
     expected = command.make_context("forecast", [*words.split(), "--json", "--", "M"]).params
-    assert options_of(command, given, "M") == expected
+    assert options_of(command, options.ForecastOptions, given, "M") == expected
 
 
 @pytest.mark.parametrize(
@@ -140,6 +153,12 @@ def test_options_are_the_command_lines(given, words):
         (lambda: trainpace.schedule(samples=10, epochs=1, global_batch=0), "0"),
         (lambda: trainpace.match("resnet18", samples=10), "--epochs or --max-steps"),
         (lambda: trainpace.watch([]), "command"),
+        (lambda: trainpace.plan("resnet18", gpu="T4", checkpointing=True, compile=True), "--checkpointing takes a value"),
+        (lambda: trainpace.measure("resnet18", noise_scale=True), "FILE.py:FUNCTION"),
+        (
+            lambda: trainpace.trace(Head(), example={"pixels": batch()[0]}, loss=nn.CrossEntropyLoss()),
+            "the example has no labels",
+        ),
     ],
 )  # fmt: skip
 def test_misuse_is_a_value_error_that_says_what_to_try(misuse, says, capsys):
@@ -199,6 +218,13 @@ def test_a_live_model_that_returns_its_loss():
     assert plain[0].step.total_ms < found[0].step.total_ms
 
 
+def test_a_mapping_is_an_example():
+    pixels, labels = batch()
+    given = {"pixels": pixels, "labels": labels}
+    one, other = (trainpace.trace(Head(), example=example, forms=("fp32",)) for example in (UserDict(given), given))
+    assert to_json(one) == to_json(other)
+
+
 def test_a_workload_serves_every_verb_that_forecasts():
     workload = trainpace.trace("resnet18")
     assert trainpace.match(workload, samples=50_000, epochs=10, provider="aws").matches
@@ -217,6 +243,20 @@ def test_measured_steps_as_a_table(tmp_path):
     assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(one.step_times_ms)
     with trainpace.journal(str(tmp_path / "journal.db")) as journal:
         assert journal.count() == 2
+
+
+def test_measured_runs_against_forecasts(tmp_path):
+    file = tmp_path / "runs.csv"
+    file.write_text(
+        "model_spec,gpu,precision,batch_per_gpu,step_time_ms,file\n"
+        "random:mlp:1,T4,fp32,8,5.0,a\nrandom:mlp:1,T4,fp32,16,5.0,b\nrandom:mlp:1,T4,fp32,32,5.0,c\n"
+    )
+    found = trainpace.validate(file, file=["a", "b"], traces=tmp_path / "traces")
+    assert [(row["batch"], row["file"]) for row in found.to_dicts()] == [(8, "a"), (16, "b")]
+    assert found.overall.n == len(found) == 2
+    assert [one.name for one in found.groups["file"]] == ["a", "b"]
+    with pytest.raises(TrainpaceError, match=r"no-such-file\.csv"):
+        trainpace.validate("no-such-file.csv")
 
 
 def test_pandas_or_what_to_do(monkeypatch):

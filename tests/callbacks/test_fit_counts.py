@@ -55,6 +55,12 @@ def test_as_the_loop_goes(state):
     assert left.total_batches == state.total_batch + left.batches
 
 
+def test_a_fit_without_batches_is_over():
+    for max_steps in (None, 100):
+        state = FitState(0, 0, 0, 0, max_epochs=5, max_steps=max_steps, accumulation=2, val_every_batches=None)
+        assert left_of(state) == (0, 0, 0, 0)
+
+
 def test_an_end_that_nobody_knows():
     assert left_of(FitState(0, 3, 3, None, max_epochs=2)) is None
     assert left_of(FitState(0, 3, 3, 10, max_epochs=None)) is None

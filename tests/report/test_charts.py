@@ -16,7 +16,8 @@ from trainpace.forecast.fewer_devices import fewer_devices
 from trainpace.forecast.roofline import roofline
 from trainpace.measure.analysis import analyse
 from trainpace.outcome import STEP_PARTS, Interval
-from trainpace.plan import DataPath, Setting, plan_changes
+from trainpace.plan import Change, DataPath, Plan, Setting, plan_changes
+from trainpace.plan.changes import Choice, Outlook
 from trainpace.records import from_json, to_json, to_jsonable
 from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
@@ -116,6 +117,13 @@ def test_parts_of_a_step_add_up():
         assert (bar.low, bar.high) == (f.step_time_interval_ms.low, f.step_time_interval_ms.high)
 
 
+def test_the_fastest_step_is_named_with_its_group():
+    one, other = asked(workload(), batches=(8, 64)).rows
+    made = step_breakdown([Timed("batch 8", "forecast", one.step), Timed("batch 64", "forecast", other.step)])
+    assert made.finding.startswith("Batch 8, forecast: ")
+    assert step_breakdown([Timed("", "forecast", one.step)]).finding[0].isupper()
+
+
 def test_memory_adds_up_to_what_the_card_shows():
     f = asked(workload()).rows[0]
     (bar,) = memory_at_peak([Held("T4", f.memory, f.capacity_gib)]).groups[0].bars
@@ -168,10 +176,29 @@ def test_a_plan_comes_down_step_by_step():
         assert after.segments[0].value + after.segments[1].value == pytest.approx(after.total)
 
 
+def test_a_plan_says_what_it_brings():
+    def change(saved_s, **more):
+        return Change(title="c", execution=Execution(micro_batch=8), forecast_saved_s=saved_s, **more)
+
+    end = Outlook(
+        choice=Choice(execution=Execution(micro_batch=8)), changes=2, step_ms=1, job_s=7200, needed_gib=1, num_devices=1
+    )
+    plan = Plan(start=Execution(micro_batch=8), changes=(change(7200),), best=end)
+    assert plan_ladder(plan, end).finding == "1 change brings the job from 4 h to 2 h, 50% less."
+    slower = replace(plan, changes=(change(0), change(-3600)))
+    assert plan_ladder(slower, end).finding == "2 changes bring the job from 1 h to 2 h, 100% more."
+    too_big = replace(plan, changes=(change(0, makes_fit=True), change(7200)), start_fits=False)
+    assert (
+        plan_ladder(too_big, end).finding == "As it is, it does not fit. With 2 changes it does, and the job takes 2 h."
+    )
+
+
 def test_a_ladder_counts_what_was_kept():
     made = speedups("a step", [("baseline", 1.0, True), ("a", 2.0, True), ("b", None, False), ("c", 1.5, False)])
     assert [bar.said for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
-    assert "1 of 2 changes were kept; together they make a step 2.0 times as fast" in made.finding
+    assert made.finding == "1 of 2 changes was kept; it makes a step 2.0 times as fast."
+    none = speedups("a step", [("baseline", 1.0, True), ("a", 0.5, False)])
+    assert none.finding == "None of 1 change was kept."
     assert speedups("a step", [("baseline", 1.0, True)]) is None
 
 

@@ -126,6 +126,15 @@ def test_a_model_that_cannot_be_forecast_is_said():
     assert "It cannot be forecast: no such rate." in text
 
 
+def test_the_kept_ranks_are_those_shown(monkeypatch):
+    monkeypatch.setattr("trainpace.report.pages.match.MOST_ROWS", 2)
+    text = PAGES["match"]()
+    kept = next(data["rows"] for data in map(json.loads, read(text).texts["application/json"]) if "rows" in data)
+    shown = re.findall(r"<tr[^>]*><td[^>]*>(\d+)(?: \*)?</td>", text)
+    assert [row["rank"] for row in kept] == list(map(int, shown))
+    assert any(row["rank"] > 2 and row["pareto"] for row in kept)
+
+
 def test_error_is_against_the_measurement():
     first, second = pairs("m")
     assert first.error_percent is None

@@ -13,11 +13,12 @@ from trainpace.api.verbs import (
     run,
     schedule,
     trace,
+    validate,
     verify,
     watch,
 )
 
 __all__ = [
     "calibrate", "diagnose", "forecast", "gpus", "journal", "match", "measure", "offers", "plan", "run", "schedule", "trace",
-    "verify", "watch",
+    "validate", "verify", "watch",
 ]  # fmt: skip

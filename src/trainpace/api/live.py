@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from trainpace.errors import TrainpaceError
@@ -39,6 +40,8 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
 
     import torch  # isort: skip
 
+    if isinstance(example, Mapping):  # such as Hugging Face's BatchEncoding, into which tree_leaves does not look
+        example = dict(example)
     tensors = [t for t in tree_leaves(example) if isinstance(t, torch.Tensor) and t.dim()]
     if not tensors or not isinstance(example, dict | tuple | list) or len({len(t) for t in tensors}) != 1:
         raise TrainpaceError(
@@ -47,6 +50,11 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
         )
     if loss is None and mode != "inference" and not isinstance(example, dict):
         raise TrainpaceError("a live model needs `loss`, which takes (output, target).", "Or mode='inference'.")
+    if loss is not None and mode != "inference" and isinstance(example, dict) and "labels" not in example:
+        raise TrainpaceError(
+            "`loss` takes (output, labels), and the example has no labels.",
+            "Put labels into it, or leave `loss` out where the model returns its own.",
+        )
     size = len(tensors[0])
 
     def make_batch(n: int) -> Any:

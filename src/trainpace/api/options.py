@@ -138,7 +138,7 @@ class PlanOptions(Traced, total=False):
     pp: Count
     cp: Count
     zero: Literal[0, 1, 2, 3]
-    checkpointing: Checkpointing | bool
+    checkpointing: Checkpointing
     offload: Offload
     compile: bool
     channels_last: bool
@@ -268,6 +268,15 @@ class VerifyOptions(TypedDict, total=False):
     tolerance: float
     seed: int
     timeout: Duration
+
+
+class ValidateOptions(TypedDict, total=False):
+    """`trainpace validate --help` describes them."""
+
+    file: Names
+    models: Path
+    traces: Path
+    workers: Count
 
 
 class RunOptions(TypedDict, total=False):

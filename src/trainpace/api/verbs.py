@@ -12,11 +12,12 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from trainpace.api import options as o
+
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.api import options as o
-    from trainpace.api.results import Forecasts, MeasuredSweep
+    from trainpace.api.results import Forecasts, MeasuredSweep, ValidatedRuns
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.journal.store import Journal
@@ -46,7 +47,7 @@ def trace(
     from trainpace.cli.forecast import forecast as command
     from trainpace.cli.traced import variant_of, workload_of
 
-    parameters = _options(command, options)
+    parameters = _options(command, o.TraceOptions, options)
     if is_live(model):
         return live_workload(model, _live(options), tuple(forms), variant_of(parameters))
     with _plainly():
@@ -63,7 +64,7 @@ def forecast(model: Model, **options: Unpack[o.ForecastOptions]) -> Forecasts:
     from trainpace.cli.forecast import forecasts_of
     from trainpace.workload import form_of
 
-    p = _options(command, options)
+    p = _options(command, o.ForecastOptions, options)
     spec = _traced(model, options, p, (form_of(p["precision"]),), _on_cpu(p))
     with _plainly():
         _, rows, jumps, notes, _ = forecasts_of(spec, p["gpus"], p["batches"], p)
@@ -79,7 +80,7 @@ def match(model: Model, **options: Unpack[o.MatchOptions]) -> Ranking:
     from trainpace.cli.match import ranking_of
     from trainpace.workload import form_of
 
-    p = _options(command, options)
+    p = _options(command, o.MatchOptions, options)
     forms = tuple(dict.fromkeys(form_of(precision) for precision in p["precisions"] or ("amp_bf16", "amp_fp16")))
     with _plainly():
         return ranking_of(_traced(model, options, p, forms), p)[1]
@@ -93,7 +94,7 @@ def plan(model: Model, **options: Unpack[o.PlanOptions]) -> Plan:
     from trainpace.cli.plan import plan as command
     from trainpace.cli.plan import planned
 
-    p = _options(command, options)
+    p = _options(command, o.PlanOptions, options)
     with _plainly():
         return planned(_traced(model, options, p, ("fp32", "amp", "half")), p)[0]
 
@@ -108,13 +109,7 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
     from trainpace.cli.measuring import measured_of
     from trainpace.outcome import FailedProbe
 
-    p = _options(command, options)
-    if p["noise_scale"] and ".py:" not in model:
-        from trainpace.errors import TrainpaceError
-
-        raise TrainpaceError(
-            "a noise scale is one of real samples, and those of this model are random.", "FILE.py:FUNCTION"
-        )
+    p = _options(command, o.MeasureOptions, options)
     with _plainly():
         found = measured_of(_spec_only(model), p["batches"], p)
     return MeasuredSweep(
@@ -128,13 +123,13 @@ def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
 
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
     """
-    from trainpace.cli.schedule import _question
+    from trainpace.cli.schedule import question_of
     from trainpace.cli.schedule import schedule as command
     from trainpace.schedule import answer
 
-    p = _options(command, options)
+    p = _options(command, o.ScheduleOptions, options)
     with _plainly():
-        return answer(_question(p)[0])
+        return answer(question_of(p)[0])
 
 
 def watch(command: str | Sequence[str], **options: Unpack[o.WatchOptions]) -> Recording:
@@ -151,7 +146,7 @@ def watch(command: str | Sequence[str], **options: Unpack[o.WatchOptions]) -> Re
         from trainpace.errors import TrainpaceError
 
         raise TrainpaceError("there is no command to watch.", "trainpace.watch('python train.py')")
-    p = _options(verb, options, *words)
+    p = _options(verb, o.WatchOptions, options, *words)
     with _plainly():
         folder = folder_for(p["output"], words)
         run(words, folder, as_json=False)
@@ -164,7 +159,7 @@ def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Unpack[
     from trainpace.cli.diagnose import diagnosis_of
 
     words = (str(command),) if _is_folder(command) else _words(cast("str | Sequence[str]", command))
-    p = _options(verb, options, *words) | {"as_json": False}
+    p = _options(verb, o.DiagnoseOptions, options, *words) | {"as_json": False}
     with _plainly():
         return diagnosis_of(words, p)[0]
 
@@ -178,7 +173,7 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
     from trainpace.cli.places import default_profile_file
     from trainpace.measure.detect import detect
 
-    p = _options(command, options)
+    p = _options(command, o.CalibrateOptions, options)
     machine = detect()
     if p["storage"] is not None:
         from msgspec.structs import replace
@@ -196,9 +191,24 @@ def verify(model: str, **options: Unpack[o.VerifyOptions]) -> Equivalence:
     from trainpace.cli.verify import equivalence_of
     from trainpace.cli.verify import verify as command
 
-    p = _options(command, options)
+    p = _options(command, o.VerifyOptions, options)
     with _plainly():
         return equivalence_of(_spec_only(model), p)
+
+
+def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions]) -> ValidatedRuns:
+    """Forecast measured runs, of a CSV or Parquet file, under their own conditions, and compare.
+
+    trainpace.validate("runs.csv").overall.median
+    """
+    from trainpace.api.results import ValidatedRuns
+    from trainpace.cli.validate import validate as command
+    from trainpace.cli.validate import validated
+
+    p = _options(command, o.ValidateOptions, options, os.fspath(runs))
+    with _plainly():
+        rows, overall, groups = validated(p["runs"], p["only"], p["models"], p["traces"], p["workers"])
+    return ValidatedRuns(rows=tuple(rows), overall=overall, groups={name: tuple(some) for name, some in groups.items()})
 
 
 def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Climbed:
@@ -206,14 +216,15 @@ def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Clim
     from pathlib import Path
 
     from trainpace.cli.run import run as command
-    from trainpace.cli.running import STATE, Options, run_ladder
+    from trainpace.cli.running import STATE, Options, folder_of, run_ladder
     from trainpace.ladder.climbed import Climbed
     from trainpace.records import load
 
-    p = _options(command, options, os.fspath(ladder))
+    p = _options(command, o.RunOptions, options, os.fspath(ladder))
+    path, asked = Path(ladder), Options(**{name: p[name] for name in Options._fields})
     with _plainly():
-        run_ladder(Path(ladder), Options(**{name: p[name] for name in Options._fields}))
-    return load(Path(p["folder"] or f"{Path(ladder).stem}-run") / STATE, Climbed)
+        run_ladder(path, asked)
+    return load(folder_of(path, asked) / STATE, Climbed)
 
 
 def offers(**options: Unpack[o.OffersOptions]) -> list[Offer]:
@@ -222,7 +233,7 @@ def offers(**options: Unpack[o.OffersOptions]) -> list[Offer]:
     from trainpace.cli.offers import offers as command
     from trainpace.cli.servers import chosen, offers_known
 
-    p = _options(command, options)
+    p = _options(command, o.OffersOptions, options)
     with _plainly():
         return chosen(offers_known(p["machines"]), p["providers"], p["regions"], p["gpus"], devices_of(p["hardware"]))[
             0
@@ -244,12 +255,11 @@ def journal(where: str | None = None, create: bool = True) -> Journal:
     return Journal.open(where, create)
 
 
-def _options(command: Any, options: Any, *arguments: str) -> dict[str, Any]:
+def _options(command: Any, keywords: type, options: Any, *arguments: str) -> dict[str, Any]:
     from trainpace.api.words import options_of
 
-    given = {name: value for name, value in options.items() if name not in ("example", "loss", "task_optimizer")}
     named = any(p.param_type_name == "argument" and p.required for p in command.params)
-    return options_of(command, given, *(arguments or (("MODEL",) if named else ())))
+    return options_of(command, keywords, options, *(arguments or (("MODEL",) if named else ())))
 
 
 def _live(options: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 
@@ -19,17 +19,20 @@ from trainpace.errors import TrainpaceError, UnknownName
 _LISTS = (BATCHES, WORKERS)
 
 
-def options_of(command: click.Command, given: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
+def options_of(command: click.Command, keywords: type, given: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
     """The parameters that `command` gets for these options and arguments, by the command's own names.
 
-    Raises TrainpaceError for an option that it has not, or a value that it does not take.
+    `keywords`: the TypedDict of those that a function takes. Those that are no options of the command, such as `loss`, go by.
+    Raises TrainpaceError for an option that is not among them, or a value that the command does not take.
     """
-    known = names_of(command)
+    wanted = get_type_hints(keywords)
+    options = names_of(command)
     texts = []
     for name, value in given.items():
-        if name not in known:
-            raise UnknownName("option", name, known, f"See help(trainpace.api.{command.name}).")
-        texts += list(_texts(known[name], value))
+        if name not in wanted:
+            raise UnknownName("option", name, wanted, f"See help(trainpace.api.options.{keywords.__name__}).")
+        if name in options:
+            texts += list(_texts(options[name], value))
     with in_our_words():
         own_answer = ["--json"] if "json" in _long_names(command) else []
         context = command.make_context(command.name, [*texts, *own_answer, "--", *arguments])
@@ -56,11 +59,13 @@ def _long_names(command: click.Command) -> dict[str, click.Option]:
 
 
 def _texts(option: click.Option, value: Any) -> Iterator[str]:
-    """A value as arguments of the command line."""
+    """A value as arguments of the command line. Raises TrainpaceError for True where a value is needed."""
     word = option.opts[-1]
     if value is None or value is False:
         return
     if value is True:
+        if not (option.is_flag or option._flag_needs_value):  # it would take the next option for its value
+            raise TrainpaceError(f"{word} takes a value.", f"It takes {option.type.name}, not True.")
         yield word
     elif option.multiple:
         several = [value] if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable) else value

@@ -46,6 +46,8 @@ class Left(NamedTuple):
 
 def left_of(s: FitState) -> Left | None:
     """What is left, or None where the end is not known (no limit, or a stream of unknown length)."""
+    if s.epoch_batches == 0:  # such a fit is skipped
+        return Left(0, 0, 0, s.total_batch)
     by_epochs = _batches_by_epochs(s)
     by_steps = _batches_by_steps(s)
     known = [batches for batches in (by_epochs, by_steps) if batches is not None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -188,8 +189,10 @@ def _execution_of(args: Any) -> Execution:
     put_training_arguments(reading, {name: data[name] for name in _READ if name in data})
     read = {setting.name: setting.value for setting in reading.done().settings}
     world = max(1, args.world_size)
+    local = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))  # as torchrun says it
     fields: dict[str, Any] = {
-        "micro_batch": read.get("micro_batch", 1), "accumulation": read.get("accumulation", 1), "nproc_per_node": world,
+        "micro_batch": read.get("micro_batch", 1), "accumulation": read.get("accumulation", 1),
+        "nnodes": world // local, "nproc_per_node": local,
         "precision": read.get("precision", "fp32"), "optimizer": read.get("optimizer", "adamw"),
         "compile": bool(read.get("compile", False)),
         "activation_checkpointing": "full" if data.get("gradient_checkpointing") else "none",

@@ -44,7 +44,6 @@ class TimeLeft(Reporter, Callback):
         self._sanity_last: float | None = None
         self._trainer: Any = None
         self._begun_step = self._begun_batch = 0
-        self._evaluating_from: float | None = None
 
     @harmless
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:

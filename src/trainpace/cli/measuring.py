@@ -66,6 +66,10 @@ def measure_one(model: str, batches: Sequence[int] | None, o: dict[str, Any]) ->
 
 def measured_of(model: str, batches: Sequence[int] | None, o: dict[str, Any]) -> Measured:
     """Measure one model, as the options ask. Raises UserCodeError where nothing could be measured."""
+    if o["noise_scale"] and ".py:" not in model:
+        raise click.UsageError(
+            "--noise-scale is one of real samples, and those of this model are random: name FILE.py:FUNCTION."
+        )
     machine = detect()
     o = sparing_the_machine(o, machine)
     conditions, plan = _asked(model, batches, o)

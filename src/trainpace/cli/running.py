@@ -89,7 +89,7 @@ def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
         _check_script(o)
     elif not o.dry_run:
         o.choice.check(ladder)
-    folder = Path(o.folder or f"{path.stem}-run")
+    folder = folder_of(path, o)
     _make(folder)
     with _alone(folder), _journal(o) as journal, Bar(f"running {path.name}") as bar:
         before = None if o.dry_run else _before(folder, o)
@@ -107,6 +107,11 @@ def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
             kept = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
             bar.say(f"the settings files as they are kept: {kept}")
     return _report(climbed, o)
+
+
+def folder_of(path: Path, o: Options) -> Path:
+    """Where the state and the logs of this ladder go."""
+    return Path(o.folder or f"{path.stem}-run")
 
 
 def _check_script(o: Options) -> None:

@@ -70,7 +70,7 @@ def schedule(**options: Any) -> int:
     from trainpace.report.schedule import print_answer
     from trainpace.schedule import answer
 
-    question, files = _question(options)
+    question, files = question_of(options)
     result = answer(question)
     if options["as_json"]:
         echo_json(
@@ -82,7 +82,8 @@ def schedule(**options: Any) -> int:
     return 1 if result.meets_limit is False else 0
 
 
-def _question(o: dict[str, Any]) -> tuple[Any, Any]:
+def question_of(o: dict[str, Any]) -> tuple[Any, Any]:
+    """(the question that the options and settings files ask, those files)."""
     from trainpace.cli.settings import SettingsSource
     from trainpace.schedule import Question, Schedule, SpeedUp
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trainpace.cli.options import echo_json
+
+if TYPE_CHECKING:
+    from trainpace.validation.evaluate import Row
+    from trainpace.validation.summary import Summary
 
 
 @click.command()
@@ -46,8 +51,26 @@ def validate(
     trainpace validate runs.csv
     trainpace validate measured_runs.parquet --file timm_train_rtx3090 --json
     """
-    from trainpace.errors import TrainpaceError
     from trainpace.records import to_jsonable
+
+    rows, overall, groups = validated(runs, only, models, traces, workers)
+    if as_json:
+        sums = {f"by_{name}": [to_jsonable(s) for s in group] for name, group in groups.items()}
+        summary = {"overall": to_jsonable(overall), **sums}
+        every = [to_jsonable(row) for row in rows]
+        echo_json({"record": "Validation", "schema_version": 1, "rows": every, "summary": summary})
+    else:
+        from trainpace.report.validation import print_validation
+
+        print_validation(rows, overall, groups)
+    return 0 if overall.n else 1
+
+
+def validated(
+    runs: Path, only: tuple[str, ...], models: Path | None, traces: Path | None, workers: int | None
+) -> tuple[list[Row], Summary, dict[str, list[Summary]]]:
+    """(a row a run, the errors of all, those by file, GPU and family), as the options ask."""
+    from trainpace.errors import TrainpaceError
     from trainpace.report.progress import Bar
     from trainpace.validation.evaluate import evaluate
     from trainpace.validation.runs import read_runs
@@ -72,16 +95,7 @@ def validate(
         "gpu": by(rows, lambda row: row.gpu),
         "family": by(rows, lambda row: family_of(row.model)),
     }
-    if as_json:
-        sums = {f"by_{name}": [to_jsonable(s) for s in group] for name, group in groups.items()}
-        summary = {"overall": to_jsonable(overall), **sums}
-        every = [to_jsonable(row) for row in rows]
-        echo_json({"record": "Validation", "schema_version": 1, "rows": every, "summary": summary})
-    else:
-        from trainpace.report.validation import print_validation
-
-        print_validation(rows, overall, groups)
-    return 0 if overall.n else 1
+    return rows, overall, groups
 
 
 def _cache() -> Path:

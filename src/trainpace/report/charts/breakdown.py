@@ -52,7 +52,8 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     fastest = min(steps, key=lambda timed: timed.step.total_ms)
     part = max(STEP_PARTS, key=lambda name: getattr(fastest.step, name))
     share = getattr(fastest.step, part) / fastest.step.total_ms
-    who = f"{fastest.label}: " if len(steps) > 1 else ""
+    named = ", ".join(filter(None, (fastest.group, fastest.label)))
+    who = f"{named}: " if len(steps) > 1 else ""
     return BarChart(
         title="Where a step's time goes",
         finding=sentence(f"{who}{part_words(part)} takes most of the step, {share:.0%}."),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from trainpace.outcome import Interval
 from trainpace.plan import Plan
 from trainpace.plan.changes import Outlook
-from trainpace.report.charts.chart import Axis, Bar, BarChart, BarGroup, Chart, Mark, Segment, Series
+from trainpace.report.charts.chart import Axis, Bar, BarChart, BarGroup, Chart, Mark, Segment, Series, ideal_line
 from trainpace.units import format_duration, format_usd
 
 
@@ -33,16 +32,28 @@ def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
                 segments=(_left(after), Segment(name="saved by this change", tone="best", value=gone / 3600)),
             )
         )
-    whole = left[0] - target.job_s
     return BarChart(
         title="The whole job, change by change",
-        finding=f"{len(saved)} changes bring the job from {format_duration(left[0])} to {format_duration(target.job_s)},"
-        f" {whole / left[0]:.0%} less.",
+        finding=_brought(plan.start_fits, len(saved), left[0], target.job_s),
         label="hours of the whole job",
         unit="h",
         groups=(BarGroup(title="", bars=tuple(bars)),),
         note="Forecasts, not measurements. Each change is applied on top of those before it.",
     )
+
+
+def _brought(start_fits: bool, n: int, before_s: float, after_s: float) -> str:
+    if not start_fits:  # there is no job as it is to compare with
+        return f"As it is, it does not fit. With {_changes(n)} it does, and the job takes {format_duration(after_s)}."
+    share = after_s / before_s - 1
+    return (
+        f"{_changes(n)} {'brings' if n == 1 else 'bring'} the job from {format_duration(before_s)} to {format_duration(after_s)},"
+        f" {abs(share):.0%} {'more' if share > 0 else 'less'}."
+    )
+
+
+def _changes(n: int) -> str:
+    return f"{n} change{'' if n == 1 else 's'}"
 
 
 def _left(seconds: float) -> Segment:
@@ -68,14 +79,7 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
         x=Axis(label="GPUs", scale="log2"),
         y=Axis(label="hours of the whole job", unit="h", scale="log10"),
         series=(
-            Series(
-                name="ideal: in proportion",
-                kind="line",
-                tone="ideal",
-                x=x,
-                y=tuple(y[0] * x[0] / n for n in x),
-                dashed=True,
-            ),
+            ideal_line(x, tuple(y[0] * x[0] / n for n in x)),
             Series(name="the fastest with so many", kind="points", tone="forecast", x=x, y=y, labels=labels),
         ),
         marks=(Mark(axis="point", at=x[-1], y=y[-1], text=format_duration(some[-1].job_s), tone="best"),),
@@ -90,7 +94,7 @@ def speedups(what: str, rungs: Sequence[tuple[str, float | None, bool]]) -> BarC
     if len(measured) < 2:
         return None
     best = max((total for _, total, kept in measured if kept), default=1.0)
-    so_far = list(accumulate((total if kept else 0.0 for _, total, kept in measured), max))
+    helped = sum(kept for _, _, kept in measured) - 1
     bars = tuple(
         Bar(
             label=title,
@@ -103,11 +107,17 @@ def speedups(what: str, rungs: Sequence[tuple[str, float | None, bool]]) -> BarC
         title="How many times as fast as the baseline",
         label="times as fast as the baseline",
         unit="",
-        finding=f"{sum(kept for _, _, kept in measured) - 1} of {len(measured) - 1} changes were kept; together they make {what}"
-        f" {max(best, so_far[-1]):.1f} times as fast.",
+        finding=_kept(helped, len(measured) - 1, what, best),
         groups=(BarGroup(title="", bars=bars),),
         note="Measured, each on top of what was kept before it.",
     )
+
+
+def _kept(helped: int, tried: int, what: str, best: float) -> str:
+    if not helped:
+        return f"None of {_changes(tried)} was kept."
+    said = "was kept; it makes" if helped == 1 else "were kept; together they make"
+    return f"{helped} of {_changes(tried)} {said} {what} {best:.1f} times as fast."
 
 
 def rung_times(

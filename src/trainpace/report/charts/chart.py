@@ -163,9 +163,14 @@ class BarChart(Record):
 
 
 MOST_INTERVAL = 2.5
-"""Times the longest bar, or the highest curve, to which an interval is drawn."""
+"""Times the longest bar, or the highest curve, to which an interval or a limit is drawn."""
 
 Picture = Chart | BarChart
+
+
+def ideal_line(x: tuple[float, ...], y: tuple[float, ...]) -> Series:
+    """What perfect scaling would give at each x, such as devices: the dashed line beside what is forecast."""
+    return Series(name="ideal: in proportion", kind="line", tone="ideal", x=x, y=y, dashed=True)
 
 
 def sentence(text: str) -> str:

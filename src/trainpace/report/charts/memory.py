@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainpace.forecast.over_step import MemoryOverStep
-from trainpace.report.charts.chart import Axis, Chart, Mark, Series
+from trainpace.report.charts.chart import MOST_INTERVAL, Axis, Chart, Mark, Series
 from trainpace.units import format_number
 
 
@@ -29,7 +29,7 @@ def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: t
         Mark(axis="x", at=phase_ends_ms[1], text="update begins", tone="ideal"),
         Mark(axis="point", at=at[peak], y=below[peak], text=f"peak: {format_number(below[peak])} GiB", tone="best"),
     ]
-    if capacity_gib is not None and capacity_gib < 2.5 * below[peak]:
+    if capacity_gib is not None and capacity_gib < MOST_INTERVAL * below[peak]:
         marks.append(
             Mark(axis="y", at=capacity_gib, text=f"the device has {format_number(capacity_gib)} GiB", tone="limit")
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainpace.outcome import Forecast
-from trainpace.report.charts.chart import Axis, Chart, Series
+from trainpace.report.charts.chart import Axis, Chart, Series, ideal_line
 from trainpace.report.charts.step_time import provenance
 from trainpace.units import format_number
 
@@ -31,14 +31,7 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
         x=Axis(label="devices", scale="log2"),
         y=Axis(label="throughput", unit="samples/s", scale="log2"),
         series=(
-            Series(
-                name="ideal: in proportion",
-                kind="line",
-                tone="ideal",
-                x=x,
-                y=tuple(per_device * n for n in x),
-                dashed=True,
-            ),
+            ideal_line(x, tuple(per_device * n for n in x)),
             Series(
                 name="forecast, 90 % interval",
                 kind="line",

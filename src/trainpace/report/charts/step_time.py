@@ -73,9 +73,8 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
         )
     )
     best = a.best.best
-    marks = [
-        Mark(axis="point", at=best.batch, y=1e3 * _step_samples(a, best.batch), text="most samples/s", tone="best")
-    ]
+    ms = next(q.step_ms for q in p if q.batch == best.batch)
+    marks = [Mark(axis="point", at=best.batch, y=ms, text="most samples/s", tone="best")]
     for jump in a.curve.jumps:
         known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
         cause = f", {_cause(known)}" if known is not None and known.causes else ""
@@ -200,11 +199,6 @@ def _cause(jump: Jump) -> str:
     module, _, rest = jump.causes[0].partition(" (")
     kind = rest.partition(",")[0]
     return f"{kind} of {module}" if kind else module
-
-
-def _step_samples(a: SweepAnalysis, batch: int) -> float:
-    """Seconds of the measured step at a batch size."""
-    return next(p.step_ms for p in a.points if p.batch == batch) / 1e3
 
 
 def _listed(batches: Sequence[int]) -> str:

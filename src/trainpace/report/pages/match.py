@@ -29,7 +29,9 @@ def match_page(
     the rows that it shows."""
     found = ranking.matches
     title = f"{workload.model}: which server"
-    kept = {**data, "rows": data["rows"][:MOST_ROWS], "missed": data["missed"][:MOST_REJECTED], "rejected": []}
+    shown = _shown(found)
+    rows = [data["rows"][rank - 1] for rank, _ in shown]
+    kept = {**data, "rows": rows, "missed": data["missed"][:MOST_REJECTED], "rejected": []}
     if not found:
         return document(title, [f"No server meets this. {why_none}"], _rest(ranking), kept, answer=False)
     ways = "1 way" if len(found) == 1 else f"{len(found)} ways"
@@ -40,12 +42,12 @@ def match_page(
         said.append(
             f"Fastest: {server(fastest)}, {_hours(fastest)} for {format_usd(fastest.mean_usd)} ({_usd(fastest)})."
         )
-    stale = sum(is_stale(m.offer, today) for m in found[:MOST_ROWS])
+    stale = sum(is_stale(m.offer, today) for _, m in shown)
     said.append("Forecasts, not measurements: the intervals should hold 9 of 10 cases.")
     if stale:
         said.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
     body = lines([what], "soft") + "".join(drawn(picture) for picture in match_pictures(ranking))
-    body += section("Ranks", _table(found)) + _rest(ranking)
+    body += section("Ranks", _table(shown, len(found))) + _rest(ranking)
     return document(title, said, body, kept)
 
 
@@ -59,27 +61,30 @@ def match_pictures(ranking: Ranking) -> list[Picture]:
     return [*([] if plot is None else [plot]), *([step_breakdown(steps)] if steps else [])]
 
 
-def _table(found: Sequence[Match]) -> str:
-    shown = [*found[:MOST_ROWS], *(m for m in found[MOST_ROWS:] if m.on_front)]
-    ranks = {id(m): i for i, m in enumerate(found, 1)}
+def _shown(found: Sequence[Match]) -> list[tuple[int, Match]]:
+    """(rank, match): the first, and the front wherever it lies."""
+    return [(rank, m) for rank, m in enumerate(found, 1) if rank <= MOST_ROWS or m.on_front]
+
+
+def _table(shown: Sequence[tuple[int, Match]], found: int) -> str:
     note = "* No other is both faster and cheaper."
-    if len(found) > len(shown):
-        note += f" {len(found) - len(shown)} further ranks are in trainpace match --json."
+    if found > len(shown):
+        note += f" {found - len(shown)} further ranks are in trainpace match --json."
     first, rest = shown[:FIRST_ROWS], shown[FIRST_ROWS:]
-    more = f"<details><summary>{len(rest)} more ranks</summary>{_rows(rest, ranks)}</details>" if rest else ""
-    return _rows(first, ranks) + more + lines([note], "note")
+    more = f"<details><summary>{len(rest)} more ranks</summary>{_rows(rest)}</details>" if rest else ""
+    return _rows(first) + more + lines([note], "note")
 
 
-def _rows(shown: Sequence[Match], ranks: dict[int, int]) -> str:
+def _rows(shown: Sequence[tuple[int, Match]]) -> str:
     head = ["#", "server", "region", "run", "step ms", "hours", "90 %", "cost", "90 %", "price of"]
     rows = [
-        [f"{ranks[id(m)]}{' *' if m.on_front else ''}", server(m), m.offer.region,
+        [f"{rank}{' *' if m.on_front else ''}", server(m), m.offer.region,
          f"{m.forecast.execution.precision}, {m.forecast.execution.micro_batch} x {m.forecast.execution.accumulation}",
          "" if m.forecast.step is None else format_number(m.forecast.step.total_ms), format_number(m.mean_hours),
          f"{format_number(m.hours.low)} to {format_number(m.hours.high)}", format_usd(m.mean_usd), _usd(m), m.offer.as_of or "?"]
-        for m in shown
+        for rank, m in shown
     ]  # fmt: skip
-    return table(head, rows, left=4, hits=[i for i, m in enumerate(shown) if m.on_front])
+    return table(head, rows, left=4, hits=[i for i, (_, m) in enumerate(shown) if m.on_front])
 
 
 def _rest(ranking: Ranking) -> str:
