@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -50,7 +51,9 @@ class Client:
         async def send(message):
             messages.append(message)
 
-        asyncio.run(self._app(scope, receive, send))
+        # in a thread of its own: the browser of other tests has a loop in this one
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: asyncio.run(self._app(scope, receive, send))).result()
         return Answer(messages[0]["status"], b"".join(m.get("body", b"") for m in messages).decode())
 
 
