@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from trainpace.journal.store import Journal
 from trainpace.records import load, save
 from trainpace.web import models as models_module
 from trainpace.web.app import application
-from trainpace.web.models import MOST_LISTED, Busy, Models
+from trainpace.web.models import MOST_LISTED, MOST_TRACING, Busy, Models
 from trainpace.web.render import Templates
 from trainpace.workload import Workload
 
@@ -85,31 +86,32 @@ def test_a_trace_that_can_be_is_a_file(tmp_path, traced):
     assert traced == ["resnet18"]
 
 
-def test_while_a_model_is_traced_nobody_waits(client, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
+def test_a_few_wait_for_a_trace_and_more_are_sent_away(client, monkeypatch):
+    go_on, traced, answers = threading.Event(), [], queue.SimpleQueue()
 
-    def load_workload(*_):
-        begun.set()
+    def load_workload(name, *_):
+        traced.append(name)
         assert go_on.wait(60)
         return stacked()
 
     monkeypatch.setattr(models_module, "load_workload", load_workload)
-    answers = []
-    first = threading.Thread(target=lambda: answers.append(client.get("/whatif.json?model=resnet18")))
-    first.start()
-    try:
-        assert begun.wait(60)
-        twin = client.get("/whatif.json?model=resnet34")
-        page = client.get("/whatif?model=resnet18&batch=3")
-    finally:
-        go_on.set()
-        first.join()
-    assert (twin.status, json.loads(twin.text)["status"]) == (503, 503)
-    assert "ask again" in json.loads(twin.text)["message"]
+    with ThreadPoolExecutor(MOST_TRACING + 1) as pool:
+        for _ in range(MOST_TRACING + 1):
+            pool.submit(lambda: answers.put(client.get("/whatif.json?model=resnet18")))
+        try:
+            away = answers.get(timeout=60)
+            page = client.get("/whatif?model=resnet34&batch=3")
+            other = client.get("/runs")
+        finally:
+            go_on.set()
+    assert (away.status, json.loads(away.text)["status"]) == (503, 503)
+    assert "ask again" in json.loads(away.text)["message"]
     assert page.status == 503
-    assert '<a href="/whatif?model=resnet18&amp;batch=3">Ask again</a>' in page.text
-    assert [a.status for a in answers] == [200]
-    assert client.get("/whatif?model=resnet18&batch=3").status == 200
+    assert '<a href="/whatif?model=resnet34&amp;batch=3">Ask again</a>' in page.text
+    assert other.status == 200
+    assert [answers.get(timeout=60).status for _ in range(MOST_TRACING)] == [200] * MOST_TRACING
+    assert traced == ["resnet18"]
+    assert client.get("/whatif?model=resnet34&batch=3").status == 200
 
 
 def test_tracing_that_failed_lets_the_next_one_try(tmp_path, monkeypatch):

@@ -22,11 +22,13 @@ BUILT_IN = (
 MOST_BYTES = 64 * 2**20
 MOST_KEPT = 16
 MOST_LISTED = 500
+MOST_TRACING = 4
+"""Requests that wait for a trace: a browser asks twice for a model just chosen. Half of the threads are left for other pages."""
 FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class Busy(TrainpaceError):
-    """Something that can only be done once at a time is being done: status 503."""
+    """As many as may wait for a trace do: status 503."""
 
 
 class Models:
@@ -38,6 +40,7 @@ class Models:
         self._unsaved: dict[str, Workload] = {}
         self._lock = threading.Lock()
         self._tracing = threading.Lock()
+        self._places = threading.BoundedSemaphore(MOST_TRACING)
 
     def saved(self) -> list[str]:
         """Names of the files of workloads, without their ending. Links that lead out of the folder are left out."""
@@ -62,21 +65,21 @@ class Models:
         found = self._kept_trace(name, file)
         if found is not None:
             return found
-        # one at a time, and nobody waits: waiting requests would take the threads of every other page
-        if not self._tracing.acquire(blocking=False):
+        if not self._places.acquire(blocking=False):
             raise Busy("a model is being traced; ask again in a moment.")
         try:
-            found = self._kept_trace(name, file)  # by a request that ended meanwhile
-            if found is None:
-                found = load_workload(name, FORMS, PLAIN)
-                try:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    save(found, file)
-                except (OSError, TrainpaceError):  # a folder that cannot be written
-                    self._unsaved[name] = found
-            return found
+            with self._tracing:  # one at a time: a second request for the same finds the trace
+                found = self._kept_trace(name, file)
+                if found is None:
+                    found = load_workload(name, FORMS, PLAIN)
+                    try:
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        save(found, file)
+                    except (OSError, TrainpaceError):  # a folder that cannot be written
+                        self._unsaved[name] = found
+                return found
         finally:
-            self._tracing.release()
+            self._places.release()
 
     def _kept_trace(self, name: str, file: Path) -> Workload | None:
         """None: not traced yet, or by another version."""
