@@ -1,5 +1,6 @@
 """Pages of the list: all runs, once each, in order, whatever the filter, on both databases."""
 
+import base64
 import itertools
 
 import pytest
@@ -81,6 +82,21 @@ def test_names_in_order(journal):
 def test_a_position_that_no_page_gave_is_refused(journal, after):
     with pytest.raises(TrainpaceError):
         page(journal, Query(), after=after)
+
+
+@pytest.mark.parametrize(
+    "number", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400, f"-1{'0' * 309}", "true", "null"]
+)
+def test_a_position_of_no_step_time_is_refused(journal, number):
+    after = base64.urlsafe_b64encode(f'[{number},"a"]'.encode()).decode().rstrip("=")
+    with pytest.raises(TrainpaceError, match="after is not"):
+        page(journal, Query(), "step", after=after)
+
+
+def test_any_step_time_is_a_position(journal):
+    for number in ("1", "-1", "1e307", "9" * 300):
+        after = base64.urlsafe_b64encode(f'[{number},"a"]'.encode()).decode().rstrip("=")
+        assert page(journal, Query(), "step", after=after).entries == []
 
 
 def test_a_journal_that_is_only_read_cannot_be_changed(place):

@@ -26,7 +26,7 @@ runs = st.builds(
 )  # fmt: skip
 whatifs = st.builds(
     WhatIfQuestion, batch=st.integers(1, 65536), gpus=st.integers(1, 1024), zero=st.integers(0, 3),
-    epochs=st.sampled_from([0.5, 1.0, 90.0, 1e6]), price=st.none() | st.sampled_from([0.0, 1.25]),
+    epochs=st.floats(0, 1e6, exclude_min=True), network=st.floats(1e-3, 1e5), price=st.none() | st.floats(0, 1e5),
 )  # fmt: skip
 
 

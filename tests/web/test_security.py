@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import stat
+import time
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainpace.errors import TrainpaceError
 from trainpace.web.security import Policy, host_name, refusal
-from trainpace.web.server import is_loopback, listening, policy_of
+from trainpace.web.server import MOST_CONNECTIONS, is_loopback, listening, policy_of
 
 
 def raw(port, data, read=True):
@@ -61,19 +62,16 @@ def test_the_own_origin_is_answered(server):
     assert get(server, "/runs.json", f"Origin: http://127.0.0.1:{server.port}")[0] == 200
 
 
-def test_parts_of_other_sites_pages_are_refused_and_links_are_not(server):
-    assert (
-        get(server, "/runs.json", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: script")[0]
-        == 403
-    )
-    assert (
-        get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe")[0]
-        == 403
-    )
-    assert (
-        get(server, "/runs", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")[0]
-        == 200
-    )
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_parts_of_other_sites_pages_are_refused_and_links_are_not(server, site):
+    """Another port of this host is the same site."""
+    for mode, destination, status in (
+        ("no-cors", "script", 403),
+        ("navigate", "iframe", 403),
+        ("navigate", "document", 200),
+    ):
+        headers = (f"Sec-Fetch-Site: {site}", f"Sec-Fetch-Mode: {mode}", f"Sec-Fetch-Dest: {destination}")
+        assert get(server, "/runs", *headers)[0] == status, headers
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO"])
@@ -172,9 +170,20 @@ def test_the_token_is_kept_as_a_cookie_and_leaves_the_address(guarded):
     assert "samesite=strict" in cookie[2]
     assert guarded.token.lower() not in cookie[1]
     assert get(guarded, "/runs", f"Cookie: {cookie[1]}")[0] == 200
+    assert get(guarded, "/runs", f"Cookie: x{cookie[1]}")[0] == 401
     assert get(guarded, "/runs", f"Cookie: {cookie[1][:-1]}0")[0] in (401, 200 if cookie[1].endswith("0") else 401)
     assert get(guarded, "/runs.json", f"Authorization: Bearer {guarded.token}")[0] == 200
     assert get(guarded, "/runs.json", "Authorization: Bearer x")[0] == 401
+
+
+@pytest.mark.parametrize("odd", ['theme={"a":1}', "a=1 2", "a", "name=ä", "", "=", 'a="b', "trainpace_0"])
+def test_other_cookies_of_the_host_do_not_matter(odd):
+    policy = Policy(frozenset({"localhost"}), "secret", 1)
+    own = f"{policy.cookie_name}={policy.cookie_value}"
+    for cookies, refused in ((f"{odd}; {own}", False), (f"{own};{odd}", False), (odd, True)):
+        headers = [(b"host", b"localhost"), (b"cookie", cookies.encode())]
+        scope = {"method": "GET", "path": "/", "query_string": b"", "headers": headers}
+        assert (refusal(scope, policy) is not None) == refused, cookies
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/%2f%2fevil.example", "/\\evil.example"])
@@ -187,12 +196,28 @@ def test_the_first_use_leads_nowhere_else(guarded, path):
 def test_any_address_but_loopback_needs_a_token():
     assert policy_of("127.0.0.1", 1, (), None).token is None
     assert policy_of("::1", 1, (), None).token is None
+    assert len(policy_of("127.0.0.1", 1, ("pc.example",), None).token) >= 40  # a proxy in front, which others reach
+    assert policy_of("127.0.0.1", 1, ("pc.example",), "given").token == "given"
     for host in ("0.0.0.0", "::", "192.0.2.1", "server.example"):
         policy = policy_of(host, 1, ("pc.example",), None)
         assert len(policy.token) >= 40
         assert "pc.example" in policy.names
         assert not policy.names & {"0.0.0.0", "::", "localhost"}
     assert [is_loopback(h) for h in ("localhost", "127.9.9.9", "10.0.0.1", "evil")] == [True, True, False, False]
+
+
+def test_connections_are_limited_and_come_free_again(server):
+    opened = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(MOST_CONNECTIONS)]
+    try:
+        assert get(server, "/runs")[0] == 503
+    finally:
+        for one in opened:
+            one.close()
+    for _ in range(100):
+        if get(server, "/runs")[0] == 200:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no connection came free")
 
 
 def test_a_taken_port_is_one_sentence(server):

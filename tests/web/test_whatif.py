@@ -80,7 +80,7 @@ def test_sizes_hold_the_chosen_one_and_go_beyond_it(batch):
     assert batch in sizes
     assert sizes == sorted(set(sizes))
     assert len(sizes) <= 66
-    assert sizes[-1] >= 1.5 * batch or sizes[-1] >= 2 * batch - 2
+    assert sizes[-1] >= 2 * batch
 
 
 def test_the_built_in_names_are_the_zoos():

@@ -20,7 +20,9 @@ PORT = 8765
 @click.option(
     "--port", type=within("port", 0, 65535, int), default=str(PORT), show_default=True, help="0 takes a free one."
 )
-@click.option("--name", "names", multiple=True, help="Another name that this server is called by (its DNS name, say).")
+@click.option(
+    "--name", "names", multiple=True, help="Another name that this server is called by (its DNS name); needs a token."
+)
 @click.option(
     "--with-token", is_flag=True, help="Ask for a token on loopback too, where other people use this machine."
 )

@@ -30,6 +30,10 @@ _PRAGMAS = (
 T = TypeVar("T")
 
 
+class JournalUnusable(UnreadableInput):
+    """What the database itself refuses: a file that is damaged, a server that is down, a full disk."""
+
+
 def url_of(where: str) -> URL:
     """The URL of a path or URL as people write it; plain ``postgresql://`` is psycopg's."""
     if "://" not in where:
@@ -127,7 +131,7 @@ def plainly(url: URL) -> Iterator[None]:
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-        raise UnreadableInput(
+        raise JournalUnusable(
             f"the journal at {shown(url)} cannot be used: {(lines or [type(cause).__name__])[0].rstrip('.')}.",
             "Look at --journal and $TRAINPACE_JOURNAL.",
         ) from None

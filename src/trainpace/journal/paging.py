@@ -26,6 +26,8 @@ MOST_COUNTED = 200
 """Runs are counted up to here."""
 MOST_NAMES = 2000
 """Names of models or devices beyond which parts of them are looked for in every run."""
+LARGEST = 1e308
+"""Beyond any step time, and within what a database takes as a number."""
 
 ORDERS: dict[str, tuple[str, ...]] = {
     "time": ("created_at", "id"),
@@ -128,5 +130,7 @@ def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
         raise wrong
     if not all(isinstance(v, kind) and not isinstance(v, bool) for v, kind in zip(values, kinds, strict=True)):
         raise wrong
+    if not all(isinstance(v, str) or abs(v) < LARGEST for v in values):  # NaN is below nothing
+        raise wrong
     Query(text="".join(v for v in values if isinstance(v, str)))  # refuses what no database takes
-    return [literal(v, runs.c[n].type) for v, n in zip(values, names, strict=True)]
+    return [literal(v if isinstance(v, str) else float(v), runs.c[n].type) for v, n in zip(values, names, strict=True)]

@@ -19,14 +19,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
+from trainpace.journal.connect import JournalUnusable
 from trainpace.journal.store import Journal
 from trainpace.offers.offer import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.web import journal_pages as pages
 from trainpace.web.files import FILES
-from trainpace.web.models import BUILT_IN, Models
+from trainpace.web.models import BUILT_IN, MOST_LISTED, Busy, Models
 from trainpace.web.openapi import describe
 from trainpace.web.questions import (
     BadQuestion,
@@ -116,17 +117,19 @@ def _html(page: Page, state: State, templates: Templates) -> Callable[[Request],
         try:
             question = read_question(page.question, query)
             found = page.answer(state, question)
+            asked = query_of(getattr(found, "question", question))
+            text = templates.render(
+                f"{page.path[1:]}.html", title=page.title, path=page.path, page=found, asked=asked,
+                **_choices(page, state),
+            )  # fmt: skip
         except Exception as error:
             status, message, hint = _explained(error)
+            again = f"{page.path}?{query}" if isinstance(error, Busy) else ""
             text = templates.render(
-                "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status
+                "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status, again=again
             )
             return Response(text, status, media_type="text/html")
-        asked = query_of(getattr(found, "question", question))
         address = page.path + (f"?{asked}" if asked else "")
-        text = templates.render(
-            f"{page.path[1:]}.html", title=page.title, path=page.path, page=found, asked=asked, **_choices(page, state)
-        )
         return Response(text, media_type="text/html", headers={"hx-replace-url": address})
 
     async def endpoint(request: Request) -> Response:
@@ -139,7 +142,8 @@ def _choices(page: Page, state: State) -> dict[str, Any]:
     if page.question is not WhatIfQuestion:
         return {}
     names = sorted({d.name for d in state.devices})
-    return {"models": (BUILT_IN, [name for name in state.models.saved() if name not in BUILT_IN]), "gpus": names}
+    saved = [name for name in state.models.saved() if name not in BUILT_IN][:MOST_LISTED]
+    return {"models": (BUILT_IN, saved), "gpus": names}
 
 
 def _json(page: Page, state: State) -> Callable[[Request], Any]:
@@ -168,7 +172,7 @@ def _explained(error: Exception) -> tuple[int, str, str]:
     """(status, one sentence, hint) of whatever stopped a page."""
     if isinstance(error, UnknownName):
         return 404, error.message, error.hint
-    if isinstance(error, UnreadableInput) and "cannot be used" in error.message:
+    if isinstance(error, (JournalUnusable, Busy)):
         return 503, error.message, error.hint
     if isinstance(error, TrainpaceError):
         return 400 if isinstance(error, BadQuestion) else 422, error.message, error.hint
@@ -189,7 +193,7 @@ def _not_found(templates: Templates) -> Callable[[Request, Exception], Response]
     def handler(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
         text = templates.render(
-            "error.html", title="Not here", path="", message="there is no such page.", hint="", status=status
+            "error.html", title="Not here", path="", message="there is no such page.", hint="", status=status, again=""
         )
         return Response(text, status, media_type="text/html")
 

@@ -39,7 +39,7 @@ def describe(pages: Iterable[_Described], version: str) -> dict[str, Any]:
                 "parameters": _parameters(page.question),
                 "responses": {
                     "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
-                    **dict.fromkeys(("400", "404", "422"), error),
+                    **dict.fromkeys(("400", "404", "422", "500", "503"), error),
                     "default": refused,
                 },
             }

@@ -154,6 +154,11 @@ def query_of(question: Record, **changed: object) -> str:
     plain = {f.name: f.default for f in msgspec.structs.fields(question)}
     values = {name: getattr(question, name) for name in question.__struct_fields__} | changed
     asked = {
-        k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items() if v is not None and v != plain[k]
+        k: exact(v) if isinstance(v, float) else str(v) for k, v in values.items() if v is not None and v != plain[k]
     }
     return urlencode(asked)
+
+
+def exact(value: float) -> str:
+    """The shortest digits that are read back as this number."""
+    return repr(value).removesuffix(".0")

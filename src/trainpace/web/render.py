@@ -8,11 +8,12 @@ import jinja2
 from markupsafe import Markup
 
 from trainpace.execution import PRECISIONS
+from trainpace.journal.score import error_pct
 from trainpace.records import Record
 from trainpace.report.charts import BarChart, Chart
 from trainpace.report.pages.figure import drawn
 from trainpace.units import format_duration, format_number, format_usd
-from trainpace.web.questions import query_of
+from trainpace.web.questions import exact, query_of
 
 NONE = "–"
 
@@ -27,8 +28,9 @@ class Templates:
         )  # fmt: skip
         self._environment.filters.update(
             number=_number, duration=format_duration, usd=format_usd, when=_when, words=_words, figure=_figure, percent=_percent,
+            exact=exact,
         )  # fmt: skip
-        self._environment.globals.update(query_of=query_of, stated=_stated, precisions=PRECISIONS)
+        self._environment.globals.update(query_of=query_of, stated=_stated, precisions=PRECISIONS, error_pct=error_pct)
 
     def render(self, name: str, **values: Any) -> str:
         """The page as text."""

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import html
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -125,7 +124,9 @@ def refusal(scope: Message, policy: Policy) -> Refusal | None:
     for origin in _values(scope, b"origin"):
         if origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
             return Refusal(403, "Requests from other origins are refused.")
-    if b"cross-site" in _values(scope, b"sec-fetch-site") and not _is_navigation(scope):
+    # another port of this host is the same site
+    sites = _values(scope, b"sec-fetch-site")
+    if (b"cross-site" in sites or b"same-site" in sites) and not _is_navigation(scope):
         return Refusal(403, "Requests from other sites are refused.")
     if policy.token is not None and not (
         _has_cookie(scope, policy) or _bears(scope, policy) or _names_token(scope, policy)
@@ -196,12 +197,11 @@ def _bears(scope: Message, policy: Policy) -> bool:
 
 def _has_cookie(scope: Message, policy: Policy) -> bool:
     for value in _values(scope, b"cookie"):
-        try:
-            found = SimpleCookie(value.decode("latin-1")).get(policy.cookie_name)
-        except CookieError:
-            continue
-        if found is not None and _same(found.value, policy.cookie_value):
-            return True
+        # not http.cookies: it drops every cookie at the first that it cannot parse, and other programs on this host set some
+        for part in value.decode("latin-1").split(";"):
+            name, _, given = part.strip().partition("=")
+            if name == policy.cookie_name and _same(given, policy.cookie_value):
+                return True
     return False
 
 

@@ -12,6 +12,8 @@ from trainpace.errors import TrainpaceError
 from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
 
 BACKLOG = 256
+MOST_CONNECTIONS = 256
+"""Open at once; beyond, the answer is 503."""
 EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -24,9 +26,10 @@ def is_loopback(host: str) -> bool:
 
 
 def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -> Policy:
-    """Loopback answers to its names without a token unless one is given; every other address needs one, and is called by itself
-    and by `names`."""
+    """Loopback answers to its names without a token unless one is given or it has other `names`, as behind a proxy, which others
+    can reach; every other address needs one, and is called by itself and by `names`."""
     if is_loopback(host):
+        token = token or (secrets.token_urlsafe(32) if names else None)
         return Policy(LOOPBACK_NAMES | {host.lower()} | {n.lower() for n in names}, token, port)
     known = set() if host in EVERY_ADDRESS else {host.lower()}
     return Policy(frozenset(known | {n.lower() for n in names}), token or secrets.token_urlsafe(32), port)
@@ -62,5 +65,6 @@ def run(app: Starlette, policy: Policy, opened: socket.socket) -> None:
         # an access log would hold the token; what a page could not do is on stderr
         access_log=False, log_level="warning", server_header=False, ws="none", http="h11", proxy_headers=False,
         h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
+        limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[opened])

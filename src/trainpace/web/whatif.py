@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, ZeroStage
 from trainpace.forecast import forecast
 from trainpace.forecast.curve import BatchCurve, batch_curve
@@ -81,7 +81,7 @@ def answer(q: WhatIfQuestion, workload: Workload, device: Device, price: Price |
             activation_checkpointing="full" if workload.checkpointed else q.checkpointing,
         )  # fmt: skip
         found = forecast(workload, execution, cluster, Schedule(samples=q.samples, epochs=q.epochs))
-    except (Contradiction, TrainpaceError) as error:
+    except TrainpaceError as error:
         return WhatIfAnswer(question=q, verdict=(_sentence(str(error)),), possible=False, reason=str(error))
     if found.step is None:
         return WhatIfAnswer(
@@ -102,7 +102,7 @@ def answer(q: WhatIfQuestion, workload: Workload, device: Device, price: Price |
 
 
 def sizes_around(batch: int) -> list[int]:
-    """Up to SIZES batch sizes from 1 to beyond twice this one, evenly, and this one."""
+    """SIZES batch sizes, evenly up to twice this one at least, and this one."""
     most = max(SIZES, 1 << (2 * batch - 1).bit_length())
     every = max(1, most // SIZES)
     return sorted({batch, *range(every, most + 1, every)})
@@ -139,8 +139,8 @@ def _curve(workload: Workload, execution: Execution, cluster: Cluster, here: For
         return None
     fitting = int(curve.fits.sum())
     best = _best(sizes, curve)
-    found = jumps_of(workload, execution, cluster.device, sizes, curve.step_ms.tolist())
-    jumps = found if sizes[-1] == len(sizes) else ()  # between sizes that are far apart a step says little
+    every_size = sizes[-1] == len(sizes)  # between sizes that are far apart a step says little
+    jumps = jumps_of(workload, execution, cluster.device, sizes, curve.step_ms.tolist()) if every_size else ()
     marks = [
         Mark(
             axis="x",

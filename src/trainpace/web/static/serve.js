@@ -44,20 +44,15 @@
   document.querySelectorAll("input[data-scale]").forEach(slider);
 
   // ---- htmx
-  const marks = [];
-  globalThis.trainpaceTimes = marks; // milliseconds from asking to showing, for whoever measures
-  let asked = 0;
   document.addEventListener("htmx:config:request", (event) => {
     const { request } = event.detail.ctx;
     if (request.body instanceof FormData) for (const [name, value] of [...request.body]) if (value === "") request.body.delete(name);
-    asked = performance.now();
   });
   document.addEventListener("htmx:after:swap", () => {
     const answer = document.getElementById("answer");
     if (!answer) return;
     if (answer.dataset.said) say(answer.dataset.said);
     if (twin && answer.dataset.twin) twin.href = answer.dataset.twin;
-    requestAnimationFrame(() => marks.push(performance.now() - asked));
   });
   document.addEventListener("htmx:error", () => say("The server does not answer."));
 })();
