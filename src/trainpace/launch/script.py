@@ -132,7 +132,7 @@ def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequenc
     samples = sum(median([s.samples for s in _steps(p)]) for p in processes)
     if samples and len(processes) == world and trial.global_batch not in (None, samples):
         return (
-            f"the settings say {trial.global_batch} samples a step, and the script took {samples:g}:"
+            f"the settings say {trial.global_batch:,} samples a step, and the script took {samples:,.0f}:"
             " they are not read as the script reads them."
         )
     return ""
