@@ -35,7 +35,10 @@ def imports_of(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"relative import in {path}"
-            names.add(node.module or "")
+            if node.module == "trainpace":
+                names |= {f"trainpace.{alias.name}" for alias in node.names}
+            else:
+                names.add(node.module or "")
     return names
 
 
@@ -44,6 +47,7 @@ def test_imports_run_downward(path):
     room = room_of(path)
     assert room in ROOMS, f"{room} is a new room: give it a place in ROOMS"
     for name in imports_of(path):
+        assert name != "trainpace", f"{path.name} imports the whole package, and with it the rooms above"
         parts = name.split(".")
         if parts[0] == "trainpace" and len(parts) > 1:
             assert ROOMS.index(parts[1]) <= ROOMS.index(room), f"{path.name} in {room} imports upward: {name}"
@@ -58,8 +62,10 @@ def test_lower_floors_are_pure(path):
 
 def test_this_test_sees_an_upward_import(tmp_path):
     module = tmp_path / "bad.py"
-    module.write_text("from trainpace.cli import main\nimport torch\n")
-    assert imports_of(module) == {"trainpace.cli", "torch"}
+    module.write_text(
+        "from trainpace.cli import main\nfrom trainpace import report, web\nimport trainpace\nimport torch\n"
+    )
+    assert imports_of(module) == {"trainpace.cli", "trainpace.report", "trainpace.web", "trainpace", "torch"}
 
 
 def imported_by(code: str) -> set[str]:

@@ -107,6 +107,19 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
+def make_folder(path: Path) -> None:
+    """With those above it, where they are missing. Raises TrainpaceError for whatever the file system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write_into(path, error) from None
+
+
+def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
+    """One sentence of it."""
+    return TrainpaceError(f"cannot write into {folder}: {(error.strerror or str(error)).lower()}.")
+
+
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A new file beside `path`, which takes its place when the block ends, and is removed when the block raises.

@@ -37,7 +37,7 @@ def run(tmp_path):
 @pytest.mark.slow
 def test_the_life_of_a_journal(run, tmp_path):
     (tmp_path / "cnn.json").write_text(json.dumps([to_jsonable(measurement())]))
-    facts = {"journal": str(run.place), "database": "sqlite", "database_version": 2, "runs": 0}
+    facts = {"journal": str(run.place), "database": "sqlite", "database_version": 3, "runs": 0}
     assert run("path", "--json") == {"record": "JournalPlace", "schema_version": 1, **facts}
     assert "1 new" in run("import", "cnn.json")
     assert "0 new, 1 there already" in run("import", "cnn.json")

@@ -13,7 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 
 import slurm_cluster
 
+from trainpace.cli.suite_nodes import _OF_A_PROBE, _job
 from trainpace.journal.store import Journal
+from trainpace.measure.suite import SuiteItem
 
 NEEDS_SLURM = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
 SUITE = """
@@ -58,6 +60,25 @@ def test_misuse_is_said_before_anything_starts(folder):
     assert done.returncode == 2
     assert "sbatch" in done.stderr
     assert {p.name for p in folder.iterdir()} == {"suite.toml", "broken.py"}
+
+
+def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):
+    given = dict.fromkeys(_OF_A_PROBE) | {"fresh": False, "cpus": 1, "limit": 60.0, "device": "cpu"}
+    items = [
+        SuiteItem(spec=spec, batches=(2,)) for spec in (str(folder / "broken.py:task"), "resnet18", "none.py:task")
+    ]
+
+    def names(**options):
+        return [_job(item, i, None, folder, given | options).name for i, item in enumerate(items)]
+
+    before = names()
+    assert names() == before
+    assert not set(names(seconds=3.0)) & set(before)
+    (folder / "broken.py").write_text("def task():\n    return 'mended'\n")
+    after = names()
+    assert [a == b for a, b in zip(after, before, strict=True)] == [False, True, True]
+    monkeypatch.setattr("trainpace.cli.suite_nodes.version", lambda package: f"{package} of tomorrow")
+    assert not set(names()) & set(after)
 
 
 @pytest.mark.slow

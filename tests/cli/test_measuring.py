@@ -1,5 +1,6 @@
 """`trainpace measure` and `trainpace calibrate`, the real commands in real processes, with a journal of their own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -122,18 +123,15 @@ def test_what_was_measured_before_the_end_is_kept_and_taken_up_again(folder, how
     process = subprocess.Popen(
         **command(folder, *arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )
-    begun = 0
+    journal = folder / "data" / "trainpace" / "journal.db"
     with process:
-        for line in process.stderr:
-            begun += line.startswith("measuring batch")
-            if begun == 3:
-                break
+        while kept_in(journal) < 2 and process.poll() is None:
+            time.sleep(0.02)
         process.send_signal(how)
         said = process.stderr.read()
     if how == signal.SIGINT:
         assert process.returncode == 130
         assert "takes it up again" in said
-    journal = folder / "data" / "trainpace" / "journal.db"
     with sqlite3.connect(journal) as database:
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
     assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 2
@@ -145,6 +143,15 @@ def test_what_was_measured_before_the_end_is_kept_and_taken_up_again(folder, how
     done = trainpace(folder, *arguments)
     assert "2 probes were there" in done.stderr
     assert len(json.loads(trainpace(folder, "journal", "list", "--json").stdout)) == 4
+
+
+def kept_in(journal):
+    """How many runs are there so far."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as database:
+            return database.execute("select count(*) from runs").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
 
 
 def workers(folder):

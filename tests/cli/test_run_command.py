@@ -99,6 +99,14 @@ def test_two_climbs_in_one_folder_are_refused(folder):
     assert "another trainpace run" in done.stderr
 
 
+def test_a_folder_that_takes_no_lock_is_one_sentence(folder):
+    (folder / "run" / ".lock").mkdir(parents=True)
+    done = trainpace(folder, "ladder.toml", "--out", "run", "--no-journal", "--no-forecast")
+    assert done.returncode == 2
+    assert "cannot write into run: is a directory." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_dry_run_shows_what_would_be_started(folder):
     done = trainpace(folder, "ladder.toml", "--dry-run", "--no-forecast")
     assert done.returncode == 0, done.stderr

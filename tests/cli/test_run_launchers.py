@@ -6,10 +6,17 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
+from ladder_world import result
 from trainpace.cli.launchers import LauncherChoice
+from trainpace.cli.running import Options, _keeper
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
+from trainpace.hardware import find_device
+from trainpace.journal.store import Journal
+from trainpace.ladder.climbed import Tried, measured_of
+from trainpace.ladder.foresee import Foreseen
 from trainpace.ladder.rungs import Ladder, Rung, Setup
 from trainpace.launch.job import Job
 from trainpace.launch.slurm_script import SlurmOptions
@@ -80,6 +87,22 @@ def test_a_launcher_that_any_rung_may_need_must_be_there():
 def test_options_for_a_launcher_that_no_rung_needs_are_a_contradiction():
     with pytest.raises(Contradiction, match="--partition"):
         LauncherChoice("auto", SlurmOptions(partition="a100")).check(ladder({"nproc_per_node": 2}))
+
+
+def test_the_journals_device_is_the_one_that_measured(tmp_path):
+    options = Options(**dict.fromkeys(Options._fields) | {"launcher": "slurm", "sbatch": (), "keep_identity": False})
+    climb, kept = replace(ladder(), device="cuda"), []
+    with Journal.open(str(tmp_path / "j.db")) as journal:
+        keep = _keeper(climb, options, journal)
+        for measured in (
+            None,
+            measured_of(replace(result(9.0), environment={"cpu": "a CPU", "gpu": "Tesla V100-SXM2-16GB"})),
+            None,
+            measured_of(replace(result(9.0), environment={"cpu": "a CPU"})),
+        ):
+            keep(Tried(setup=climb.start, foreseen=Foreseen(reason=""), measured=measured, failure="failed"))
+            kept = [entry.device for entry in journal.every()]
+    assert sorted(kept) == sorted(["NVIDIA GPU", *2 * [find_device("Tesla V100-SXM2-16GB").name], "a CPU"])
 
 
 @pytest.fixture

@@ -25,6 +25,16 @@ def test_a_command_names_the_copies_and_the_trials_own_output():
     assert command("python t.py /home/u/args.json other/args.json")[2:] == ("/t/args.json", "other/args.json")
 
 
+def test_paths_may_hold_an_equals_sign():
+    copies = {"runs/lr=1/a.yaml": "/t/a.yaml"}
+    words = ("python", "t.py", "--output_dir=exp/lr=0.1", "--config=runs/lr=1/a.yaml", "--save={out}/lr=1", "--lr=0.1")
+    assert copied_command(words, copies, "/home/u", "/t/out")[2:] == (
+        "--output_dir=/t/out", "--config=/t/a.yaml", "--save=/t/out/lr=1", "--lr=0.1",
+    )  # fmt: skip
+    assert copied_command(("runs/lr=1/a.yaml",), copies, "/home/u", "/t/out") == ("/t/a.yaml",)
+    assert names_file({}, words, "runs/lr=1/a.yaml", "/home/u")
+
+
 def test_variables_before_a_command_are_its_environment():
     found = split_command("OMP_NUM_THREADS=2 X='a b' torchrun train.py --lr=1")
     assert found.environment == {"OMP_NUM_THREADS": "2", "X": "a b"}

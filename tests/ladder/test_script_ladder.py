@@ -153,6 +153,37 @@ def test_the_fingerprint_knows_the_settings_and_the_code(folder):
     assert len({before, changed_code, fingerprint_of_script(script)}) == 3
 
 
+@pytest.mark.parametrize(
+    ("command", "read"),
+    [
+        ("python one/train.py two/train.py", ("one/train.py", "two/train.py", "one/net.py")),
+        ("python -m one.train", ("one/train.py", "one/net.py")),
+        ("torchrun --nproc-per-node 2 -m one", ("one/__main__.py",)),
+        ("PYTHONPATH=lib python -m pkg.train", ("lib/pkg/train.py",)),
+    ],
+)
+def test_the_fingerprint_knows_every_file_that_a_command_names(command, read, folder):
+    files = ("one/train.py", "two/train.py", "one/net.py", "one/__main__.py", "lib/pkg/train.py", "elsewhere/a.py")
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("pass\n")
+    script = Script(command=command, folder=str(folder))
+    known = fingerprint_of_script(script)
+    for file in read:
+        (folder / file).write_text("pass  # changed\n")
+        assert fingerprint_of_script(script) != known, file
+        known = fingerprint_of_script(script)
+    (folder / "elsewhere" / "a.py").write_text("pass  # changed\n")
+    assert fingerprint_of_script(script) == known
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(folder):
+    (folder / "taken").write_text("a file")
+    ladder = read_ladder(folder / "ladder.toml")
+    with pytest.raises(TrainpaceError, match=r"cannot write into .*taken"):
+        prepare(ladder.script, ladder.start, ladder.start, folder / "taken", 30, 5)
+
+
 def test_a_plan_of_the_same_files_is_a_ladder_of_the_script(folder):
     start, larger = Execution(micro_batch=4, accumulation=4), Execution(micro_batch=16)
     plan = Plan(

@@ -53,6 +53,14 @@ def test_a_script_runs_for_the_steps_that_were_wanted(tmp_path):
     assert len(result.losses) == 5 + 2 + 20
     assert 0 < result.losses[-1] < result.losses[0]
     assert 0 < result.start_up_s < 100
+    assert result.environment["cpu"]
+    assert (result.peak_memory_gib, result.reserved_memory_gib) == (None, None)  # of the GPU's allocator alone
+
+
+def test_a_command_that_runs_no_python_is_a_failed_trial(tmp_path):
+    found = run_script(ScriptTrial(command=("true",), cwd=str(tmp_path), steps=10), tmp_path / "trial")
+    assert isinstance(found, FailedTrial)
+    assert "No Python process of this command imported torch" in found.reason
 
 
 @pytest.mark.parametrize(("argument", "says"), [("fail", "not today"), ("0", "no training step was seen")])

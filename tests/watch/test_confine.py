@@ -37,6 +37,16 @@ REFUSED = [
     "sqlite3.connect('runs.db')",
     "open('trial/../mine/model.pt', 'w')",
     "open(b'mine/model.pt', 'w')",
+    "os.link('own.txt', 'mine/linked', src_dir_fd=os.open('trial', os.O_RDONLY))",
+    "os.rename('own.txt', 'mine/own.txt', src_dir_fd=os.open('trial', os.O_RDONLY))",
+    "os.rename('mine/model.pt', 'taken.pt', dst_dir_fd=os.open('trial', os.O_RDONLY))",
+    "os.chmod('mine/model.pt', 0)",
+    "os.chmod('trial/link', 0)",
+    "os.truncate('trial/link', 0)",
+    "os.chown('mine/model.pt', os.getuid(), os.getgid())",
+    "os.utime('mine/model.pt', (0, 0))",
+    "os.setxattr('mine/model.pt', 'user.a', b'1')",
+    "sqlite3.connect('file:runs.db?mode=rwc', uri=True)",
 ]
 ALLOWED = [
     "open('mine/model.pt').read()",
@@ -50,6 +60,12 @@ ALLOWED = [
     "open(os.devnull, 'w').close()",
     "os.close(os.dup(1)); open(1, 'w', closefd=False)",
     "sqlite3.connect(':memory:').close()",
+    "sqlite3.connect('file:mine/model.pt?mode=ro', uri=True).close()",
+    "sqlite3.connect('file:mine/model.pt?cache=private&immutable=1', uri=True).close()",
+    "sqlite3.connect('file::memory:?cache=shared', uri=True).close()",
+    "sqlite3.connect('file:trial/runs.db', uri=True).close()",
+    "os.link('own.txt', 'linked', src_dir_fd=(t := os.open('trial', os.O_RDONLY)), dst_dir_fd=t)",
+    "os.chmod('trial/own.txt', 0o600); os.utime('trial/own.txt', (0, 0))",
 ]
 
 

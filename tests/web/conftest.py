@@ -84,7 +84,7 @@ def guarded(data):
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, no other of Playwright's can be
 def chromium():
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:

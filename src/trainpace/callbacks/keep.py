@@ -6,7 +6,6 @@ import math
 import statistics
 from importlib.metadata import version
 
-from trainpace.errors import UnknownName
 from trainpace.execution import Execution
 from trainpace.journal.entry import Entry, new_id, now_utc
 from trainpace.journal.identity import anonymous_entry
@@ -20,7 +19,7 @@ def keep_run(
     model: str, notes: str, engine: str, keep_identity: bool, sequence_length: int | None = None, seed: int | None = None,
 ) -> Entry:  # fmt: skip
     """Add a training's latest steps to the journal; `device` is "cpu" or "cuda". Imports torch."""
-    from trainpace.measure.environment import environment
+    from trainpace.measure.environment import device_in, environment
 
     warm = warmup_steps(step_s)
     step_ms = tuple(1e3 * s for s in step_s[warm:])
@@ -28,7 +27,7 @@ def keep_run(
     around = environment(device) | {"engine": f"{engine} {version(engine)}"}
     entry = Entry(
         id=new_id(), created_at=now_utc(), kind="watch", outcome="ok", model=model, execution=execution,
-        device=_name_of(around.get("gpu") or around["cpu"], device), num_devices=execution.world_size,
+        device=device_in(around), num_devices=execution.world_size,
         step_time_ms=statistics.median(step_ms), step_times_ms=step_ms, warmup_ms=tuple(1e3 * s for s in step_s[:warm]),
         interval_ms=Interval(low=low, high=high, coverage=0.9, basis="order of this run's steps"),
         losses=tuple(loss if loss is not None and math.isfinite(loss) else None for loss in losses),
@@ -37,15 +36,3 @@ def keep_run(
     with Journal.open(place) as journal:
         journal.add(entry if keep_identity else anonymous_entry(entry))
     return entry
-
-
-def _name_of(name: str, device: str) -> str:
-    """As the catalogue has it, so that forecasts and runs of one GPU meet."""
-    if device == "cpu":
-        return name
-    from trainpace.hardware import find_device
-
-    try:
-        return find_device(name).name
-    except UnknownName:
-        return name

@@ -7,8 +7,8 @@ from importlib.metadata import version
 import click
 
 from trainpace.cli.places import default_profile_file
-from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.hardware import find_device
+from trainpace.errors import TrainpaceError
+from trainpace.hardware import catalogue_name
 from trainpace.measure.detect import Machine, detect_cpu
 from trainpace.measure.profile import MachineProfile
 from trainpace.records import load
@@ -22,11 +22,7 @@ def device_of(kind: str, machine: Machine) -> str:
         return machine.cpu.name or "CPU"
     if not machine.gpus:
         raise TrainpaceError("this machine shows no NVIDIA GPU.", "Use --device cpu.")
-    name = machine.gpus[0].name or "NVIDIA GPU"
-    try:
-        return find_device(name).name
-    except UnknownName:
-        return name
+    return catalogue_name(machine.gpus[0].name or "NVIDIA GPU")
 
 
 def profile_or_brief() -> MachineProfile:

@@ -31,7 +31,8 @@ from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.launch.trials import job_of, run_trial
 from trainpace.measure.detect import detect
-from trainpace.records import load, save, write_whole
+from trainpace.measure.environment import device_in
+from trainpace.records import cannot_write_into, load, make_folder, save, write_whole
 from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
 from trainpace.report.progress import Bar
 from trainpace.schedule import total_steps
@@ -90,7 +91,7 @@ def run_ladder(path: Path, o: Options) -> tuple[dict[str, Any], int]:
     elif not o.dry_run:
         o.choice.check(ladder)
     folder = folder_of(path, o)
-    _make(folder)
+    make_folder(folder)
     with _alone(folder), _journal(o) as journal, Bar(f"running {path.name}") as bar:
         before = None if o.dry_run else _before(folder, o)
         means = _means(ladder, folder, o, journal, before, bar.say)
@@ -125,13 +126,6 @@ def _with_options(ladder: Ladder, o: Options) -> Ladder:
     given = {"device": o.device, "seconds": o.seconds, "steps": o.steps, "price_usd_per_hour": o.price}
     changes = {key: value for key, value in given.items() if value is not None}
     return replace(ladder, allow_global_batch=ladder.allow_global_batch or o.allow_global_batch, **changes)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainpaceError(f"cannot write into {folder}: {(error.strerror or str(error)).lower()}.") from None
 
 
 def _before(folder: Path, o: Options) -> Climbed | None:
@@ -260,9 +254,12 @@ def _report(climbed: Climbed, o: Options) -> tuple[dict[str, Any], int]:
 def _keeper(ladder: Ladder, o: Options, journal: Journal | None) -> Callable[[Tried], None]:
     if journal is None:
         return lambda _: None
-    device = device_of(ladder.device, detect())
+    local = o.choice.of(ladder.start.execution).name != "slurm"
+    device = device_of(ladder.device, detect()) if local else "CPU" if ladder.device == "cpu" else "NVIDIA GPU"
 
     def keep(one: Tried) -> None:
+        nonlocal device  # of a trial that failed: that of the latest one that did not
+        device = (device_in(one.measured.environment) if one.measured is not None else "") or device
         entry = entry_of_trial(one, device, ladder.seed, ladder.name)
         journal.add(entry if o.keep_identity else anonymous_entry(entry))
 
@@ -283,7 +280,8 @@ def entry_of_trial(one: Tried, device: str, seed: int, model: str) -> Entry:
     else:
         fields |= {
             "outcome": "ok", "step_time_ms": measured.median_ms, "interval_ms": measured.interval_ms,
-            "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib, "environment": measured.environment,
+            "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib,
+            "reserved_memory_gib": measured.reserved_memory_gib, "environment": measured.environment,
         }  # fmt: skip
     return Entry(
         id=new_id(), created_at=now_utc(), kind="run", model=model, device=device, execution=e,
@@ -294,7 +292,11 @@ def entry_of_trial(one: Tried, device: str, seed: int, model: str) -> Entry:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two climbs in one folder would write over each other's state. The lock goes with the process, however that ends."""
-    with (folder / ".lock").open("w") as lock:
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise cannot_write_into(folder, error) from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

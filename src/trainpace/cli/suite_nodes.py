@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from trainpace.cli.measuring import DEFAULT_BATCHES
 from trainpace.errors import TrainpaceError
 from trainpace.journal.importing import import_file
 from trainpace.journal.store import Journal
+from trainpace.ladder.sources import fingerprint
 from trainpace.launch.job import Ended, Job
 from trainpace.launch.processes import file_name
 from trainpace.launch.slurm import Slurm
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial_worker import failure_file
 from trainpace.measure.suite import SuiteItem, suite
-from trainpace.records import write_whole
+from trainpace.records import cannot_write_into, write_whole
 
 MOST_IN_AN_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 by default."""
@@ -56,10 +58,12 @@ def measure_on_nodes(model: str | None, batches: Sequence[int] | None, o: dict[s
         folder.mkdir(parents=True, exist_ok=True)
         jobs = [_job(item, i, batches, folder, o) for i, item in enumerate(items)]
     except OSError as error:
-        raise TrainpaceError(f"cannot write into {folder}: {(error.strerror or str(error)).lower()}.") from None
+        raise cannot_write_into(folder, error) from None
     there = [job for job in jobs if Path(job.result).exists()]
     if there:
-        click.echo(f"{len(there)} of {len(jobs)} are there from an earlier call.", err=True)
+        click.echo(
+            f"{len(there)} of {len(jobs)} are there from an earlier call; --fresh measures them again.", err=True
+        )
     todo = [job for job in jobs if job not in there]
     try:
         for i in range(0, len(todo), MOST_IN_AN_ARRAY):
@@ -76,9 +80,11 @@ def measure_on_nodes(model: str | None, batches: Sequence[int] | None, o: dict[s
 
 
 def _job(item: SuiteItem, number: int, batches: Sequence[int] | None, folder: Path, o: dict[str, Any]) -> Job:
-    """With its request written. A result of other options has another name."""
+    """With its request written. A result of other options, code or versions has another name."""
     options = {key: o[key] for key in _OF_A_PROBE} | {"fresh": False}
-    asked_for = {"item": msgspec.to_builtins(item), "batches": batches, "options": options}
+    versions = {package: version(package) for package in ("trainpace", "torch")}
+    asked_for = {"item": msgspec.to_builtins(item), "batches": batches, "options": options, "code": _code(item.spec),
+                 "versions": versions}  # fmt: skip
     name = f"{number}-{file_name(item.spec)}-{hashlib.sha256(json.dumps(asked_for).encode()).hexdigest()[:8]}"
     asked, result = folder / f"{name}.request.json", folder / f"{name}.json"
     if o["fresh"]:
@@ -90,6 +96,13 @@ def _job(item: SuiteItem, number: int, batches: Sequence[int] | None, folder: Pa
         name=name, program=("-m", PART, str(asked), str(result)), folder=str(folder), result=str(result),
         cpus_per_process=o["cpus"], gpus_per_node=int(o["device"] == "cuda"), timeout_s=o["limit"],
     )  # fmt: skip
+
+
+def _code(spec: str) -> str:
+    try:
+        return fingerprint(spec)
+    except TrainpaceError:  # the task says the same, and the others are measured
+        return ""
 
 
 def _tell(line: str) -> None:

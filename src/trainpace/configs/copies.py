@@ -67,7 +67,7 @@ def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: st
     found = []
     is_output = False
     for word in words:
-        flag, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+        flag, equals, value = _flag_and_value(word)
         name = flag.lstrip("-").replace("-", "_")
         if is_output or (equals and name in _OUTPUT_FLAGS):
             value = output
@@ -114,7 +114,7 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
 def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, folder: str) -> bool:
     """Whether the command, or another of the files, names this one: nothing else would read a copy of it."""
     target = {file: "found"}
-    if any(_copy_of(word.rpartition("=")[2] if word.startswith("-") else word, target, folder) for word in words):
+    if any(_copy_of(_flag_and_value(word)[2], target, folder) for word in words):
         return True
     for other, text in texts.items():
         syntax = syntax_of(text, other, parse_config(text, other))
@@ -124,6 +124,11 @@ def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, fold
         if any(isinstance(value, str) and _copy_of(value, target, folder) for _, value in _leaves(data)):
             return True
     return False
+
+
+def _flag_and_value(word: str) -> tuple[str, str, str]:
+    """--flag=value in its three parts; a word without them is all value."""
+    return word.partition("=") if word.startswith("-") and "=" in word else ("", "", word)
 
 
 def _copy_of(value: str, copies: Mapping[str, str], folder: str) -> str:

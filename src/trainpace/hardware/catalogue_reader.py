@@ -74,6 +74,15 @@ def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
     raise UnknownName("GPU", name, known, "Add it in a file of your own with --hardware FILE.toml.")
 
 
+@functools.cache
+def catalogue_name(name: str) -> str:
+    """A device's name as the catalogue has it, so that forecasts and runs of one device meet; another name as it is."""
+    try:
+        return find_device(name).name
+    except UnknownName:
+        return name
+
+
 def normalised(name: str) -> str:
     """A name as it is compared: letters and digits only, without the maker's words in front."""
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.casefold()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -161,10 +162,22 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         tables = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
         if not tables or "journal_meta" in tables:  # the mode is kept in the file, and somebody else's is not touched
-            cursor.execute("PRAGMA journal_mode=WAL")
+            _switch_to_wal(cursor)
     for pragma in _PRAGMAS:
         cursor.execute(pragma)
     cursor.close()
+
+
+def _switch_to_wal(cursor: Any) -> None:
+    """SQLite does not wait here for those who open the new file at the same moment, whatever the timeout."""
+    for attempt in range(ATTEMPTS):
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if attempt == ATTEMPTS - 1:
+                raise
+            time.sleep(random.uniform(0, 0.05 * 2**attempt))
 
 
 def _only_reads(connection: Any, record: object) -> None:

@@ -15,10 +15,10 @@ from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.ladder.climbed import Climbed, Measured, RungResult, Tried, measured_of
 from trainpace.ladder.foresee import Foreseen, Known, known_from
 from trainpace.ladder.gains import Gain, gain_of
-from trainpace.ladder.inputs import fingerprint
 from trainpace.ladder.losses import LossCheck, compare, own_spread
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
 from trainpace.ladder.script import changed_files, fingerprint_of_script
+from trainpace.ladder.sources import fingerprint
 from trainpace.launch.trial import FailedTrial, TrialResult
 
 ROUNDS = 2

@@ -27,6 +27,7 @@ class Measured(Record):
     losses: tuple[float, ...]
     peak_memory_gib: float | None
     start_up_s: float
+    reserved_memory_gib: float | None = None
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
@@ -49,8 +50,8 @@ def measured_of(result: TrialResult) -> Measured:
     return Measured(
         medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
         data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=_compute_ms(result),
-        peak_memory_gib=result.peak_memory_gib, start_up_s=result.start_up_s, notes=result.notes, environment=result.environment,
-        noise_scale=result.noise_scale,
+        peak_memory_gib=result.peak_memory_gib, reserved_memory_gib=result.reserved_memory_gib, start_up_s=result.start_up_s,
+        notes=result.notes, environment=result.environment, noise_scale=result.noise_scale,
     )  # fmt: skip
 
 

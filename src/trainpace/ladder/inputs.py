@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -200,21 +199,6 @@ def _rung_of_change(change: Change, execution: Execution, data: DataPath, precom
     if not changes and not shards:
         changes = {"accumulation": after.accumulation}
     return Rung(title=change.title, changes=changes, precompute=precompute if shards else "")
-
-
-def fingerprint(spec: str) -> str:
-    """A hash of the Python files in the folder of a task's file, "" for other models: measurements of other code do not count."""
-    import hashlib
-
-    file, _, name = spec.rpartition(":")
-    if not file.endswith(".py"):
-        return ""
-    sources = {
-        p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(file).absolute().parent.glob("*.py"))
-    }
-    if Path(file).name not in sources:
-        raise UnreadableInput(f"cannot read {file}: no such file.")
-    return hashlib.sha256(json.dumps([name, sources]).encode()).hexdigest()[:16]
 
 
 def _known(table: Mapping[str, Any], keys: Iterable[str], what: str) -> None:

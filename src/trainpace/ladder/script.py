@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +21,11 @@ from trainpace.configs.write import Written, read_texts
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import Script, Setup
+from trainpace.ladder.sources import file_of_module, sources_of
 from trainpace.launch.job import OnLine
 from trainpace.launch.script import ScriptTrial, run_script
 from trainpace.launch.trial import FailedTrial, LoaderSettings, TrialResult
-from trainpace.records import write_whole
+from trainpace.records import make_folder, write_whole
 from trainpace.schedule import accumulation_for_global_batch
 
 COMMAND = "command.sh"
@@ -76,8 +79,8 @@ def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int
     files = changed_files(script, start, setup)
     folder, output = folder.absolute(), str(folder.absolute() / "output")
     copies = {file: str(folder / "configs" / name) for file, name in _names(script).items()}
-    (folder / "configs").mkdir(parents=True, exist_ok=True)
-    (folder / "output").mkdir(exist_ok=True)
+    make_folder(folder / "configs")
+    make_folder(folder / "output")
     command = script.command
     for written in files:
         if written.file == COMMAND:
@@ -123,7 +126,7 @@ def try_script(
 def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path:
     """Leave the files that a climb has come to beside the user's own, to be looked at and taken over: FOLDER/kept."""
     kept = folder / KEPT
-    kept.mkdir(parents=True, exist_ok=True)
+    make_folder(kept)
     names = _names(script)
     for written in changed_files(script, start, setup):
         write_whole(kept / names.get(written.file, "command.txt"), written.text)
@@ -131,12 +134,15 @@ def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path
 
 
 def fingerprint_of_script(script: Script) -> str:
-    """A hash of the settings files, and of the Python files beside those that the command names."""
+    """A hash of the settings files, and of the Python files beside those that the command names, by path or by ``-m``."""
+    words, around = split_command(script.command)
+    base = Path(script.folder).absolute()
+    folders = (base, *(base / folder for folder in around.get("PYTHONPATH", "").split(os.pathsep) if folder))
     sources: dict[str, str] = {}
-    for word in split_command(script.command).words:
-        if word.endswith(".py") and (file := Path(script.folder, word)).is_file():
-            for path in sorted(file.absolute().parent.glob("*.py")):
-                sources[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for before, word in pairwise(("", *words)):
+        file = file_of_module(word, folders) if before in ("-m", "--module") else base / word
+        if file is not None and file.suffix == ".py" and file.is_file():
+            sources |= sources_of(file, base)
     return hashlib.sha256(json.dumps([_texts(script), sources]).encode()).hexdigest()[:16]
 
 

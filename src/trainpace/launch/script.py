@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.launch.job import Ended, Job, OnLine
 from trainpace.launch.processes import run_here
 from trainpace.launch.trial import FailedTrial, TrialResult
+from trainpace.measure.environment import cpu_name
 from trainpace.measure.statistics import median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, write_whole
@@ -132,7 +133,7 @@ def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequenc
     samples = sum(median([s.samples for s in _steps(p)]) for p in processes)
     if samples and len(processes) == world and trial.global_batch not in (None, samples):
         return (
-            f"the settings say {trial.global_batch} samples a step, and the script took {samples:g}:"
+            f"the settings say {trial.global_batch:,} samples a step, and the script took {samples:,.0f}:"
             " they are not read as the script reads them."
         )
     return ""
@@ -146,7 +147,7 @@ def _result(
     middle = median(step_ms)
     low, high = median_interval(step_ms)
     reserved = max(r.reserved_gib for r in recording.ranks)
-    losses = _losses(processes)
+    losses, gpu = _losses(processes), next(_notes(_first(processes), "cuda"), None)
     return TrialResult(
         step_ms=tuple(step_ms),
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in kept),
@@ -156,20 +157,29 @@ def _result(
             low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one run"
         ),
         samples_per_second=1e3 * sum(r.samples_per_step for r in recording.ranks) / middle,
-        peak_memory_gib=reserved or None,
+        peak_memory_gib=_most(processes, "peak_allocated_gib"),
+        reserved_memory_gib=reserved or None,
         start_up_s=max(0.0, (seen[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - started),
         world_size=first.world_size,
-        environment={"torch": first.torch, "cores": str(first.cpus)},
+        environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()} | ({"gpu": gpu} if gpu else {}),
         notes=() if losses else ("the script's losses were not seen.",),
     )  # fmt: skip
+
+
+def _notes(process: Process, name: str) -> Iterator[Any]:
+    """What a trail's notes say of it, the last one first."""
+    return reversed([r[name] for r in records_of(process.path) if isinstance(r, dict) and name in r])
+
+
+def _most(processes: Sequence[Process], name: str) -> float | None:
+    return max((value for process in processes for value in _notes(process, name)), default=None)
 
 
 def _losses(processes: Sequence[Process]) -> tuple[float, ...]:
     """Of every step, the mean over the ranks; none where a rank's were not seen."""
     curves: dict[int, list[float]] = {}
     for process in processes:
-        notes: list[Any] = [r for r in records_of(process.path) if isinstance(r, dict) and "losses" in r]
-        told = notes[-1]["losses"] if notes else []
+        told: list[float] = next(_notes(process, "losses"), [])
         if len(told) >= len(curves.get(process.rank, [])):
             curves[process.rank] = told
     return tuple(sum(losses) / len(curves) for losses in zip(*curves.values(), strict=False))

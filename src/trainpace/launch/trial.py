@@ -70,7 +70,7 @@ class TrialResult(Record):
 
     `losses`: of every step from the first, averaged over the global batch; empty where a script keeps them to itself.
     `start_up_s`: from the worker's start to the end of its first step: imports, engine, loader's workers, compilation.
-    `peak_memory_gib`: the largest rank's, on a CPU what its process grew by.
+    `peak_memory_gib`: the largest rank's, on a CPU what its process grew by. `reserved_memory_gib`: what the allocator held.
     """
 
     step_ms: tuple[float, ...]
@@ -85,3 +85,4 @@ class TrialResult(Record):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    reserved_memory_gib: float | None = None

@@ -8,12 +8,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError
 from trainpace.launch.engines.rules import check_engine
 from trainpace.launch.job import Ended, Job, Launcher, OnLine
 from trainpace.launch.trial import FailedTrial, Trial, TrialResult
 from trainpace.launch.trial_worker import failure_file
-from trainpace.records import load, save
+from trainpace.records import load, make_folder, save
 
 WORKER = "trainpace.launch.trial_worker"
 REQUEST, RESULT = "request.json", "result.json"
@@ -36,10 +35,7 @@ def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
     """Write the request, and say what is to be started. Raises TrainpaceError as `run_trial` does."""
     check_engine(trial.engine, trial.execution)
     folder = folder.absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainpaceError(f"cannot write into {folder}: {(error.strerror or str(error)).lower()}.") from None
+    make_folder(folder)
     request, result = folder / REQUEST, str(folder / RESULT)
     for old in (Path(result), failure_file(result)):
         old.unlink(missing_ok=True)

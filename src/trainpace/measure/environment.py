@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 
+from trainpace.hardware import catalogue_name
 from trainpace.measure.detect import detect_cpu
 
 
@@ -26,6 +28,11 @@ def environment(device: str) -> dict[str, str]:
             "cudnn": str(torch.backends.cudnn.version()),
         }
     return found
+
+
+def device_in(environment: Mapping[str, str]) -> str:
+    """The device of what was measured there, by the catalogue's name; "" where it does not say."""
+    return catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
 
 
 def cpu_name() -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
+from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, now_utc
 from trainpace.journal.importing.reading import (
     UNKNOWN,
@@ -20,7 +21,6 @@ from trainpace.journal.importing.reading import (
     Given,
     Item,
     Skipped,
-    device_name,
     finished,
     number,
     opened,
@@ -84,7 +84,7 @@ def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
         kind="import",
         outcome="ok",
         model=_model(path.parent / "config.json"),
-        device=device_name(given.device) if given.device else UNKNOWN,
+        device=catalogue_name(given.device) if given.device else UNKNOWN,
         execution=execution,
         step_time_ms=milliseconds,
         losses=tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses),

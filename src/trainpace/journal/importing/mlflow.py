@@ -20,6 +20,7 @@ from urllib.parse import quote
 from trainpace.configs.parsing import parse_yaml
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
+from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
 from trainpace.journal.importing.reading import (
     UNKNOWN,
@@ -27,7 +28,6 @@ from trainpace.journal.importing.reading import (
     Item,
     Skipped,
     as_precision,
-    device_name,
     finished,
     number,
 )
@@ -114,7 +114,7 @@ def _entry(logged: Logged, given: Given) -> Entry:
         kind="import",
         outcome="ok",
         model=printable(model),
-        device=device_name(printable(device)) if device else UNKNOWN,
+        device=catalogue_name(printable(device)) if device else UNKNOWN,
         num_devices=execution.world_size,
         execution=execution,
         sequence_length=_whole(params, _SEQUENCE),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import itertools
 import json
 import sys
@@ -86,17 +85,6 @@ def as_precision(word: str) -> Precision:
         if word == precision:
             return precision
     raise TrainpaceError(f"precision {word!r} is not one of {', '.join(PRECISIONS)}.")
-
-
-@functools.cache
-def device_name(text: str) -> str:
-    """The catalogue's name of a device where it is known there, else the text itself."""
-    from trainpace.hardware import find_device
-
-    try:
-        return find_device(text).name
-    except TrainpaceError:
-        return text
 
 
 def number(value: Any) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, now_utc, printable
 from trainpace.journal.importing.reading import (
     UNKNOWN,
@@ -17,7 +18,6 @@ from trainpace.journal.importing.reading import (
     Item,
     Skipped,
     columns_and_rows,
-    device_name,
     finished,
 )  # fmt: skip
 from trainpace.records import to_jsonable
@@ -65,7 +65,7 @@ def _entry(run: Run, given: Given, id_: str, now: str) -> Entry:
         outcome="out_of_memory" if failed else "ok",
         reason="out of memory, as its source says" if failed else "",
         model=printable(model),
-        device=device_name(run.gpu_canonical or run.gpu or given.device) or UNKNOWN,
+        device=catalogue_name(run.gpu_canonical or run.gpu or given.device) or UNKNOWN,
         num_devices=execution.world_size,
         execution=execution,
         sequence_length=int(run.seq_len) if run.seq_len else None,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
+from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, now_utc, printable
 from trainpace.journal.importing.reading import (
     UNKNOWN,
@@ -21,7 +22,6 @@ from trainpace.journal.importing.reading import (
     Item,
     Skipped,
     columns_and_rows,
-    device_name,
     finished,
     number,
 )  # fmt: skip
@@ -102,7 +102,7 @@ def _entry(row: dict[str, Any], phase: str, name: FileName, given: Given, id_: s
         kind="import",
         outcome="ok",
         model=f"timm:{printable(str(row.get('model') or ''))}",
-        device=device_name(device) if device else UNKNOWN,
+        device=catalogue_name(device) if device else UNKNOWN,
         execution=Execution(
             micro_batch=int(batch),
             precision=precision,

@@ -32,7 +32,7 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
         if not isinstance(path, str | bytes | os.PathLike):  # an open file's number
             return
         name = os.fsdecode(path)
-        if name == ":memory:" or name.endswith(ASIDE) or "__pycache__" in name:
+        if name.endswith(ASIDE) or "__pycache__" in name:
             return
         folder, last = os.path.split(os.path.abspath(name))
         real = os.path.realpath(name) if follows else os.path.join(os.path.realpath(folder), last)
@@ -47,18 +47,34 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
             if args[2] & _WRITES:
                 check(args[0], True)
             return
-        paths, folder_handle = about
-        # names beside a folder's handle are within a tree that was checked as a whole
-        if folder_handle is None or args[folder_handle] == -1:
-            for i in paths:
-                check(args[i], False)  # a link is removed itself, not what it points to
+        if event == "sqlite3.connect":
+            if (database := _written_database(args[0])) is not None:
+                check(database, True)
+            return
+        for i, folder_handle in about:
+            # names beside a folder's handle are within a tree that was checked as a whole
+            if folder_handle is None or args[folder_handle] == -1:
+                check(args[i], event in _FOLLOW)
 
     sys.addaudithook(hook)
 
 
-_EVENTS: dict[str, tuple[tuple[int, ...], int | None]] = {
-    "open": ((0,), None), "os.remove": ((0,), 1), "os.rmdir": ((0,), 1), "os.mkdir": ((0,), 2), "os.rename": ((0, 1), 2),
-    "os.truncate": ((0,), None), "os.link": ((1,), 2), "os.symlink": ((1,), 2), "shutil.rmtree": ((0,), None),
-    "sqlite3.connect": ((0,), None),
+def _written_database(database: Any) -> str | None:
+    """The file that SQLite may write; None for one in memory, or opened only to be read (https://sqlite.org/uri.html)."""
+    name = os.fsdecode(database)
+    if name.startswith("file:"):
+        name, _, query = name.removeprefix("file:").partition("?")
+        if not {"mode=ro", "immutable=1", "mode=memory"}.isdisjoint(query.split("&")):
+            return None
+    return None if name in ("", ":memory:") else name
+
+
+_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "open": ((0, None),), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.rename": ((0, 2), (1, 3)),
+    "os.truncate": ((0, None),), "os.link": ((1, 3),), "os.symlink": ((1, 2),), "shutil.rmtree": ((0, None),),
+    "os.chmod": ((0, 2),), "os.chown": ((0, 3),), "os.utime": ((0, 3),), "os.setxattr": ((0, None),),
+    "os.removexattr": ((0, None),), "sqlite3.connect": ((0, None),),
 }  # fmt: skip
-"""Which arguments of an event are paths, and which one a folder's handle (sys.addaudithook's table of events)."""
+"""Which arguments of an event are paths, each with the one that is its folder's handle (sys.addaudithook's table of events)."""
+_FOLLOW = ("os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
+"""They change what a link points to; the others a link itself."""

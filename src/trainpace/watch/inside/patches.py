@@ -391,6 +391,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
             watch(name, SYNCHRONISATION)
         torch.cuda.synchronize = recorder.wraps(torch.cuda.synchronize, SYNCHRONISATION, "synchronize")
         recorder.reserved_gib = lambda: torch.cuda.memory_reserved() / 2**30
+        recorder.peak_allocated_gib = lambda: torch.cuda.max_memory_allocated() / 2**30
         recorder.allocator_retries = lambda: torch.cuda.memory_stats().get("num_alloc_retries", 0)
 
 

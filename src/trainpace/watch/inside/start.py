@@ -117,4 +117,6 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
     engines.note_ddp(recorder)
     if recorder.losses is not None:
         recorder.trail.note({"losses": recorder.losses.told()})
+    if recorder.peak_allocated_gib is not None:
+        recorder.trail.note({"peak_allocated_gib": recorder.peak_allocated_gib()})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})
