@@ -62,7 +62,9 @@ def test_lower_floors_are_pure(path):
 
 def test_this_test_sees_an_upward_import(tmp_path):
     module = tmp_path / "bad.py"
-    module.write_text("from trainpace.cli import main\nfrom trainpace import report, web\nimport trainpace\nimport torch\n")
+    module.write_text(
+        "from trainpace.cli import main\nfrom trainpace import report, web\nimport trainpace\nimport torch\n"
+    )
     assert imports_of(module) == {"trainpace.cli", "trainpace.report", "trainpace.web", "trainpace", "torch"}
 
 
