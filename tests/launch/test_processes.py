@@ -217,7 +217,7 @@ import os, pathlib, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 mine = torch.ones(3) * (dist.get_rank() + 1)
 dist.all_reduce(mine)
-os.write(1, f"threads {os.environ['OMP_NUM_THREADS']}\n".encode())  # at once: two ranks share the pipe
+os.write(1, f"threads {os.environ['OMP_NUM_THREADS']}\\n".encode())  # at once: two ranks share the pipe
 if dist.get_rank() == 0:
     pathlib.Path(os.environ["RESULT"]).write_text(str(mine.tolist()))
 dist.destroy_process_group()
