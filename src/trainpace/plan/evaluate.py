@@ -25,6 +25,10 @@ from trainpace.workload import Workload
 
 Floats = NDArray[np.float64]
 
+COMPILING_S = 60.0
+"""What torch.compile takes before the first step, once a job. Assumed: ten seconds for a small network, several minutes for
+a large model; with it a job of seconds is not told to compile."""
+
 
 class Setting(NamedTuple):
     """What stays the same over a search. `host_factor` as in `forecast`. `noise_scale`, in samples: with it the work is done
@@ -196,7 +200,8 @@ class Judge:
             return math.inf
         work = same_work(self.setting, choice.execution, self.start)
         try:
-            return training_time(work, choice.execution, step_ms / 1e3).total_s
+            stepping_s = training_time(work, choice.execution, step_ms / 1e3).total_s
+            return stepping_s + (COMPILING_S if choice.execution.compile else 0.0)
         except TrainpaceError:
             return math.inf
 

@@ -166,7 +166,7 @@ def risk_of(knob: Knob, before: Choice, after: Choice, workload: Workload) -> tu
         return "none", "the same micro-batches"
     return "none", {
         "micro-batch": "the same global batch, added up in other pieces",
-        "compile": "the same arithmetic in fused kernels; compiling takes minutes at the start, which are not counted",
+        "compile": "the same arithmetic in fused kernels; compiling takes a minute at the start (assumed), or several",
         "sharding": "the same numbers, kept elsewhere",
         "checkpointing": "the same numbers, computed twice",
         "offload": "the same numbers, kept elsewhere",

@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.plan.changes import Choice, DataPath
-from trainpace.plan.evaluate import Evaluation, Floats, Setting, device_room_gib, evaluate, steps_of, with_data_ms
+from trainpace.plan.evaluate import (
+    COMPILING_S,
+    Evaluation,
+    Floats,
+    Setting,
+    device_room_gib,
+    evaluate,
+    steps_of,
+    with_data_ms,
+)
 from trainpace.plan.knobs import KNOBS
 from trainpace.plan.space import Space
 
@@ -19,7 +28,8 @@ NEARLY = 0.02
 class Found(NamedTuple):
     """All choices: rows of the space times data paths.
 
-    stepping_s: seconds of all steps of the job, rows x data paths, infinite where a choice cannot be made or does not fit.
+    stepping_s: seconds of all steps of the job, and of compiling, rows x data paths, infinite where a choice cannot be made or
+    does not fit.
     changes: how many knobs each is away from the start.
     """
 
@@ -81,7 +91,8 @@ def found_of(setting: Setting, space: Space, data: tuple[DataPath, ...], evaluat
     room = device_room_gib(setting.cluster)
     possible = np.isfinite(evaluation.step_ms) & ~(evaluation.needed_gib > room)
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
-    stepping = np.where(possible[:, None], step_ms / 1e3 * steps_of(setting, space)[:, None], np.inf)
+    seconds = step_ms / 1e3 * steps_of(setting, space)[:, None] + COMPILING_S * space.columns["compile"][:, None]
+    stepping = np.where(possible[:, None], seconds, np.inf)
     moved = changes_of(space)[:, None] + np.array([path != data[0] for path in data], dtype=np.int64)
     return Found(space, data, evaluation, room, stepping, moved)
 

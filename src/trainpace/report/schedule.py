@@ -37,7 +37,7 @@ def print_answer(a: Answer) -> None:
     if a.execution is not None and a.schedule.samples and a.schedule.epochs:
         job = ["--samples", str(a.schedule.samples), "--epochs", f"{a.schedule.epochs:g}"]
         command = ["trainpace", "match", "resnet50", *job, "--global-batch", str(a.execution.global_batch)]
-        print_next(command, "servers for this job, if the model were resnet50: put yours, FILE.py:FUNCTION, there")
+        print_next(command, "servers for this job; put your model, FILE.py:FUNCTION, in place of resnet50")
 
 
 def _print_verdict(a: Answer) -> None:
