@@ -245,6 +245,17 @@ def test_a_ladder_of_one_rung():
     assert [r.title for r in rungs] == ["torch.compile"]
 
 
+def test_a_job_of_seconds_is_not_told_to_compile():
+    def compiles(samples):
+        s = setting(schedule=Schedule(samples=samples, epochs=1))
+        plan = plan_changes(s, start_on(s))
+        assert plan.best.job_s <= plan.now.job_s
+        return plan.best.choice.execution.compile
+
+    assert not compiles(800)
+    assert compiles(800_000_000)
+
+
 def test_sensitivity_finds_the_number_that_flips_the_choice():
     """Two nodes are as fast as one where the network is just fast enough: a slower one changes the choice."""
     only_gpus = Freedom(keep=tuple(name for name in KNOB_NAMES if name != "GPUs"))

@@ -26,7 +26,7 @@ from trainpace.workload import Workload
 Floats = NDArray[np.float64]
 
 COMPILING_S = 60.0
-"""What torch.compile takes before the first step, once a job. Assumed: ten seconds for a small network, several minutes for
+"""What torch.compile takes before the first step, at every start. Assumed: ten seconds for a small network, several minutes for
 a large model; with it a job of seconds is not told to compile."""
 
 
@@ -199,9 +199,10 @@ class Judge:
         if not math.isfinite(step_ms):
             return math.inf
         work = same_work(self.setting, choice.execution, self.start)
+        if choice.execution.compile:
+            work = replace(work, startup_s=work.startup_s + COMPILING_S)
         try:
-            stepping_s = training_time(work, choice.execution, step_ms / 1e3).total_s
-            return stepping_s + (COMPILING_S if choice.execution.compile else 0.0)
+            return training_time(work, choice.execution, step_ms / 1e3).total_s
         except TrainpaceError:
             return math.inf
 
