@@ -50,11 +50,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, default=ROOT / "out/held_out.json", help="kept between runs")
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="refit, but for folds that an interrupted run kept",
-    )
+    parser.add_argument("--again", action="store_true", help="refit, but for folds that an interrupted run kept")
     parser.add_argument("--write-intervals", action="store_true")
     options = parser.parse_args()
     if options.again or not options.held_out.is_file():
@@ -88,7 +84,7 @@ def report(pairs: dict[int, Pair], found: dict[str, list[HeldOut]]) -> str:
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores.",
     ]
     lines += [
-        "Errors are |forecast - measured| / measured in per cent. Constants are fitted anew without the card (and its",
+        "Errors are |forecast - measured| / measured in per cent. Constants are fitted anew without the card (and its"
     ]
     lines += [
         "relatives: fitting/folds.py) or without the model's family; intervals come from the errors of the other folds.",
@@ -190,8 +186,7 @@ def transfer(pairs: dict[int, Pair], rows: Sequence[HeldOut]) -> list[str]:
             if not others:
                 continue
             nearest = min(
-                others,
-                key=lambda o: abs(math.log(pairs[o.run][0].execution.micro_batch / case.execution.micro_batch)),
+                others, key=lambda o: abs(math.log(pairs[o.run][0].execution.micro_batch / case.execution.micro_batch))
             )
             ratio = (pairs[nearest.run][0].measured_ms or 1) / nearest.forecast_ms
             errors.setdefault(str(file), []).append(100 * abs(row.forecast_ms * ratio / (case.measured_ms or 1) - 1))

@@ -11,7 +11,8 @@ from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.forecast.transfer import measured_ratio, sharpened
 from trainpace.hardware import Cluster
-from trainpace.measure import Conditions, calibrate, measure
+from trainpace.machine import calibrate
+from trainpace.measure import Conditions, measure
 from trainpace.outcome import Forecast
 from trainpace.trace import load_workload
 from trainpace.workload import Variant

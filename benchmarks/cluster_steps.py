@@ -36,8 +36,8 @@ from trainpace.execution import Execution  # noqa: E402
 from trainpace.forecast import forecast  # noqa: E402
 from trainpace.forecast.timings import MachineModel  # noqa: E402
 from trainpace.hardware.cluster import HostLinks  # noqa: E402
-from trainpace.measure import MachineProfile, calibrate  # noqa: E402
-from trainpace.measure.host_links import COLLECTIVES, fit_host_links  # noqa: E402
+from trainpace.machine import MachineProfile, calibrate  # noqa: E402
+from trainpace.machine.host_links import COLLECTIVES, fit_host_links  # noqa: E402
 from trainpace.outcome import Forecast  # noqa: E402
 from trainpace.trace import load_workload  # noqa: E402
 from trainpace.workload import Variant, Workload  # noqa: E402

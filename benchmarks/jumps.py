@@ -295,10 +295,7 @@ def public_sweep(data: Path) -> list[str]:
             assert epoch, "every digitised row has its epoch time in the notes"
             batch = int(row["batch_per_gpu"])
             times.setdefault(batch, []).append(1e3 * float(epoch[1]) * batch / 50_000)
-    lines = [
-        "| read as | batches | jump between | ms (90 % interval) | % of the step |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| read as | batches | jump between | ms (90 % interval) | % of the step |", "|---|---|---|---|---|"]
     for label, pick in (("the slower of two values in a column", max), ("the faster", min)):
         for top in (256, 900):
             sizes = [b for b in sorted(times) if b <= top]

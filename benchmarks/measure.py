@@ -25,11 +25,11 @@ from pathlib import Path
 
 from trainpace.journal import Entry
 from trainpace.journal.store import Journal
+from trainpace.machine.detect import detect
+from trainpace.machine.disturbances import warnings_of
 from trainpace.measure import Conditions, measure, probe
 from trainpace.measure.adaptive import next_batch
 from trainpace.measure.analysis import analyse
-from trainpace.measure.detect import detect
-from trainpace.measure.disturbances import warnings_of
 from trainpace.measure.repeats import noise_of, repeat_interval
 from trainpace.measure.sweep import Outcome, SweepPlan, medians_of, next_probe
 from trainpace.outcome import FailedProbe

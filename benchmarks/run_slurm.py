@@ -47,7 +47,7 @@ from trainpace.launch.slurm import Slurm  # noqa: E402
 from trainpace.launch.slurm_script import SlurmOptions  # noqa: E402
 from trainpace.launch.trial import EngineName, LoaderSettings, TrialResult  # noqa: E402
 from trainpace.launch.trials import job_of, outcome, run_trial  # noqa: E402
-from trainpace.measure import MachineProfile  # noqa: E402
+from trainpace.machine import MachineProfile  # noqa: E402
 
 NODES = (2, 4)
 MBIT_PER_S = 500.0

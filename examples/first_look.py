@@ -10,7 +10,8 @@ from pathlib import Path
 from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
-from trainpace.measure import Conditions, calibrate, measure
+from trainpace.machine import calibrate
+from trainpace.measure import Conditions, measure
 from trainpace.records import save, write_whole
 from trainpace.report.pages.side_by_side import HEAD, Pair, cells_of_pairs, side_by_side_page
 from trainpace.report.terminal import print_lines, print_table

@@ -21,17 +21,7 @@ def write_process(
         spent = [ms * MS for ms in (parts or {}).get(i, [0] * len(PARTS))]
         trial = trials[i] if trials else 0
         trail.step(
-            Step(
-                trial,
-                1,
-                first + i,
-                round((START + start) * MS),
-                round((START + end) * MS),
-                8,
-                0.0,
-                0.0,
-                tuple(spent),
-            )
+            Step(trial, 1, first + i, round((START + start) * MS), round((START + end) * MS), 8, 0.0, 0.0, tuple(spent))
         )
     trail.flush()
     return path

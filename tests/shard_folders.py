@@ -1,9 +1,9 @@
 """Precomputed folders without worker processes, and dataset files for those with."""
 
-from trainpace.datapath.samples import encode
-from trainpace.datapath.shard_plan import MANIFEST, PLAN, BadSample, Fingerprint, Manifest, ShardPlan
-from trainpace.datapath.shards import write_shard
 from trainpace.records import save
+from trainpace.shards.folder import write_shard
+from trainpace.shards.plan import MANIFEST, PLAN, BadSample, Fingerprint, Manifest, ShardPlan
+from trainpace.shards.samples import encode
 
 NOTHING = Fingerprint(code={}, packages={}, source={})
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainpace.measure.host_links_rank import join
+from trainpace.machine.host_links_rank import join
 from trainpace.records import write_whole
 from trainpace.trace.task import build_task, make_optimizer
 

@@ -17,7 +17,7 @@ from trainpace.ladder.foresee import Known
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.sights import Sights, has_data, links_of, rank_threads
 from trainpace.launch.trial import LoaderSettings
-from trainpace.measure.allreduce import AllReduce
+from trainpace.machine.allreduce import AllReduce
 
 TASK = """
 import time, torch

@@ -3,7 +3,8 @@
 import pytest
 
 from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError
-from trainpace.measure import Conditions, calibrate, measure, probe
+from trainpace.machine import calibrate
+from trainpace.measure import Conditions, measure, probe
 
 TASK = """
 import time, torch

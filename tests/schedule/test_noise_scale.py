@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.errors import TrainpaceError
-from trainpace.schedule import (
-    GradientNorms,
-    learning_rate_for_noise_scale,
-    noise_scale,
-    samples_factor,
-    steps_factor,
-)
+from trainpace.schedule import GradientNorms, learning_rate_for_noise_scale, noise_scale, samples_factor, steps_factor
 
 SMALL, BIG = 8, 32
 
@@ -53,8 +47,7 @@ def test_gradients_without_noise_have_a_scale_of_nothing():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"small_batch": 32}, {"small_batch": 0}, {"small_squared": (1.0,)}, {"big_squared": (float("nan"), 1.0)}],
+    "wrong", [{"small_batch": 32}, {"small_batch": 0}, {"small_squared": (1.0,)}, {"big_squared": (float("nan"), 1.0)}]
 )
 def test_norms_that_make_no_sense(wrong):
     right = {"small_batch": 8, "big_batch": 32, "small_squared": (1.0, 1.0), "big_squared": (1.0, 1.0)}

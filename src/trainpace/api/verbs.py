@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainpace.hardware import Device
     from trainpace.journal.store import Journal
     from trainpace.ladder.climbed import Climbed
-    from trainpace.measure import MachineProfile
+    from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
@@ -171,14 +171,14 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
     from trainpace.cli.calibrate import calibrate as command
     from trainpace.cli.calibrate import profile_of
     from trainpace.cli.places import default_profile_file
-    from trainpace.measure.detect import detect
+    from trainpace.machine.detect import detect
 
     p = _options(command, o.CalibrateOptions, options)
     machine = detect()
     if p["storage"] is not None:
         from msgspec.structs import replace
 
-        from trainpace.measure.storage import measure_storage
+        from trainpace.machine.storage import measure_storage
 
         machine = replace(machine, storage=measure_storage(p["storage"]))
     target = Path(p["output"]) if p["output"] else default_profile_file()

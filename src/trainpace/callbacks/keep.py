@@ -10,7 +10,7 @@ from trainpace.execution import Execution
 from trainpace.journal.entry import Entry, new_id, now_utc
 from trainpace.journal.identity import anonymous_entry
 from trainpace.journal.store import Journal
-from trainpace.measure.statistics import median_interval, warmup_steps
+from trainpace.medians import median_interval, warmup_steps
 from trainpace.outcome import Interval
 
 
@@ -19,7 +19,7 @@ def keep_run(
     model: str, notes: str, engine: str, keep_identity: bool, sequence_length: int | None = None, seed: int | None = None,
 ) -> Entry:  # fmt: skip
     """Add a training's latest steps to the journal; `device` is "cpu" or "cuda". Imports torch."""
-    from trainpace.measure.environment import device_in, environment
+    from trainpace.machine.environment import device_in, environment
 
     warm = warmup_steps(step_s)
     step_ms = tuple(1e3 * s for s in step_s[warm:])

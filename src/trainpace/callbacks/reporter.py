@@ -28,9 +28,7 @@ Self_ = TypeVar("Self_", bound="Reporter")
 P = ParamSpec("P")
 
 
-def harmless(
-    hook: Callable[Concatenate[Self_, P], None],
-) -> Callable[Concatenate[Self_, P], None]:
+def harmless(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
     """A hook that can break nothing: at the first error it says so once, and the callback does nothing from then on."""
 
     @functools.wraps(hook)

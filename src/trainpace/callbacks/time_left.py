@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.intervals import student_t_95
-from trainpace.measure.statistics import warmup_steps
+from trainpace.medians import warmup_steps
 from trainpace.outcome import Interval
 from trainpace.records import Record
 

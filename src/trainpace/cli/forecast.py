@@ -220,7 +220,7 @@ def _targets(gpus: Sequence[str], own: Any, o: dict[str, Any]) -> list[tuple[Any
         else:
             machines.append((find_device(gpu, own), None, None))
     if o["calibrated"]:
-        from trainpace.measure.profile import MachineProfile
+        from trainpace.machine.profile import MachineProfile
         from trainpace.records import load
 
         profile = load(o["calibrated"], MachineProfile)

@@ -13,11 +13,7 @@ from trainpace.cli.options import COUNT, DURATION, WORKERS, echo_json
 @click.command()
 @click.argument("target", metavar="FILE.py:NAME")
 @click.option("--batch", "batch_size", type=COUNT, help="Samples in a batch.  [default: the DataLoader's own, or 32]")
-@click.option(
-    "--workers",
-    type=WORKERS,
-    help="4, or 0,2,4, or 0:4.  [default: 0 up to where more stop gaining]",
-)
+@click.option("--workers", type=WORKERS, help="4, or 0,2,4, or 0:4.  [default: 0 up to where more stop gaining]")
 @click.option(
     "--compute-ms",
     type=click.FloatRange(min=0),
@@ -41,9 +37,9 @@ def loader(target: str, batch_size: int | None, workers: Any, compute_ms: float 
     trainpace loader train.py:make_dataset --batch 64
     trainpace loader train.py:make_loader --compute-ms 40 --workers 0:8
     """
-    from trainpace.datapath.loader_advice import advise
-    from trainpace.datapath.loader_probe import measure_loader
-    from trainpace.datapath.loader_records import LoaderConditions
+    from trainpace.loader.advice import advise
+    from trainpace.loader.probe import measure_loader
+    from trainpace.loader.records import LoaderConditions
     from trainpace.records import save
     from trainpace.report.loader import loader_json, print_loader
     from trainpace.report.progress import Bar

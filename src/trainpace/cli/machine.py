@@ -9,8 +9,8 @@ import click
 from trainpace.cli.places import default_profile_file
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import catalogue_name
-from trainpace.measure.detect import Machine, detect_cpu
-from trainpace.measure.profile import MachineProfile
+from trainpace.machine.detect import Machine, detect_cpu
+from trainpace.machine.profile import MachineProfile
 from trainpace.records import load
 
 BRIEF_S = 20.0
@@ -30,7 +30,7 @@ def profile_or_brief() -> MachineProfile:
     profile = profile_here()
     if profile is not None:
         return profile
-    from trainpace.measure import calibrate
+    from trainpace.machine import calibrate
 
     click.echo(
         f"measuring this machine's CPU for {BRIEF_S:.0f} s (trainpace calibrate does it thoroughly, and once)", err=True

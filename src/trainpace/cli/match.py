@@ -78,10 +78,7 @@ if TYPE_CHECKING:
     "--mtbf", type=ABOVE_0_S, help="Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]"
 )
 @click.option(
-    "--step-variation",
-    type=within("share", 0, 10),
-    default=0.0,
-    help="Deviation of a node's step over its mean: 0.03.",
+    "--step-variation", type=within("share", 0, 10), default=0.0, help="Deviation of a node's step over its mean: 0.03."
 )
 @click.option("--machines", metavar="FILE.toml", help="Also machines of your own, as below.")
 @click.option("--only-machines", is_flag=True, help="Only those.")

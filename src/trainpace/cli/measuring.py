@@ -20,10 +20,10 @@ from trainpace.hardware import Cluster
 from trainpace.journal.foresight import Foresight, foresee
 from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_of, record_sweep
 from trainpace.journal.store import Journal
+from trainpace.machine.detect import Machine, detect
+from trainpace.machine.disturbances import warnings_of
 from trainpace.measure.analysis import SweepAnalysis, analyse
 from trainpace.measure.conditions import Conditions
-from trainpace.measure.detect import Machine, detect
-from trainpace.measure.disturbances import warnings_of
 from trainpace.measure.probes import measure_noise_scale
 from trainpace.measure.suite import SuiteItem, suite
 from trainpace.measure.sweep import SweepPlan, run_sweep

@@ -62,11 +62,7 @@ _OFFLOAD = ["none", "optimizer", "parameters", "both"]
 @click.option("--pp", type=AT_LEAST_1, help="Pipeline-parallel size now.")
 @click.option("--cp", type=AT_LEAST_1, help="Context-parallel size now.")
 @click.option("--checkpointing", type=click.Choice(["none", "selective", "full"]), help="What is recomputed now.")
-@click.option(
-    "--offload",
-    type=click.Choice(_OFFLOAD),
-    help="What is kept in the host's memory now.",
-)
+@click.option("--offload", type=click.Choice(_OFFLOAD), help="What is kept in the host's memory now.")
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile is used now.")
 @click.option("--channels-last", is_flag=True, help="NHWC tensors are used now.")
 @click.option("--workers", type=COUNT, help="Loader workers now. Needs --sample-ms.")

@@ -48,10 +48,10 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
     trainpace precompute faces.py:Faces --out shards
     trainpace precompute --verify --out shards
     """
-    from trainpace.datapath import precompute as work
-    from trainpace.datapath.slurm_array import array_script, part_of
     from trainpace.records import to_jsonable
     from trainpace.report.progress import Bar
+    from trainpace.shards import precompute as work
+    from trainpace.shards.slurm_array import array_script, part_of
 
     workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     damaged: list[work.Damage] = []

@@ -30,8 +30,8 @@ from trainpace.launch.processes import usable_cores
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.launch.trials import job_of, run_trial
-from trainpace.measure.detect import detect
-from trainpace.measure.environment import device_in
+from trainpace.machine.detect import detect
+from trainpace.machine.environment import device_in
 from trainpace.records import cannot_write_into, load, make_folder, save, write_whole
 from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
 from trainpace.report.progress import Bar

@@ -20,7 +20,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.journal.exchange import export
 from trainpace.journal.store import Journal
 from trainpace.launch.trial_worker import failure_file
-from trainpace.measure.detect import detect
+from trainpace.machine.detect import detect
 from trainpace.measure.suite import SuiteItem
 from trainpace.records import write_whole
 

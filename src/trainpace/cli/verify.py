@@ -24,13 +24,7 @@ _WAYS = ["accumulate", "ddp", "fsdp2"]
 @click.option("--ranks", type=COUNT, default="2", show_default=True, help="Processes of DDP and FSDP2.")
 @click.option("--steps", type=AT_LEAST_1, default="10", show_default=True, help="Updates.")
 @click.option("--way", "ways", type=click.Choice(_WAYS), multiple=True, help="Only this one; several.  [default: all]")
-@click.option(
-    "--precision",
-    type=click.Choice(_PRECISIONS),
-    default="fp32",
-    show_default=True,
-    help="Number format.",
-)
+@click.option("--precision", type=click.Choice(_PRECISIONS), default="fp32", show_default=True, help="Number format.")
 @click.option("--optimizer", help="sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")
 @click.option("--sequence-length", type=AT_LEAST_1, help="Tokens in a sample.")
 @click.option("--image-size", type=AT_LEAST_1, help="Side in pixels, for image models.")

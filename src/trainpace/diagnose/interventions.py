@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from trainpace.measure.statistics import mean_and_half_width
+from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
 from trainpace.watch.recording import Block, Rank, batches_per_step
 

@@ -91,9 +91,5 @@ def student_t_95(degrees: int) -> float:
     if degrees in tabled:
         return tabled[degrees]
     z, v = 1.6448536, degrees
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from trainpace.datapath.loader_model import LoaderCost
-from trainpace.datapath.loader_runs import loader_cost
-from trainpace.datapath.loader_samples import choose, first_pass, one_thread, sample_cost
-from trainpace.datapath.loader_target import LoaderTarget, load_target
 from trainpace.isolation import serve
+from trainpace.loader.model import LoaderCost
+from trainpace.loader.runs import loader_cost
+from trainpace.loader.samples import choose, first_pass, one_thread, sample_cost
+from trainpace.loader.target import LoaderTarget, load_target
 
 SECONDS = 1.5
 PASSES = 5
@@ -45,7 +45,7 @@ def _whole(
 
 def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
     """Shards are read a batch at a time, collated as they are copied, with what stays online."""
-    from trainpace.datapath.shard_dataset import ShardDataset
+    from trainpace.shards.dataset import ShardDataset
 
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
     found = []

@@ -2,7 +2,7 @@
 
 compute: the forecast of the model on this machine, as a ratio between two executions times the compute of a setup that was
 measured (as `forecast.transfer` does between devices); of the baseline the forecast itself. data: what a sample costs, measured
-alone, by `datapath.loader_model`. A step is the sum of both without loader workers, and the later of them with workers, which
+alone, by `loader.model`. A step is the sum of both without loader workers, and the later of them with workers, which
 share the cores. On one machine n ranks have an nth of its cores each.
 """
 
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.datapath.loader_model import LoaderCost, step_ms
 from trainpace.execution import Execution
 from trainpace.forecast.transfer import AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD
 from trainpace.ladder.rungs import Setup
+from trainpace.loader.model import LoaderCost, step_ms
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
 

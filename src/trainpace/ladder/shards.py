@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from trainpace.datapath import precompute as work
-from trainpace.datapath.shard_work import Settings
 from trainpace.errors import TrainpaceError
+from trainpace.shards import precompute as work
+from trainpace.shards.work import Settings
 
 
 def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], None]) -> str:
-    """The folder with the shards of FILE.py:NAME. Raises as `datapath.precompute` does, and where another part must go on."""
+    """The folder with the shards of FILE.py:NAME. Raises as `shards.precompute` does, and where another part must go on."""
     name = re.sub(r"[^\w.-]+", "-", target.rpartition(":")[2])
     shards = folder / f"shards-{name}"
     tell(f"precomputing {target} into {shards}")

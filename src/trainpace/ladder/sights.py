@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.datapath.loader_model import LoaderCost
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import forecast
@@ -21,8 +20,9 @@ from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.engines.rules import engine_for
 from trainpace.launch.processes import usable_cores
-from trainpace.measure import MachineProfile, calibrate
-from trainpace.measure.allreduce import AllReduce, measure_allreduce
+from trainpace.loader.model import LoaderCost
+from trainpace.machine import MachineProfile, calibrate
+from trainpace.machine.allreduce import AllReduce, measure_allreduce
 from trainpace.outcome import Forecast
 from trainpace.records import load, save
 from trainpace.trace import load_workload
@@ -201,7 +201,7 @@ def _cost_key(setup: Setup) -> tuple[str | None, int, bool]:
 
 
 def _gpu() -> str:
-    from trainpace.measure.detect import detect
+    from trainpace.machine.detect import detect
 
     gpus = detect().gpus
     if not gpus or not gpus[0].name:

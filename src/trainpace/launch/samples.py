@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from trainpace.datapath.shard_dataset import ShardDataset
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.trial import LoaderSettings, Trial
+from trainpace.shards.dataset import ShardDataset
 from trainpace.trace.task import Task
 
 MADE_SAMPLES = 64

@@ -21,8 +21,8 @@ from trainpace.errors import TrainpaceError
 from trainpace.launch.job import Ended, Job, OnLine
 from trainpace.launch.processes import run_here
 from trainpace.launch.trial import FailedTrial, TrialResult
-from trainpace.measure.environment import cpu_name
-from trainpace.measure.statistics import median, median_interval
+from trainpace.machine.environment import cpu_name
+from trainpace.medians import median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, write_whole
 from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder

@@ -54,10 +54,10 @@ def train(trial: Trial) -> TrialResult:
     from trainpace.launch.engines.rules import why_no_noise_scale
     from trainpace.launch.noise import estimate, norms_of
     from trainpace.launch.samples import batches_of
-    from trainpace.measure.environment import environment
+    from trainpace.machine.environment import environment
     from trainpace.measure.formats import allow_tf32, check_device
     from trainpace.measure.memory import MemoryMeter
-    from trainpace.measure.statistics import median, median_interval
+    from trainpace.medians import median, median_interval
     from trainpace.trace.task import build_task, make_optimizer
 
     e = trial.execution

@@ -9,11 +9,7 @@ from trainpace.errors import OutOfMemory, TimedOut, UserCodeError
 from trainpace.execution import Execution
 from trainpace.isolation import run_isolated
 from trainpace.measure.conditions import Conditions
-from trainpace.measure.detect import Machine, detect
-from trainpace.measure.profile import MachineProfile
 from trainpace.outcome import FailedProbe, MeasuredNoiseScale, Measurement, ProbeFailure
-
-CALIBRATION_TIMEOUT_S = 300.0
 
 
 def measure(conditions: Conditions, batch_size: int) -> Measurement:
@@ -60,16 +56,3 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
         sequence_length=conditions.sequence_length,
         image_size=conditions.image_size,
     )
-
-
-def calibrate(seconds: float, machine: Machine | None = None, threads: int | None = None) -> MachineProfile:
-    """Micro-benchmarks of this machine's CPU for about `seconds`; `machine` is what `detect` found, if it was asked before.
-
-    `threads` are torch's, by default as many as it takes by itself.
-    """
-    request = {
-        "verb": "calibrate", "seconds": seconds, "machine": msgspec.to_builtins(machine or detect()), "threads": threads,
-    }  # fmt: skip
-    timeout_s = CALIBRATION_TIMEOUT_S + 2 * seconds
-    answer = run_isolated("trainpace.measure.worker", request, timeout_s, "calibrating this machine")
-    return records.from_json(answer, MachineProfile, "the profile")

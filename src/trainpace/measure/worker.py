@@ -1,4 +1,4 @@
-"""``python -m trainpace.measure.worker``: time steps, calibrate the machine, or gather gradients, in a process of its own."""
+"""``python -m trainpace.measure.worker``: time steps or gather gradients, in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from trainpace.records import to_json
 
 
 def _work(request: dict[str, Any]) -> str:
-    if request["verb"] == "calibrate":
-        from trainpace.measure.calibrate import calibrate
-        from trainpace.measure.detect import Machine
-
-        if request.get("threads"):
-            import torch
-
-            torch.set_num_threads(request["threads"])
-        return to_json(calibrate(request["seconds"], msgspec.convert(request["machine"], Machine)))
     conditions = msgspec.convert(request["conditions"], Conditions)
     if request["verb"] == "noise_scale":
         from trainpace.measure.noise_scale import measure_noise_scale

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainpace.datapath.precompute import Damage, Precomputed
-from trainpace.datapath.precompute_estimate import Estimate
 from trainpace.report.columns import words
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
+from trainpace.shards.precompute import Damage, Precomputed
+from trainpace.shards.precompute_estimate import Estimate
 from trainpace.units import format_duration, format_number
 
 
@@ -28,7 +28,7 @@ def print_precomputed(done: Precomputed, all_shards: int) -> None:
             f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {format_bytes(done.total_bytes)}."
         )
         print_lines(
-            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.datapath.shard_dataset.'
+            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.shards.dataset.'
         )
         print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "reads every byte back")
     else:

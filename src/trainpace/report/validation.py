@@ -41,7 +41,7 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
     for reason, count in reasons.most_common(8):
         print_lines(f"{count} not forecast: {reason}")
     print_lines(
-        "Errors are (forecast - measured) / measured. In interval: measurements inside the forecast's 90 % interval.",
+        "Errors are (forecast - measured) / measured. In interval: measurements inside the forecast's 90 % interval."
     )
 
 

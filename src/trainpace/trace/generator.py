@@ -136,9 +136,7 @@ def _cnn(rng: random.Random) -> Cnn:
             remaining = -(-remaining // 2)
         stages.append(
             Stage(
-                channels=channels,
-                blocks=_pick(rng, (1, 1, 2, 2, 3, 4)),
-                downsample=downsample if shrinks else "none",
+                channels=channels, blocks=_pick(rng, (1, 1, 2, 2, 3, 4)), downsample=downsample if shrinks else "none"
             )
         )
         # an inner width of a fourth still divides into 8 groups

@@ -16,10 +16,7 @@ TRACE_TIMEOUT_S = 300.0
 
 
 def load_workload(
-    spec: str | Workload,
-    forms: Sequence[Form],
-    variant: Variant = PLAIN,
-    timeout_s: float = TRACE_TIMEOUT_S,
+    spec: str | Workload, forms: Sequence[Form], variant: Variant = PLAIN, timeout_s: float = TRACE_TIMEOUT_S
 ) -> Workload:
     """The workload of a spec. ``WORKLOAD.json`` is read as it is, a workload is itself; everything else is traced."""
     with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
@@ -28,10 +25,7 @@ def load_workload(
 
 @contextlib.contextmanager
 def workload_on_its_way(
-    spec: str | Workload,
-    forms: Sequence[Form],
-    variant: Variant = PLAIN,
-    timeout_s: float = TRACE_TIMEOUT_S,
+    spec: str | Workload, forms: Sequence[Form], variant: Variant = PLAIN, timeout_s: float = TRACE_TIMEOUT_S
 ) -> Iterator[Callable[[], Workload]]:
     """Start tracing a spec, in a process of its own; whatever the model's code does is one sentence at worst.
 

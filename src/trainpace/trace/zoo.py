@@ -13,12 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-_VGG = {
-    "vgg11": (1, 1, 2, 2, 2),
-    "vgg13": (2, 2, 2, 2, 2),
-    "vgg16": (2, 2, 3, 3, 3),
-    "vgg19": (2, 2, 4, 4, 4),
-}
+_VGG = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 _RESNET = {
     "resnet18": (False, (2, 2, 2, 2)),
     "resnet34": (False, (3, 4, 6, 3)),

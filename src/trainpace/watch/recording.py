@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import UnreadableInput
-from trainpace.measure.statistics import mean_and_half_width, median, median_interval
+from trainpace.medians import mean_and_half_width, median, median_interval
 from trainpace.records import Record, read_bytes
 from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step

@@ -12,17 +12,7 @@ from typing import Literal, NamedTuple
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.watch.inside.recorder import KEEPS
-from trainpace.watch.inside.trail import (
-    EVALUATION,
-    FORWARD,
-    OTHER,
-    PARTS,
-    TRAINPACE,
-    TRIALS,
-    Fetch,
-    Span,
-    Step,
-)
+from trainpace.watch.inside.trail import EVALUATION, FORWARD, OTHER, PARTS, TRAINPACE, TRIALS, Fetch, Span, Step
 from trainpace.watch.recording import WARM_UP_STEPS
 from trainpace.watch.trails import Process, WorkerLane, read_processes, records_of
 

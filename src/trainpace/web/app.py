@@ -98,11 +98,7 @@ def application(
     described = msgspec.json.encode(describe(PAGES, version("trainpace")))
     routes.append(Route("/openapi.json", lambda request: Response(described, media_type="application/json")))
     routes.append(Route("/static/{name}", _static))
-    return Starlette(
-        routes=routes,
-        lifespan=_lifespan,
-        exception_handlers={HTTPException: _not_found(templates)},
-    )
+    return Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _not_found(templates)})
 
 
 @contextlib.asynccontextmanager

@@ -22,15 +22,7 @@ from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
 from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
-from trainpace.journal.importing.reading import (
-    UNKNOWN,
-    Given,
-    Item,
-    Skipped,
-    as_precision,
-    finished,
-    number,
-)
+from trainpace.journal.importing.reading import UNKNOWN, Given, Item, Skipped, as_precision, finished, number
 from trainpace.records import read_bytes
 
 LARGEST_VALUE_BYTES = 1 << 20

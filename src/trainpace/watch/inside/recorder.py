@@ -9,15 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainpace.watch.inside.late import warn
-from trainpace.watch.inside.trail import (
-    CHECKPOINT,
-    EVALUATION,
-    OTHER,
-    PARTS,
-    TRAINPACE,
-    Step,
-    TrailWriter,
-)
+from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, OTHER, PARTS, TRAINPACE, Step, TrailWriter
 
 now_ns = time.perf_counter_ns
 get_ident = threading.get_ident

@@ -1,1 +1,0 @@
-"""The way of the data to the model: what a loader costs, and preprocessing done once instead of every epoch."""

@@ -1,0 +1,1 @@
+"""What a DataLoader costs, alone: workers, settings, transforms."""

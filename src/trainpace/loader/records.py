@@ -1,0 +1,132 @@
+"""What is asked of a loader measurement, and what it found."""
+
+from __future__ import annotations
+
+import math
+
+from trainpace.errors import TrainpaceError
+from trainpace.loader.model import LoaderCost
+from trainpace.outcome import Interval
+from trainpace.records import Record
+
+
+class LoaderConditions(Record):
+    """What to measure. `target`: ``FILE.py:NAME``, a Dataset, a DataLoader or (model, loss, optimizer, dataset).
+
+    `batch_size` None takes the DataLoader's own, or 32. `workers` None begins at 0 and stops where more bring nothing.
+    `compute_ms`: a step without its data; where data takes less than half of it, more workers are not tried. `seconds` is the
+    timed part of one run of a loader; each setting is run `repeats` times.
+    """
+
+    target: str
+    batch_size: int | None = None
+    workers: tuple[int, ...] | None = None
+    compute_ms: float | None = None
+    seconds: float = 0.5
+    repeats: int = 3
+    timeout_s: float = 600.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.timeout_s > 0 and self.repeats >= 1):
+            raise TrainpaceError("a loader's run needs seconds and a time-out above 0, and 1 or more repeats.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise TrainpaceError("a batch has 1 sample or more.")
+
+
+class SampleCost(Record):
+    """One ``__getitem__`` in ms, a mean over `samples` of them with their files in the page cache, on one thread.
+
+    `delayed_ms`: waiting for a core that another process had, which is in none of the others (but in `first_ms`).
+    `cold_wall_ms`: the same samples after their files were dropped from the page cache; None where no file could be dropped.
+    """
+
+    samples: int
+    wall_ms: float
+    cpu_ms: float
+    first_ms: float
+    delayed_ms: float = 0.0
+    cold_wall_ms: float | None = None
+    files: float = 0.0
+    file_bytes: float = 0.0
+    note: str = ""
+
+    @property
+    def fetch_ms(self) -> float | None:
+        """What storage adds, by DS-Analyzer's difference of cold and warm; None where it is not known."""
+        return None if self.cold_wall_ms is None else max(0.0, self.cold_wall_ms - self.wall_ms)
+
+    @property
+    def wait_ms(self) -> float:
+        """Waiting that remains with the files in memory: sleeps, locks, the network."""
+        return max(0.0, self.wall_ms - self.cpu_ms)
+
+
+class LoaderPoint(Record):
+    """A DataLoader alone at one setting, in steady state. `startup_s`: from ``iter()`` to the first batch, less that batch."""
+
+    workers: int
+    batch_size: int
+    prefetch_factor: int | None
+    pin_memory: bool
+    batch_ms: float
+    interval_ms: Interval | None
+    predicted_ms: float | None
+    startup_s: float
+    runs: int
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput."""
+        return 1e3 * self.batch_size / self.batch_ms
+
+
+class Stage(Record):
+    """One part of ``__getitem__``: a transform, a function, or the rest; ms a sample, without parts that are listed themselves.
+
+    `random`: its output depends on random numbers, so it must stay online; None where that was not looked at.
+    `offline`: it is deterministic, and so is all before it: it could be precomputed.
+    """
+
+    name: str
+    kind: str
+    wall_ms: float
+    cpu_ms: float | None = None
+    random: bool | None = None
+    offline: bool = False
+
+
+class LoaderMeasurement(Record):
+    """A loader, measured. `points` differ in workers alone; `variants` in one other setting, at the recommended workers."""
+
+    target: str
+    dataset: str
+    length: int
+    batch_size: int
+    drop_last: bool
+    given_workers: int | None
+    given_persistent: bool
+    is_task: bool
+    cores: float
+    memory_gib: float | None
+    sample: SampleCost
+    cost: LoaderCost
+    points: tuple[LoaderPoint, ...]
+    variants: tuple[LoaderPoint, ...]
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...]
+    environment: dict[str, str]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one pass over the dataset."""
+        return self.length // self.batch_size if self.drop_last else math.ceil(self.length / self.batch_size)
+
+    @property
+    def offline_ms(self) -> float:
+        """What precomputing could take out of every sample, before the cost of reading it back."""
+        return sum(s.wall_ms for s in self.stages if s.offline)
+
+    def point(self, workers: int) -> LoaderPoint:
+        """The point at so many workers, which was measured."""
+        return next(p for p in self.points if p.workers == workers)

@@ -1,0 +1,185 @@
+"""``python -m trainpace.loader.worker``: measure a loader in a process of its own, and its workers' parent."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+
+from trainpace.isolation import serve
+from trainpace.loader.function_costs import function_stages
+from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
+from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
+from trainpace.loader.runs import (
+    TORCH_PREFETCH,
+    Run,
+    Setting,
+    loader_cost,
+    pinning_is_possible,
+    run_loader,
+)  # fmt: skip
+from trainpace.loader.samples import choose, first_pass, sample_cost
+from trainpace.loader.target import LoaderTarget, load_target
+from trainpace.loader.transform_costs import is_random, transform_stages
+from trainpace.machine.detect import detect
+from trainpace.machine.environment import environment
+from trainpace.measure.repeats import noise_of, repeat_interval
+from trainpace.records import to_json
+from trainpace.shards import opened_files
+
+SAMPLES_S = 1.0
+"""For one pass over the samples that are timed one by one; there are about ten."""
+LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+GAIN = 0.05
+
+
+def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
+    """Samples one by one, then the loader whole at each number of workers, repeats interleaved."""
+    before = opened_files.held_open()
+    torch.manual_seed(c.seed)
+    target = load_target(c.target, c.batch_size)
+    held = sorted(opened_files.held_open() - before)
+    machine = detect()
+    cores = machine.cpu.usable_cores or float(os.cpu_count() or 1)
+    indices, first_ms = first_pass(target, choose(target.length, c.seed), SAMPLES_S)
+    target.collated([target.sample(i) for i in indices[:2]])
+    sample = sample_cost(target, indices, first_ms, held)
+    stages = _stages(target, indices, sample.wall_ms)
+    cost = loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, target.batch_size, False)
+    bench = _Bench(target, c, indices, cost, cores)
+    points = bench.over_workers()
+    best = fewest_workers({p.workers: p.batch_ms for p in points})
+    return LoaderMeasurement(
+        target=target.name,
+        dataset=type(target.dataset).__name__,
+        length=target.length,
+        batch_size=target.batch_size,
+        drop_last=target.drop_last,
+        given_workers=target.given_workers,
+        given_persistent=target.given_persistent,
+        is_task=target.is_task,
+        cores=cores,
+        memory_gib=machine.memory_limit_gib or machine.memory_gib,
+        sample=sample,
+        cost=cost,
+        points=points,
+        variants=bench.variants(best),
+        stages=stages,
+        notes=(sample.note,) if sample.note else (),
+        environment=environment("cpu"),
+    )
+
+
+def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
+    few = indices[: max(8, len(indices) // 2)]
+    stages = transform_stages(target, few)
+    if not stages:
+        return function_stages(target, few, wall_ms, is_random(target, indices[0]))
+    # the clocks around transforms cost some time themselves, and so do other processes: shares hold, sums do not
+    factor = wall_ms / sum(s.wall_ms for s in stages)
+    return tuple(msgspec.structs.replace(s, wall_ms=s.wall_ms * factor) for s in stages)
+
+
+class _Bench:
+    """Runs of one loader at many settings, and the points that they make."""
+
+    def __init__(
+        self, target: LoaderTarget, c: LoaderConditions, indices: Sequence[int], cost: LoaderCost, cores: float
+    ) -> None:
+        self._target, self._c, self._indices, self._cost, self._cores = target, c, indices, cost, cores
+
+    def over_workers(self) -> tuple[LoaderPoint, ...]:
+        """The numbers that were asked for, or up to where more of them bring nothing."""
+        runs: dict[Setting, list[Run]] = {}
+        best, misses = float("inf"), 0
+        for workers in self._c.workers or LADDER:
+            enough = workers > 1 and best < (self._c.compute_ms or 0.0) / 2
+            if self._c.workers is None and (enough or misses >= 2 or (misses and workers > self._cores + 1)):
+                break
+            setting = self._setting(workers)
+            runs[setting] = [self._run(setting)]
+            misses = 0 if runs[setting][0].batch_ms < best * (1 - GAIN) else misses + 1
+            best = min(best, runs[setting][0].batch_ms)
+        if self._target.given_workers is not None and (now := self._setting(self._target.given_workers)) not in runs:
+            runs[now] = [self._run(now)]
+        self._repeat(runs, self._c.repeats - 1)
+        return self._points(runs)
+
+    def variants(self, workers: int) -> tuple[LoaderPoint, ...]:
+        """The same number of workers with one other setting at a time; the setting itself comes first."""
+        batch = self._target.batch_size
+        base = self._setting(workers)
+        settings = [base, base._replace(batch_size=2 * batch)]
+        if batch > 1:
+            settings.append(base._replace(batch_size=batch // 2))
+        if workers:
+            settings.append(base._replace(prefetch_factor=2 * (base.prefetch_factor or TORCH_PREFETCH)))
+        if pinning_is_possible():
+            settings.append(base._replace(pin_memory=True))
+        runs: dict[Setting, list[Run]] = {setting: [] for setting in settings}
+        self._repeat(runs, self._c.repeats)
+        return self._points(runs)
+
+    def _setting(self, workers: int) -> Setting:
+        return Setting(workers, self._target.batch_size, self._target.prefetch_factor if workers else None)
+
+    def _repeat(self, runs: dict[Setting, list[Run]], times: int) -> None:
+        """Forwards and backwards in turn, so that a machine whose speed drifts favours no setting."""
+        for turn in range(times):
+            order: Iterable[Setting] = list(runs) if turn % 2 else reversed(list(runs))
+            for setting in order:
+                runs[setting].append(self._run(setting))
+
+    def _run(self, setting: Setting) -> Run:
+        expected_ms = self._predicted_ms(setting)
+        return run_loader(self._target, setting, self._indices, self._c.seconds, expected_ms)
+
+    def _predicted_ms(self, setting: Setting) -> float:
+        share = setting.batch_size / self._cost.batch_size
+        cost = msgspec.structs.replace(
+            self._cost,
+            batch_size=setting.batch_size,
+            collate_ms=self._cost.collate_ms * share,
+            send_ms=self._cost.send_ms * share,
+        )
+        return batch_ms(cost, setting.workers, self._cores)
+
+    def _points(self, runs: dict[Setting, list[Run]]) -> tuple[LoaderPoint, ...]:
+        noise = noise_of({i: [run.batch_ms for run in done] for i, done in enumerate(runs.values())})
+        points = []
+        for setting, done in runs.items():
+            times = [run.batch_ms for run in done]
+            interval = None if noise is None else repeat_interval(times, noise)
+            if interval is not None:
+                basis = "the spread of repeats, each with workers of its own"
+                interval = msgspec.structs.replace(interval, basis=basis)
+            worker_ms = self._cost.sample_wall_ms * setting.batch_size + self._cost.collate_ms
+            points.append(
+                LoaderPoint(
+                    workers=setting.workers,
+                    batch_size=setting.batch_size,
+                    prefetch_factor=(setting.prefetch_factor or TORCH_PREFETCH) if setting.workers else None,
+                    pin_memory=setting.pin_memory,
+                    batch_ms=median(times),
+                    interval_ms=interval,
+                    predicted_ms=self._predicted_ms(setting),
+                    startup_s=max(0.0, median(r.first_s for r in done) - worker_ms / 1e3) if setting.workers else 0.0,
+                    runs=len(done),
+                )
+            )
+        return tuple(sorted(points, key=lambda p: p.workers))
+
+
+def _work(request: dict[str, Any]) -> str:
+    return to_json(measure_loader(msgspec.convert(request, LoaderConditions)))
+
+
+if __name__ == "__main__":
+    # torch warns of more workers than cores, which is what is tried here
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    serve(_work)

@@ -1,0 +1,113 @@
+"""How fast the ranks of one machine reduce among themselves: all-reduce timed over payloads. No torch in this process."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.isolation import run_isolated
+from trainpace.medians import median
+from trainpace.records import Record
+
+Backend = Literal["gloo", "nccl"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+SIZES_BYTES = tuple(4**k * 2**10 for k in range(8))
+"""1 KiB to 16 MiB: from what is all latency to what is all bandwidth."""
+ELEMENT_BYTES = 4
+MOST_RANKS = 1024
+
+
+class AllReduce(Record):
+    """All-reduce (sum) of fp32 tensors among the ranks of one machine.
+
+    `time_ms[i]` is the median over repeats of the slowest rank's time for `sizes_bytes[i]`. The fit says
+    time = latency + wire bytes / bandwidth, where a ring puts 2 (ranks - 1) / ranks of the payload on the wire; no
+    bandwidth where the times do not grow with the payload.
+    """
+
+    ranks: int
+    backend: Backend
+    sizes_bytes: tuple[int, ...]
+    time_ms: tuple[float, ...]
+    latency_us: float
+    bandwidth_gb_per_s: float | None
+
+    @property
+    def algorithm_gb_per_s(self) -> tuple[float, ...]:
+        """Payload over time, in 1e9 bytes a second (nccl-tests' algbw)."""
+        return tuple(size / ms / 1e6 for size, ms in zip(self.sizes_bytes, self.time_ms, strict=True))
+
+    @property
+    def bus_gb_per_s(self) -> tuple[float, ...]:
+        """Bytes on the wire over time (nccl-tests' busbw): what to compare with a link's own figure."""
+        return tuple(wire_share(self.ranks) * rate for rate in self.algorithm_gb_per_s)
+
+
+def wire_share(ranks: int) -> float:
+    """Bytes that each rank sends in a ring all-reduce, over the payload (Patarasuk and Yuan 2009)."""
+    return 2 * (ranks - 1) / ranks
+
+
+def measure_allreduce(
+    ranks: int,
+    backend: Backend = "gloo",
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+    repeats: int = 15,
+    timeout_s: float = 120.0,
+) -> AllReduce:
+    """Start that many local processes and time them. Sizes are rounded up to whole fp32 numbers.
+
+    Raises `TrainpaceError` for arguments that make no sense, ranks that fail, and after `timeout_s`; no process stays.
+    """
+    if not 2 <= ranks <= MOST_RANKS:
+        raise TrainpaceError(f"an all-reduce among {ranks} ranks cannot be measured.", "Give 2 or more.")
+    if backend not in BACKENDS:
+        raise UnknownName("backend", str(backend), BACKENDS, f"Backends: {', '.join(BACKENDS)}.")
+    if not sizes_bytes or min(sizes_bytes) < 1 or repeats < 1:
+        raise TrainpaceError("an all-reduce needs payloads of 1 byte or more, and 1 repeat or more.")
+    sizes = sorted({-(-size // ELEMENT_BYTES) * ELEMENT_BYTES for size in sizes_bytes})
+    request: dict[str, Any] = {
+        "ranks": ranks,
+        "backend": backend,
+        "sizes_bytes": sizes,
+        "repeats": repeats,
+        "timeout_s": timeout_s,
+    }
+    what = f"an all-reduce among {ranks} ranks over {backend}"
+    with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:  # here, for a killed process would leave it behind
+        request["folder"] = folder
+        seconds = json.loads(run_isolated("trainpace.machine.allreduce_worker", request, timeout_s, what))
+    times = [median([repeat[i] for repeat in seconds]) for i in range(len(sizes))]
+    latency_s, bytes_per_s = fit_latency_and_bandwidth([wire_share(ranks) * size for size in sizes], times)
+    return AllReduce(
+        ranks=ranks,
+        backend=backend,
+        sizes_bytes=tuple(sizes),
+        time_ms=tuple(1e3 * t for t in times),
+        latency_us=1e6 * latency_s,
+        bandwidth_gb_per_s=None if bytes_per_s is None else bytes_per_s / 1e9,
+    )
+
+
+def fit_latency_and_bandwidth(wire_bytes: Sequence[float], times_s: Sequence[float]) -> tuple[float, float | None]:
+    """(seconds, bytes/s or None) of time = latency + bytes / bandwidth, both >= 0, least squares of relative errors.
+
+    With two unknowns, non-negative least squares is the free solution, or the better of those with one unknown at 0.
+    """
+    t = np.asarray(times_s, dtype=float)
+    columns = np.stack([1 / t, np.asarray(wire_bytes, dtype=float) / t], axis=1)
+    scale = columns.max(axis=0)
+    scaled, ones = columns / scale, np.ones(len(t))
+    candidates = [np.linalg.lstsq(scaled, ones, rcond=None)[0]]
+    for i in (0, 1):
+        alone = np.zeros(2)
+        alone[i] = scaled[:, i] @ ones / (scaled[:, i] @ scaled[:, i])
+        candidates.append(alone)
+    feasible = [c for c in candidates if (c >= 0).all()]
+    best = min(feasible, key=lambda c: float(((scaled @ c - ones) ** 2).sum())) / scale
+    return float(best[0]), 1 / float(best[1]) if best[1] > 0 else None

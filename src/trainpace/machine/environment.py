@@ -1,0 +1,40 @@
+"""What a reader must know of this machine to compare its figures: nothing that identifies a person, a host or a path."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+from trainpace.hardware import catalogue_name
+from trainpace.machine.detect import detect_cpu
+
+
+def environment(device: str) -> dict[str, str]:
+    """Hardware and versions. Imports torch."""
+    import torch
+
+    found = {
+        "cpu": cpu_name(),
+        "architecture": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+    if device == "cuda":
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+        }
+    return found
+
+
+def device_in(environment: Mapping[str, str]) -> str:
+    """The device of what was measured there, by the catalogue's name; "" where it does not say."""
+    return catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    return detect_cpu().name or platform.machine()

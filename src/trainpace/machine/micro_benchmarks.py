@@ -1,0 +1,207 @@
+"""A minute of micro-benchmarks of this machine's CPU, without any model: what forecasts of it rest on."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from trainpace.forecast import MachineModel
+from trainpace.forecast.timings import DIMS, FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
+from trainpace.hardware import Device, Figure
+from trainpace.machine.detect import Machine
+from trainpace.machine.environment import environment
+from trainpace.machine.kit import block, tiny_step
+from trainpace.machine.operator_timer import OperatorTimer, TimedRow
+from trainpace.machine.profile import MachineProfile
+from trainpace.machine.whole_networks import step_factors
+
+BLOCKS_OF_A_GROUP = 10
+PASSES = 4
+"""Of every group, after one that warms up. The second fastest counts: what disturbs a machine only ever adds."""
+BLOCKS_SHARE = 0.7
+"""Of the time; the rest goes to whole networks."""
+MOST_OF_A_CLASS = 200
+
+
+def calibrate(seconds: float, machine: Machine) -> MachineProfile:
+    """Time blocks of layers for about `seconds` with torch's current number of threads; `machine` is this one."""
+    torch.manual_seed(0)
+    begin = time.perf_counter()
+    form = _roofline()
+    timed, first_spread = _time_group(range(BLOCKS_OF_A_GROUP))
+    spreads = [first_spread]
+    canaries = [_canary_s()]  # the same group at the start, in the middle and at the end: how steady was the machine?
+    seed, half_way = BLOCKS_OF_A_GROUP, False
+    while (now := time.perf_counter() - begin) < BLOCKS_SHARE * seconds:
+        if not half_way and now > BLOCKS_SHARE * seconds / 2:
+            half_way = True
+            canaries.append(_canary_s())
+        rows, spread = _time_group(range(seed, seed + BLOCKS_OF_A_GROUP))
+        timed += rows
+        spreads.append(spread)
+        seed += BLOCKS_OF_A_GROUP
+    canaries.append(_canary_s())
+    timings, device = _timings(timed, form), _device(form, machine)
+    per_operator, per_view, per_module = _host_us()
+    operators = MachineModel(
+        timings=timings, flop_per_s=form.flop_per_s, bytes_per_s=form.bytes_per_s, start_us=1e6 * form.start_s,
+        host_us_per_operator=per_operator, host_us_per_view=per_view, host_us_per_module=per_module,
+        basis=f"{len(timings)} operators timed on this machine",
+    )  # fmt: skip
+    factors = step_factors(operators, device, begin + seconds - time.perf_counter())
+    return MachineProfile(
+        device=device,
+        kernels=replace(operators, step_factors=factors),
+        environment=environment("cpu"),
+        machine=machine,
+        spread=statistics.median(spreads),
+        drift=max(canaries) / min(canaries) - 1,
+    )  # fmt: skip
+
+
+class _Group:
+    """Blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
+
+    So what a forward pass keeps is alive meanwhile, and caches and the allocator are in the state that training has them in.
+    """
+
+    def __init__(self, seeds: range) -> None:
+        self._blocks = [block(seed) for seed in seeds]
+        self._optimizers: list[torch.optim.Optimizer] = []
+        for seed, made in zip(seeds, self._blocks, strict=True):
+            parameters = made.module.train().parameters()
+            if seed % 2:
+                self._optimizers.append(torch.optim.SGD(parameters, lr=1e-3, momentum=0.9))
+            else:
+                self._optimizers.append(torch.optim.AdamW(parameters, lr=1e-3))
+
+    def run(self) -> list[TimedRow]:
+        """One step of all blocks, timed."""
+        inputs = [made.make_input() for made in self._blocks]
+        timer = OperatorTimer("cpu")
+        with timer, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for stepper in self._optimizers:
+                stepper.zero_grad(set_to_none=True)
+            losses = [made.module(x) for made, x in zip(self._blocks, inputs, strict=True)]
+            for loss in reversed(losses):
+                loss.backward()
+            for stepper in self._optimizers:
+                stepper.step()
+        return timer.rows()
+
+
+def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
+    """Every operator at the second fastest of its passes; and the spread of the whole over them, (median - fastest) / fastest."""
+    group = _Group(seeds)
+    group.run()  # warms up, and makes the optimizers' states
+    passes = [group.run() for _ in range(PASSES)]
+    rows = []
+    for same in zip(*passes, strict=True):
+        rows.append(TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1]))
+    totals = [sum(timed.seconds for timed in rows) for rows in passes]
+    return rows, statistics.median(totals) / min(totals) - 1
+
+
+def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
+    """Device rows only, no more of a class than a process of its own can be solved for in a moment."""
+    kept = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
+    classes = _table(kept, {}).classes()
+    order = np.random.default_rng(0).permutation(len(kept))
+    seen: dict[str, int] = {}
+    chosen = []
+    for i in order.tolist():
+        seen[classes[i]] = seen.get(classes[i], 0) + 1
+        if seen[classes[i]] <= MOST_OF_A_CLASS:
+            chosen.append(kept[i])
+    table = _table(chosen, {})
+    return replace(table, fits=fit_classes(table, form))
+
+
+def _table(timed: list[TimedRow], fits: dict[str, ClassFit]) -> OperatorTimings:
+    rows = [t.row for t in timed]
+    return OperatorTimings(
+        kind=tuple(r.kind for r in rows),
+        function=tuple(r.function for r in rows),
+        half=np.array([r.half for r in rows]),
+        flops=np.array([r.flops for r in rows]),
+        bytes=np.array([r.read_bytes + r.written_bytes for r in rows]),
+        dims=np.array([[*r.dims, *([0] * (DIMS - len(r.dims)))] for r in rows], dtype=float),
+        seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]),
+        fits=fits,
+    )
+
+
+def _roofline() -> Roofline:
+    """The best rates of large operators, and what the smallest takes."""
+    square = torch.randn(1024, 1024)
+    x = torch.randn(4 * 2**20)
+    one = torch.ones(1)
+    return Roofline(
+        flop_per_s=2 * 1024.0**3 / _fastest_s(lambda: square @ square),
+        # with a new output each time, as training has it: fresh pages cost a CPU more than the traffic itself
+        bytes_per_s=2 * 4.0 * x.numel() / _fastest_s(lambda: torch.relu(x)),
+        start_s=_fastest_s(lambda: torch.relu(one)),
+    )
+
+
+def _fastest_s(work: Callable[[], Any], rounds: int = 7) -> float:
+    work()
+    start = time.perf_counter()
+    work()
+    calls = max(1, int(0.02 / max(time.perf_counter() - start, 1e-7)))
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - start) / calls)
+    return min(times)
+
+
+def _canary_s() -> float:
+    return sum(timed.seconds for timed in _time_group(range(BLOCKS_OF_A_GROUP))[0])
+
+
+def _host_us() -> tuple[float, float, float]:
+    """The host's own work for an operator, a view and a module: what lies between operators that compute nothing."""
+    layers = 20
+    parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
+    plain = _fastest_s(step := tiny_step(parts()))
+    timer = OperatorTimer("cpu")
+    with timer:
+        step()
+    device_s = sum(t.seconds for t in timer.rows() if t.row.launches > 0)
+    launches = sum(t.row.launches for t in timer.rows())
+    modules = _fastest_s(tiny_step(parts(nn.Identity(), nn.Identity()))) - plain
+    # an Unflatten and a Flatten are two modules and, with their backward, four views
+    views = _fastest_s(tiny_step(parts(nn.Unflatten(1, (2, 2)), nn.Flatten()))) - plain - modules
+    module_us = max(0.0, 1e6 * modules / (2 * layers))
+    operator_us = max(0.0, 1e6 * (plain - device_s) - module_us * 2 * layers) / launches
+    return operator_us, max(0.0, 1e6 * views / (4 * layers)), module_us
+
+
+def _device(form: Roofline, machine: Machine) -> Device:
+    gib = machine.memory_limit_gib or machine.memory_gib
+
+    def measured(value: float) -> Figure:
+        return Figure(value=value, source="micro-benchmark on this machine", kind="measured")
+
+    return Device(
+        name=machine.cpu.name or platform.machine(),
+        vendor="",
+        architecture=platform.machine(),
+        kind="cpu",
+        fp32_tflops=measured(form.flop_per_s / 1e12),
+        memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),
+        memory_gib=None if gib is None else measured(gib),
+    )

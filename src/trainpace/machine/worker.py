@@ -1,0 +1,24 @@
+"""``python -m trainpace.machine.worker``: micro-benchmarks of this machine, in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trainpace.isolation import serve
+from trainpace.machine.detect import Machine
+from trainpace.machine.micro_benchmarks import calibrate
+from trainpace.records import to_json
+
+
+def _work(request: dict[str, Any]) -> str:
+    if request.get("threads"):
+        import torch
+
+        torch.set_num_threads(request["threads"])
+    return to_json(calibrate(request["seconds"], msgspec.convert(request["machine"], Machine)))
+
+
+if __name__ == "__main__":
+    serve(_work)

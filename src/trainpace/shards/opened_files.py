@@ -1,0 +1,108 @@
+"""Which files a dataset reads, and putting them out of the page cache, so that a read can be told from a computation.
+
+Python's audit event "open" (PEP 578) sees what Python opens, PIL and numpy included; files that stay open from before are found
+in /proc. What a C++ library opens by itself (OpenCV, torchvision.io, lmdb) is not seen: its bytes are, in /proc/self/io.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trainpace.machine.storage import drop_from_cache, filesystem_of, share_in_cache
+
+_CODE = (".py", ".pyc", ".so", ".pyd", ".pth")
+_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_CACHED_SHARE = 0.1
+_LOOKED_AT = 16
+_recording: list[str] | None = None
+_hooked = False
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open" or _recording is None or not isinstance(arguments[0], str | bytes | os.PathLike):
+        return
+    if not (isinstance(arguments[2], int) and arguments[2] & _WRITING):
+        _recording.append(os.fsdecode(arguments[0]))
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[str]]:
+    """The paths that this process opens for reading meanwhile, in order, code left out when the block ends."""
+    global _recording, _hooked
+    if not _hooked:
+        sys.addaudithook(_hook)  # for good: Python has no way to take one away
+        _hooked = True
+    opened: list[str] = []
+    _recording = opened
+    try:
+        yield opened
+    finally:
+        _recording = None
+        opened[:] = [path for path in opened if _is_data(path)]
+
+
+def held_open() -> set[str]:
+    """Files that this process holds open or mapped. What a dataset adds to them (an HDF5 file, an archive) is its data."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/self/fd/{name}"))
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        found |= {fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6}
+    return {path for path in found if path.startswith("/") and ".so." not in path and _is_data(path)}
+
+
+def bytes_read() -> int | None:
+    """Bytes that this process has read through system calls, from anywhere; None where the system does not tell."""
+    try:
+        with open("/proc/self/io") as counters:
+            return int(counters.readline().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def drop(paths: Iterable[str]) -> str:
+    """Put files out of the page cache. Says why not in a sentence, or nothing where their next read goes to the storage."""
+    known = list(dict.fromkeys(paths))
+    for path in known:
+        _drop(path)
+    looked_at = known[:: max(1, len(known) // _LOOKED_AT)]
+    kept = sum(_is_cached(path) for path in looked_at)
+    time.sleep(0.01)  # asking whether a page is there has started to read it
+    for path in looked_at:
+        _drop(path)
+    if kept <= _CACHED_SHARE * len(looked_at):
+        return ""
+    kind = filesystem_of(os.path.dirname(known[0]) or ".")
+    where = "they lie in memory (tmpfs)" if kind in ("tmpfs", "ramfs") else f"{kind or 'the system'} keeps them"
+    return f"files cannot be put out of the page cache ({where}), so reading and preprocessing are not told apart."
+
+
+def _drop(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            os.fsync(file.fileno())  # a page that was not yet written cannot be dropped
+        drop_from_cache(file.fileno())
+
+
+def _is_cached(path: str) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        return size > 0 and (share_in_cache(file.fileno(), size, samples=1) or 0.0) > 0
+    return False
+
+
+def _is_data(path: str) -> bool:
+    if path.endswith(_CODE) or path.startswith(("/proc/", "/sys/", "/dev/")):
+        return False
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,144 @@
+"""What a precomputed folder says about itself: the plan it was begun with, one record a shard, and the manifest over all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record
+from trainpace.shards.samples import Layout
+
+PLAN, MANIFEST, BAD_SAMPLES = "plan.json", "manifest.json", "bad_samples.jsonl"
+SHARD_BYTES = 64 * 2**20
+GROUP_BYTES = 2**20
+_SHARDS_A_WORKER = 16
+GROUP_SAMPLES = 100
+"""A row group is what shuffling takes as a whole: large enough to be read in one go, small enough that many make a buffer."""
+
+
+class Fingerprint(Record):
+    """What the shards depend on. `code`: hashes of the user's source files; `packages`: versions of what they import;
+    `source`: number of samples, the dataset's own settings, size and time of files that it opens."""
+
+    code: dict[str, str]
+    packages: dict[str, str]
+    source: dict[str, str]
+
+    def differences(self, now: Fingerprint) -> list[str]:
+        """In words, what is not as it was."""
+        found = []
+        for what in ("code", "packages", "source"):
+            then, today = getattr(self, what), getattr(now, what)
+            for name in sorted(then.keys() | today.keys()):
+                if then.get(name) != today.get(name):
+                    change = "is new" if name not in then else "is gone" if name not in today else "has changed"
+                    found.append(f"{name} {change}")
+        return found
+
+
+class BadSample(Record):
+    """A sample that could not be computed: its index in the source and the reason."""
+
+    index: int
+    reason: str
+
+
+class Column(Record):
+    """Where a shard keeps one field. `starts`: the file offset of each row group's values; `shape`: of every sample, or
+    None where they differ (then the column `NAME.shape` has them); `width`: bytes a sample, 0 where they differ."""
+
+    starts: tuple[int, ...]
+    width: int
+    shape: tuple[int, ...] | None = None
+    shape_starts: tuple[int, ...] = ()
+
+
+class Shard(Record):
+    """One finished Parquet file: the samples `first` to `stop` (not included) of the source without its bad ones."""
+
+    number: int
+    first: int
+    stop: int
+    samples: int
+    file_bytes: int
+    crc32: int
+    group_rows: int
+    columns: tuple[Column, ...] = ()
+    index_starts: tuple[int, ...] = ()
+    bad: tuple[BadSample, ...] = ()
+
+
+class ShardPlan(Record):
+    """How a dataset is cut into shards, decided once when a folder is begun; `probe_*` are the inspection's figures."""
+
+    target: str
+    samples: int
+    shard_samples: int
+    group_rows: int
+    layout: Layout
+    fingerprint: Fingerprint
+    probe_bytes: float
+    probe_s: float
+
+    @property
+    def shards(self) -> int:
+        """How many files there will be."""
+        return math.ceil(self.samples / self.shard_samples)
+
+    def range_of(self, number: int) -> range:
+        """Indices in the source of shard `number`."""
+        return range(number * self.shard_samples, min((number + 1) * self.shard_samples, self.samples))
+
+    def part(self, part: int, parts: int) -> range:
+        """The shards of the `part`-th of `parts` (from 0): disjoint, together all."""
+        return range(part, self.shards, parts)
+
+
+class Manifest(Record):
+    """All shards of a finished folder, in the order of the source."""
+
+    plan: ShardPlan
+    shards: tuple[Shard, ...]
+
+    @property
+    def samples(self) -> int:
+        """Samples that can be read back: those of the source without the bad ones."""
+        return sum(shard.samples for shard in self.shards)
+
+    def bad(self) -> Iterator[BadSample]:
+        """Samples that were set aside."""
+        for shard in self.shards:
+            yield from shard.bad
+
+
+def shard_sizes(samples: int, sample_bytes: float, workers: int, shard_samples: int | None = None) -> tuple[int, int]:
+    """(samples a shard, samples a row group): about 64 MiB and 1 MiB, yet enough shards for all workers to end together."""
+    groups = max(1, min(GROUP_SAMPLES, round(GROUP_BYTES / max(sample_bytes, 1.0))))
+    if sample_bytes * GROUP_SAMPLES < GROUP_BYTES:
+        groups = min(1000, round(GROUP_BYTES / max(sample_bytes, 1.0)))
+    if shard_samples is None:
+        shard_samples = max(1, round(SHARD_BYTES / max(sample_bytes, 1.0)))
+        shard_samples = min(shard_samples, max(1, math.ceil(samples / (_SHARDS_A_WORKER * workers))), 100_000)
+        if shard_samples > groups:
+            shard_samples = math.ceil(shard_samples / groups) * groups
+    return shard_samples, min(groups, shard_samples)
+
+
+def shard_file(folder: Path, number: int) -> Path:
+    """The Parquet file of shard `number`."""
+    return folder / f"shard-{number:06d}.parquet"
+
+
+def shard_record(folder: Path, number: int) -> Path:
+    """The record beside it, written after it: what has one is finished."""
+    return folder / f"shard-{number:06d}.json"
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """``2/8`` is the second of eight: (1, 8)."""
+    part, slash, parts = text.partition("/")
+    if not slash or not part.isdecimal() or not parts.isdecimal() or not 1 <= int(part) <= int(parts):
+        raise TrainpaceError(f"{text!r} is not a part.", "Write I/N, from 1/N to N/N.")
+    return int(part) - 1, int(parts)

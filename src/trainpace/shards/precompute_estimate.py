@@ -1,0 +1,174 @@
+"""Is it worth it? What precomputing costs and saves, from some samples computed, written and read back."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from trainpace.errors import UnreadableInput, UserCodeError
+from trainpace.records import Record, save
+from trainpace.shards.determinism import computed_twice
+from trainpace.shards.folder import write_shard
+from trainpace.shards.plan import MANIFEST, Fingerprint, Manifest, ShardPlan, shard_sizes
+from trainpace.shards.samples import Encoded, encode, spread
+
+_WARM_SHARE = 0.7
+"""Of the memory: up to so much of it, shards are read from the page cache after the first epoch."""
+_COMPUTED_TWICE = 2
+"""Samples: a random dataset, which would be refused afterwards, is not worth an answer."""
+_LEAST_SHARE = 0.02
+"""Of an epoch: what saves less is not worth a copy of the data."""
+
+
+class SampleCosts(Record):
+    """Measured, for one process. `compute_s`: the dataset's own sample; `read_s` and `read_cold_s`: the same sample out of a
+    shard in the page cache, and not in it."""
+
+    samples: int
+    measured: int
+    compute_s: float
+    sample_bytes: float
+    read_s: float
+    read_cold_s: float
+    memory_bytes: int
+    free_bytes: int
+
+
+class Estimate(Record):
+    """The decision. Times are those of the data path with `workers` processes, next to a step of `step_s` if that is given."""
+
+    costs: SampleCosts
+    workers: int
+    compute_once_s: float
+    total_bytes: float
+    epoch_now_s: float
+    epoch_after_s: float
+    from_cache: bool
+    epochs_to_pay: float | None
+    pays: bool
+    reason: str
+
+    @property
+    def saved_per_epoch_s(self) -> float:
+        """Seconds that an epoch becomes shorter."""
+        return self.epoch_now_s - self.epoch_after_s
+
+
+def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: int) -> SampleCosts:
+    """Compute up to `most` samples spread over the dataset for at most `seconds`, write them beside `folder`, read them back.
+
+    Raises `NotDeterministic`, as the work itself would.
+    """
+    import random
+
+    import torch
+
+    from trainpace.shards.dataset import ShardDataset
+
+    total, times, kept = len(dataset), [], []
+    deadline = time.perf_counter() + seconds
+    order = list(spread(most, total))
+    random.Random(0).shuffle(order)
+    layout, reason = None, ""
+    for index in order:
+        start = time.perf_counter()
+        try:
+            sample = dataset[index]
+            times.append(time.perf_counter() - start)
+            encoded = encode(sample, layout)
+        except Exception as error:
+            reason = f"sample {index}: {type(error).__name__}: {error}"
+            continue
+        layout = encoded.layout
+        kept.append((index, encoded))
+        if time.perf_counter() > deadline:
+            break
+    for index, _ in kept[:_COMPUTED_TWICE]:
+        computed_twice(dataset, index)
+    if layout is None:
+        raise UserCodeError(f"not one of {len(order)} samples looked at could be computed ({reason}).")
+    beside = next(p for p in Path(folder).resolve().parents if p.is_dir())
+    try:
+        aside = tempfile.TemporaryDirectory(dir=beside, prefix=".trainpace-estimate-")
+    except OSError as error:
+        raise UnreadableInput(f"cannot write into {beside}: {(error.strerror or str(error)).lower()}.") from None
+    with aside as place:
+        _write(Path(place), target, [(i, sample) for i, (_, sample) in enumerate(kept)])
+        data = ShardDataset(place)
+        positions = list(range(len(kept)))
+        random.Random(1).shuffle(positions)
+        batches = [positions[i : i + 32] for i in range(0, len(positions), 32)]
+        file = next(Path(place).glob("*.parquet"))
+        size = file.stat().st_size
+        # opening and mapping happen once a shard, not once a sample
+        data[0]
+        _evict(file)
+        cold = _timed(data, batches)
+        warm = min(_timed(data, batches) for _ in range(3))
+    free = os.statvfs(beside)
+    torch.set_num_threads(1)
+    return SampleCosts(
+        samples=total, measured=len(kept), compute_s=sum(times) / len(times), sample_bytes=size / len(kept),
+        read_s=warm / len(kept), read_cold_s=max(cold, warm) / len(kept),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), free_bytes=free.f_bavail * free.f_frsize,
+    )  # fmt: skip
+
+
+def decide(
+    costs: SampleCosts, workers: int, step_s: float | None = None, batch: int = 1, epochs: float | None = None
+) -> Estimate:
+    """What `workers` processes need for it, what an epoch saves, and after how many epochs it has paid. Pure.
+
+    An epoch takes the later of its data and its steps (`step_s` for each `batch` samples; without it data alone, which is
+    the most that can be saved). The first epoch's data would have been computed anyway: that is not counted in its favour.
+    """
+    n, total_bytes = costs.samples, costs.samples * costs.sample_bytes
+    from_cache = total_bytes <= _WARM_SHARE * costs.memory_bytes
+    read_s = costs.read_s if from_cache else costs.read_cold_s
+    once = n * costs.compute_s / workers
+    steps = 0.0 if step_s is None else math.ceil(n / batch) * step_s
+    now, after = max(steps, n * costs.compute_s / workers), max(steps, n * read_s / workers)
+    saved = now - after
+    pays_after = once / saved if saved > _LEAST_SHARE * now else None
+    reason = ""
+    if pays_after is None:
+        reason = (
+            "the steps take longer than the data as it is" if now == steps and steps
+            else f"reading back takes {read_s / costs.compute_s:.0%} of computing"
+        )  # fmt: skip
+    elif total_bytes > costs.free_bytes:
+        reason = "the disk has not the room"
+    elif epochs is not None and epochs < pays_after:
+        reason = f"it would pay after {pays_after:.1f} epochs"
+    return Estimate(
+        costs=costs, workers=workers, compute_once_s=once, total_bytes=total_bytes, epoch_now_s=now, epoch_after_s=after,
+        from_cache=from_cache, epochs_to_pay=pays_after, pays=not reason, reason=reason,
+    )  # fmt: skip
+
+
+def _write(folder: Path, target: str, kept: list[tuple[int, Encoded]]) -> None:
+    n, size = len(kept), sum(sample.size_bytes for _, sample in kept) / len(kept)
+    plan = ShardPlan(
+        target=target, samples=n, shard_samples=n, group_rows=shard_sizes(n, size, 1, n)[1], layout=kept[0][1].layout,
+        fingerprint=Fingerprint(code={}, packages={}, source={}), probe_bytes=size, probe_s=0.0,
+    )  # fmt: skip
+    save(Manifest(plan=plan, shards=(write_shard(folder, plan, 0, kept, ()),)), folder / MANIFEST)
+
+
+def _timed(data: Any, batches: list[list[int]]) -> float:
+    start = time.perf_counter()
+    for batch in batches:
+        data.__getitems__(batch)
+    return time.perf_counter() - start
+
+
+def _evict(file: Path) -> None:
+    if hasattr(os, "posix_fadvise"):
+        handle = os.open(file, os.O_RDONLY)
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)

@@ -1,0 +1,182 @@
+"""``python -m trainpace.shards.precompute_worker TARGET``: computes whole shards in a process of its own.
+
+Reads one JSON request a line and answers in JSON lines. What the user's code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.isolation import end_with_parent, explain
+from trainpace.records import Record
+from trainpace.shards.dataset_file import load_dataset
+from trainpace.shards.determinism import computed_twice
+from trainpace.shards.fingerprint import SETTINGS, fingerprint, settings_of
+from trainpace.shards.folder import import_pyarrow, write_shard
+from trainpace.shards.plan import BadSample, Fingerprint, ShardPlan
+from trainpace.shards.samples import Encoded, Layout, UnsupportedSample, encode, spread
+
+_PROGRESS_S = 0.5
+_LOOKED_AT = 8
+_LOOKING_S = 30.0
+
+
+class Inspection(Record):
+    """What a look at a few samples says. `sample_s`: computing one; `sample_bytes`: in a shard."""
+
+    samples: int
+    layout: Layout
+    fingerprint: Fingerprint
+    sample_s: float
+    sample_bytes: float
+
+
+def inspect(dataset: Any, target: str, settings: str, looked_at: int = _LOOKED_AT) -> Inspection:
+    """Compute some samples spread over the dataset twice. Raises `NotDeterministic`, or where not one can be computed."""
+    total, times, sizes, reason = len(dataset), [], [], ""
+    layout: Layout | None = None
+    begun = time.perf_counter()
+    for index in spread(looked_at, total):
+        start = time.perf_counter()
+        try:
+            encode(dataset[index], layout)
+        except Exception as error:
+            reason = f"sample {index}: {_reason(error)}"
+            continue
+        times.append(time.perf_counter() - start)
+        sample = computed_twice(dataset, index)
+        layout = sample.layout
+        sizes.append(sample.size_bytes)
+        if time.perf_counter() - begun > _LOOKING_S:
+            break
+    if layout is None:
+        raise UserCodeError(f"not one of {min(looked_at, total)} samples looked at could be computed ({reason}).")
+    return Inspection(
+        samples=total, layout=layout, fingerprint=fingerprint(dataset, target, settings), sample_s=sorted(times)[len(times) // 2],
+        sample_bytes=sum(sizes) / len(sizes),
+    )  # fmt: skip
+
+
+def compute(
+    dataset: Any, plan: ShardPlan, number: int, progress: Any
+) -> tuple[list[tuple[int, Encoded]], list[BadSample]]:
+    """The samples of one shard. One that raises, or is unlike the others, is set aside."""
+    kept: list[tuple[int, Encoded]] = []
+    bad: list[BadSample] = []
+    told = time.monotonic()
+    for index in plan.range_of(number):
+        try:
+            kept.append((index, encode(dataset[index], plan.layout)))
+        except MemoryError:
+            raise
+        except Exception as error:
+            bad.append(BadSample(index=index, reason=_reason(error)))
+        if time.monotonic() - told > _PROGRESS_S:
+            told = time.monotonic()
+            progress(len(kept) + len(bad), len(bad), bad[-1].reason if bad else "")
+    return kept, bad
+
+
+def _reason(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, UnsupportedSample):
+        return text
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+class _Worker:
+    """Answers requests. A shard is written while the next one is computed, since a disk's fsync would idle the core."""
+
+    def __init__(self, target: str, answers: IO[str]) -> None:
+        self._target, self._answers, self._telling = target, answers, threading.Lock()
+        self._writer, self._written = ThreadPoolExecutor(1), Future[None]()
+        self._written.set_result(None)
+
+    def serve(self, requests: Iterable[str]) -> None:
+        """Until there are no more requests; ends the process."""
+        try:
+            import_pyarrow()
+            self._dataset = load_dataset(self._target)
+            self._settings = settings_of(self._dataset)
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(1)
+            for line in requests:
+                self._answer(**json.loads(line))
+            self._written.result()
+        except (Exception, SystemExit) as error:
+            self._fail(error)
+        os._exit(0)  # threads of the user's code must not keep the process
+
+    def _answer(self, do: str, **request: Any) -> None:
+        if do == "inspect":
+            self._say(inspection=msgspec.to_builtins(inspect(self._dataset, self._target, self._settings)))
+        elif do == "fingerprint":
+            now = fingerprint(self._dataset, self._target, self._settings)
+            self._say(fingerprint=msgspec.to_builtins(now))
+        elif do == "estimate":
+            from trainpace.shards.precompute_estimate import estimate_here
+
+            self._say(estimate=msgspec.to_builtins(estimate_here(self._dataset, self._target, **request["options"])))
+        else:
+            self._compute(msgspec.convert(request["plan"], ShardPlan), request["number"], Path(request["folder"]))
+
+    def _compute(self, plan: ShardPlan, number: int, folder: Path) -> None:
+        if plan.fingerprint.source[SETTINGS] != self._settings:
+            raise TrainpaceError(
+                f"{self._target} is put together differently in every process: an index does not always mean the same sample.",
+                "Sort what it lists, and seed what it shuffles.",
+            )
+
+        def progress(samples: int, bad: int, reason: str) -> None:
+            self._say(number=number, progress=samples, bad=bad, reason=reason)
+
+        kept, bad = compute(self._dataset, plan, number, progress)
+        self._written.result()  # one at a time, so that no more than two shards are in memory
+        self._written = self._writer.submit(self._write, folder, plan, number, kept, bad)
+
+    def _write(self, *shard: Any) -> None:
+        try:
+            self._say(shard=msgspec.to_builtins(write_shard(*shard)))
+        except Exception as error:
+            self._fail(error)  # at once: the main thread may be waiting for a request that will not come
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._say(error="the disk is full.", hint="", disk_full=True)
+        elif isinstance(error, TrainpaceError):
+            self._say(error=error.message, hint=error.hint, misuse=not isinstance(error, UserCodeError))
+        elif isinstance(error, MemoryError):
+            self._say(error="the memory is not enough.", hint="Try fewer --workers or a smaller --shard-samples.")
+        else:
+            self._say(error=explain(error).replace("the model's code", "the dataset's code"), hint="")
+        os._exit(0)
+
+    def _say(self, **answer: Any) -> None:
+        with self._telling:
+            self._answers.write(json.dumps(answer) + "\n")
+            self._answers.flush()
+
+
+def _serve(target: str) -> None:
+    end_with_parent()
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    _Worker(target, answers).serve(requests)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,109 @@
+"""All-reduce: the fit, and real ranks over gloo."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trainpace.errors import TrainpaceError
+from trainpace.machine.allreduce import AllReduce, fit_latency_and_bandwidth, measure_allreduce, wire_share
+
+SIZES = [2.0**k for k in range(10, 27)]
+
+
+def test_the_fit_finds_planted_figures():
+    latency, bandwidth = fit_latency_and_bandwidth(SIZES, [50e-6 + s / 4e9 for s in SIZES])
+    assert latency == pytest.approx(50e-6)
+    assert bandwidth == pytest.approx(4e9)
+
+
+def test_the_fit_weighs_all_payloads_alike():
+    times = [(50e-6 + s / 4e9) * (1.1 if i % 2 else 0.9) for i, s in enumerate(SIZES)]
+    latency, bandwidth = fit_latency_and_bandwidth(SIZES, times)
+    assert latency == pytest.approx(50e-6, rel=0.1)
+    assert bandwidth == pytest.approx(4e9, rel=0.1)
+
+
+def test_nothing_is_negative():
+    # from few bytes, a line through these points would start below zero
+    latency, bandwidth = fit_latency_and_bandwidth([1e6, 2e6], [1e-3, 3e-3])
+    assert latency == 0
+    assert 5e8 < bandwidth < 1.1e9
+    latency, bandwidth = fit_latency_and_bandwidth([1e6, 2e6], [3e-3, 1e-3])
+    assert bandwidth is None
+    assert 1e-3 < latency < 3e-3
+    assert fit_latency_and_bandwidth([1e6], [1e-3])[0] >= 0
+
+
+def test_bandwidths_are_those_of_nccl_tests():
+    r = AllReduce(
+        ranks=4, backend="gloo", sizes_bytes=(10**9,), time_ms=(500.0,), latency_us=0.0, bandwidth_gb_per_s=3.0
+    )
+    assert r.algorithm_gb_per_s == (2.0,)
+    assert r.bus_gb_per_s == (3.0,)
+    assert wire_share(2) == 1.0
+
+
+def ranks_in(folder):
+    """Ranks name their folder."""
+    out = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout
+    return [line for line in out.splitlines() if "allreduce_rank" in line and str(folder) in line]
+
+
+def all_end(folder):
+    """Killed processes may take a moment to go."""
+    deadline = time.monotonic() + 10
+    while ranks_in(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not ranks_in(folder)
+
+
+def test_two_ranks_over_gloo(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    r = measure_allreduce(2, sizes_bytes=[1, 2**16, 2**22], repeats=5)
+    assert r.sizes_bytes == (4, 2**16, 2**22)
+    assert 0 < r.time_ms[0] < r.time_ms[2]
+    assert r.latency_us > 0
+    assert r.bandwidth_gb_per_s is not None
+    assert 0.001 < r.bandwidth_gb_per_s < 1000
+    assert all_end(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [({"ranks": 1}, "among 1 ranks"), ({"ranks": 2, "backend": "nccll"}, "Nearest: nccl"), ({"ranks": 2, "sizes_bytes": []}, "1 byte or more"),
+     ({"ranks": 2, "sizes_bytes": [0]}, "1 byte or more"), ({"ranks": 2, "repeats": 0}, "1 repeat or more"),
+     pytest.param({"ranks": 2, "backend": "nccl"}, "GPU for each of the 2 ranks", marks=pytest.mark.slow), ({"ranks": 2, "timeout_s": 2, "repeats": 10**6}, "longer than 2 s")],
+)  # fmt: skip
+def test_mistakes_are_one_sentence_and_no_process_stays(arguments, word, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # should this machine have some
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(TrainpaceError, match=word) as caught:
+        measure_allreduce(**arguments)
+    assert "\n" not in str(caught.value)
+    assert all_end(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_all(tmp_path):
+    code = "from trainpace.machine.allreduce import measure_allreduce; measure_allreduce(2, sizes_bytes=[2**26], repeats=10**6)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    asker = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        victim, deadline = [], time.monotonic() + 60
+        while not victim and asker.poll() is None and time.monotonic() < deadline:
+            met = list(tmp_path.glob("trainpace-*/store"))  # the ranks have met, and work
+            victim = [line for line in ranks_in(tmp_path) if met and line.endswith(" 1")]
+            time.sleep(0.1)
+        time.sleep(1)
+        os.kill(int(victim[0].split()[0]), signal.SIGKILL)
+        message = asker.communicate(timeout=60)[1]
+    finally:
+        asker.kill()
+        asker.communicate()
+    assert "rank 1 of the all-reduce died of SIGKILL" in message
+    assert all_end(tmp_path)
