@@ -107,11 +107,12 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
     from trainpace.api.results import MeasuredSweep
     from trainpace.cli.measure import measure as command
     from trainpace.cli.measuring import measured_of
+    from trainpace.journal.recorder import program_command
     from trainpace.outcome import FailedProbe
 
     p = _options(command, o.MeasureOptions, options)
     with _plainly():
-        found = measured_of(_spec_only(model), p["batches"], p)
+        found = measured_of(_spec_only(model), p["batches"], p | {"command": program_command()})
     return MeasuredSweep(
         measurements=tuple(found.measured), failed=tuple(x for x in found.outcomes if isinstance(x, FailedProbe)),
         analysis=found.analysis, forecasts=found.foreseen, sweep=found.sweep,
