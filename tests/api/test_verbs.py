@@ -47,7 +47,6 @@ SHOWN = {
     "verify": {"json"},
     "validate": {"json"},
     "run": {"json", "dry_run", "markdown", "html", "figure"},
-    "offers": {"json", "refresh"},
 }
 LIVE = set(typing.get_type_hints(options.Live))
 

@@ -10,7 +10,7 @@ import click
 
 from trainpace.cli.options import BATCHES, COUNT, DURATION, echo_json
 from trainpace.cli.pictures import check_pictures, picture_options
-from trainpace.cli.places import JOURNAL
+from trainpace.verbs.places import JOURNAL
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 

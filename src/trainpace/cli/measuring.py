@@ -184,10 +184,10 @@ def _foresight(conditions: Conditions, device: str, journal: Journal | None) -> 
                 return None
             cluster, model = Cluster(device=profile.device), profile.kernels
         else:
-            from trainpace.cli.hardware import devices_of
             from trainpace.hardware import find_device
+            from trainpace.verbs.own_hardware import own_devices
 
-            cluster, model = Cluster(device=find_device(device, devices_of(None))), None
+            cluster, model = Cluster(device=find_device(device, own_devices(None))), None
         variant = Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu")
         with Bar(f"tracing {c.model}") as bar:
             bar.to(0)
