@@ -15,7 +15,9 @@ ROOMS = [
     "forecast", "plan",  # 2
     "process", "user_file", "medians", "trace", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
     "configs", "validation", "journal", "offers", "launch", "verify", "ladder", "callbacks",  # 4
-    "report", "web", "cli", "api", "__main__",  # 5
+    "verbs",  # 5
+    "report",  # 6
+    "web", "cli", "api", "__main__",  # 7
 ]  # fmt: skip
 LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
 FORBIDDEN_BELOW = {

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from trainpace.api import options as o
+from trainpace.report.progress import TerminalProgress
+from trainpace.verbs.request import request_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,11 +109,12 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
     from trainpace.api.results import MeasuredSweep
     from trainpace.cli.measure import measure as command
     from trainpace.cli.measuring import measured_of
+    from trainpace.journal.recorder import program_command
     from trainpace.outcome import FailedProbe
 
     p = _options(command, o.MeasureOptions, options)
     with _plainly():
-        found = measured_of(_spec_only(model), p["batches"], p)
+        found = measured_of(_spec_only(model), p["batches"], p | {"command": program_command()})
     return MeasuredSweep(
         measurements=tuple(found.measured), failed=tuple(x for x in found.outcomes if isinstance(x, FailedProbe)),
         analysis=found.analysis, forecasts=found.foreseen, sweep=found.sweep,
@@ -170,8 +173,8 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
 
     from trainpace.cli.calibrate import calibrate as command
     from trainpace.cli.calibrate import profile_of
-    from trainpace.cli.places import default_profile_file
     from trainpace.machine.detect import detect
+    from trainpace.verbs.places import default_profile_file
 
     p = _options(command, o.CalibrateOptions, options)
     machine = detect()
@@ -228,24 +231,17 @@ def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Clim
 
 
 def offers(**options: Unpack[o.OffersOptions]) -> list[Offer]:
-    """Servers on offer, with their prices and where those come from."""
-    from trainpace.cli.hardware import devices_of
-    from trainpace.cli.offers import offers as command
-    from trainpace.cli.servers import chosen, offers_known
+    """Servers on offer, with their prices."""
+    from trainpace.verbs.offers import OffersRequest, run
 
-    p = _options(command, o.OffersOptions, options)
-    with _plainly():
-        return chosen(offers_known(p["machines"]), p["providers"], p["regions"], p["gpus"], devices_of(p["hardware"]))[
-            0
-        ]
+    return list(run(request_of(OffersRequest, options), TerminalProgress()).offers)
 
 
 def gpus(hardware: str | None = None) -> list[Device]:
     """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
-    from trainpace.cli.hardware import devices_of
-    from trainpace.hardware import catalogue
+    from trainpace.verbs.gpus import GpusRequest, run
 
-    return [*devices_of(hardware), *catalogue()]
+    return list(run(request_of(GpusRequest, {"hardware": hardware}), TerminalProgress()).devices)
 
 
 def journal(where: str | None = None, create: bool = True) -> Journal:

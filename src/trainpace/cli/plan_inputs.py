@@ -133,8 +133,8 @@ class Present(NamedTuple):
 
 def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
     """The fleet, of --cluster or of options; without sizes, what it trains on now."""
-    from trainpace.cli.hardware import devices_of
     from trainpace.hardware import Cluster, find_device
+    from trainpace.verbs.own_hardware import own_devices
 
     said = _fleet_file(o["fleet"]) if o["fleet"] else {}
     for key, option in (("gpu", "gpu"), ("num_gpus", "num_gpus"), ("nodes", "nodes"), ("network_gb_per_s", "network"),
@@ -152,7 +152,7 @@ def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
         raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
     check_fleet(per_node, count, network)
     return Cluster(
-        device=find_device(said["gpu"], devices_of(o["hardware"])), devices_per_node=per_node, nodes=count,
+        device=find_device(said["gpu"], own_devices(o["hardware"])), devices_per_node=per_node, nodes=count,
         price_usd_per_device_hour=said.get("price"),
         network_gb_per_s_per_device=None if network is None else network / per_node,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpace.cli.options import echo_json, within
-from trainpace.cli.places import JOURNAL
+from trainpace.verbs.places import JOURNAL
 
 if TYPE_CHECKING:
     from trainpace.journal.guard import Pace
@@ -113,7 +113,7 @@ def folder_for(output: str | None, command: tuple[str, ...]) -> Path:
     """The folder asked for, which must be new or empty, or one named after the script and the time."""
     import datetime
 
-    from trainpace.cli.places import default_recordings_folder
+    from trainpace.verbs.places import default_recordings_folder
 
     if output is not None:
         folder = Path(output)
