@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -19,7 +20,11 @@ from pathlib import Path
 
 ROUNDS = 15
 RESULT = Path(__file__).parent / "results" / "startup.md"
-PYTHON = {"python -c pass": "pass", "python -c 'import click'": "import click", "python -c 'import numpy'": "import numpy"}
+PYTHON = {
+    "python -c pass": "pass",
+    "python -c 'import click'": "import click",
+    "python -c 'import numpy'": "import numpy",
+}
 GOALS = {
     "trainpace --help": "0.06 s",
     "trainpace forecast vgg16.json --gpu T4 --batch 1:70": "0.35 s",
@@ -91,12 +96,13 @@ def processes() -> list[str]:
     commands |= {name: [sys.executable, "-m", *name.split()] for name in GOALS}
     times: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "XDG_DATA_HOME": folder}  # no journal or calibration of this machine's user
         saving = [sys.executable, "-m", *"trainpace forecast vgg16 --gpu T4 --save-workload vgg16.json".split()]
-        subprocess.run(saving, capture_output=True, check=True, cwd=folder)
+        subprocess.run(saving, capture_output=True, check=True, cwd=folder, env=environment)
         for _ in range(ROUNDS):
             for name, command in commands.items():
                 start = time.perf_counter()
-                done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+                done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
                 times[name].append(time.perf_counter() - start)
                 if done.returncode:
                     raise SystemExit(f"{name} failed: {done.stderr}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainpace import records
 from trainpace.errors import UserCodeError
-from trainpace.isolation import run_isolated, started_isolated
+from trainpace.process import run_isolated, started_isolated
 from trainpace.trace.packaged import packaged_workload
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
