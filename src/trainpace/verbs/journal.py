@@ -9,15 +9,22 @@ from typing import Annotated, Literal
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.journal import Entry, Sweep
-from trainpace.journal.compare import Comparison, compare
-from trainpace.journal.exchange import export
-from trainpace.journal.importing import Imported, import_file
-from trainpace.journal.importing.reading import Given, as_precision
-from trainpace.journal.query import Query
-from trainpace.journal.score import Scores, scores
-from trainpace.journal.store import Journal
-from trainpace.journal.tables import VERSION
+from trainpace.journal import (
+    VERSION,
+    Comparison,
+    Entry,
+    Given,
+    Imported,
+    Journal,
+    Query,
+    Scores,
+    Sweep,
+    as_precision,
+    compare,
+    export,
+    import_file,
+    scores,
+)
 from trainpace.records import Record
 from trainpace.verbs import fields
 from trainpace.verbs.request import Argument, Field, Misuse, Request
@@ -169,11 +176,11 @@ def export_runs(request: ExportRequest) -> Export:
     query, where = request.query(), request.where
     with request.opened() as journal:
         if request.to == "mlflow":
-            from trainpace.journal.exporting.mlflow import export_mlflow
+            from trainpace.journal import export_mlflow
 
             count = export_mlflow(where, journal.every(query))
         elif request.to == "wandb":
-            from trainpace.journal.exporting.wandb import export_wandb
+            from trainpace.journal import export_wandb
 
             count = export_wandb(where, journal.every(query))
         else:
