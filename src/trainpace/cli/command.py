@@ -50,12 +50,15 @@ def command(
             try:
                 return function(_made(request, values), _made(view, values))
             except TrainpaceError as error:
-                error.message, error.hint = (in_options(text, request) for text in (error.message, error.hint))
+                error.message, error.hint = (in_options(text, request, view) for text in (error.message, error.hint))
                 if isinstance(error, Misuse):
                     error.hint = f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
                 raise
 
         parameters = [_parameter(field) for kind in (request, view) for field in fields_of(kind).values()]
+        for parameter in parameters:
+            if isinstance(parameter, click.Option) and parameter.help:
+                parameter.help = in_options(parameter.help, request, view)
         done = click.Command(
             name or function.__name__.strip("_"), params=parameters, callback=answered, help=function.__doc__,
             context_settings=settings,
@@ -71,9 +74,9 @@ def _made(kind: type[Request], values: dict[str, Any]) -> Any:
     return kind(**{name: values[name] for name in fields_of(kind)})
 
 
-def in_options(text: str, request: type[Request]) -> str:
+def in_options(text: str, *kinds: type[Request]) -> str:
     """A message whose fields in backquotes are written as options: `num_gpus` as --num-gpus."""
-    for name, field in fields_of(request).items():
+    for name, field in (pair for kind in kinds for pair in fields_of(kind).items()):
         shown = (field.about.metavar or name.upper()) if isinstance(field.about, Argument) else f"--{field.option}"
         text = text.replace(f"`{name}`", shown)
     return text
@@ -129,9 +132,20 @@ class _Value(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class _Choice(click.Choice):
+    """One of a field's values, which may be numbers."""
+
+    def __init__(self, field: AskedField) -> None:
+        super().__init__(field.choices)
+        self._field = field
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._field.read_one(super().convert(str(value), param, ctx))
+
+
 def _parameter(field: AskedField) -> click.Parameter:
     about = field.about
-    kind: click.ParamType = click.Choice(field.choices) if field.choices else _Value(field)
+    kind: click.ParamType = _Choice(field) if field.choices else _Value(field)
     more: dict[str, Any] = {"type": kind, "required": field.required, "metavar": about.metavar}
     if isinstance(about, Argument):
         if field.several:
