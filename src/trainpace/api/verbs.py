@@ -69,14 +69,10 @@ def match(model: Model, **options: Unpack[o.MatchOptions]) -> Ranking:
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
-    from trainpace.cli.match import match as command
-    from trainpace.cli.match import ranking_of
-    from trainpace.workload import form_of
+    from trainpace.api.live import request_about
+    from trainpace.verbs.match import MatchRequest, run
 
-    p = _options(command, o.MatchOptions, options)
-    forms = tuple(dict.fromkeys(form_of(precision) for precision in p["precisions"] or ("amp_bf16", "amp_fp16")))
-    with _plainly():
-        return ranking_of(_traced(model, options, p, forms), p)[1]
+    return run(request_about(MatchRequest, model, options), TerminalProgress()).ranking
 
 
 def plan(model: Model, **options: Unpack[o.PlanOptions]) -> Plan:
