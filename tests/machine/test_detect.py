@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 
+import cpuinfo
 import msgspec
 import psutil
 import pytest
@@ -28,7 +29,7 @@ def tree(root, files):
     return root
 
 
-def cpuinfo(sockets, name="Intel(R) Xeon(R) Gold 6142 CPU @ 2.60GHz"):
+def processors(sockets, name="Intel(R) Xeon(R) Gold 6142 CPU @ 2.60GHz"):
     return "".join(
         f"processor\t: {i}\nmodel name\t: {name}\nphysical id\t: {i % sockets}\n\n" for i in range(2 * sockets)
     )
@@ -37,7 +38,7 @@ def cpuinfo(sockets, name="Intel(R) Xeon(R) Gold 6142 CPU @ 2.60GHz"):
 CACHE = "sys/devices/system/cpu/cpu0/cache"
 FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq"
 SERVER = {
-    "proc/cpuinfo": cpuinfo(2),
+    "proc/cpuinfo": processors(2),
     "proc/self/cgroup": "0::/\n",
     "proc/1/cgroup": "0::/init.scope\n",
     "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n',
@@ -62,6 +63,7 @@ def server(monkeypatch, request):
 
     if request.function not in (test_this_machine, test_pynvml_has_what_is_asked):
         change()
+        monkeypatch.setattr(cpuinfo, "get_cpu_info", dict)
     return change
 
 
@@ -89,9 +91,9 @@ def test_sockets_are_told_by_sys_first(tmp_path):
 
 def test_a_processor_that_linux_does_not_name_is_described_by_py_cpuinfo(tmp_path, monkeypatch):
     files = {"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n\nHardware\t: board\n"}
-    monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: {"brand_raw": "Neoverse-N1"})
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"brand_raw": "Neoverse-N1"})
     assert detect_cpu(tree(tmp_path / "a", files)).name == "Neoverse-N1"
-    monkeypatch.setattr("cpuinfo.get_cpu_info", lambda: (_ for _ in ()).throw(Exception("works only on X86 and ARM")))
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: (_ for _ in ()).throw(Exception("works only on X86 and ARM")))
     assert detect_cpu(tree(tmp_path / "b", files)).name == platform.machine()
 
 
