@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """Records for the terminal, as JSON rows, as one-file HTML and as figures. This room computes nothing.
 
 Other rooms import from here; a name is loaded when it is first used, since some need rich, numpy or a whole verb's records.
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from trainpace.report.diagnosis import print_diagnosis
     from trainpace.report.encoding import never_fail_to_encode
     from trainpace.report.figures import check_suffix, save_figures
-    from trainpace.report.forecast import print_forecasts, row_json
+    from trainpace.report.forecast import print_forecasts
     from trainpace.report.hardware import print_catalogue, print_device
     from trainpace.report.journal import (
         print_comparison,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from trainpace.report.pages.timeline import timeline_page, timeline_svg
     from trainpace.report.plan import print_plan, print_plan_next, print_script_changes
     from trainpace.report.precompute import print_damage, print_estimate, print_precomputed
-    from trainpace.report.progress import Bar
+    from trainpace.report.progress import Bar, TerminalProgress
     from trainpace.report.schedule import print_answer
     from trainpace.report.terminal import print_head, print_lines, print_named, print_next, print_table, print_verdict
     from trainpace.report.timeline import print_timeline

@@ -6,7 +6,7 @@ import math
 
 from trainpace.report.chart import tick_step
 from trainpace.units import format_number
-from trainpace.watch.timeline import Lane, Timeline
+from trainpace.watch import Lane, Timeline
 
 WAITING = "data"
 LOOK = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainpace.execution import PRECISIONS
-from trainpace.journal.score import error_pct
+from trainpace.journal import error_pct
 from trainpace.records import Record
 from trainpace.report.pages.render import NONE, environment, figure
 from trainpace.web.questions import exact, query_of

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainpace.diagnose import Diagnosis
-from trainpace.diagnose.shares import IN_WORDS
+from trainpace.diagnose import IN_WORDS, Diagnosis
 from trainpace.records import to_jsonable
 from trainpace.report.charts.causes import proofs_chart, shares_chart
 from trainpace.report.charts.chart import Picture
@@ -11,7 +10,7 @@ from trainpace.report.diagnosis import NOTHING_WORTH, savings
 from trainpace.report.pages.render import page
 from trainpace.report.pages.timeline import TIMELINE_STYLE, timeline_context
 from trainpace.units import format_number
-from trainpace.watch.timeline import Timeline
+from trainpace.watch import Timeline
 
 
 def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None) -> str:

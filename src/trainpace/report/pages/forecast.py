@@ -10,7 +10,7 @@ from trainpace.forecast.over_step import memory_over_step
 from trainpace.forecast.roofline import roofline
 from trainpace.forecast.timings import MachineModel
 from trainpace.hardware import Cluster
-from trainpace.outcome import Forecast, Jump
+from trainpace.outcome import Forecast, Jump, forecast_row
 from trainpace.records import to_jsonable
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
 from trainpace.report.charts.chart import Picture, sentence
@@ -18,7 +18,7 @@ from trainpace.report.charts.memory import memory_chart
 from trainpace.report.charts.roofline import roofline_chart
 from trainpace.report.charts.scaling import scaling_chart
 from trainpace.report.charts.step_time import best_of, forecast_sweep, provenance
-from trainpace.report.forecast import device_and_batch, fleet, row_json, verdict
+from trainpace.report.forecast import device_and_batch, fleet, verdict
 from trainpace.report.pages.render import page
 from trainpace.units import format_count, format_number
 from trainpace.workload import Workload
@@ -43,7 +43,7 @@ def forecast_page(
     workload, first, best = groups[0].workload, rows[0], best_of(rows)
     e = first.execution
     data = {
-        "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows], "journal": list(journal_notes),
+        "record": "Forecasts", "schema_version": 1, "rows": [forecast_row(row) for row in rows], "journal": list(journal_notes),
         "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
     }  # fmt: skip
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""

@@ -10,7 +10,7 @@ from trainpace.records import to_jsonable
 from trainpace.report import timeline as strip
 from trainpace.report.pages.render import NONE, page, rendered
 from trainpace.units import format_number
-from trainpace.watch.timeline import Lane, Timeline, coarsened
+from trainpace.watch import Lane, Timeline, coarsened
 
 WIDTH, RIGHT, TOP = 920, 16, 34
 ROW, BAR, GROUP_GAP = 26, 20, 30
