@@ -1,4 +1,5 @@
-"""Put several files beside each other: what they agree on, and where they clash."""
+"""Settings files compared with each other: the values that they agree on, and the settings that contradict each
+other."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ SAME_UNDER_DEEPSPEED = ({"amp_bf16", "bf16"}, {"amp_fp16", "fp16"})
 
 
 class Clash(Record):
-    """Settings that cannot all be right; `text` is one sentence with every file and key."""
+    """Settings that cannot all be right; `text` is one sentence that names every file and key."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -19,8 +20,6 @@ class Clash(Record):
 
 
 class Combined(Record):
-    """What all files together say."""
-
     files: tuple[str, ...]
     values: dict[str, Setting]
     clashes: tuple[Clash, ...]
@@ -28,7 +27,7 @@ class Combined(Record):
 
 
 def combine(files: Sequence[ConfigFile]) -> Combined:
-    """Cross-check. `values` holds the settings that do not clash with another statement of the same setting."""
+    """Cross-check files. `values` holds every setting that all files which state it agree on."""
     stated: dict[str, list[Setting]] = {}
     for file in files:
         for setting in file.settings:
@@ -54,13 +53,13 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
 
 
 def _compatible(settings: list[Setting], deepspeed: set[str]) -> bool:
-    """Hugging Face and accelerate call bf16 autocast what DeepSpeed calls bf16: one setting said in two ways."""
+    """Hugging Face and accelerate call bf16 autocast what DeepSpeed calls bf16, so the two agree."""
     words = {str(s.value) for s in settings}
     return any(s.file in deepspeed for s in settings) and any(words <= same for same in SAME_UNDER_DEEPSPEED)
 
 
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
-    """What one file leaves open and another states."""
+    """Notes on settings that one file leaves open and another states."""
     filled = []
     for note in notes:
         setting = values.get(note.leaves_open or "")

@@ -30,7 +30,6 @@ _NO_FLAG = "the launch command has no flag for it"
 
 
 def write_command(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """Write the settings `names` of `want` into the first launch command."""
     launch = _found(draft)
     script = _is_hugging_face(launch)
     _write_world(draft, names, want)
@@ -47,7 +46,7 @@ def write_command(draft: Draft, names: frozenset[str], want: Mapping[str, Value]
 
 
 def note_meeting(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """What a launcher needs on several nodes, where its command does not have it."""
+    """Note what a launcher needs on several nodes, where its command does not have it."""
     launch = _found(draft)
     meets = launch.flags.keys() & {"rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file"}
     if "nnodes" in draft.wrote & names and want["nnodes"] != 1 and not meets:
@@ -66,7 +65,7 @@ def _is_hugging_face(launch: Launch) -> bool:
 
 
 def _place(draft: Draft, name: str, written: str, value: str, adds: bool = True) -> bool:
-    """Write a launcher's flag. Says whether the command now has it."""
+    """Write a launcher's flag; returns whether the command now has it."""
     launch = _found(draft)
     flag = _flag(launch, written)
     if flag is not None and flag.value is not None:
