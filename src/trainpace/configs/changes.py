@@ -74,19 +74,19 @@ def settings_of(e: Execution) -> dict[str, Value]:
 def execution_of(values: Mapping[str, Value], base: Execution) -> Execution:
     """`base` with the settings of files in place of its own; FSDP without a ZeRO stage is stage 3. Raises Contradiction
     as Execution does."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: values[name]
         for name in ("micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp", "precision",
                      "zero_stage", "offload_optimizer", "offload_parameters", "compile")
         if name in values
     }  # fmt: skip
     if values.get("sharding") == "fsdp" and "zero_stage" not in values:
-        found["zero_stage"] = 3
+        fields["zero_stage"] = 3
     if "activation_checkpointing" in values:
-        found["activation_checkpointing"] = normal("activation_checkpointing", values["activation_checkpointing"])
+        fields["activation_checkpointing"] = normal("activation_checkpointing", values["activation_checkpointing"])
     if "world_size" in values and "nproc_per_node" not in values:
-        found["nproc_per_node"] = int(values["world_size"]) // int(found.get("nnodes", base.nnodes))
-    return replace(base, **found)
+        fields["nproc_per_node"] = int(values["world_size"]) // int(fields.get("nnodes", base.nnodes))
+    return replace(base, **fields)
 
 
 def normal(name: str, value: Value) -> Value:

@@ -81,9 +81,9 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
         raise UnreadableInput(f"{file} is larger than 1 MiB, which no launch command is.")
     reading = Reading(file, "launch command")
     if not read_launch(command, reading):
-        known = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
+        launchers = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
         text = f"{file}: {command[:60]!r} is no launch command that is understood."
-        raise UnreadableInput(text, f"Known: {known}.")
+        raise UnreadableInput(text, f"Known: {launchers}.")
     return reading.done()
 
 
@@ -125,8 +125,8 @@ def split_words(text: str, file: str) -> list[str]:
     with a $."""
     text = re.sub(r"\\\r?\n", " ", text)
     for _ in range(_DEEPEST_SUBSTITUTION):
-        text, found = re.subn(r"\$\([^()]*\)|`[^`]*`", "${command}", text)
-        if not found:
+        text, substitutions = re.subn(r"\$\([^()]*\)|`[^`]*`", "${command}", text)
+        if not substitutions:
             break
     try:
         words = shlex.split(text, comments=True)
@@ -180,8 +180,8 @@ def _put_launcher(flags: list[tuple[str, str | None]], launcher: Launcher, readi
             _put(reading, launcher.reads[key], value, dashes + key)
         seen[key] = value
     if launcher.others is not None:
-        known = launcher.reads.keys() | launcher.alone | launcher.others
-        reading.flag_unknown(seen, known, "not a flag of this launcher", "--")
+        flag_names = launcher.reads.keys() | launcher.alone | launcher.others
+        reading.flag_unknown(seen, flag_names, "not a flag of this launcher", "--")
     for key in ("config-file", "deepspeed-config-file"):
         if seen.get(key):
             reading.note(f"--{key}", f"{seen[key]} is a file of its own; read it too")
@@ -233,7 +233,7 @@ def _put_include(reading: Reading, value: str, key: str) -> None:
 
 def _put_script(words: list[str], reading: Reading) -> None:
     """Read Hugging Face's arguments among the script's flags: `--flag value`, `--flag=value` or `--flag`."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for word, following in zip(words, [*words[1:], "--"], strict=False):
         key, has_value, value = word.partition("=")
         name = key.lstrip("-").replace("-", "_")
@@ -250,11 +250,11 @@ def _put_script(words: list[str], reading: Reading) -> None:
             reading.note(key, f"{text} is known only when it runs")
             continue
         read = True if alone else _scalar(text)
-        if name in found and found[name] != read:
-            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {found[name]} and {read}.")
-        found[name] = read
-    if found.keys() & (DISTINCTIVE | {"max_steps"}):
-        put_training_arguments(reading, found, "--")
+        if name in arguments and arguments[name] != read:
+            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {arguments[name]} and {read}.")
+        arguments[name] = read
+    if arguments.keys() & (DISTINCTIVE | {"max_steps"}):
+        put_training_arguments(reading, arguments, "--")
 
 
 def _scalar(text: str) -> Any:

@@ -65,7 +65,7 @@ def has_settings(command: str) -> bool:
 def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str) -> tuple[str, ...]:
     """The command with copies in place of settings files (names relative to `folder`) and `output` in place of output
     folders."""
-    found = []
+    copied = []
     is_output = False
     for word in words:
         flag, equals, value = _flag_and_value(word)
@@ -75,8 +75,8 @@ def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: st
         else:
             value = _copy_of(value, copies, folder) or value.replace(OUT, output)
         is_output = word.startswith("--") and not equals and word.lstrip("-").replace("-", "_") in _OUTPUT_FLAGS
-        found.append(f"{flag}{equals}{value}")
-    return tuple(found)
+        copied.append(f"{flag}{equals}{value}")
+    return tuple(copied)
 
 
 def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, output: str) -> str:

@@ -36,16 +36,16 @@ class Draft:
         if self._parsed is None or self._parsed[0] != self.text:
             parse = parse_json if self.syntax == "json" else parse_yaml
             self._parsed = (self.text, parse(self.text.removeprefix("\ufeff"), self.file))
-        found = self._parsed[1]
+        section = self._parsed[1]
         for key in self.prefix:
-            found = found[key]
-        return dict(found)
+            section = section[key]
+        return dict(section)
 
     def get(self, path: Path) -> Any:
-        found: Any = self.data
+        value: Any = self.data
         for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     def put(self, path: Path, value: Value) -> None:
         """Set one key unconditionally."""

@@ -25,10 +25,10 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
     for depth, key in enumerate(path):
         if node.items is None:  # null, or nothing written: a section still to be made
             break
-        found = node.get(key)
-        if found is None:
+        item = node.get(key)
+        if item is None:
             return _added(text, node, key, _nested(path[depth + 1 :], value), syntax)
-        before, node = found, found.value
+        before, node = item, item.value
         in_flow = in_flow or node.flow
         if node.borrowed or re.match(r"[&*!|>]", text[node.start : node.end]):
             raise TrainpaceError(f"{file}: {'.'.join(path[: depth + 1])} is written with an alias, an anchor or a tag.")

@@ -91,9 +91,9 @@ def is_training_arguments(data: dict[str, Any]) -> bool:
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:
     """Settings that a TrainingArguments file states; defaults are not filled in."""
     reading = Reading(file, "Hugging Face TrainingArguments", prefix)
-    known = NAMES | _RENAMED.keys() | _REMOVED.keys()
+    names = NAMES | _RENAMED.keys() | _REMOVED.keys()
     reading.flag_unknown(
-        {k: v for k, v in data.items() if k not in _BESIDE}, known, "not a TrainingArguments name, so it is not read"
+        {k: v for k, v in data.items() if k not in _BESIDE}, names, "not a TrainingArguments name, so it is not read"
     )
     put_training_arguments(reading, data)
     if not data.keys() & {"per_device_train_batch_size", "per_gpu_train_batch_size"}:

@@ -116,8 +116,8 @@ class Reading:
         """A word, one of `choices` where they are given; None where it is not stated."""
         if value is None:
             return None
-        if choices is not None and value not in (known := list(choices)):
-            raise self.fail(key, value, f"one of {', '.join(known)}")
+        if choices is not None and value not in (allowed := list(choices)):
+            raise self.fail(key, value, f"one of {', '.join(allowed)}")
         if not isinstance(value, str) or not value.strip():
             raise self.fail(key, value, "a word")
         return value

@@ -68,9 +68,9 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         if per_node and per_node > 1 and not own:
             text_ = f"{per_node} tasks a node would each start a launcher; 1 is usual"
             reading.warn("#SBATCH --ntasks-per-node", text_)
-        told = any(s.name == "nnodes" and s.key == "--nnodes" for s in reading.done().settings)
-        left = any(note.key == "--nnodes" for note in reading.done().notes)
-        if nodes and nodes > 1 and launcher.startswith("torch") and not told and not left:
+        has_nnodes = any(s.name == "nnodes" and s.key == "--nnodes" for s in reading.done().settings)
+        nnodes_open = any(note.key == "--nnodes" for note in reading.done().notes)
+        if nodes and nodes > 1 and launcher.startswith("torch") and not has_nnodes and not nnodes_open:
             text_ = f"{nodes}, and {launcher} is not told with --nnodes: it would start trainings of one node"
             reading.warn("#SBATCH --nodes", text_)
     else:
@@ -181,19 +181,19 @@ def _resolve(text: str, variables: dict[str, int | None]) -> str:
 
 def _read_launcher(body: str, reading: Reading) -> tuple[str | None, str]:
     """The first launcher in the script, and its line."""
-    found: list[tuple[str, str]] = []
+    launchers: list[tuple[str, str]] = []
     for line in filter(has_launcher, body.splitlines()):
         try:
-            launcher = read_launch(line, Reading(reading.file, "") if found else reading)
+            launcher = read_launch(line, Reading(reading.file, "") if launchers else reading)
         except UnreadableInput as error:
-            if "split into words" not in str(error) and not found:
+            if "split into words" not in str(error) and not launchers:
                 raise
             reading.warn("launch line", f"{line.strip()[:60]!r} is not understood")
         else:
-            found += [(launcher, line)] if launcher else []
-    if len(found) > 1:
-        reading.warn("launch line", f"{len(found)} of them; only the first is read")
-    return found[0] if found else (None, "")
+            launchers += [(launcher, line)] if launcher else []
+    if len(launchers) > 1:
+        reading.warn("launch line", f"{len(launchers)} of them; only the first is read")
+    return launchers[0] if launchers else (None, "")
 
 
 def _read_srun(body: str, reading: Reading, per_node: int | None, tasks: int | None, written: bool) -> None:

@@ -67,7 +67,7 @@ def write_changes(
     changes: Changes,
     beside: frozenset[str] = frozenset(),
     may_add: frozenset[str] | None = None,
-    kept: frozenset[str] = frozenset(),
+    unchanged: frozenset[str] = frozenset(),
 ) -> Written:
     """Write `changes` into one file's text.
 
@@ -76,7 +76,7 @@ def write_changes(
     it was.
     """
     read = parse_config(text, file)
-    names = changes.names - kept
+    names = changes.names - unchanged
     draft = Draft(text, file, syntax_of(text, file, read), beside, names if may_add is None else may_add)
     draft.prefix = _prefix(draft, read)
     wanted = changes.wanted
@@ -99,11 +99,11 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     """
     done = _one_pass(texts, changes, frozenset())
     stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, changes)}
-    kept = _with_their_groups(frozenset(stuck))
-    if kept:
-        done = _one_pass(texts, changes, kept)
+    unchanged = _with_their_groups(frozenset(stuck))
+    if unchanged:
+        done = _one_pass(texts, changes, unchanged)
     wrote = {name for f in done for name in f.wrote}
-    together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (kept & changes.names) - DERIVED}
+    together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (unchanged & changes.names) - DERIVED}
     left = together | stuck
     for f in done:
         for name, why in f.left.items():
@@ -116,7 +116,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     return Rewritten(files=tuple(done), left=left)
 
 
-def _one_pass(texts: Mapping[str, str], changes: Changes, kept: frozenset[str]) -> list[Written]:
+def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[str]) -> list[Written]:
     read = {file: parse_config(text, file) for file, text in texts.items()}
     order, done, wrote = list(WRITERS), {}, set[str]()
     for file in sorted(texts, key=lambda file: order.index(read[file].format)):
@@ -128,7 +128,7 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, kept: frozenset[str]) 
         if read[file].format == "Hugging Face TrainingArguments" and "DeepSpeed" in beside:
             stated -= _COMPARED
         may_add = frozenset(changes.names - stated - wrote)
-        done[file] = write_changes(texts[file], file, changes, beside, may_add, kept)
+        done[file] = write_changes(texts[file], file, changes, beside, may_add, unchanged)
         wrote |= set(done[file].wrote)
     return [done[file] for file in texts]
 

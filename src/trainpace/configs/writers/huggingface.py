@@ -67,8 +67,8 @@ def _write_precision(draft: Draft, precision: str) -> None:
         return
     for key, state in on.items():
         # fp32 is said only by both of the others being off
-        said = key in stated or state or (precision == "fp32" and key != "tf32")
-        if said and draft.get((key,)) is not state:
+        needed = key in stated or state or (precision == "fp32" and key != "tf32")
+        if needed and draft.get((key,)) is not state:
             draft.put((key,), state)
     draft.wrote.add("precision")
 
