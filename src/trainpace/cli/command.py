@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
-import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.verbs.request import Argument, AskedField, Field, Misuse, Request, fields_of
@@ -146,20 +145,20 @@ class _Choice(click.Choice):
 
 def _parameter(field: AskedField) -> click.Parameter:
     about = field.about
-    default = None if field.default is msgspec.NODEFAULT else field.default
-    if about.unit and field.default_text:
-        default = field.default_text  # shown as it is written, and read like any other text
     kind: click.ParamType = _Choice(field) if field.choices else _Value(field)
+    more: dict[str, Any] = {"type": kind, "required": field.required, "metavar": about.metavar}
     if isinstance(about, Argument):
-        nargs = -1 if field.several else 1
-        kind = click.UNPROCESSED if field.several and field.kind is str else kind
-        return click.Argument([field.name], required=field.required, nargs=nargs, type=kind, metavar=about.metavar,
-                              default=None if field.several else default)  # fmt: skip
-    words = [field.name, f"--{field.option}"]
+        if field.several:
+            more |= {"nargs": -1, "type": click.UNPROCESSED if field.kind is str else kind}
+        elif not field.required:
+            more["default"] = field.default
+        return click.Argument([field.name], **more)
+    names = [field.name, f"--{field.option}"]
     if field.is_flag:
-        return click.Option(words, is_flag=True, default=bool(default), help=about.help)
-    more: dict[str, Any] = {} if about.alone is None else {"is_flag": False, "flag_value": about.alone}
-    return click.Option(
-        words, type=kind, multiple=field.several, default=default, required=field.required, help=about.help,
-        metavar=about.metavar, show_default=bool(field.default_text), **more,
-    )  # fmt: skip
+        return click.Option(names, is_flag=True, default=bool(field.default), help=about.help)
+    if not field.required:  # a default in a unit is shown as it is written, and read like any other text
+        more["default"] = field.default_text if about.unit and field.default_text else field.default
+    if about.alone is not None:
+        more |= {"is_flag": False, "flag_value": about.alone}
+    shown = bool(field.default_text)
+    return click.Option(names, multiple=field.several, help=about.help, show_default=shown, **more)
