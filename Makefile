@@ -74,8 +74,8 @@ test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks examples fitting docs
-	$(BIN)/ruff format --check src tests benchmarks examples fitting docs
+	$(BIN)/ruff check src tests benchmarks examples fitting docs tools
+	$(BIN)/ruff format --check src tests benchmarks examples fitting docs tools
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
@@ -145,10 +145,10 @@ pictures: $(VENV)/installed
 	$(BIN)/python benchmarks/pictures.py
 
 docs-generate: $(VENV)/installed
-	$(BIN)/python docs/generate.py
+	$(BIN)/python tools/generate.py
 
 docs-refresh: docs-generate
-	OMP_NUM_THREADS=1 $(BIN)/python docs/pages.py --write docs/tutorial.md docs/recipes/*.md docs/verbs/*.md
+	OMP_NUM_THREADS=1 $(BIN)/python tools/pages.py --write docs/tutorial.md docs/recipes/*.md docs/verbs/*.md
 
 zoo-workloads: $(VENV)/installed
 	$(BIN)/python tools/zoo_workloads.py
