@@ -193,18 +193,9 @@ def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions])
 
 def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Climbed:
     """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
-    from pathlib import Path
+    from trainpace.verbs import run as verb
 
-    from trainpace.cli.run import run as command
-    from trainpace.cli.running import STATE, Options, folder_of, run_ladder
-    from trainpace.ladder.climbed import Climbed
-    from trainpace.records import load
-
-    p = _options(command, o.RunOptions, options, os.fspath(ladder))
-    path, asked = Path(ladder), Options(**{name: p[name] for name in Options._fields})
-    with _plainly():
-        run_ladder(path, asked)
-    return load(folder_of(path, asked) / STATE, Climbed)
+    return verb.run(request_of(verb.RunRequest, {"ladder": ladder, **options}), TerminalProgress())
 
 
 def offers(**options: Unpack[o.OffersOptions]) -> list[Offer]:
