@@ -15,10 +15,12 @@ from torch import nn
 
 import trainpace
 from trainpace.api import options, verbs
-from trainpace.api.words import names_of, options_of
+from trainpace.api.words import names_of
 from trainpace.cli.main import VERBS
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.records import to_json
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.request import fields_of, request_of
 
 SLURM_ARRAYS = {"launcher", "at_once", "cpus", "limit", "partition", "account", "sbatch", "out"}
 
@@ -47,7 +49,6 @@ SHOWN = {
     "verify": {"json"},
     "validate": {"json"},
     "run": {"json", "dry_run", "markdown", "html", "figure"},
-    "offers": {"json", "refresh"},
 }
 LIVE = set(typing.get_type_hints(options.Live))
 
@@ -133,9 +134,9 @@ def test_the_same_answer_as_the_command_line():
     ],
 )
 def test_options_are_the_command_lines(given, words):
-    command = command_of("forecast")
-    expected = command.make_context("forecast", [*words.split(), "--json", "--", "M"]).params
-    assert options_of(command, options.ForecastOptions, given, "M") == expected
+    parsed = command_of("forecast").make_context("forecast", [*words.split(), "--json", "--", "M"]).params
+    expected = ForecastRequest(**{name: parsed[name] for name in fields_of(ForecastRequest)})
+    assert request_of(ForecastRequest, {"model": "M", **given}) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,9 +152,9 @@ def test_options_are_the_command_lines(given, words):
         (lambda: trainpace.forecast(nn.Linear(2, 2), gpu="T4"), "example"),
         (lambda: trainpace.measure(nn.Linear(2, 2)), "process of its own"),
         (lambda: trainpace.schedule(samples=10, epochs=1, global_batch=0), "0"),
-        (lambda: trainpace.match("resnet18", samples=10), "--epochs or --max-steps"),
+        (lambda: trainpace.match("resnet18", samples=10), "`epochs` or `max_steps`"),
         (lambda: trainpace.watch([]), "command"),
-        (lambda: trainpace.plan("resnet18", gpu="T4", checkpointing=True, compile=True), "--checkpointing takes a value"),
+        (lambda: trainpace.plan("resnet18", gpu="T4", checkpointing=True, compile=True), "`checkpointing`: it takes a value"),
         (lambda: trainpace.measure("resnet18", noise_scale=True), "FILE.py:FUNCTION"),
         (
             lambda: trainpace.trace(Head(), example={"pixels": batch()[0]}, loss=nn.CrossEntropyLoss()),
@@ -230,7 +231,7 @@ def test_a_workload_serves_every_verb_that_forecasts():
     assert trainpace.match(workload, samples=50_000, epochs=10, provider="aws").matches
     plan = trainpace.plan(workload, gpu="A100", batch=64, samples=50_000, epochs=10)
     assert plan.model == workload.model
-    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with --optimizer"):
+    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with `optimizer`"):
         trainpace.forecast(workload, gpu="T4", optimizer="adam")
 
 
@@ -243,6 +244,23 @@ def test_measured_steps_as_a_table(tmp_path):
     assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(one.step_times_ms)
     with trainpace.journal(str(tmp_path / "journal.db")) as journal:
         assert journal.count() == 2
+
+
+MEASURES = """
+import sys, trainpace
+if __name__ == "__main__":
+    trainpace.measure("random:mlp:1", batch=2, repeats=1, seconds=0.1, journal="journal.db", no_forecast=True)
+"""
+
+
+@pytest.mark.parametrize("as_script", [True, False])
+def test_a_program_that_measures_has_its_own_command_in_the_journal_or_none(tmp_path, as_script):
+    (tmp_path / "train.py").write_text(MEASURES)
+    program = ["train.py", "--lr", "0.1"] if as_script else ["-c", MEASURES, "--lr", "0.1"]
+    subprocess.run([sys.executable, *program], cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    with trainpace.journal(str(tmp_path / "journal.db")) as journal:
+        commands = {run.command for run in (*journal.every(), *journal.sweeps())}
+    assert commands == ({f"{Path(sys.executable).name} train.py --lr 0.1"} if as_script else {""})
 
 
 def test_measured_runs_against_forecasts(tmp_path):

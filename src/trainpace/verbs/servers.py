@@ -1,0 +1,95 @@
+"""Which offers a verb works with: refreshed or packaged, and the user's own machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.hardware import Device, catalogue, find_device
+from trainpace.offers.offer import Offer
+from trainpace.offers.snapshot import read_offers, snapshot
+from trainpace.offers.transfer import EGRESS_USD_PER_GB
+from trainpace.records import read_text
+from trainpace.verbs.places import default_offers_file
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Field
+
+Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
+Regions = Annotated[tuple[str, ...], Field("Only regions with this in their name: us-east, eu.")]
+Gpus = Annotated[tuple[str, ...], Field("Only this GPU.")]
+MachinesFile = Annotated[str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")]
+
+
+def known_offers(machines: str | None, progress: Progress, only_machines: bool = False) -> tuple[Offer, ...]:
+    """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
+    own: tuple[Offer, ...] = ()
+    if machines is not None:
+        from trainpace.offers.machines import notes_on, parse_machines
+
+        own = parse_machines(read_text(machines), machines)
+        for note in notes_on(own):
+            progress.note(f"trainpace: {note}")
+    if only_machines:
+        return own
+    refreshed = default_offers_file()
+    public = read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
+    return (*own, *public)
+
+
+def check_provider(name: str, offers: Sequence[Offer]) -> None:
+    """Raises UnknownName for a provider that neither has offers nor a known price for data that leave it."""
+    known = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
+    if name.casefold() not in known:
+        raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(known)}.")
+
+
+def chosen_offers(
+    offers: Sequence[Offer],
+    providers: Sequence[str],
+    regions: Sequence[str],
+    gpus: Sequence[str],
+    own: Sequence[Device],
+) -> tuple[list[Offer], dict[str, Device]]:
+    """The offers of these providers, regions (a part of the name) and GPUs, and their devices by name.
+
+    Raises UnknownName for a provider, region or GPU that no offer has.
+    """
+    for what, wanted, known in (
+        ("provider", providers, {o.provider for o in offers}),
+        ("region", regions, {o.region for o in offers if o.region}),
+    ):
+        for name in wanted:
+            if not any(_is(what, name, each) for each in known):
+                raise UnknownName(what, name, sorted(known), "See trainpace offers.")
+    devices = _devices(offers, own)
+    asked = {find_device(name, own).name for name in gpus}
+    left = [
+        o for o in offers
+        if (not providers or any(_is("provider", name, o.provider) for name in providers))
+        and (not regions or any(_is("region", name, o.region) for name in regions))
+        and (not asked or devices[o.device].name in asked)
+    ]  # fmt: skip
+    if not left:
+        raise _none_left(providers, regions, gpus)
+    return left, devices
+
+
+def _none_left(providers: Sequence[str], regions: Sequence[str], gpus: Sequence[str]) -> TrainpaceError:
+    if providers or regions:
+        asked = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
+        return TrainpaceError(f"no offer has this {asked}.", "See trainpace offers.")
+    return TrainpaceError(
+        f"nobody among the offers rents out {' or '.join(gpus)}.",
+        "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
+    )
+
+
+def _devices(offers: Sequence[Offer], own: Sequence[Device]) -> dict[str, Device]:
+    by_name: dict[str, Any] = {device.name: device for device in (*catalogue(), *own)}
+    return {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
+
+
+def _is(what: str, asked: str, name: str) -> bool:
+    folded, own = asked.casefold(), name.casefold()
+    return folded == own if what == "provider" else folded in own

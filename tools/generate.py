@@ -1,0 +1,207 @@
+"""Write the parts of the pages that the program itself knows: options, constants, intervals, results.
+
+    python tools/generate.py           write them into docs/ (make docs-generate)
+
+What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`; all else on a page is written by hand. A page of a
+verb that has none yet is begun. tests/test_docs.py fails where a page is stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+IMPOSSIBLE = 1e20
+"""Numbers from here on stand for absent values."""
+
+RESULTS = ROOT / "benchmarks/results"
+
+_PART = re.compile(r"(<!-- generated: (\w+)([^>\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+
+
+def verb(name: str) -> str:
+    """Usage, description, and a table of options and arguments; for a group, these of each command."""
+    from trainpace.cli.main import _cli
+
+    parent = click.Context(_cli, info_name="trainpace")
+    command = _cli.get_command(parent, name)
+    assert command is not None, name
+    return _command(command, click.Context(command, info_name=name, parent=parent), 3)
+
+
+def _command(command: click.Command, context: click.Context, level: int) -> str:
+    pieces = " ".join(command.collect_usage_pieces(context))
+    parts = [f"```text\n{context.command_path} {pieces}\n```", _description(command)]
+    rows = [
+        record for p in command.get_params(context) if (record := _option(p, context)) and "--help" not in record[0]
+    ]
+    if rows:
+        table = "\n".join(f"| `{name}` | {text} |" for name, text in rows)
+        parts.append(f"| option | |\n|---|---|\n{table}")
+    if isinstance(command, click.Group):
+        for sub in command.list_commands(context):
+            inner = command.get_command(context, sub)
+            assert inner is not None, sub
+            below = click.Context(inner, info_name=sub, parent=context)
+            parts += [f"{'#' * level} {sub}", _command(inner, below, level + 1)]
+    return "\n\n".join(parts)
+
+
+def _description(command: click.Command) -> str:
+    """The docstring: sentences as they are, what follows a `\\b` as a block."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    done = []
+    for paragraph in paragraphs:
+        if paragraph.startswith("\b\n"):
+            done.append("```text\n" + paragraph.removeprefix("\b\n") + "\n```")
+        else:
+            done.append(_plain(" ".join(paragraph.split())))
+    return "\n\n".join(done)
+
+
+def _option(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
+    record = parameter.get_help_record(context)
+    if record is None:
+        return None
+    name, text = record
+    if not text:
+        return None
+    return name.replace("|", "\\|"), _plain(text.replace("|", "\\|"))
+
+
+def _plain(text: str) -> str:
+    """Escape Markdown's marks outside of code."""
+    return re.sub(r"(`[^`]*`)|([*<>])", lambda match: match[1] or "\\" + match[2], text)
+
+
+def verbs() -> str:
+    """The list of verbs."""
+    from trainpace.cli.main import VERBS
+
+    rows = "\n".join(f"| [{name}]({name}.md) | {text} |" for name, text in VERBS.items())
+    names = "\n".join(VERBS)
+    return f"| verb | |\n|---|---|\n{rows}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```"
+
+
+def constants(prefix: str) -> str:
+    """Fitted constants by the beginning of their name; `all` of them without one."""
+    from trainpace.forecast.constants import fitted_constants
+
+    fitted = fitted_constants()
+    names = [n for n in fitted.__struct_fields__ if prefix == "all" or n.startswith(prefix)]
+    assert names, prefix
+    rows = "\n".join(f"| `{name}` | {getattr(fitted, name):g} |" for name in names)
+    return f"| constant | fitted |\n|---|--:|\n{rows}"
+
+
+def links() -> str:
+    """The fitted constants of the collectives' use of links."""
+    from trainpace.forecast.collectives import CONSTANTS
+
+    rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in CONSTANTS.__struct_fields__)
+    return f"| constant | fitted |\n|---|--:|\n{rows}"
+
+
+def numbers(room: str) -> str:
+    """The named numbers of a module of the forecast, with their docstrings."""
+    import ast
+    import importlib
+
+    module = importlib.import_module(f"trainpace.forecast.{room}")
+    body = ast.parse(inspect.getsource(module)).body
+    rows = []
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
+            continue
+        name = node.targets[0].id
+        value = getattr(module, name)
+        if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
+            continue
+        if isinstance(value, int | float) and value < IMPOSSIBLE:
+            text = " ".join(str(after.value.value).split())
+            rows.append(f"| `{name}` | {value:g} | {_plain(text)} |")
+    assert rows, room
+    return "| number | | what it is, and from where |\n|---|--:|---|\n" + "\n".join(rows)
+
+
+def intervals() -> str:
+    """The 90 % intervals by class of runs."""
+    from trainpace.forecast.intervals import fitted_spreads
+
+    classes = sorted(fitted_spreads().classes.items(), key=lambda item: (item[0].split(",")[0] != "seen card", item[0]))
+    rows = "\n".join(f"| {name} | {q.low - 1:+.0%} to {q.high - 1:+.0%} | {q.n:,} |" for name, q in classes)
+    return f"| the run is like | 90 % of the measurements lie | held-out runs |\n|---|---|--:|\n{rows}"
+
+
+def cards() -> str:
+    """The cards of the catalogue."""
+    from trainpace.hardware import catalogue
+
+    gpus = [d for d in catalogue() if d.kind == "gpu"]
+    by_architecture: dict[str, list[str]] = {}
+    for device in gpus:
+        by_architecture.setdefault(device.architecture, []).append(device.name)
+    rows = "\n".join(f"| {a} | {', '.join(names)} |" for a, names in by_architecture.items())
+    return f"{len(gpus)} cards:\n\n| architecture | cards |\n|---|---|\n{rows}"
+
+
+def table(name: str, number: str, *first: str) -> str:
+    """The table of that number (from 1) in benchmarks/results/NAME.md; with words, its rows that begin so."""
+    lines = _TABLE.findall((RESULTS / f"{name}.md").read_text())[int(number) - 1].splitlines()
+    return "\n".join(lines[:2] + [row for row in lines[2:] if row.startswith(f"| {' '.join(first)}")])
+
+
+def below(name: str, number: str) -> str:
+    """The list that follows that table."""
+    text = (RESULTS / f"{name}.md").read_text()
+    after = text[list(_TABLE.finditer(text))[int(number) - 1].end() :].lstrip("\n")
+    rows = re.match(r"(?:- .*\n)+", after)
+    assert rows, name
+    return rows[0].rstrip("\n")
+
+
+PARTS: dict[str, Callable[..., str]] = {
+    "verb": verb, "verbs": verbs, "constants": constants, "links": links, "numbers": numbers, "intervals": intervals,
+    "cards": cards, "table": table, "below": below,
+}  # fmt: skip
+
+
+def generated(text: str) -> str:
+    """The page with its generated parts made anew."""
+
+    def part(match: re.Match[str]) -> str:
+        made = PARTS[match[2]](*match[3].split())
+        return f"{match[1]}\n{made}\n\n{match[4]}"
+
+    return _PART.sub(part, text)
+
+
+def page_of_verb(name: str) -> Path:
+    """Where a verb's page stands."""
+    return DOCS / "verbs" / f"{name}.md"
+
+
+def main() -> None:
+    """Write them all."""
+    from trainpace.cli.main import VERBS
+
+    for name, summary in VERBS.items():
+        if not page_of_verb(name).exists():
+            begun = f"# trainpace {name}\n\n{summary}\n\n## Example\n\n## Options\n\n"
+            page_of_verb(name).write_text(f"{begun}<!-- generated: verb {name} -->\n<!-- end -->\n")
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text()
+        if (new := generated(text)) != text:
+            page.write_text(new)
+            print(f"written: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
