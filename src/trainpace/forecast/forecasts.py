@@ -192,7 +192,8 @@ class Forecasts:
         return replace(
             common, step=step, step_time_interval_ms=interval, reason="",
             mfu=_mfu(flops, form.operators, step, execution, cluster), model_flops_per_step=flops,
-            heaviest=heaviest(row.table.operators, row.times, repeats), training_time=time, training_time_interval_s=time_interval,
+            heaviest=heaviest(row.table.operators, row.times, repeats),
+            training_time=time, training_time_interval_s=time_interval,
             cost_usd=cost, exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
             scaling_efficiency=efficiency, scaling_reference_devices=reference,
             warnings=_warnings(common.fits, step, bool(self.uneven[i]), form, execution),
