@@ -12,7 +12,7 @@ from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.journal import compare, scores
-from trainpace.ladder.climb import climb
+from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer

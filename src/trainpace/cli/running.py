@@ -16,19 +16,32 @@ from trainpace.cli.pictures import save_pictures
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware.cluster import HostLinks
 from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc, printable
-from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
-from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
-from trainpace.ladder.foresee import Foreseen, Known
-from trainpace.ladder.inputs import SCRIPT_STEPS, read_ladder
-from trainpace.ladder.rungs import Ladder, Script, Setup, words_of
-from trainpace.ladder.script import keep_files, prepare, started_by, try_script
-from trainpace.ladder.sights import Sights, has_data
-from trainpace.launch.engines.rules import why_no_noise_scale
-from trainpace.launch.slurm_script import SlurmOptions
-from trainpace.launch.trial import FailedTrial, TrialResult
-from trainpace.launch.trials import job_of, run_trial
-from trainpace.machine.detect import detect
-from trainpace.machine.environment import device_in
+from trainpace.ladder import (
+    SCRIPT_STEPS,
+    Ahead,
+    Climbed,
+    Foreseen,
+    Known,
+    Ladder,
+    Means,
+    Script,
+    Setup,
+    Sights,
+    Tried,
+    climb,
+    file_name,
+    has_data,
+    keep_files,
+    noise_scale_of,
+    prepare,
+    preview,
+    read_ladder,
+    started_by,
+    try_script,
+    words_of,
+)
+from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_trial, why_no_noise_scale
+from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save, write_whole
 from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
@@ -159,7 +172,7 @@ def _means(
     before: Climbed | None,
     tell: Callable[[str], None],
 ) -> Means:
-    from trainpace.ladder.shards import make_shards
+    from trainpace.ladder import make_shards
 
     def links() -> HostLinks | None:
         profile = profile_here()

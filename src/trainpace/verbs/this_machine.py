@@ -28,8 +28,7 @@ def device_of(kind: str, machine: Machine) -> str:
 
 def detected(progress: Progress) -> Machine:
     """This machine, after a note on whatever disturbs measurements on it."""
-    from trainpace.machine import detect
-    from trainpace.machine.disturbances import warnings_of
+    from trainpace.machine import detect, warnings_of
 
     machine = detect()
     for warning in warnings_of(machine):
@@ -55,8 +54,7 @@ def profile_here(progress: Progress) -> MachineProfile | None:
     file = default_profile_file()
     if not file.exists():
         return None
-    from trainpace.machine import MachineProfile
-    from trainpace.machine.detect import detect_cpu
+    from trainpace.machine import MachineProfile, detect_cpu
 
     try:
         profile = load(file, MachineProfile)
