@@ -7,7 +7,7 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.machine.allreduce import AllReduce, measure_allreduce
     from trainpace.machine.calibration import calibrate
-    from trainpace.machine.detection import Machine, cpu_name, detect, detect_cpu
+    from trainpace.machine.detection import Machine, cpu_name, detect
     from trainpace.machine.disturbances import warnings_of
     from trainpace.machine.host_links_rank import measure_host_links
     from trainpace.machine.profile import MachineProfile
