@@ -26,8 +26,7 @@ def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, f
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of its 90 % interval by Student's t; for one value, half of the interval is the value
-    itself."""
+    """The mean and half of its 90 % interval by Student's t; for one value, half of the interval is the value itself."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, abs(mean)

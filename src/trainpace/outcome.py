@@ -155,8 +155,7 @@ class Forecast(Record):
 class MeasuredNoiseScale(Record):
     """The gradient noise scale over the first steps of a training, each of `batch` samples in `parts`.
 
-    `norms_ms`: the time of the two norms of a step; `step_ms`: the rest of the step. Together they show the cost of
-    measuring.
+    `norms_ms`: the time of the two norms of a step; `step_ms`: the rest of the step. Together they show the cost of measuring.
     """
 
     batch: int
@@ -196,8 +195,7 @@ class Measurement(Record, Table):
         return 1e3 * self.execution.global_batch / self.median_ms
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """One row per step in order, the warm-up first: its time, whether it is warm-up, and its loss where
-        recorded."""
+        """One row per step in order, the warm-up first: its time, whether it is warm-up, and its loss where recorded."""
         times = [*self.warmup_ms, *self.step_times_ms]
         losses = (
             self.losses if len(self.losses) == len(times) else (None,) * len(times)

@@ -108,8 +108,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write text to a temporary file, then rename it, so that a reader sees the old file or the new one, never half of
-    it."""
+    """Write text to a temporary file, then rename it, so that a reader sees the old file or the new one, never half of it."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 

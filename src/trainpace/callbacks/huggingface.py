@@ -28,8 +28,7 @@ _READ = ("per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32
 
 
 class TimeLeft(Reporter, TrainerCallback):
-    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is
-    interrupted.
+    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is interrupted.
 
     With `trainer`, evaluations are included before the first one has run. Other arguments: see `Reporter`.
     """
@@ -117,8 +116,7 @@ class TimeLeft(Reporter, TrainerCallback):
         self._close("")
 
     def time_left(self, control: Any = None) -> Left | None:
-        """The remaining time, None before the first steps. `control` tells whether an evaluation or a checkpoint is
-        due."""
+        """The remaining time, None before the first steps. `control` tells whether an evaluation or a checkpoint is due."""
         if self._watch is None:
             return None
         watch, state, args = self._watch, self._state, self._args

@@ -17,6 +17,7 @@ else:
     except ImportError:
         from pytorch_lightning.callbacks import Callback  # the same under its other name
 
+from trainpace.callbacks.fit_counts import FitState, Remaining, remaining_counts
 from trainpace.callbacks.reporter import Reporter, harmless
 from trainpace.callbacks.time_left import Other
 from trainpace.callbacks.time_left import TimeLeft as Left
@@ -29,8 +30,7 @@ _PRECISIONS = {
 
 
 class TimeLeft(Reporter, Callback):
-    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is
-    interrupted.
+    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is interrupted.
 
     Arguments: see `Reporter`. Remaining are batches.
     """
@@ -46,8 +46,7 @@ class TimeLeft(Reporter, Callback):
 
     @harmless
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start timing the two validation batches of the sanity check: their time serves until the first real
-        validation."""
+        """Start timing the two validation batches of the sanity check: their time serves until the first real validation."""
         self._sanity_batch_s = []
 
     @harmless
@@ -186,8 +185,7 @@ class TimeLeft(Reporter, Callback):
         return self._guess_evaluation_s(batches, 1)
 
     def _checkpoints_left(self, counts: Remaining) -> float:
-        """Checkpoints to come by the settings of each ModelCheckpoint; how many are really written may depend on a
-        metric."""
+        """Checkpoints to come by the settings of each ModelCheckpoint; how many are really written may depend on a metric."""
         left = 0.0
         for callback in getattr(self._trainer, "checkpoint_callbacks", []):
             steps, epochs = getattr(callback, "_every_n_train_steps", 0), getattr(callback, "_every_n_epochs", 0)

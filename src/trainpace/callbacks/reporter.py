@@ -63,8 +63,7 @@ class Reporter:
     """Reports a training's remaining time every `every_s` seconds, and stores the run in the journal at its end.
 
     `tell` receives each `TimeLeft` in place of the line on stderr. `journal` is a path or URL, by default the user's
-    own; with `no_journal` nothing is stored. `model` names the run, by default after the model's class or
-    configuration.
+    own; with `no_journal` nothing is stored. `model` names the run, by default after the model's class or configuration.
     """
 
     counted = "step"
@@ -112,8 +111,7 @@ class Reporter:
         )
 
     def _guess_evaluation_s(self, samples: float | None, samples_per_step: float) -> float | None:
-        """Seconds of an evaluation before the first one: the forward passes of its samples, as a share of a step's
-        time."""
+        """Seconds of an evaluation before the first one: the forward passes of its samples, as a share of a step's time."""
         watch = self._watch
         if samples is None or watch is None or not watch.times["step"]:
             return None
@@ -142,8 +140,7 @@ class Reporter:
 
 
 def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
-    """Seconds of optimizer steps from those of their micro-steps, counted from the end; one step where there are too
-    few."""
+    """Seconds of optimizer steps from those of their micro-steps, counted from the end; one step where there are too few."""
     if micro_steps == 1 or not seconds:
         return tuple(seconds)
     first = len(seconds) % micro_steps if len(seconds) >= micro_steps else 0

@@ -1,5 +1,4 @@
-"""A stopwatch for a training's kinds of work: the time between two marks is charged to the work that ends at the
-second."""
+"""A stopwatch for a training's kinds of work: the time between two marks is charged to the work that ends at the second."""
 
 from __future__ import annotations
 

@@ -68,8 +68,7 @@ class TimeLeft(Record):
 
 
 class Pace(NamedTuple):
-    """Mean seconds of the steps to come, the half-width of the interval, and the number of latest steps at the current
-    pace."""
+    """Mean seconds of the steps to come, the half-width of the interval, and the number of latest steps at the current pace."""
 
     mean_s: float
     half_width_s: float
@@ -156,8 +155,7 @@ def _latest(values: list[float]) -> list[float]:
 
 
 def _change(values: Sequence[float]) -> int:
-    """The index that splits the values into two levels with the least squared error, at least a few values from either
-    end."""
+    """The index that splits the values into two levels with the least squared error, at least a few values from either end."""
     edge = min(LEAST_BLOCK // 2, len(values) // 2)
     total, best, at = math.fsum(values), -1.0, edge
     before = math.fsum(values[: edge - 1])

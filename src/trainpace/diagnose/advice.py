@@ -1,5 +1,4 @@
-"""Possible changes for each cause, with the milliseconds per step that each should save. Pure arithmetic on a
-recording."""
+"""Possible changes for each cause, with the milliseconds per step that each should save. Pure arithmetic on a recording."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ Advisor = Callable[[Sequence[Rank], Split], list[Advice]]
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
-    """All changes for which the recording supports a figure, the largest saving first, including those that save
-    nothing."""
+    """All changes for which the recording supports a figure, the largest saving first, including those that save nothing."""
     changes: list[Advice] = []
     for advisor in ADVISORS:
         changes += advisor(ranks, split)

@@ -46,8 +46,7 @@ class Diagnosis(Record):
 
 
 def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
-    """The diagnosis of a recorded command. Raises TrainpaceError, with what was seen, for a command without training
-    steps."""
+    """The diagnosis of a recorded command. Raises TrainpaceError, with what was seen, for a command without training steps."""
     if not recording.ranks:
         ended = f" It ended with exit code {recording.exit_code}." if recording.exit_code else ""
         raise TrainpaceError(

@@ -1,5 +1,4 @@
-"""A step's milliseconds by cause, from the parts of the trail and the interventions together. They add up to the
-step."""
+"""A step's milliseconds by cause, from the parts of the trail and the interventions together. They add up to the step."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ IN_WORDS = {
 
 class Split(NamedTuple):
     """Mean milliseconds per step by cause, over the ranks that wait for a straggler if there is one, else over all; and
-    the causes that an intervention has shown. `fixed_ms`: the part of forward and backward that does not depend on the
-    batch."""
+    the causes that an intervention has shown. `fixed_ms`: the part of forward and backward that does not depend on the batch."""
 
     by_cause: dict[str, float]
     proved: frozenset[str]

@@ -1,7 +1,6 @@
 """A watched run for Perfetto or chrome://tracing: the spans of every thread, the steps, and the workers' batches.
 
-The Trace Event Format: complete events (X) in microseconds, which must nest within a track, and metadata (M) for
-names.
+The Trace Event Format: complete events (X) in microseconds, which must nest within a track, and metadata (M) for names.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ Event = dict[str, Any]
 
 
 def write_trace(folder: Path, path: Path) -> int:
-    """Write a folder of trails as trace JSON, compressed for names in .gz, whole or not at all; returns the number of
-    events.
+    """Write a folder of trails as trace JSON, compressed for names in .gz, whole or not at all; returns the number of events.
 
     Holds one step's spans at a time. Raises UnreadableInput for a folder without trails, or where it cannot write.
     """

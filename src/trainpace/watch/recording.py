@@ -50,8 +50,7 @@ class FetchCost(Record):
 
 
 class Line(Record):
-    """A line of the script that was seen running, the function that it called, and its share of the samples of its
-    part."""
+    """A line of the script that was seen running, the function that it called, and its share of the samples of its part."""
 
     part: str
     line: str
@@ -256,8 +255,7 @@ def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | 
 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
-    """Half of the mean's 90 % interval, from the means of consecutive blocks, since neighbouring steps are
-    correlated."""
+    """Half of the mean's 90 % interval, from the means of consecutive blocks, since neighbouring steps are correlated."""
     blocks = min(blocks, len(times))
     edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
     return mean_and_half_width([fmean(times[a:b]) for a, b in pairwise(edges)])[1]

@@ -18,13 +18,11 @@ from trainpace.watch.trails import Process, WorkerLane, read_processes, records_
 
 STEPS_SHOWN = 10
 TYPICAL = 1.25
-"""A window is shown by itself if it takes at most this many times the median window, so that no evaluation dwarfs the
-rest."""
+"""A window is shown by itself if it takes at most this many times the median window, so that no evaluation dwarfs the rest."""
 
 
 class Bar(Record):
-    """A stretch of one part (one of `PARTS`, or "fetch" for a worker's batch), in milliseconds from the window's
-    start."""
+    """A stretch of one part (one of `PARTS`, or "fetch" for a worker's batch), in milliseconds from the window's start."""
 
     part: str
     name: str
@@ -58,8 +56,7 @@ class Lane(Record):
 
 class Timeline(Record):
     """A window over steps `first_step` to `last_step` of the lowest rank. `after_s`: seconds from the start of that
-    rank's first step to the window. `on_gpu`: bars show when the host was busy, and the device goes on working after
-    them."""
+    rank's first step to the window. `on_gpu`: bars show when the host was busy, and the device goes on working after them."""
 
     lanes: tuple[Lane, ...]
     first_step: int
@@ -128,8 +125,7 @@ def _requested_steps(detailed: Sequence[Step], requested: range) -> Sequence[Ste
 
 
 def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
-    """Of all windows of consecutive plain steps after the warm-up, the one nearest the middle that is not unusually
-    long."""
+    """Of all windows of consecutive plain steps after the warm-up, the one nearest the middle that is not unusually long."""
     plain = [s for s in detailed if s.trial == 0] or list(detailed)
     warm = [s for s in plain if s.number >= WARM_UP_STEPS] or plain
     runs = _runs(warm)
@@ -269,8 +265,7 @@ def evaluation_in(step: Step, spans: Sequence[Span]) -> Span | None:
 
 
 def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
-    """Bars for a picture: neighbours narrower than a dot are merged into one bar, of the part with the largest
-    share."""
+    """Bars for a picture: neighbours narrower than a dot are merged into one bar, of the part with the largest share."""
     out: list[Bar] = []
     group: list[Bar] = []
     for bar, after in pairwise((*bars, None)):

@@ -69,8 +69,7 @@ def _data_parallel(module: Any, recorder: Recorder) -> None:
 
 
 def note_ddp(recorder: Recorder) -> None:
-    """Write DDP's counters of its sampled steps to the trail: nanoseconds of backward, of communication, and of their
-    overlap."""
+    """Write DDP's counters of its sampled steps to the trail: nanoseconds of backward, of communication, and of their overlap."""
     for model in list(_ddp):
         try:
             data = model._get_ddp_logging_data()
@@ -126,8 +125,7 @@ def _transformers(module: ModuleType, recorder: Recorder) -> None:
 
 
 def _skipped_under_trials(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Skip saving under trials: transformers names the folder itself and removes older ones, so nothing may be written
-    there."""
+    """Skip saving under trials: transformers names the folder itself and removes older ones, so nothing may be written there."""
 
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -357,8 +357,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
 
 
 def _copies(torch: Any, recorder: Recorder) -> None:
-    """Watch copies to a device and, where there is one, synchronisation. Inside a module's forward they count as the
-    module's."""
+    """Watch copies to a device and, where there is one, synchronisation. Inside a module's forward they count as the module's."""
     has_torch_function = torch.overrides.has_torch_function_unary
     is_compiling = torch.compiler.is_compiling
 

@@ -1,5 +1,4 @@
-"""The training thread's time: every nanosecond is charged to the part that runs, so that the parts add up to the
-step."""
+"""The training thread's time: every nanosecond is charged to the part that runs, so that the parts add up to the step."""
 
 from __future__ import annotations
 

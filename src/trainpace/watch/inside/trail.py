@@ -1,5 +1,4 @@
-"""The trail: a file that a watched process writes while it runs, so that a killed process is recorded up to its last
-moments.
+"""The trail: a file that a watched process writes while it runs, so that a killed process is recorded up to its last moments.
 
 One file per process: a JSON header line, then records of fixed size, each after a letter for its kind. Times are
 ``time.perf_counter_ns``, the same clock for all processes of a host.

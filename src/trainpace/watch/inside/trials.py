@@ -151,8 +151,7 @@ class Trials:
         self.recorder.trial = kind if kind >= 0 else SETTLING
 
     def agreed(self, about: str, answer: Any) -> Any:
-        """The first rank's answer for all: ranks that took different branches would wait for each other until a
-        timeout."""
+        """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
         if not _many():
             return answer
         with contextlib.suppress(Exception):
@@ -300,8 +299,7 @@ class _SkippedCollective:
 
 
 def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective that is skipped under the trial without synchronisation, for tensors that only training
-    exchanges."""
+    """A collective that is skipped under the trial without synchronisation, for tensors that only training exchanges."""
 
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
