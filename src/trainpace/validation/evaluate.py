@@ -26,10 +26,8 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 """Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
 
 MODELS_PER_PROCESS = 12
-CONFIGURATIONS = "configurations"
-"""Folder among the traces for the configurations of models that are known by their sizes."""
 TRACE_VERSION = 3
-"""Raise when traces change, so that kept ones are made again."""
+"""Raise when traces change, so that earlier ones are made again."""
 Tell = Callable[[str], None]
 
 
@@ -75,7 +73,7 @@ def evaluate(
     refused: dict[int, str] = {}
     for run in runs:
         try:
-            cases[run.index] = case_of(run, folder, traces / CONFIGURATIONS)
+            cases[run.index] = case_of(run, folder)
         except TrainpaceError as error:
             refused[run.index] = str(error)
     workloads = _workloads(list(cases.values()), traces, tell, progress, workers)
@@ -106,13 +104,13 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
     copied = 0.0
-    if case.copies_to_device:
+    if case.run.host_copy == "yes":
         copied = 1e3 * workload.sample_bytes * case.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9)
         if case.execution.engine == "data_parallel":
             copied *= case.execution.data_parallel_size
     if case.attention == "native":
         constants = replace(c, attention_hopper=1.0)
-    elif case.attention == "first":
+    elif case.attention == "flash1":
         share = c.attention_first
         constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
     return forecast(
