@@ -207,7 +207,7 @@ def test_forecasts_that_held_are_counted():
     made = rung_times(
         "a step", [("a", 100.0, between, 105.0, None), ("b", 100.0, between, 120.0, None), ("c", None, None, 5.0, None)]
     )
-    assert made.finding == "1 of 2 forecasts held what was then measured."
+    assert made.finding == "Forecast intervals that contain the measurement: 1 of 2."
     assert [len(group.bars) for group in made.groups] == [2, 2, 1]
 
 

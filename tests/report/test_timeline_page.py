@@ -75,7 +75,7 @@ def test_numbers_of_narrow_steps_are_left_out(tmp_path, capsys, monkeypatch):
 def test_without_workers_data_is_no_waiting(tmp_path):
     simple_run(tmp_path)
     timeline = timeline_of(tmp_path)
-    assert findings(timeline) == ["Training prepares its data itself 40 % of the time (4 ms a step), without workers."]
+    assert findings(timeline) == ["Training spends 40 % of the time (4 ms a step) loading data in the main process, without workers."]
     assert "waiting for data" not in timeline_page(timeline, "t")
 
 
