@@ -128,7 +128,7 @@ def _overhead(first: Match, job: Job) -> str:
 _UNMET: dict[Binding, str] = {
     "memory": "No server has enough memory.", "batch": "No server can divide this global batch.",
     "device": "No server has a GPU that can run this.", "deadline": "No server meets the deadline.",
-    "budget": "No server meets the budget.", "failures": "No server finishes this, because it would fail too often.",
+    "budget": "No server meets the budget.", "failures": "No server can finish this.",
 }  # fmt: skip
 
 

@@ -30,11 +30,11 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
          number(row.forecast_ms), f"{row.error_pct:+.0f}")
         for row in failed[:WORST]
     ]  # fmt: skip
-    columns = (
+    worst_columns = (
         words("worst", least=16), words("GPU"), words("precision", 1), Column("batch", 2), Column("measured ms"),
         Column("forecast ms"), Column("error %"),
     )  # fmt: skip
-    print_table(columns, worst, spaced=False)
+    print_table(worst_columns, worst, spaced=False)
     reasons = Counter(row.unsupported for row in rows if row.unsupported)
     for reason, count in reasons.most_common(8):
         print_lines(f"{count} not forecast: {reason}")
