@@ -128,7 +128,7 @@ def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
     other = foresight(journal, "another layer", n=512)
     assert "1 other model" in other.in_words()
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
-    plain = forecast(other.workload, run, other.cluster)
+    plain = other.forecaster.forecast(run)
     (ratio,) = other.others
     shifted = other.at(run)
     assert min(1, ratio) < shifted.step.total_ms / plain.step.total_ms < max(1, ratio)
