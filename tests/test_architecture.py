@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
 ROOMS = [
     "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome",  # 1
     "forecast", "plan",  # 2
-    "isolation", "user_file", "medians", "trace", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
+    "process", "user_file", "medians", "trace", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
     "configs", "validation", "journal", "offers", "launch", "verify", "ladder", "callbacks",  # 4
     "verbs",  # 5
     "report",  # 6

@@ -19,7 +19,7 @@ from trainpace.verbs.request import request_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.api.results import Forecasts, MeasuredSweep, ValidatedRuns
+    from trainpace.api.results import Forecasts, MeasuredSweep
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.journal.store import Journal
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
     from trainpace.schedule import Answer
+    from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
     from trainpace.watch import Recording
     from trainpace.workload import Form, Workload
@@ -109,11 +110,12 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
     from trainpace.api.results import MeasuredSweep
     from trainpace.cli.measure import measure as command
     from trainpace.cli.measuring import measured_of
+    from trainpace.journal.recorder import program_command
     from trainpace.outcome import FailedProbe
 
     p = _options(command, o.MeasureOptions, options)
     with _plainly():
-        found = measured_of(_spec_only(model), p["batches"], p)
+        found = measured_of(_spec_only(model), p["batches"], p | {"command": program_command()})
     return MeasuredSweep(
         measurements=tuple(found.measured), failed=tuple(x for x in found.outcomes if isinstance(x, FailedProbe)),
         analysis=found.analysis, forecasts=found.foreseen, sweep=found.sweep,
@@ -190,12 +192,9 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
 
 def verify(model: str, **options: Unpack[o.VerifyOptions]) -> Equivalence:
     """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
-    from trainpace.cli.verify import equivalence_of
-    from trainpace.cli.verify import verify as command
+    from trainpace.verbs.verify import VerifyRequest, run
 
-    p = _options(command, o.VerifyOptions, options)
-    with _plainly():
-        return equivalence_of(_spec_only(model), p)
+    return run(request_of(VerifyRequest, {"model": _spec_only(model), **options}), TerminalProgress())
 
 
 def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions]) -> ValidatedRuns:
@@ -203,14 +202,9 @@ def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions])
 
     trainpace.validate("runs.csv").overall.median
     """
-    from trainpace.api.results import ValidatedRuns
-    from trainpace.cli.validate import validate as command
-    from trainpace.cli.validate import validated
+    from trainpace.verbs.validate import ValidateRequest, run
 
-    p = _options(command, o.ValidateOptions, options, os.fspath(runs))
-    with _plainly():
-        rows, overall, groups = validated(p["runs"], p["only"], p["models"], p["traces"], p["workers"])
-    return ValidatedRuns(rows=tuple(rows), overall=overall, groups={name: tuple(some) for name, some in groups.items()})
+    return run(request_of(ValidateRequest, {"runs": runs, **options}), TerminalProgress())
 
 
 def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Climbed:

@@ -133,6 +133,8 @@ class _Value(click.ParamType):
 def _parameter(field: AskedField) -> click.Parameter:
     about = field.about
     default = None if field.default is msgspec.NODEFAULT else field.default
+    if about.unit and field.default_text:
+        default = field.default_text  # shown as it is written, and read like any other text
     kind: click.ParamType = click.Choice(field.choices) if field.choices else _Value(field)
     if isinstance(about, Argument):
         nargs = -1 if field.several else 1
@@ -145,5 +147,5 @@ def _parameter(field: AskedField) -> click.Parameter:
     more: dict[str, Any] = {} if about.alone is None else {"is_flag": False, "flag_value": about.alone}
     return click.Option(
         words, type=kind, multiple=field.several, default=default, required=field.required, help=about.help,
-        metavar=about.metavar, show_default=field.default_text or False, **more,
+        metavar=about.metavar, show_default=bool(field.default_text), **more,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -225,7 +224,7 @@ def _run(
             if journal is None:
                 return RecordedSweep("", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0)
             circumstances = Circumstances(
-                device=device, command=" ".join(["trainpace", *sys.argv[1:]]), commit=_commit(), notes=o["notes"],
+                device=device, command=o["command"], commit=_commit(), notes=o["notes"],
                 versions=f"torch {version('torch')}, trainpace {version('trainpace')}", keep_identity=o["keep_identity"],
             )  # fmt: skip
             recorded = record_sweep(journal, conditions, plan, circumstances, foresight, hints, tell, o["fresh"])

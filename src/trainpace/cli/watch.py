@@ -131,7 +131,7 @@ def run(command: tuple[str, ...], folder: Path, as_json: bool, trials: dict[str,
     import os
     import sys
 
-    from trainpace.launch.processes import usable_cores
+    from trainpace.process import usable_cores
     from trainpace.watch import watch as watch_command
 
     load, cores = os.getloadavg()[0], usable_cores()

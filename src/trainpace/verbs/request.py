@@ -49,7 +49,9 @@ class Unit:
         """The value of text, of a number, or, of a list unit, of some numbers."""
         if self.is_list and isinstance(value, Iterable) and not isinstance(value, str):
             return self.parse(",".join(str(one) for one in value))
-        return self.parse(value if isinstance(value, str) else f"{value!r}{self.suffix}")
+        if isinstance(value, str | os.PathLike):
+            return self.parse(os.fspath(value))
+        return self.parse(f"{value!r}{self.suffix}")
 
 
 @dataclass(frozen=True)
@@ -173,15 +175,15 @@ def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
     """
     fields = fields_of(kind)
     values = {}
-    for name, value in given.items():
+    for name in given:
         if name not in fields:
             raise UnknownName("option", name, fields)
+    for name, value in given.items():
         try:
             values[name] = fields[name].read(value)
         except TrainpaceError as error:
-            raise (
-                type(error)(f"`{name}`: {error.message}", error.hint) if type(error) is TrainpaceError else error
-            ) from None
+            error.message = f"`{name}`: {error.message}"
+            raise
     for name, field in fields.items():
         if field.required and values.get(name) is None:
             raise Misuse(f"`{name}` is missing.", field.about.help)

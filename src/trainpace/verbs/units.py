@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,20 @@ def parse_workers(text: str) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
+def _existing_file(path: str) -> str:
+    if not os.path.exists(path):
+        raise TrainpaceError(f"File {path!r} does not exist.")
+    if os.path.isdir(path):
+        raise TrainpaceError(f"File {path!r} is a directory.")
+    return path
+
+
+def _existing_folder(path: str) -> str:
+    if not os.path.isdir(path):
+        raise TrainpaceError(f"Directory {path!r} does not exist.")
+    return path
+
+
 def _shown_list(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))
 
@@ -87,3 +102,5 @@ GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 
 SAMPLE_BYTES = within("bytes", 0, 1e15, parse_count)
 BATCHES = Unit("batches", parse_batches, _shown_list, is_list=True)
 WORKERS = Unit("workers", parse_workers, _shown_list, is_list=True)
+EXISTING_FILE = Unit("file", _existing_file)
+EXISTING_FOLDER = Unit("directory", _existing_folder)
