@@ -13,9 +13,9 @@ from trainpace.verbs.units import ABOVE_0, within
 class CalibrateView(View):
     """What part of the machine is wanted."""
 
-    hosts: Annotated[
-        bool, Field("Under torchrun: only the links between hosts, into the profile that is there.")
-    ] = False
+    hosts: Annotated[bool, Field("Under torchrun: only the links between hosts, into the profile that is there.")] = (
+        False
+    )
     network: Annotated[
         float | None,
         Field("For --hosts: the link's bandwidth, where it is known.", within("GB/s", ABOVE_0, 1e6), metavar="GB/S"),

@@ -213,9 +213,10 @@ def _targets(gpus: Sequence[str], own: Any, o: dict[str, Any]) -> list[tuple[Any
     machines: list[tuple[Any, Any, Any]] = []
     for gpu in gpus:
         if gpu.casefold() == "cpu":
-            from trainpace.cli.machine import profile_or_brief
+            from trainpace.report.progress import TerminalProgress
+            from trainpace.verbs.this_machine import profile_or_brief
 
-            profile = profile_or_brief()
+            profile = profile_or_brief(TerminalProgress())
             machines.append((profile.device, profile.kernels, profile.host_links))
         else:
             machines.append((find_device(gpu, own), None, None))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from trainpace.cli.machine import device_of, profile_here
 from trainpace.cli.pictures import save_pictures
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.forecast.jumps import jumps_of
@@ -29,7 +28,8 @@ from trainpace.measure.sweep import SweepPlan, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import to_jsonable, write_whole
 from trainpace.report.measurement import print_sweep, sweep_json
-from trainpace.report.progress import Bar
+from trainpace.report.progress import Bar, TerminalProgress
+from trainpace.verbs.this_machine import device_of, profile_here
 from trainpace.workload import Variant, form_of
 
 DEFAULT_BATCHES = (8, 16, 32)
@@ -178,7 +178,7 @@ def _foresight(conditions: Conditions, device: str, journal: Journal | None) -> 
     c = conditions
     try:
         if c.device == "cpu":
-            profile = profile_here()
+            profile = profile_here(TerminalProgress())
             if profile is None:
                 click.echo("note: no forecast beside the measurements: trainpace calibrate first.", err=True)
                 return None

@@ -230,7 +230,7 @@ def schedule_of(o: dict[str, Any], present: Present) -> Schedule:
 def data_paths(o: dict[str, Any], present: Present, start: Execution, cluster: Cluster) -> tuple[DataPath, ...]:
     """The present data path, then more workers and samples prepared offline, by the pipeline model of `loader`."""
     from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, loader_cost
-    from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
+    from trainpace.loader import LoaderCost, batch_ms, fewest_workers
     from trainpace.plan import NO_WAIT, DataPath
 
     rank = present.rank

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from trainpace.cli.launchers import LauncherChoice
-from trainpace.cli.machine import device_of, profile_here, profile_or_brief
 from trainpace.cli.pictures import save_pictures
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware.cluster import HostLinks
@@ -34,8 +33,9 @@ from trainpace.machine.environment import device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save, write_whole
 from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
-from trainpace.report.progress import Bar
+from trainpace.report.progress import Bar, TerminalProgress
 from trainpace.schedule import total_steps
+from trainpace.verbs.this_machine import device_of, profile_here, profile_or_brief
 
 STATE = "ladder.json"
 TryIt = Callable[[Setup, int, str], TrialResult | FailedTrial]
@@ -164,12 +164,14 @@ def _means(
     from trainpace.ladder.shards import make_shards
 
     def links() -> HostLinks | None:
-        profile = profile_here()
+        profile = profile_here(TerminalProgress())
         return None if profile is None else profile.host_links
 
     known = None if before is None else noise_scale_of(before)
     noise = [] if known is None else [known[1]]  # gathered once
-    sights = Sights(folder, ladder.device, profile_or_brief, tell, o.timeout, ladder.seed, links)
+    sights = Sights(
+        folder, ladder.device, lambda: profile_or_brief(TerminalProgress()), tell, o.timeout, ladder.seed, links
+    )
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         try:

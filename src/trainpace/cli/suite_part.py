@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from trainpace.cli.machine import device_of
 from trainpace.cli.measuring import measure_item, sparing_the_machine
 from trainpace.errors import TrainpaceError
 from trainpace.journal.exchange import export
@@ -23,6 +22,7 @@ from trainpace.launch.trial_worker import failure_file
 from trainpace.machine.detect import detect
 from trainpace.measure.suite import SuiteItem
 from trainpace.records import write_whole
+from trainpace.verbs.this_machine import device_of
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from trainpace.hardware.cluster import HostLinks
 from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.engines.rules import engine_for
-from trainpace.loader.model import LoaderCost
+from trainpace.loader import LoaderCost
 from trainpace.machine import MachineProfile, calibrate
 from trainpace.machine.allreduce import AllReduce, measure_allreduce
 from trainpace.outcome import Forecast
