@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainpace.api.results import Forecasts, MeasuredSweep
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
     from trainpace.ladder.climbed import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
@@ -113,7 +113,7 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
     from trainpace.api.results import MeasuredSweep
     from trainpace.cli.measure import measure as command
     from trainpace.cli.measuring import measured_of
-    from trainpace.journal.recorder import program_command
+    from trainpace.journal import program_command
     from trainpace.outcome import FailedProbe
 
     p = _options(command, o.MeasureOptions, options)
@@ -235,7 +235,7 @@ def gpus(hardware: str | None = None) -> list[Device]:
 
 def journal(where: str | None = None, create: bool = True) -> Journal:
     """The journal at a path or URL, by default the user's own, to be used in a ``with`` block."""
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     return Journal.open(where, create)
 

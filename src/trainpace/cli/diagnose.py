@@ -13,7 +13,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.verbs.diagnose import DiagnoseRequest, run
 
 if TYPE_CHECKING:
-    from trainpace.watch.timeline import Timeline
+    from trainpace.watch import Timeline
 
 
 class DiagnoseView(PicturedView):
@@ -63,7 +63,7 @@ def diagnose(request: DiagnoseRequest, view: DiagnoseView) -> int:
 
 def _timeline(folder: Path) -> Timeline | None:
     """The timeline of the recording, where steps of it were recorded in detail."""
-    from trainpace.watch.timeline import timeline_of
+    from trainpace.watch import timeline_of
 
     try:
         return timeline_of(folder)

@@ -144,7 +144,7 @@ def forecasts_of(
     from trainpace.forecast import forecast as forecast_one
     from trainpace.forecast.jumps import jumps_of
     from trainpace.forecast.transfer import transfer_ratio, transferred
-    from trainpace.journal.foresight import foresee
+    from trainpace.journal import foresee
     from trainpace.records import save
     from trainpace.schedule import Schedule
     from trainpace.verbs.own_hardware import own_devices
@@ -239,12 +239,12 @@ def _targets(gpus: Sequence[str], own: Any, o: dict[str, Any]) -> list[tuple[Any
 @contextlib.contextmanager
 def _journal_if_there(o: dict[str, Any]) -> Iterator[Any]:
     """The journal, if there is one: a forecast makes none."""
-    from trainpace.journal.place import is_there
+    from trainpace.journal import is_there
 
     if o["no_journal"] or (o["place"] is None and not is_there()):
         yield None
         return
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     with Journal.open(o["place"], create=False) as journal:
         yield journal

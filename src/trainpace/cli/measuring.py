@@ -15,9 +15,7 @@ from trainpace.cli.pictures import save_pictures
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster
-from trainpace.journal.foresight import Foresight, foresee
-from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_of, record_sweep
-from trainpace.journal.store import Journal
+from trainpace.journal import Circumstances, Foresight, Journal, RecordedSweep, execution_of, foresee, record_sweep
 from trainpace.machine.detect import Machine, detect
 from trainpace.machine.disturbances import warnings_of
 from trainpace.measure.analysis import SweepAnalysis, analyse

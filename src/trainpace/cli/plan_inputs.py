@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainpace.hardware import Cluster
     from trainpace.plan import DataPath
     from trainpace.schedule import Schedule
-    from trainpace.watch.recording import Rank, Recording
+    from trainpace.watch import Rank, Recording
     from trainpace.workload import Workload
 
 MOST_WORKERS = 16
@@ -119,14 +119,14 @@ class Present(NamedTuple):
         )
 
     def _recorded_batch(self) -> int | None:
-        from trainpace.watch.recording import batches_per_step
+        from trainpace.watch import batches_per_step
 
         if self.rank is None or not self.rank.samples_per_step:
             return None
         return max(1, round(self.rank.samples_per_step / batches_per_step(self.rank)))
 
     def _recorded_accumulation(self) -> int | None:
-        from trainpace.watch.recording import batches_per_step
+        from trainpace.watch import batches_per_step
 
         return None if self.rank is None else max(1, round(batches_per_step(self.rank)))
 
@@ -229,7 +229,7 @@ def schedule_of(o: dict[str, Any], present: Present) -> Schedule:
 
 def data_paths(o: dict[str, Any], present: Present, start: Execution, cluster: Cluster) -> tuple[DataPath, ...]:
     """The present data path, then more workers and samples prepared offline, by the pipeline model of `loader`."""
-    from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, loader_cost
+    from trainpace.diagnose import HANDOVER_MS, SEND_MS, loader_cost
     from trainpace.loader import LoaderCost, batch_ms, fewest_workers
     from trainpace.plan import NO_WAIT, DataPath
 

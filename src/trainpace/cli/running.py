@@ -14,9 +14,7 @@ from trainpace.cli.launchers import LauncherChoice
 from trainpace.cli.pictures import save_pictures
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware.cluster import HostLinks
-from trainpace.journal.entry import Entry, new_id, now_utc, printable
-from trainpace.journal.identity import anonymous_entry
-from trainpace.journal.store import Journal
+from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc, printable
 from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
 from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
 from trainpace.ladder.foresee import Foreseen, Known

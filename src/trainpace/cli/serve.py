@@ -49,7 +49,7 @@ def serve(
         raise TrainpaceError(f"the dashboard needs {error.name}.", "pip install 'trainpace[serve]'") from None
     import secrets
 
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
     from trainpace.verbs.own_hardware import own_devices
     from trainpace.verbs.progress import Silent
     from trainpace.verbs.servers import known_offers

@@ -19,8 +19,7 @@ import msgspec
 
 from trainpace.cli.measuring import DEFAULT_BATCHES
 from trainpace.errors import TrainpaceError
-from trainpace.journal.importing import import_file
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal, import_file
 from trainpace.ladder.sources import fingerprint
 from trainpace.launch.job import Ended, Job
 from trainpace.launch.processes import file_name

@@ -16,8 +16,7 @@ import msgspec
 
 from trainpace.cli.measuring import measure_item, sparing_the_machine
 from trainpace.errors import TrainpaceError
-from trainpace.journal.exchange import export
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal, export
 from trainpace.launch.trial_worker import failure_file
 from trainpace.machine.detect import detect
 from trainpace.measure.suite import SuiteItem

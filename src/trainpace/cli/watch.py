@@ -14,7 +14,7 @@ from trainpace.verbs.units import within
 from trainpace.verbs.watch import WatchRequest, pace_of, run
 
 WHOLE_COMMAND: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-TOLERANCE = within("tolerance", 0.0, 10.0)
+SHARE = within("tolerance", 0.0, 10.0)
 JsonAlone = Annotated[bool, Field("Print JSON, and let the command's output go to stderr.")]
 
 
@@ -35,7 +35,7 @@ class WatchView(View):
     ] = None
     tolerance: Annotated[
         float | None,
-        Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", TOLERANCE, metavar="SHARE"),
+        Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", SHARE, metavar="SHARE"),
     ] = None
     journal: JournalPlace = None
     json: JsonAlone = False
@@ -55,7 +55,7 @@ def watch(request: WatchRequest, view: WatchView) -> int:
     trainpace watch --from FOLDER --trace trace.json
     trainpace watch --baseline FOLDER --tolerance 0.1 -- python train.py
     """
-    from trainpace.journal import guard
+    from trainpace.journal import TOLERANCE, guard, pace_of_recording
     from trainpace.records import to_jsonable
     from trainpace.report.progress import TerminalProgress
     from trainpace.report.watch import print_guarded, print_recording
@@ -70,8 +70,8 @@ def watch(request: WatchRequest, view: WatchView) -> int:
     _save(folder, view)
     comparison = None
     if baseline is not None and recording.ranks and code == 0:
-        tolerance = guard.TOLERANCE if view.tolerance is None else view.tolerance
-        comparison = guard.guard(baseline, guard.pace_of_recording(recording, str(folder)), tolerance)
+        tolerance = TOLERANCE if view.tolerance is None else view.tolerance
+        comparison = guard(baseline, pace_of_recording(recording, str(folder)), tolerance)
         code = int(comparison.regressed)
     if view.json:
         compared = {} if comparison is None else {"baseline": to_jsonable(comparison)}
@@ -80,7 +80,7 @@ def watch(request: WatchRequest, view: WatchView) -> int:
     print_recording(recording, str(folder))
     if view.timeline and recording.ranks:
         from trainpace.report.timeline import print_timeline
-        from trainpace.watch.timeline import timeline_of
+        from trainpace.watch import timeline_of
 
         print_timeline(timeline_of(folder, _steps(view)))
     if comparison is not None:
@@ -90,7 +90,7 @@ def watch(request: WatchRequest, view: WatchView) -> int:
 
 def _save(folder: Path, view: WatchView) -> None:
     if view.trace:
-        from trainpace.watch.perfetto import write_trace
+        from trainpace.watch import write_trace
 
         write_trace(folder, Path(view.trace))
     if not (view.html or view.svg):
@@ -98,7 +98,7 @@ def _save(folder: Path, view: WatchView) -> None:
     from trainpace.records import write_whole
     from trainpace.report.pages.timeline import timeline_page
     from trainpace.report.timeline import timeline_svg
-    from trainpace.watch.timeline import timeline_of
+    from trainpace.watch import timeline_of
 
     timeline = timeline_of(folder, _steps(view))
     if view.html:

@@ -17,7 +17,7 @@ from trainpace.verbs.request import Argument, Field, Misuse, Request
 from trainpace.watch import Recording, read_recording, watch
 
 if TYPE_CHECKING:
-    from trainpace.journal.guard import Pace
+    from trainpace.journal import Pace
 
 BUSY = 0.5
 """Share of the cores that other programs may use without a note."""
@@ -74,11 +74,11 @@ def record(
 
 def pace_of(run: str, journal: str | None) -> Pace:
     """The pace of a recording's folder, or of a run in the journal."""
-    from trainpace.journal.guard import pace_of_entry, pace_of_recording
+    from trainpace.journal import pace_of_entry, pace_of_recording
 
     if Path(run).is_dir():
         return pace_of_recording(read_recording(Path(run)), run)
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     with Journal.open(journal) as opened:
         try:
