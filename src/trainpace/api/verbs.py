@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from msgspec.structs import replace
+
 from trainpace.api import options as o
 from trainpace.report.progress import TerminalProgress
 from trainpace.verbs.request import request_of
@@ -19,7 +21,7 @@ from trainpace.verbs.request import request_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.api.results import Forecasts, MeasuredSweep
+    from trainpace.api.results import Forecasts
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.journal import Journal
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from trainpace.schedule import Answer
     from trainpace.shards import Estimate, Precomputed
     from trainpace.verbs.loader import MeasuredLoader
+    from trainpace.verbs.measure import MeasuredSweep
     from trainpace.verbs.precompute import Verified
     from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
@@ -110,19 +113,11 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
 
     trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
     """
-    from trainpace.api.results import MeasuredSweep
-    from trainpace.cli.measure import measure as command
-    from trainpace.cli.measuring import measured_of
     from trainpace.journal import program_command
-    from trainpace.outcome import FailedProbe
+    from trainpace.verbs.measure import MeasureRequest, run
 
-    p = _options(command, o.MeasureOptions, options)
-    with _plainly():
-        found = measured_of(_spec_only(model), p["batches"], p | {"command": program_command()})
-    return MeasuredSweep(
-        measurements=tuple(found.measured), failed=tuple(x for x in found.outcomes if isinstance(x, FailedProbe)),
-        analysis=found.analysis, forecasts=found.foreseen, sweep=found.sweep,
-    )  # fmt: skip
+    request = request_of(MeasureRequest, {"model": _spec_only(model), **options})
+    return run(replace(request, command=program_command()), TerminalProgress())
 
 
 def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:

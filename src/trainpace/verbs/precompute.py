@@ -23,7 +23,7 @@ class PrecomputeRequest(Request):
     """What to compute into which folder; or what to say about it."""
 
     out: Annotated[str, Field("Where the shards are, or are to be.", metavar="FOLDER")]
-    target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.", metavar="[TARGET]")] = None
+    target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.")] = None
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None
     shard_samples: Annotated[int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)] = None
     max_bad: Annotated[float, Field("Share that may be set aside.", SHARE)] = 0.05
