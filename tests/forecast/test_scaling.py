@@ -10,7 +10,8 @@ from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.forecast.memory import needed_gib, room_gib, step_memory
 from trainpace.hardware import Cluster, find_device
-from trainpace.report.forecast import print_forecasts, row_json
+from trainpace.outcome import forecast_row
+from trainpace.report.forecast import print_forecasts
 
 WORKLOAD = stacked(8192)  # beside which the buffers of communicators are small
 
@@ -72,10 +73,10 @@ def test_the_reference_is_smaller_and_fits(gib, stage, shard):
 def test_the_reference_is_shown(capsys):
     size = card_for(run(1, 4, zero_stage=3))
     for cluster, execution, words in (
-        (on(80.0), run(), "of 32 devices that each worked alone"), (on(size), run(zero_stage=3), "of 4, the fewest that hold"),
-        (on(card_for(run(zero_stage=3))), run(zero_stage=3), "none, as no fewer devices hold this"),
+        (on(80.0), run(), "per device, relative to one device alone."), (on(size), run(zero_stage=3), "relative to 4 devices, the fewest that fit."),
+        (on(card_for(run(zero_stage=3))), run(zero_stage=3), "not known, because fewer devices cannot hold this model."),
     ):  # fmt: skip
         found = forecast(WORKLOAD, execution, cluster)
-        assert row_json(found)["scaling_reference_devices"] == found.scaling_reference_devices
+        assert forecast_row(found)["scaling_reference_devices"] == found.scaling_reference_devices
         print_forecasts(WORKLOAD, [found])
         assert words in " ".join(capsys.readouterr().out.split())

@@ -37,8 +37,7 @@ def calibrate(request: CalibrateRequest, view: CalibrateView) -> int:
     torchrun --nnodes 2 ... -m trainpace calibrate --hosts
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.machine import print_host_links, print_machine, print_profile
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, print_host_links, print_machine, print_profile
 
     file = str(request.profile_file)
     if view.hosts:

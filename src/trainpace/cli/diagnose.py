@@ -39,8 +39,7 @@ def diagnose(request: DiagnoseRequest, view: DiagnoseView) -> int:
     trainpace diagnose FOLDER
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.diagnosis import print_diagnosis
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, print_diagnosis
 
     check_pictures(view)
     answer = run(replace(request, stdout=json_stdout(view)), TerminalProgress())
@@ -50,7 +49,7 @@ def diagnose(request: DiagnoseRequest, view: DiagnoseView) -> int:
     else:
         print_diagnosis(diagnosis, str(watched.folder))
     if view.html or view.figure:
-        from trainpace.report.pages.diagnosis import diagnosis_page, diagnosis_pictures
+        from trainpace.report import diagnosis_page, diagnosis_pictures
 
         words = " ".join(watched.recording.command)
         save_pictures(

@@ -28,8 +28,7 @@ def loader(request: LoaderRequest, view: LoaderView) -> int:
     trainpace loader train.py:make_loader --compute-ms 40 --workers 0:8
     """
     from trainpace.records import save
-    from trainpace.report.loader import loader_json, print_loader
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, loader_json, print_loader
     from trainpace.verbs.places import check_writable
 
     if view.output:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import click
 from msgspec.structs import replace
 
-from trainpace.cli.command import PicturedView, check_pictures, command, echo_json, save_pictures
+from trainpace.cli.command import PicturedView, check_pictures, command, echo_json, save_pictures, typed_words
 from trainpace.verbs import measure as one_model
 from trainpace.verbs import suite as many_models
 from trainpace.verbs.places import check_writable
@@ -43,13 +42,13 @@ def measure(request: SuiteRequest, view: MeasureView) -> int:
     trainpace measure --suite random --suite-size 100
     trainpace measure --suite classic --launcher slurm --partition gpu --device cuda
     """
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress
 
     many_models.check(request)
     check_pictures(view)
     if view.output:
         check_writable(view.output)
-    request = replace(request, command=" ".join(["trainpace", *sys.argv[1:]]))
+    request = replace(request, command=" ".join(typed_words()))
     if request.is_one_model_here:
         _show(one_model.run(request, TerminalProgress()), request.model, view)
         return 0
@@ -65,13 +64,13 @@ def measure(request: SuiteRequest, view: MeasureView) -> int:
 
 def _show(sweep: one_model.MeasuredSweep, model: str | None, view: MeasureView) -> None:
     from trainpace.records import to_jsonable, write_whole
-    from trainpace.report.measurement import print_sweep, sweep_json
+    from trainpace.report import print_sweep, sweep_json
 
     if view.output:
         write_whole(view.output, json.dumps([to_jsonable(m) for m in sweep], indent=1) + "\n")
     shown = (sweep.measurements, sweep.analysis, sweep.forecasts, sweep.causes)
     if view.html or view.figure:
-        from trainpace.report.pages.sweep import sweep_page, sweep_pictures
+        from trainpace.report import sweep_page, sweep_pictures
 
         save_pictures(view, lambda: sweep_page(*shown), lambda: sweep_pictures(*shown))
     if view.json:

@@ -34,8 +34,7 @@ def precompute(request: PrecomputeRequest, view: PrecomputeView) -> int:
     trainpace precompute --verify --out shards
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.precompute import print_damage, print_estimate, print_precomputed
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, print_damage, print_estimate, print_precomputed
     from trainpace.shards import Estimate
 
     if view.sbatch and not (request.verify or request.repair or request.estimate):

@@ -57,8 +57,7 @@ def watch(request: WatchRequest, view: WatchView) -> int:
     """
     from trainpace.journal import TOLERANCE, guard, pace_of_recording
     from trainpace.records import to_jsonable
-    from trainpace.report.progress import TerminalProgress
-    from trainpace.report.watch import print_guarded, print_recording
+    from trainpace.report import TerminalProgress, print_guarded, print_recording
 
     if view.tolerance is not None and view.baseline is None:
         raise Misuse("--tolerance belongs to --baseline RUN.")
@@ -79,7 +78,7 @@ def watch(request: WatchRequest, view: WatchView) -> int:
         return code
     print_recording(recording, str(folder))
     if view.timeline and recording.ranks:
-        from trainpace.report.timeline import print_timeline
+        from trainpace.report import print_timeline
         from trainpace.watch import timeline_of
 
         print_timeline(timeline_of(folder, _steps(view)))
@@ -96,8 +95,7 @@ def _save(folder: Path, view: WatchView) -> None:
     if not (view.html or view.svg):
         return
     from trainpace.records import write_whole
-    from trainpace.report.pages.timeline import timeline_page
-    from trainpace.report.timeline import timeline_svg
+    from trainpace.report import timeline_page, timeline_svg
     from trainpace.watch import timeline_of
 
     timeline = timeline_of(folder, _steps(view))
