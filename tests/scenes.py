@@ -12,7 +12,7 @@ from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.journal import compare, scores
-from trainpace.ladder.climb import climb
+from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer
@@ -36,8 +36,7 @@ from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
 from trainpace.report.validation import print_validation
 from trainpace.schedule import Question, Schedule, answer
-from trainpace.validation.evaluate import Row
-from trainpace.validation.summary import by, summarise
+from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.question import Equivalence, Facts, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 import slurm_cluster
 
 from trainpace.journal import Journal
-from trainpace.measure.suite import SuiteItem
+from trainpace.measure import SuiteItem
 from trainpace.verbs.suite import SuiteRequest, _job
 
 NEEDS_SLURM = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.journal import Journal
-    from trainpace.ladder.climbed import Climbed
+    from trainpace.ladder import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer

@@ -16,8 +16,8 @@ from trainpace.verbs.this_machine import detected
 from trainpace.verbs.units import COUNT, DURATION
 
 if TYPE_CHECKING:
+    from trainpace.hardware.cluster import HostLinks
     from trainpace.machine import Machine, MachineProfile
-    from trainpace.machine.host_links import HostLinks
 
 
 class CalibrateRequest(Request):
@@ -44,7 +44,7 @@ def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
         check_writable(request.output)
     machine = detected(progress)
     if request.storage is not None:
-        from trainpace.machine.storage import measure_storage
+        from trainpace.machine import measure_storage
 
         machine = replace(machine, storage=measure_storage(request.storage))
     return machine
@@ -59,7 +59,7 @@ def run(request: CalibrateRequest, progress: Progress, machine: Machine | None =
     with progress.work("calibrating", seconds=request.seconds):
         profile = calibrate(request.seconds, machine)
     if request.ranks is not None:
-        from trainpace.machine.allreduce import measure_allreduce
+        from trainpace.machine import measure_allreduce
 
         with progress.work(f"timing all-reduce between {request.ranks} processes") as work:
             work.to(0)
@@ -74,8 +74,7 @@ def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> Host
 
     None on ranks other than 0, which save nothing.
     """
-    from trainpace.machine import MachineProfile
-    from trainpace.machine.host_links_rank import measure_host_links
+    from trainpace.machine import MachineProfile, measure_host_links
 
     file = request.profile_file
     if request.output:

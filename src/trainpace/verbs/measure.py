@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.hardware import Cluster, find_device
-from trainpace.measure.analysis import SweepAnalysis, analyse
-from trainpace.measure.sweep import SweepPlan, run_sweep
+from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import Record, Table
 from trainpace.verbs.fields import ChannelsLast, ImageSize, JournalPlace, KeepIdentity, Optimizer, SequenceLength
@@ -122,7 +121,7 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
 def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, progress: Progress) -> MeasuredSweep:
     """Measure one model on a device. Raises UserCodeError where nothing could be measured."""
     from trainpace.journal import execution_of
-    from trainpace.measure.probes import measure_noise_scale
+    from trainpace.measure import measure_noise_scale
 
     conditions, plan = _conditions(request), _plan(request)
     foresight = None if request.no_forecast else _foresight(conditions, device, journal, progress)
@@ -260,7 +259,7 @@ def _record(
 
 def _most_probes(plan: SweepPlan) -> int | None:
     """How many probes it may take, None where nobody knows."""
-    from trainpace.measure.adaptive import most_probes
+    from trainpace.measure import most_probes
 
     if plan.until_oom:
         return None

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.measure.suite import SuiteItem, suite
+from trainpace.measure import SuiteItem, suite
 from trainpace.records import Record, cannot_write_into, write_whole
 from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, opened_journal, sweep_of, with_memory_limit
 from trainpace.verbs.progress import Progress
@@ -28,7 +28,7 @@ from trainpace.verbs.this_machine import detected, device_of
 from trainpace.verbs.units import COUNT, DURATION
 
 if TYPE_CHECKING:
-    from trainpace.launch.job import Ended, Job
+    from trainpace.launch import Ended, Job
 
 MOST_IN_AN_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 by default."""
@@ -120,9 +120,7 @@ def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
 
 
 def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
-    from trainpace.launch.processes import file_name
-    from trainpace.launch.slurm import Slurm
-    from trainpace.launch.slurm_script import SlurmOptions
+    from trainpace.launch import Slurm, SlurmOptions, file_name
 
     r = request
     if r.suite is not None:
@@ -165,9 +163,7 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
     """The task of one model, its request written. A result of other options, code or versions has another name."""
-    from trainpace.launch.job import Job
-    from trainpace.launch.processes import file_name
-    from trainpace.launch.trial_worker import failure_file
+    from trainpace.launch import Job, failure_file, file_name
 
     r = request
     probes = replace(_one(item, r), fresh=False, journal=None, no_journal=False, command="")
@@ -187,7 +183,7 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
 
 
 def _code(spec: str) -> str:
-    from trainpace.ladder.sources import fingerprint
+    from trainpace.ladder import fingerprint
 
     try:
         return fingerprint(spec)
@@ -196,7 +192,7 @@ def _code(spec: str) -> str:
 
 
 def _note_failures(jobs: Sequence[Job], ended: Sequence[Ended], progress: Progress) -> None:
-    from trainpace.launch.trial_worker import failure_file
+    from trainpace.launch import failure_file
 
     for job, end in zip(jobs, ended, strict=True):
         if end.state != "done":

@@ -14,7 +14,7 @@ import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.journal import Journal, export
-from trainpace.launch.trial_worker import failure_file
+from trainpace.launch import failure_file
 from trainpace.records import write_whole
 from trainpace.verbs.measure import MeasureRequest, sweep_of, with_memory_limit
 from trainpace.verbs.progress import Silent
