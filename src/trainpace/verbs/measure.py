@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
@@ -195,7 +196,8 @@ def _plan(request: MeasureRequest) -> SweepPlan:
 
 def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Progress) -> Foresight | None:
     """What is forecast on this machine; None, with a note on why, where it cannot be."""
-    from trainpace.journal import execution_of, foresee
+    from trainpace.forecast import CalibratedKernels, Forecaster, Target
+    from trainpace.journal import execution_of, foresight_of
     from trainpace.trace import load_workload
 
     try:
@@ -203,15 +205,15 @@ def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Pr
             profile = profile_here(progress)
             if profile is None:
                 raise TrainpaceError("trainpace calibrate first.")
-            cluster, model = Cluster(device=profile.device), profile.kernels
+            target = Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels))
         else:
-            cluster, model = Cluster(device=find_device(device, own_devices(None))), None
+            target = Target(Cluster(device=find_device(device, own_devices(None))))
         variant = Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu")
         with progress.work(f"tracing {c.model}") as work:
             work.to(0)
             workload = load_workload(c.model, (form_of(c.precision),), variant, c.timeout_s)
         execution = execution_of(c, 1, workload.optimizer)
-        return foresee(workload, execution, cluster, model, journal, c.sequence_length, c.image_size)
+        return foresight_of(Forecaster(workload, target), execution, journal, c.sequence_length, c.image_size)
     except TrainpaceError as error:
         progress.note(f"note: no forecast beside the measurements: {error}")
         return None
@@ -219,17 +221,16 @@ def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Pr
 
 def _forecast_jumps(foresight: Foresight, plan: SweepPlan, conditions: Conditions) -> tuple[Jump, ...]:
     """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
-    from trainpace.forecast.jumps import jumps_of
     from trainpace.journal import execution_of
 
-    if not plan.adaptive or foresight.model is not None:
+    if not plan.adaptive or foresight.forecaster.target.kernels.traces_cpu:
         return ()
     execution = execution_of(conditions, plan.batches[0], foresight.workload.optimizer)
     steps = [foresight.at(replace(execution, micro_batch=b)).step for b in plan.batches]
     step_ms = [step.total_ms for step in steps if step is not None]
     if len(step_ms) != len(plan.batches):
         return ()
-    return jumps_of(foresight.workload, execution, foresight.cluster.device, plan.batches, step_ms)
+    return foresight.forecaster.jumps_in(execution, plan.batches, np.array(step_ms))
 
 
 def _record(
