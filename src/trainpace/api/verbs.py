@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from trainpace.api.results import Forecasts, MeasuredSweep, ValidatedRuns
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
+    from trainpace.job import Answer
     from trainpace.journal.store import Journal
     from trainpace.ladder.climbed import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
-    from trainpace.schedule import Answer
     from trainpace.verify import Equivalence
     from trainpace.watch import Recording
     from trainpace.workload import Form, Workload
@@ -125,7 +125,7 @@ def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
     """
     from trainpace.cli.schedule import question_of
     from trainpace.cli.schedule import schedule as command
-    from trainpace.schedule import answer
+    from trainpace.job import answer
 
     p = _options(command, o.ScheduleOptions, options)
     with _plainly():

@@ -145,6 +145,7 @@ def forecasts_of(
     from trainpace.forecast import forecast as forecast_one
     from trainpace.forecast.jumps import jumps_of
     from trainpace.forecast.transfer import transfer_ratio, transferred
+    from trainpace.job import JobConditions, with_job
     from trainpace.journal.foresight import foresee
     from trainpace.records import save
     from trainpace.schedule import Schedule
@@ -191,7 +192,9 @@ def forecasts_of(
             traced = workload if kernels is None else of_cpu
             runs = [replace(run, micro_batch=batch) for batch in batches]
             if source:
-                swept = [transferred(forecast_one(traced, e, cluster, plan, kernels), ratio, source) for e in runs]
+                priced = JobConditions(price_usd_per_device_hour=o["price"])
+                swept = [transferred(forecast_one(traced, e, cluster, None, kernels), ratio, source) for e in runs]
+                swept = [with_job(f, traced, plan, priced) for f in swept]
             else:
                 known = foresee(
                     traced, run, cluster, kernels, journal, o["sequence_length"], o["image_size"]

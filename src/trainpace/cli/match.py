@@ -193,7 +193,7 @@ def _matched(
 
 def _conditions(o: dict[str, Any]) -> Any:
     """The job's conditions: what was said, defaults for the rest."""
-    from trainpace.forecast.job import JobConditions
+    from trainpace.job import JobConditions
     from trainpace.units import hours_from_s
 
     said = {

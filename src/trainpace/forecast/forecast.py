@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants
@@ -19,9 +20,9 @@ from trainpace.forecast.stages import RankTimes, block_shares, rank_times
 from trainpace.forecast.step import heaviest
 from trainpace.forecast.timings import MachineModel, machine_spread
 from trainpace.hardware.cluster import Cluster
+from trainpace.job import ASSUMED, JobConditions, with_job
 from trainpace.outcome import Forecast, Interval, Provenance, StepTime
-from trainpace.schedule import Schedule, training_time
-from trainpace.units import hours_from_s
+from trainpace.schedule import Schedule
 from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, TracedForm, Workload, at_batch
 
 
@@ -33,6 +34,7 @@ def forecast(
     model: MachineModel | KernelConstants | None = None,
     host_factor: float = 1.0,
     host_to_device_ms: float = 0.0,
+    conditions: JobConditions = ASSUMED,
 ) -> Forecast:
     """Forecast one execution of a workload on a cluster.
 
@@ -74,15 +76,8 @@ def forecast(
         low=step.total_ms * spread.low, high=step.total_ms * spread.high, coverage=spread.coverage, basis=spread.basis
     )
     flops = _model_flops(form.operators, execution) * execution.data_parallel_size
-    time = None
-    if schedule is not None:
-        time = training_time(schedule, execution, step.total_ms / 1e3)
-    price = cluster.price_usd_per_device_hour
-    cost = None
-    if time is not None and price is not None:
-        cost = price * cluster.num_devices * hours_from_s(time.total_s)
     scaling = scaling_of(workload, execution, cluster, model, host_factor, host_to_device_ms, step.total_ms)
-    return Forecast(
+    step_forecast = Forecast(
         model=workload.model,
         device=device.name,
         num_devices=cluster.num_devices,
@@ -97,14 +92,13 @@ def forecast(
         model_flops_per_step=flops,
         provenance=provenance,
         heaviest=heaviest(timed.operators, timed.times, execution),
-        training_time=time,
-        training_time_interval_s=_time_interval(schedule, execution, interval),
-        cost_usd=cost,
         exposed_ms={kind: float(values[0]) for kind, values in found.exposed.items() if values[0] > 0},
         scaling_efficiency=scaling.efficiency,
         scaling_reference_devices=scaling.devices,
         warnings=_warnings(fitting, step, bool(found.uneven[0]), form, execution),
     )
+    priced = replace(conditions, price_usd_per_device_hour=cluster.price_usd_per_device_hour)
+    return with_job(step_forecast, workload, schedule, priced)
 
 
 def _refused(workload: Workload, form: TracedForm, execution: Execution) -> str:
@@ -168,13 +162,6 @@ def _mfu(flops: float, operators: Operators, step: StepTime, execution: Executio
     peaks = [matrix_peak(cluster.device, execution.precision, half) for half in formats]
     rates = [peak.flop_per_s for peak in peaks if isinstance(peak, Peak)]
     return flops / (step.total_ms * 1e-3 * max(rates) * cluster.num_devices) if rates else None
-
-
-def _time_interval(schedule: Schedule | None, execution: Execution, step_ms: Interval) -> Interval | None:
-    if schedule is None:
-        return None
-    ends = [training_time(schedule, execution, ms / 1e3).total_s for ms in (step_ms.low, step_ms.high)]
-    return Interval(low=ends[0], high=ends[1], coverage=step_ms.coverage, basis=step_ms.basis)
 
 
 def _warnings(

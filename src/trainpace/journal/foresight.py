@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from trainpace.execution import Execution
 from trainpace.forecast import KernelConstants, MachineModel, forecast
 from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, measured_ratio, sharpened, shifted
 from trainpace.hardware import Cluster
+from trainpace.job import ASSUMED, with_job
 from trainpace.outcome import Forecast
 from trainpace.schedule import Schedule
 from trainpace.workload import Workload
@@ -35,11 +38,12 @@ class Foresight(NamedTuple):
 
     def plain_and_sharp(self, execution: Execution, schedule: Schedule | None = None) -> tuple[Forecast, Forecast]:
         """The forecast without the journal and with it."""
-        plain = forecast(self.workload, execution, self.cluster, schedule, self.model)
-        if self.known:
-            return plain, sharpened(plain, self.known, "journal")
+        plain = forecast(self.workload, execution, self.cluster, None, self.model)
         source = f"{len(self.others)} other model{'s' if len(self.others) > 1 else ''} on this device (journal)"
-        return plain, shifted(plain, self.others, source)
+        sharp = sharpened(plain, self.known, "journal") if self.known else shifted(plain, self.others, source)
+        conditions = replace(ASSUMED, price_usd_per_device_hour=self.cluster.price_usd_per_device_hour)
+        before, after = (with_job(each, self.workload, schedule, conditions) for each in (plain, sharp))
+        return before, after
 
     def in_words(self) -> str:
         """One sentence on what of the journal goes into a forecast; empty for nothing."""

@@ -16,6 +16,7 @@ from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.isolation import run_isolated
+from trainpace.job import state_bytes
 from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.engines.rules import engine_for
@@ -89,7 +90,8 @@ class Sights:
                 here = self._forecast(form(setup))
             there = None if near is None else (near, self._forecast(form(near.setup)))
             shared = Shared(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
-            return foresee(setup, here, there, self._costs.get(_cost_key(setup)), shared)
+            foreseen = foresee(setup, here, there, self._costs.get(_cost_key(setup)), shared)
+            return replace(foreseen, state_bytes=state_bytes(self._workload(setup), e))
         except TrainpaceError as error:
             return Foreseen(reason=error.message)
 

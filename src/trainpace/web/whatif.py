@@ -88,11 +88,7 @@ def answer(q: WhatIfQuestion, workload: Workload, device: Device, price: Price |
             question=q, verdict=(_sentence(f"Not forecast: {found.reason}"),), possible=False, forecast=found, price=price,
             reason=found.reason,
         )  # fmt: skip
-    cost = None
-    if found.training_time_interval_s is not None and price is not None:
-        per_s = price.usd_per_device_hour * cluster.num_devices / 3600
-        t = found.training_time_interval_s
-        cost = Interval(low=per_s * t.low, high=per_s * t.high, coverage=t.coverage, basis=t.basis)
+    cost = found.cost_interval_usd
     return WhatIfAnswer(
         question=q, verdict=_verdict(found, cost), possible=found.fits is not False, forecast=found, price=price, cost_usd=cost,
         curve=_curve(workload, execution, cluster, found),
