@@ -32,8 +32,7 @@ from msgspec.structs import replace
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
 from journal import many  # noqa: E402
-from trainpace.journal.entry import Entry  # noqa: E402
-from trainpace.journal.store import Journal  # noqa: E402
+from trainpace.journal import Entry, Journal  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "dashboard.md"
 ROUNDS = 9

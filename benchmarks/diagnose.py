@@ -19,11 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from trainpace.diagnose import Diagnosis, diagnose
-from trainpace.diagnose.advice import with_workers_ms
-from trainpace.diagnose.shares import split
-from trainpace.watch.command import COMMAND_FILE, environment
-from trainpace.watch.recording import Recording, read_recording
+from trainpace.diagnose import Diagnosis, diagnose, split, with_workers_ms
+from trainpace.watch import COMMAND_FILE, Recording, environment, read_recording
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "diagnose.md"

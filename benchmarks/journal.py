@@ -24,9 +24,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.journal.entry import Entry, content_id, new_id, now_utc, utc_text
-from trainpace.journal.query import Query
-from trainpace.journal.store import Journal
+from trainpace.journal import Entry, Journal, Query, content_id, new_id, now_utc, utc_text
 from trainpace.outcome import Interval, StepTime
 
 RESULT = Path(__file__).parent / "results" / "journal.md"

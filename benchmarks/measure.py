@@ -23,8 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainpace.journal import Entry
-from trainpace.journal.store import Journal
+from trainpace.journal import Entry, Journal
 from trainpace.machine.detect import detect
 from trainpace.machine.disturbances import warnings_of
 from trainpace.measure import Conditions, measure, probe

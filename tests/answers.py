@@ -37,7 +37,7 @@ from trainpace.report.pages.sweep import sweep_page
 from trainpace.report.pages.timeline import timeline_page
 from trainpace.schedule import Schedule
 from trainpace.trace import load_workload
-from trainpace.watch.timeline import timeline_of
+from trainpace.watch import timeline_of
 
 HOSTILE = '<script>document.title="broken"</script><img src=x onerror="document.title=\'broken\'">'
 

@@ -8,15 +8,11 @@ from msgspec.structs import replace
 from entries import entry
 from ladder_world import World, forecast_of_ms, ladder, result, rung
 from nouns import measurement, workload
-from trainpace.diagnose import Advice, Diagnosis
-from trainpace.diagnose.diagnosis import Share
-from trainpace.diagnose.interventions import Proof
-from trainpace.diagnose.shares import IN_WORDS
+from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import ONLY_STEPS, Question, answer
-from trainpace.journal.compare import compare
-from trainpace.journal.score import scores
+from trainpace.journal import compare, scores
 from trainpace.ladder.climb import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
@@ -45,8 +41,7 @@ from trainpace.validation.evaluate import Row
 from trainpace.validation.summary import by, summarise
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.question import Equivalence, Facts, WayResult
-from trainpace.watch.inside.trail import PARTS
-from trainpace.watch.recording import Line, Rank, Recording
+from trainpace.watch import PARTS, Line, Rank, Recording
 
 TODAY = datetime.date(2026, 11, 21)
 

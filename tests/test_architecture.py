@@ -11,11 +11,13 @@ PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
 
 # Ground floor first; a room may import rooms before it, and itself. The comment gives the floor of the design.
 ROOMS = [
-    "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome", "job",  # 1
+    "lazy", "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome", "job",  # 1
     "forecast", "plan",  # 2
-    "isolation", "user_file", "medians", "trace", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
+    "process", "user_file", "medians", "trace", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
     "configs", "validation", "journal", "offers", "launch", "verify", "ladder", "callbacks",  # 4
-    "report", "web", "cli", "api", "__main__",  # 5
+    "verbs",  # 5
+    "report",  # 6
+    "web", "cli", "api", "__main__",  # 7
 ]  # fmt: skip
 LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
 FORBIDDEN_BELOW = {

@@ -14,9 +14,7 @@ from config_plans import SETS, Round, execution, texts_of
 from msgspec.structs import replace
 
 from launch import environment
-from trainpace.configs import combine, parse_config
-from trainpace.configs.changes import Changes
-from trainpace.configs.write import rewrite
+from trainpace.configs import Changes, combine, parse_config, rewrite
 from trainpace.execution import Execution
 
 LIBRARIES = {

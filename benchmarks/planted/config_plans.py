@@ -8,9 +8,17 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.configs import combine, parse_config
-from trainpace.configs.changes import UNWRITTEN, Changes, execution_of, settings_of
-from trainpace.configs.write import Rewritten, Written, write_changes
+from trainpace.configs import (
+    UNWRITTEN,
+    Changes,
+    Rewritten,
+    Written,
+    combine,
+    execution_of,
+    parse_config,
+    settings_of,
+    write_changes,
+)
 from trainpace.execution import PRECISIONS, Execution
 
 HUGGING_FACE = """{

@@ -1,7 +1,7 @@
 """A real Slurm on this machine, up in a second: nodes that share its network, or hosts apart with links of a known speed.
 
 Needs root and Debian's slurmctld, slurmd, slurm-client and munge; hosts apart also need `ip` and `tc` (netns.py). Every daemon
-runs under launch/guard.py, so that a node can be killed with all that runs on it, and nothing outlives the cluster.
+runs under process/guard.py, so that a node can be killed with all that runs on it, and nothing outlives the cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import netns
 
-from trainpace.launch import guard
+from trainpace.process import guard
 
 PORTS_EACH = 16
 _first_ports = itertools.count(10_000 + os.getpid() % 500 * PORTS_EACH, PORTS_EACH)

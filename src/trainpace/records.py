@@ -101,6 +101,14 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise UnreadableInput(f"cannot read {os.fspath(path)!r}: {error}.") from None
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A text file in UTF-8. Raises `UnreadableInput` for anything else."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UnreadableInput(f"{os.fspath(path)} is not a text file in UTF-8.") from None
+
+
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Write text aside, then rename, so that a reader sees the old file or the new one and never half of it."""
     with written_aside(path) as aside:

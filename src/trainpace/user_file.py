@@ -1,6 +1,6 @@
 """The user's own Python file: a name loaded from it, and its code told from libraries.
 
-For a process of its own (`trainpace.isolation`): loading runs the user's code.
+For a process of its own (`trainpace.process`): loading runs the user's code.
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ SHOWN = {
     "verify": {"json"},
     "validate": {"json"},
     "run": {"json", "dry_run", "markdown", "html", "figure"},
-    "offers": {"json", "refresh"},
 }
 LIVE = set(typing.get_type_hints(options.Live))
 
@@ -243,6 +242,23 @@ def test_measured_steps_as_a_table(tmp_path):
     assert [row["step_time_ms"] for row in one.to_dicts() if not row["warm_up"]] == list(one.step_times_ms)
     with trainpace.journal(str(tmp_path / "journal.db")) as journal:
         assert journal.count() == 2
+
+
+MEASURES = """
+import sys, trainpace
+if __name__ == "__main__":
+    trainpace.measure("random:mlp:1", batch=2, repeats=1, seconds=0.1, journal="journal.db", no_forecast=True)
+"""
+
+
+@pytest.mark.parametrize("as_script", [True, False])
+def test_a_program_that_measures_has_its_own_command_in_the_journal_or_none(tmp_path, as_script):
+    (tmp_path / "train.py").write_text(MEASURES)
+    program = ["train.py", "--lr", "0.1"] if as_script else ["-c", MEASURES, "--lr", "0.1"]
+    subprocess.run([sys.executable, *program], cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    with trainpace.journal(str(tmp_path / "journal.db")) as journal:
+        commands = {run.command for run in (*journal.every(), *journal.sweeps())}
+    assert commands == ({f"{Path(sys.executable).name} train.py --lr 0.1"} if as_script else {""})
 
 
 def test_measured_runs_against_forecasts(tmp_path):

@@ -10,8 +10,7 @@ import pytest
 
 from entries import entry, sweep, whole_entry
 from nouns import measurement
-from trainpace.journal.entry import Entry
-from trainpace.journal.store import Journal
+from trainpace.journal import Entry, Journal
 from trainpace.outcome import Interval
 from trainpace.records import from_json, to_jsonable
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 import slurm_cluster
 
 from trainpace.cli.suite_nodes import _OF_A_PROBE, _job
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal
 from trainpace.measure.suite import SuiteItem
 
 NEEDS_SLURM = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")

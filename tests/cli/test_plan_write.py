@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.cli.plan_write import save_all
-from trainpace.configs import parse_config
-from trainpace.configs.changes import Changes
-from trainpace.configs.write import rewrite
+from trainpace.configs import Changes, parse_config, rewrite
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.records import save

@@ -14,7 +14,7 @@ from trainpace.cli.running import Options, _keeper
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.hardware import find_device
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal
 from trainpace.ladder.climbed import Tried, measured_of
 from trainpace.ladder.foresee import Foreseen
 from trainpace.ladder.rungs import Ladder, Rung, Setup

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from trainpace.configs.copies import copied_command, copied_text, names_file, split_command
+from trainpace.configs import copied_command, copied_text, names_file, split_command
 from trainpace.errors import TrainpaceError
 
 COPIES = {"args.json": "/t/args.json", "conf/ds.json": "/t/ds.json"}

@@ -9,9 +9,7 @@ from msgspec.structs import replace
 
 from configs.test_properties import mutate
 from configs.test_readers import EXAMPLES
-from trainpace.configs.changes import Changes, settings_of
-from trainpace.configs.combine import SAME_UNDER_DEEPSPEED
-from trainpace.configs.write import rewrite, write_changes
+from trainpace.configs import SAME_UNDER_DEEPSPEED, Changes, rewrite, settings_of, write_changes
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 

@@ -10,10 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.configs import combine, parse_config
-from trainpace.configs.changes import Changes, execution_of, settings_of
-from trainpace.configs.new_files import new_accelerate, new_deepspeed, new_sbatch, new_torchrun
-from trainpace.configs.write import BY_HAND, WRITERS, read_texts, rewrite, save, unified_diff, write_changes
+from trainpace.configs import (
+    BY_HAND,
+    WRITERS,
+    Changes,
+    combine,
+    execution_of,
+    new_accelerate,
+    new_deepspeed,
+    new_sbatch,
+    new_torchrun,
+    parse_config,
+    read_texts,
+    rewrite,
+    save,
+    settings_of,
+    unified_diff,
+    write_changes,
+)
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 

@@ -1,7 +1,6 @@
 """Recordings made by hand, whose truth is known."""
 
-from trainpace.watch.inside.trail import PARTS
-from trainpace.watch.recording import Block, FetchCost, Loader, Rank, Recording
+from trainpace.watch import PARTS, Block, FetchCost, Loader, Rank, Recording
 
 
 def parts(**ms):

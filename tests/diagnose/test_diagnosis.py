@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from diagnose.recordings import block, fetch, loader, rank, recording
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
-from trainpace.watch.inside.trail import PARTS
+from trainpace.watch import PARTS
 
 
 def by_cause(d):

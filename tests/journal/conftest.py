@@ -25,7 +25,7 @@ def place(request, tmp_path):
 
 @pytest.fixture
 def journal(place):
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     with Journal.open(place) as opened:
         yield opened

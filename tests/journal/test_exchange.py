@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 import entries as strategies
 from entries import entry, sweep, whole_entry
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.journal.exchange import export
-from trainpace.journal.importing import Given, import_file
+from trainpace.journal import Given, Journal, export, import_file
 from trainpace.journal.importing.own import read_own
-from trainpace.journal.store import Journal
 from trainpace.validation.runs import read_runs
 
 ENDINGS = ["json", "parquet", "csv"]

@@ -12,10 +12,9 @@ import pytest
 from entries import entry, whole_entry
 from nouns import measurement
 from trainpace.execution import Execution
+from trainpace.journal import Given, Journal
 from trainpace.journal.exporting.columns import numbers_of, series_of, settings_of, start_ms, words_of
 from trainpace.journal.importing.mlflow import read_mlflow
-from trainpace.journal.importing.reading import Given
-from trainpace.journal.store import Journal
 
 ROOT = Path(__file__).parents[2]
 TRACKERS = os.environ.get("TRAINPACE_TRACKERS", str(ROOT / ".trackers"))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 import entries as strategies
 from entries import entry, sweep
 from nouns import measurement
-from trainpace.journal import entry_of
-from trainpace.journal.identity import anonymous, anonymous_entry, anonymous_sweep, this_machines_names
+from trainpace.journal import anonymous, anonymous_entry, anonymous_sweep, entry_of, this_machines_names
 
 NAMES = ("gpu07.corp.example", "gpu07", "alice.smith", "alice")
 SECRETS = [

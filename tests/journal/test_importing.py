@@ -8,8 +8,7 @@ import pytest
 from nouns import measurement
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.journal.importing import Given, format_of, import_file
-from trainpace.journal.store import Journal
+from trainpace.journal import Given, Journal, format_of, import_file
 from trainpace.outcome import FailedProbe
 from trainpace.records import to_jsonable
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal
 
 WRITER = """
 import sys
 from entries import entry, whole_entry
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal
 with Journal.open(sys.argv[1]) as journal:
     while True:
         one = whole_entry()

@@ -8,9 +8,8 @@ from sqlalchemy import inspect, text
 
 from entries import entry, sweep, whole_entry
 from trainpace.errors import UnreadableInput
+from trainpace.journal import Journal, Query
 from trainpace.journal.connect import engine_of, reading, url_of, writing
-from trainpace.journal.query import Query
-from trainpace.journal.store import Journal
 from trainpace.journal.tables import MIGRATIONS, VERSION, row_of, sweep_row_of
 from trainpace.records import to_json
 

@@ -8,9 +8,7 @@ import pytest
 from entries import entry
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.journal.paging import MOST_COUNTED, ORDERS, names_of, page
-from trainpace.journal.query import Query
-from trainpace.journal.store import Journal
+from trainpace.journal import MOST_COUNTED, ORDERS, Journal, Query, names_of, page
 
 MODELS = ("timm:resnet50", "timm:ResNet18", "vgg16", "it's 100%_model")
 FILTERS = [

@@ -8,8 +8,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal.foresight import foresee, workload_key
-from trainpace.journal.recorder import Circumstances, record_sweep
+from trainpace.journal import Circumstances, foresee, record_sweep, workload_key
 from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
 from trainpace.outcome import FailedProbe

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from entries import entry, whole_entry
 from trainpace.execution import Execution
-from trainpace.journal.compare import compare, ratio_of
+from trainpace.journal import LATELY, compare, ratio_of, scores
 from trainpace.journal.neighbours import neighbours
-from trainpace.journal.score import LATELY, scores
 from trainpace.outcome import Interval, StepTime
 
 

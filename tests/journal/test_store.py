@@ -15,9 +15,7 @@ from entries import entry, sweep, whole_entry
 from nouns import measurement
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.journal import Entry, entry_of, measurement_of, new_id
-from trainpace.journal.query import Query
-from trainpace.journal.store import Journal
+from trainpace.journal import Entry, Journal, Query, entry_of, measurement_of, new_id
 from trainpace.outcome import FailedProbe
 
 SPAWN = multiprocessing.get_context("spawn")

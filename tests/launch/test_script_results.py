@@ -3,10 +3,8 @@
 import pytest
 
 from trainpace.launch.script import ScriptTrial, _does_otherwise, _result, _steps
-from trainpace.watch.command import COMMAND_FILE
+from trainpace.watch import COMMAND_FILE, read_processes, read_recording
 from trainpace.watch.inside.trail import FORWARD, PARTS, TRIALS, Step, TrailWriter
-from trainpace.watch.recording import read_recording
-from trainpace.watch.trails import read_processes
 
 
 def recorded(folder, samples=16, notes=()):

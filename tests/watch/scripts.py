@@ -5,8 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainpace.watch.command import environment, watch
-from trainpace.watch.recording import read_recording
+from trainpace.watch import environment, read_recording, watch
 
 TRAIN = """
 import os, sys, time

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.watch.command import environment
+from trainpace.watch import environment
 
 DO = """
 import os, pathlib, shutil, sqlite3, sys

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainpace.watch.command import COMMAND_FILE, environment
-from trainpace.watch.recording import read_recording
+from trainpace.watch import COMMAND_FILE, environment, read_recording
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))

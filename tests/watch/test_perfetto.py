@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from made_trails import MS, START, simple_run, write_process, write_worker
 from trainpace.errors import UnreadableInput
+from trainpace.watch import read_processes, trace_events, write_trace
 from trainpace.watch.inside.trail import DATA, EVALUATION, LOGGING, PARTS, Fetch, TrailWriter
-from trainpace.watch.perfetto import trace_events, write_trace
-from trainpace.watch.trails import read_processes
 
 
 def written(folder, name="trace.json"):

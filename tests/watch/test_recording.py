@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trainpace.errors import UnreadableInput
+from trainpace.watch import half_width_ms, read_recording
 from trainpace.watch.inside.trail import (
     CHECKPOINT,
     DATA,
@@ -16,7 +17,6 @@ from trainpace.watch.inside.trail import (
     Step,
     TrailWriter,
 )
-from trainpace.watch.recording import half_width_ms, read_recording
 
 MS = 1_000_000
 LOADER = {

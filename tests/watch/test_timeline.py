@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from made_trails import simple_run, write_process, write_worker
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.watch.command import environment
+from trainpace.watch import Bar, charged, coarsened, environment, timeline_of
 from trainpace.watch.inside import recorder as recorder_module
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import (
@@ -31,7 +31,6 @@ from trainpace.watch.inside.trail import (
     TrailWriter,
     read_trail,
 )
-from trainpace.watch.timeline import Bar, charged, coarsened, timeline_of
 
 
 def bars(lane):

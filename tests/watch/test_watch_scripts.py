@@ -11,8 +11,7 @@ import pytest
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import load
-from trainpace.watch.command import environment, watch
-from trainpace.watch.recording import read_recording
+from trainpace.watch import environment, read_recording, watch
 from trainpace.workload import Workload
 from watch.scripts import losses, script, watched
 

@@ -6,7 +6,7 @@ from entries import entry, sweep, whole_entry
 from nouns import stacked
 from served import served
 from trainpace.execution import Execution
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal
 from trainpace.outcome import Interval, StepTime
 from trainpace.records import save
 

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal
 from web_pages import PATHS, problems, until, watched
 
 

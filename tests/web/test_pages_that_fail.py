@@ -12,8 +12,7 @@ import pytest
 from entries import entry, whole_entry
 from nouns import stacked
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.journal.connect import JournalUnusable
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal, JournalUnusable
 from trainpace.records import load, save
 from trainpace.web import models as models_module
 from trainpace.web.app import application

@@ -10,8 +10,6 @@ import msgspec
 from trainpace.measure.analysis import SweepAnalysis
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import Record, Table
-from trainpace.validation.evaluate import Row
-from trainpace.validation.summary import Summary
 
 
 class Forecasts(Record, Table):
@@ -73,27 +71,3 @@ class MeasuredSweep(Record, Table):
             row.pop("interval_ms")
             rows.append({**row, "forecast_ms": None if step is None else step.total_ms})
         return rows
-
-
-class ValidatedRuns(Record, Table):
-    """Forecasts against measured runs. Iterates over `rows`, one a run in the order of its file.
-
-    `overall`: the errors of all; `groups`: those by "file", "gpu" and "family".
-    """
-
-    rows: tuple[Row, ...]
-    overall: Summary
-    groups: dict[str, tuple[Summary, ...]]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Row:
-        return self.rows[i]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a run."""
-        return [msgspec.to_builtins(row) for row in self.rows]

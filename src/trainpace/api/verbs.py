@@ -13,20 +13,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from trainpace.api import options as o
+from trainpace.report.progress import TerminalProgress
+from trainpace.verbs.request import request_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.api.results import Forecasts, MeasuredSweep, ValidatedRuns
+    from trainpace.api.results import Forecasts, MeasuredSweep
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.job import Answer
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
     from trainpace.ladder.climbed import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
+    from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
     from trainpace.watch import Recording
     from trainpace.workload import Form, Workload
@@ -107,11 +110,12 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
     from trainpace.api.results import MeasuredSweep
     from trainpace.cli.measure import measure as command
     from trainpace.cli.measuring import measured_of
+    from trainpace.journal import program_command
     from trainpace.outcome import FailedProbe
 
     p = _options(command, o.MeasureOptions, options)
     with _plainly():
-        found = measured_of(_spec_only(model), p["batches"], p)
+        found = measured_of(_spec_only(model), p["batches"], p | {"command": program_command()})
     return MeasuredSweep(
         measurements=tuple(found.measured), failed=tuple(x for x in found.outcomes if isinstance(x, FailedProbe)),
         analysis=found.analysis, forecasts=found.foreseen, sweep=found.sweep,
@@ -170,8 +174,8 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
 
     from trainpace.cli.calibrate import calibrate as command
     from trainpace.cli.calibrate import profile_of
-    from trainpace.cli.places import default_profile_file
     from trainpace.machine.detect import detect
+    from trainpace.verbs.places import default_profile_file
 
     p = _options(command, o.CalibrateOptions, options)
     machine = detect()
@@ -188,12 +192,9 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
 
 def verify(model: str, **options: Unpack[o.VerifyOptions]) -> Equivalence:
     """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
-    from trainpace.cli.verify import equivalence_of
-    from trainpace.cli.verify import verify as command
+    from trainpace.verbs.verify import VerifyRequest, run
 
-    p = _options(command, o.VerifyOptions, options)
-    with _plainly():
-        return equivalence_of(_spec_only(model), p)
+    return run(request_of(VerifyRequest, {"model": _spec_only(model), **options}), TerminalProgress())
 
 
 def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions]) -> ValidatedRuns:
@@ -201,14 +202,9 @@ def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions])
 
     trainpace.validate("runs.csv").overall.median
     """
-    from trainpace.api.results import ValidatedRuns
-    from trainpace.cli.validate import validate as command
-    from trainpace.cli.validate import validated
+    from trainpace.verbs.validate import ValidateRequest, run
 
-    p = _options(command, o.ValidateOptions, options, os.fspath(runs))
-    with _plainly():
-        rows, overall, groups = validated(p["runs"], p["only"], p["models"], p["traces"], p["workers"])
-    return ValidatedRuns(rows=tuple(rows), overall=overall, groups={name: tuple(some) for name, some in groups.items()})
+    return run(request_of(ValidateRequest, {"runs": runs, **options}), TerminalProgress())
 
 
 def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Climbed:
@@ -228,29 +224,22 @@ def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Clim
 
 
 def offers(**options: Unpack[o.OffersOptions]) -> list[Offer]:
-    """Servers on offer, with their prices and where those come from."""
-    from trainpace.cli.hardware import devices_of
-    from trainpace.cli.offers import offers as command
-    from trainpace.cli.servers import chosen, offers_known
+    """Servers on offer, with their prices."""
+    from trainpace.verbs.offers import OffersRequest, run
 
-    p = _options(command, o.OffersOptions, options)
-    with _plainly():
-        return chosen(offers_known(p["machines"]), p["providers"], p["regions"], p["gpus"], devices_of(p["hardware"]))[
-            0
-        ]
+    return list(run(request_of(OffersRequest, options), TerminalProgress()).offers)
 
 
 def gpus(hardware: str | None = None) -> list[Device]:
     """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
-    from trainpace.cli.hardware import devices_of
-    from trainpace.hardware import catalogue
+    from trainpace.verbs.gpus import GpusRequest, run
 
-    return [*devices_of(hardware), *catalogue()]
+    return list(run(request_of(GpusRequest, {"hardware": hardware}), TerminalProgress()).devices)
 
 
 def journal(where: str | None = None, create: bool = True) -> Journal:
     """The journal at a path or URL, by default the user's own, to be used in a ``with`` block."""
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     return Journal.open(where, create)
 

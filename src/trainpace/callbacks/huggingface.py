@@ -21,8 +21,7 @@ from transformers import TrainerCallback
 from trainpace.callbacks.reporter import Reporter, harmless
 from trainpace.callbacks.time_left import Other, multiples_in
 from trainpace.callbacks.time_left import TimeLeft as Left
-from trainpace.configs.huggingface import put_training_arguments
-from trainpace.configs.reading import Reading
+from trainpace.configs import Reading, put_training_arguments
 from trainpace.execution import Execution
 
 _READ = ("per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32 optim torch_compile").split()

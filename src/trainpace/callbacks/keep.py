@@ -7,9 +7,7 @@ import statistics
 from importlib.metadata import version
 
 from trainpace.execution import Execution
-from trainpace.journal.entry import Entry, new_id, now_utc
-from trainpace.journal.identity import anonymous_entry
-from trainpace.journal.store import Journal
+from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc
 from trainpace.medians import median_interval, warmup_steps
 from trainpace.outcome import Interval
 

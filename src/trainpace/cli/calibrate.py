@@ -44,11 +44,11 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
     """
     from msgspec.structs import replace
 
-    from trainpace.cli.places import default_profile_file
     from trainpace.machine.detect import detect
     from trainpace.machine.disturbances import warnings_of
     from trainpace.records import to_jsonable
     from trainpace.report.machine import print_machine, print_profile
+    from trainpace.verbs.places import default_profile_file
 
     target = Path(o["output"]) if o["output"] else default_profile_file()
     if o["output"] and not target.resolve().parent.is_dir():

@@ -14,7 +14,7 @@ from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
 
 if TYPE_CHECKING:
     from trainpace.diagnose import Diagnosis
-    from trainpace.watch.timeline import Timeline
+    from trainpace.watch import Timeline
 
 
 @click.command(context_settings=WHOLE_COMMAND)
@@ -94,7 +94,7 @@ def diagnosis_of(command: Sequence[str], o: dict[str, Any]) -> tuple[Diagnosis, 
 def _timeline(folder: Path) -> Timeline | None:
     """Of the recording, where steps of it were kept in detail."""
     from trainpace.errors import TrainpaceError
-    from trainpace.watch.timeline import timeline_of
+    from trainpace.watch import timeline_of
 
     try:
         return timeline_of(folder)

@@ -21,9 +21,9 @@ from trainpace.cli.options import (
     echo_json,
 )
 from trainpace.cli.pictures import check_pictures, picture_options, save_pictures
-from trainpace.cli.places import JOURNAL
 from trainpace.cli.sharding import sharding_of, sharding_options
 from trainpace.execution import PRECISIONS
+from trainpace.verbs.places import JOURNAL
 
 if TYPE_CHECKING:
     from trainpace.outcome import Forecast, Jump
@@ -139,16 +139,16 @@ def forecasts_of(
     it: its form, cluster, kernels and forecasts), as the options ask."""
     from msgspec.structs import replace
 
-    from trainpace.cli.hardware import devices_of
     from trainpace.cli.traced import variant_of, workload_of
     from trainpace.execution import Execution
     from trainpace.forecast import forecast as forecast_one
     from trainpace.forecast.jumps import jumps_of
     from trainpace.forecast.transfer import transfer_ratio, transferred
     from trainpace.job import JobConditions, with_job
-    from trainpace.journal.foresight import foresee
+    from trainpace.journal import foresee
     from trainpace.records import save
     from trainpace.schedule import Schedule
+    from trainpace.verbs.own_hardware import own_devices
     from trainpace.workload import Form, form_of
 
     if (o["samples"] is None) != (o["epochs"] is None):
@@ -158,7 +158,7 @@ def forecasts_of(
     if not gpus and not o["calibrated"]:
         raise click.UsageError("Name a GPU with --gpu, or a machine's profile with --calibrated.")
     plan = None if o["samples"] is None else Schedule(samples=o["samples"], epochs=o["epochs"])
-    targets = _targets(gpus, devices_of(o["hardware"]), o)
+    targets = _targets(gpus, own_devices(o["hardware"]), o)
     forms: tuple[Form, ...] = ("fp32", "amp", "half") if o["save_workload"] else (form_of(o["precision"]),)
     sharded = sharding_of(o)
     variant = variant_of(o)
@@ -181,7 +181,7 @@ def forecasts_of(
 
         measured = _nearest_measurement(o["transfer_from"], batches[0])
         source = measured.device
-        there = Cluster(device=find_device(source, devices_of(o["hardware"])))
+        there = Cluster(device=find_device(source, own_devices(o["hardware"])))
         ratio = transfer_ratio(workload, measured, there)
     rows: list[Forecast] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
@@ -241,12 +241,12 @@ def _targets(gpus: Sequence[str], own: Any, o: dict[str, Any]) -> list[tuple[Any
 @contextlib.contextmanager
 def _journal_if_there(o: dict[str, Any]) -> Iterator[Any]:
     """The journal, if there is one: a forecast makes none."""
-    from trainpace.journal.place import is_there
+    from trainpace.journal import is_there
 
     if o["no_journal"] or (o["place"] is None and not is_there()):
         yield None
         return
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     with Journal.open(o["place"], create=False) as journal:
         yield journal

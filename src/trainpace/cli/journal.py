@@ -11,7 +11,7 @@ import click
 from trainpace.cli.options import COUNT, echo_json
 
 if TYPE_CHECKING:
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
 MOST = 2**31
 FORMATS = ["auto", "trainpace", "runs", "timm", "hf", "mlflow"]
@@ -50,7 +50,7 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _opened(place: str | None) -> Journal:
     """The journal; one that is named must be there."""
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     return Journal.open(place, create=place is None)
 
@@ -78,7 +78,7 @@ def journal(context: click.Context) -> int:
 @_place
 def list_(place: str | None, as_json: bool, limit: int, offset: int, list_sweeps: bool, **filters: Any) -> int:
     """List runs, the newest first."""
-    from trainpace.journal.query import Query
+    from trainpace.journal import Query
     from trainpace.records import to_jsonable
     from trainpace.report import journal as report
 
@@ -120,7 +120,7 @@ def compare(a: str, b: str, place: str | None, as_json: bool) -> int:
 
     Exit code 1 if they have no batch size in common that was timed on both sides.
     """
-    from trainpace.journal.compare import compare as compare_runs
+    from trainpace.journal import compare as compare_runs
     from trainpace.records import to_jsonable
     from trainpace.report.journal import print_comparison
 
@@ -155,9 +155,7 @@ def import_(
     A file that cannot be read is left out whole, and the exit code is 2; 1 if a file held no run.
     """
     from trainpace.errors import TrainpaceError
-    from trainpace.journal.importing import import_file
-    from trainpace.journal.importing.reading import Given, as_precision
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Given, Journal, as_precision, import_file
     from trainpace.records import to_jsonable
     from trainpace.report.journal import print_imported
 
@@ -208,17 +206,17 @@ def export(where: str, tracker: str | None, place: str | None, as_json: bool, **
     """
     from itertools import chain
 
-    from trainpace.journal.exchange import export as write
-    from trainpace.journal.query import Query
+    from trainpace.journal import Query
+    from trainpace.journal import export as write
 
     query = Query(**filters)
     with _opened(place) as opened:
         if tracker == "mlflow":
-            from trainpace.journal.exporting.mlflow import export_mlflow
+            from trainpace.journal import export_mlflow
 
             count = export_mlflow(where, opened.every(query))
         elif tracker == "wandb":
-            from trainpace.journal.exporting.wandb import export_wandb
+            from trainpace.journal import export_wandb
 
             count = export_wandb(where, opened.every(query))
         else:
@@ -238,7 +236,7 @@ def merge(other: str, place: str | None, as_json: bool) -> int:
     from itertools import chain
 
     from trainpace.errors import TrainpaceError
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     with Journal.open(place) as opened, Journal.open(other, create=False) as source:
         if source.place == opened.place:
@@ -283,7 +281,7 @@ def delete(ids: tuple[str, ...], place: str | None, as_json: bool) -> int:
 @_place
 def path(place: str | None, as_json: bool) -> int:
     """Say where the journal is, its schema version, and how many runs it holds."""
-    from trainpace.journal.tables import VERSION
+    from trainpace.journal import VERSION
 
     with _opened(place) as opened:
         facts = {
@@ -303,8 +301,7 @@ def path(place: str | None, as_json: bool) -> int:
 @_place
 def score(place: str | None, as_json: bool, **filters: Any) -> int:
     """Say how good the forecasts were that were made before their runs. Exit code 1 if there are none."""
-    from trainpace.journal.query import Query
-    from trainpace.journal.score import scores
+    from trainpace.journal import Query, scores
     from trainpace.records import to_jsonable
     from trainpace.report.journal import print_scores
 

@@ -6,12 +6,12 @@ from importlib.metadata import version
 
 import click
 
-from trainpace.cli.places import default_profile_file
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import catalogue_name
 from trainpace.machine.detect import Machine, detect_cpu
 from trainpace.machine.profile import MachineProfile
 from trainpace.records import load
+from trainpace.verbs.places import default_profile_file
 
 BRIEF_S = 20.0
 

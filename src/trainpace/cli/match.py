@@ -164,18 +164,19 @@ def _matched(
     traced: Callable[[], Workload], precisions: tuple[Any, ...], o: dict[str, Any]
 ) -> tuple[Workload, Ranking, Job, Nearest | None]:
     """Read the offers, wait for the workload, rank."""
-    from trainpace.cli.hardware import devices_of
-    from trainpace.cli.servers import chosen, offers_known, provider_known
     from trainpace.offers.match import Job, nearest, rank
+    from trainpace.report.progress import TerminalProgress
     from trainpace.schedule import Schedule
+    from trainpace.verbs.own_hardware import own_devices
+    from trainpace.verbs.servers import check_provider, chosen_offers, known_offers
 
     if not o["as_json"]:  # a part of a second that the tracing process takes anyway
         import trainpace.report.match  # noqa: F401
-    own = devices_of(o["hardware"])
-    known = offers_known(o["machines"], o["only_machines"])
+    own = own_devices(o["hardware"])
+    known = known_offers(o["machines"], TerminalProgress(), o["only_machines"])
     if o["data_from"]:
-        provider_known(o["data_from"], known)
-    offers, devices = chosen(known, o["providers"], o["regions"], o["gpus"], own)
+        check_provider(o["data_from"], known)
+    offers, devices = chosen_offers(known, o["providers"], o["regions"], o["gpus"], own)
     job = Job(
         schedule=Schedule(samples=o["samples"], epochs=o["epochs"], max_steps=o["max_steps"]),
         global_batch=o["global_batch"], precisions=precisions, most_nodes=o["max_nodes"], spot=o["spot"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from trainpace.cli.options import BATCHES, COUNT, DURATION, echo_json
 from trainpace.cli.pictures import check_pictures, picture_options
-from trainpace.cli.places import JOURNAL
+from trainpace.verbs.places import JOURNAL
 
 _PRECISIONS = ["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 
@@ -92,6 +93,7 @@ def measure(model: str | None, batches: list[int] | None, **o: Any) -> int:
     if (model is None) == (o["suite"] is None):
         raise click.UsageError("Name a MODEL, or a list of them with --suite.")
     check_pictures(o)
+    o["command"] = " ".join(["trainpace", *sys.argv[1:]])
     if o["output"] and not Path(o["output"]).resolve().parent.is_dir():
         raise click.UsageError(f"the folder of {o['output']} does not exist.")
     slurm = {key: o[key] for key in ("at_once", "cpus", "limit", "partition", "account", "sbatch", "folder")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -17,9 +16,7 @@ from trainpace.cli.pictures import save_pictures
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster
-from trainpace.journal.foresight import Foresight, foresee
-from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_of, record_sweep
-from trainpace.journal.store import Journal
+from trainpace.journal import Circumstances, Foresight, Journal, RecordedSweep, execution_of, foresee, record_sweep
 from trainpace.machine.detect import Machine, detect
 from trainpace.machine.disturbances import warnings_of
 from trainpace.measure.analysis import SweepAnalysis, analyse
@@ -185,10 +182,10 @@ def _foresight(conditions: Conditions, device: str, journal: Journal | None) -> 
                 return None
             cluster, model = Cluster(device=profile.device), profile.kernels
         else:
-            from trainpace.cli.hardware import devices_of
             from trainpace.hardware import find_device
+            from trainpace.verbs.own_hardware import own_devices
 
-            cluster, model = Cluster(device=find_device(device, devices_of(None))), None
+            cluster, model = Cluster(device=find_device(device, own_devices(None))), None
         variant = Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu")
         with Bar(f"tracing {c.model}") as bar:
             bar.to(0)
@@ -225,7 +222,7 @@ def _run(
             if journal is None:
                 return RecordedSweep("", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0)
             circumstances = Circumstances(
-                device=device, command=" ".join(["trainpace", *sys.argv[1:]]), commit=_commit(), notes=o["notes"],
+                device=device, command=o["command"], commit=_commit(), notes=o["notes"],
                 versions=f"torch {version('torch')}, trainpace {version('trainpace')}", keep_identity=o["keep_identity"],
             )  # fmt: skip
             recorded = record_sweep(journal, conditions, plan, circumstances, foresight, hints, tell, o["fresh"])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainpace.hardware import Cluster
     from trainpace.plan import DataPath
     from trainpace.schedule import Schedule
-    from trainpace.watch.recording import Rank, Recording
+    from trainpace.watch import Rank, Recording
     from trainpace.workload import Workload
 
 MOST_WORKERS = 16
@@ -119,22 +119,22 @@ class Present(NamedTuple):
         )
 
     def _recorded_batch(self) -> int | None:
-        from trainpace.watch.recording import batches_per_step
+        from trainpace.watch import batches_per_step
 
         if self.rank is None or not self.rank.samples_per_step:
             return None
         return max(1, round(self.rank.samples_per_step / batches_per_step(self.rank)))
 
     def _recorded_accumulation(self) -> int | None:
-        from trainpace.watch.recording import batches_per_step
+        from trainpace.watch import batches_per_step
 
         return None if self.rank is None else max(1, round(batches_per_step(self.rank)))
 
 
 def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
     """The fleet, of --cluster or of options; without sizes, what it trains on now."""
-    from trainpace.cli.hardware import devices_of
     from trainpace.hardware import Cluster, find_device
+    from trainpace.verbs.own_hardware import own_devices
 
     said = _fleet_file(o["fleet"]) if o["fleet"] else {}
     for key, option in (("gpu", "gpu"), ("num_gpus", "num_gpus"), ("nodes", "nodes"), ("network_gb_per_s", "network"),
@@ -152,7 +152,7 @@ def cluster_of(o: dict[str, Any], present: Present) -> Cluster:
         raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
     check_fleet(per_node, count, network)
     return Cluster(
-        device=find_device(said["gpu"], devices_of(o["hardware"])), devices_per_node=per_node, nodes=count,
+        device=find_device(said["gpu"], own_devices(o["hardware"])), devices_per_node=per_node, nodes=count,
         price_usd_per_device_hour=said.get("price"),
         network_gb_per_s_per_device=None if network is None else network / per_node,
     )  # fmt: skip
@@ -229,7 +229,7 @@ def schedule_of(o: dict[str, Any], present: Present) -> Schedule:
 
 def data_paths(o: dict[str, Any], present: Present, start: Execution, cluster: Cluster) -> tuple[DataPath, ...]:
     """The present data path, then more workers and samples prepared offline, by the pipeline model of `loader`."""
-    from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, loader_cost
+    from trainpace.diagnose import HANDOVER_MS, SEND_MS, loader_cost
     from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
     from trainpace.plan import NO_WAIT, DataPath
 

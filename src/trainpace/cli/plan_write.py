@@ -11,7 +11,7 @@ import click
 from trainpace.errors import Contradiction
 
 if TYPE_CHECKING:
-    from trainpace.configs.write import Rewritten, Written
+    from trainpace.configs import Rewritten, Written
     from trainpace.plan import Plan
 
 NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
@@ -40,8 +40,7 @@ def rewritten(o: dict[str, Any], found: Plan) -> Rewritten | None:
     """The files with all changes of the plan in them; None where there is nothing to change."""
     from msgspec.structs import replace
 
-    from trainpace.configs.changes import Changes
-    from trainpace.configs.write import Rewritten, read_texts, rewrite
+    from trainpace.configs import Changes, Rewritten, read_texts, rewrite
 
     if found.best is None or not (found.changes or o["new"]):
         return None
@@ -60,22 +59,21 @@ def rewritten(o: dict[str, Any], found: Plan) -> Rewritten | None:
 
 def _new_file(file: str, found: Plan, job_s: float) -> Written:
     """The plan's end in a file that is not there yet. A batch job may take as long as it is forecast to, and some more."""
-    from trainpace.configs import new_files
+    from trainpace.configs import new_accelerate, new_deepspeed, new_sbatch, new_torchrun
 
     kind = NEW[Path(file).suffix]
     if kind == "sbatch":
-        return new_files.new_sbatch(found.end, file=file, time_limit_s=60 * math.ceil(JOB_MARGIN * job_s / 60))
+        return new_sbatch(found.end, file=file, time_limit_s=60 * math.ceil(JOB_MARGIN * job_s / 60))
     if kind == "torchrun":
-        return new_files.new_torchrun(found.end, file=file)
-    make = new_files.new_deepspeed if kind == "DeepSpeed" else new_files.new_accelerate
+        return new_torchrun(found.end, file=file)
+    make = new_deepspeed if kind == "DeepSpeed" else new_accelerate
     return make(found.end, file)
 
 
 def save_all(files: Rewritten) -> dict[str, str]:
     """Write the files, each beside a backup of the old one: {file: backup}, "" for a new file. Raises Contradiction, with nothing
     written, where they would contradict each other."""
-    from trainpace.configs import combine, parse_config
-    from trainpace.configs.write import save
+    from trainpace.configs import combine, parse_config, save
     from trainpace.records import write_whole
 
     clashes = combine([parse_config(f.text, f.file) for f in files.files]).clashes

@@ -9,7 +9,7 @@ import click
 
 from trainpace.cli.options import ABOVE_0_S, COUNT, USD, echo_json
 from trainpace.cli.pictures import check_pictures, picture_options
-from trainpace.cli.places import JOURNAL
+from trainpace.verbs.places import JOURNAL
 
 
 @click.command()

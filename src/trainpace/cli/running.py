@@ -15,9 +15,7 @@ from trainpace.cli.machine import device_of, profile_here, profile_or_brief
 from trainpace.cli.pictures import save_pictures
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware.cluster import HostLinks
-from trainpace.journal.entry import Entry, new_id, now_utc, printable
-from trainpace.journal.identity import anonymous_entry
-from trainpace.journal.store import Journal
+from trainpace.journal import Entry, Journal, anonymous_entry, new_id, now_utc, printable
 from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
 from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
 from trainpace.ladder.foresee import Foreseen, Known
@@ -26,12 +24,12 @@ from trainpace.ladder.rungs import Ladder, Script, Setup, words_of
 from trainpace.ladder.script import keep_files, prepare, started_by, try_script
 from trainpace.ladder.sights import Sights, has_data
 from trainpace.launch.engines.rules import why_no_noise_scale
-from trainpace.launch.processes import usable_cores
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.launch.trials import job_of, run_trial
 from trainpace.machine.detect import detect
 from trainpace.machine.environment import device_in
+from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save, write_whole
 from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
 from trainpace.report.progress import Bar

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from trainpace.cli.options import within
-from trainpace.cli.places import JOURNAL, default_workloads_folder
 from trainpace.errors import TrainpaceError
+from trainpace.verbs.places import JOURNAL, default_workloads_folder
 
 PORT = 8765
 
@@ -49,19 +49,20 @@ def serve(
         raise TrainpaceError(f"the dashboard needs {error.name}.", "pip install 'trainpace[serve]'") from None
     import secrets
 
-    from trainpace.cli.hardware import devices_of
-    from trainpace.cli.servers import offers_known
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
+    from trainpace.verbs.own_hardware import own_devices
+    from trainpace.verbs.progress import Silent
+    from trainpace.verbs.servers import known_offers
     from trainpace.web.models import Models
 
-    own: Any = devices_of(hardware)
+    own: Any = own_devices(hardware)
     if host in EVERY_ADDRESS and not names:
         raise TrainpaceError(f"{host} is every address of this machine.", "Say what it is called with --name HOST.")
     opened = listening(host, port)
     port = opened.getsockname()[1]
     policy = policy_of(host, port, names, secrets.token_urlsafe(32) if with_token else None)
     with opened, Journal.open(place, create=place is None, read_only=True) as journal:
-        app = application(journal, Models(default_workloads_folder()), own, offers_known(None))
+        app = application(journal, Models(default_workloads_folder()), own, known_offers(None, Silent()))
         shown = names[0] if names else host
         click.echo(f"Journal: {journal.place}\nOpen {address_of(shown, port, policy.token)} (Ctrl+C ends)")
         run(app, policy, opened)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +19,7 @@ import msgspec
 
 from trainpace.cli.measuring import DEFAULT_BATCHES
 from trainpace.errors import TrainpaceError
-from trainpace.journal.importing import import_file
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal, import_file
 from trainpace.ladder.sources import fingerprint
 from trainpace.launch.job import Ended, Job
 from trainpace.launch.processes import file_name
@@ -91,7 +89,7 @@ def _job(item: SuiteItem, number: int, batches: Sequence[int] | None, folder: Pa
         for old in (result, Path(f"{result}.db")):
             old.unlink(missing_ok=True)
     failure_file(str(result)).unlink(missing_ok=True)
-    write_whole(asked, json.dumps(asked_for | {"command": sys.argv[1:]}))
+    write_whole(asked, json.dumps(asked_for | {"command": o["command"]}))
     return Job(
         name=name, program=("-m", PART, str(asked), str(result)), folder=str(folder), result=str(result),
         cpus_per_process=o["cpus"], gpus_per_node=int(o["device"] == "cuda"), timeout_s=o["limit"],

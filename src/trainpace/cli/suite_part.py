@@ -17,8 +17,7 @@ import msgspec
 from trainpace.cli.machine import device_of
 from trainpace.cli.measuring import measure_item, sparing_the_machine
 from trainpace.errors import TrainpaceError
-from trainpace.journal.exchange import export
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal, export
 from trainpace.launch.trial_worker import failure_file
 from trainpace.machine.detect import detect
 from trainpace.measure.suite import SuiteItem
@@ -28,11 +27,10 @@ from trainpace.records import write_whole
 def main() -> int:
     """0 where the model was measured."""
     request, result = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2]
-    sys.argv[1:] = request["command"]  # which is kept with the runs
     item = msgspec.convert(request["item"], SuiteItem)
     try:
         machine = detect()
-        options: dict[str, Any] = sparing_the_machine(request["options"], machine)
+        options: dict[str, Any] = sparing_the_machine(request["options"] | {"command": request["command"]}, machine)
         with Journal.open(f"{result}.db") as journal:
             measure_item(item, request["batches"], device_of(options["device"], machine), journal, options)
             export(Path(result), (*journal.sweeps(), *journal.every()))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpace.cli.options import echo_json, within
-from trainpace.cli.places import JOURNAL
+from trainpace.verbs.places import JOURNAL
 
 if TYPE_CHECKING:
-    from trainpace.journal.guard import Pace
+    from trainpace.journal import Pace
 
 WHOLE_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 BUSY = 0.5
@@ -70,7 +70,7 @@ def watch(command: tuple[str, ...], **o: Any) -> int:
     _save(folder, o)
     guarded = None
     if baseline is not None and recording.ranks and code == 0:
-        from trainpace.journal.guard import TOLERANCE, guard, pace_of_recording
+        from trainpace.journal import TOLERANCE, guard, pace_of_recording
 
         tolerance = TOLERANCE if o["tolerance"] is None else o["tolerance"]
         guarded = guard(baseline, pace_of_recording(recording, str(folder)), tolerance)
@@ -82,7 +82,7 @@ def watch(command: tuple[str, ...], **o: Any) -> int:
         print_recording(recording, str(folder))
         if o["timeline"] and recording.ranks:
             from trainpace.report.timeline import print_timeline
-            from trainpace.watch.timeline import timeline_of
+            from trainpace.watch import timeline_of
 
             print_timeline(timeline_of(folder, _steps(o["steps"])))
         if guarded is not None:
@@ -92,13 +92,13 @@ def watch(command: tuple[str, ...], **o: Any) -> int:
 
 def _pace_of(run: str, place: str | None) -> Pace:
     """Of a recording's folder, else of the journal's run; read before anything is started."""
-    from trainpace.journal.guard import pace_of_entry, pace_of_recording
+    from trainpace.journal import pace_of_entry, pace_of_recording
     from trainpace.watch import read_recording
 
     if Path(run).is_dir():
         return pace_of_recording(read_recording(Path(run)), run)
     from trainpace.errors import UnknownName
-    from trainpace.journal.store import Journal
+    from trainpace.journal import Journal
 
     with Journal.open(place) as journal:
         try:
@@ -113,7 +113,7 @@ def folder_for(output: str | None, command: tuple[str, ...]) -> Path:
     """The folder asked for, which must be new or empty, or one named after the script and the time."""
     import datetime
 
-    from trainpace.cli.places import default_recordings_folder
+    from trainpace.verbs.places import default_recordings_folder
 
     if output is not None:
         folder = Path(output)
@@ -131,7 +131,7 @@ def run(command: tuple[str, ...], folder: Path, as_json: bool, trials: dict[str,
     import os
     import sys
 
-    from trainpace.launch.processes import usable_cores
+    from trainpace.process import usable_cores
     from trainpace.watch import watch as watch_command
 
     load, cores = os.getloadavg()[0], usable_cores()
@@ -147,8 +147,7 @@ def _save(folder: Path, o: dict[str, Any]) -> None:
     from trainpace.records import write_whole
     from trainpace.report.pages.timeline import timeline_page
     from trainpace.report.timeline import timeline_svg
-    from trainpace.watch.perfetto import write_trace
-    from trainpace.watch.timeline import timeline_of
+    from trainpace.watch import timeline_of, write_trace
 
     if o["trace"]:
         write_trace(folder, Path(o["trace"]))

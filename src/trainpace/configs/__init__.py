@@ -1,25 +1,31 @@
-"""Read the settings files that people already have, cross-check them, and write a plan into them."""
+"""Other tools' settings files: read, cross-checked, and changed so that they say what a plan says."""
 
-from trainpace.configs.changes import Changes
-from trainpace.configs.combine import Clash, Combined, combine
-from trainpace.configs.command import parse_command
-from trainpace.configs.read import parse_config, read_configs
-from trainpace.configs.settings import ConfigFile, Note, Setting
-from trainpace.configs.write import Rewritten, Written, rewrite, write_changes
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Changes",
-    "Clash",
-    "Combined",
-    "ConfigFile",
-    "Note",
-    "Rewritten",
-    "Setting",
-    "Written",
-    "combine",
-    "parse_command",
-    "parse_config",
-    "read_configs",
-    "rewrite",
-    "write_changes",
-]
+from trainpace.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.configs.changes import UNWRITTEN, Changes, execution_of, settings_of
+    from trainpace.configs.command import parse_command
+    from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
+    from trainpace.configs.crosscheck import SAME_UNDER_DEEPSPEED, Clash, Combined, combine
+    from trainpace.configs.huggingface import put_training_arguments
+    from trainpace.configs.new_files import new_accelerate, new_deepspeed, new_sbatch, new_torchrun
+    from trainpace.configs.parsing import parse_yaml
+    from trainpace.configs.read import parse_config, read_configs
+    from trainpace.configs.reading import Reading
+    from trainpace.configs.sbatch import read_sbatch
+    from trainpace.configs.settings import ConfigFile, Note, Setting
+    from trainpace.configs.write import (
+        BY_HAND,
+        WRITERS,
+        Rewritten,
+        Written,
+        read_texts,
+        rewrite,
+        save,
+        unified_diff,
+        write_changes,
+    )  # fmt: skip
+
+__getattr__, __all__ = exports(__name__, __file__)

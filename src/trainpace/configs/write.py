@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainpace.configs.changes import BATCH, DERIVED, GROUPS, Changes, normal
-from trainpace.configs.combine import SAME_UNDER_DEEPSPEED
+from trainpace.configs.crosscheck import SAME_UNDER_DEEPSPEED
 from trainpace.configs.draft import ELSEWHERE, Draft
 from trainpace.configs.editing import Syntax
 from trainpace.configs.read import parse_config

@@ -1,5 +1,12 @@
-"""Verdict, why, next: from a recorded training run, where its time goes and what is worth changing."""
+"""The verdict on a recorded training: where its steps' time goes, proved by interventions, and what is worth changing."""
 
-from trainpace.diagnose.diagnosis import Advice, Diagnosis, Proof, Share, diagnose
+from typing import TYPE_CHECKING
 
-__all__ = ["Advice", "Diagnosis", "Proof", "Share", "diagnose"]
+from trainpace.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.diagnose.advice import HANDOVER_MS, SEND_MS, loader_cost, with_workers_ms
+    from trainpace.diagnose.diagnosis import Advice, Diagnosis, Proof, Share, diagnose
+    from trainpace.diagnose.shares import IN_WORDS, split
+
+__getattr__, __all__ = exports(__name__, __file__)

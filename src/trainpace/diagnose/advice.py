@@ -14,7 +14,7 @@ from trainpace.diagnose.shares import Split
 from trainpace.loader.model import LoaderCost, step_ms
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.watch.recording import Rank, batches_per_step
+from trainpace.watch import Rank, batches_per_step
 
 WORTH = 0.03
 """A change that saves a smaller share of the step than this is said not to be worth making."""

@@ -10,8 +10,7 @@ from trainpace.diagnose.shares import CAUSES, IN_WORDS, split
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.watch.inside.trail import TRIALS
-from trainpace.watch.recording import Line, Rank, Recording, batches_per_step
+from trainpace.watch import TRIALS, Line, Rank, Recording, batches_per_step
 
 
 class Share(Record):

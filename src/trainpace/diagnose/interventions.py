@@ -8,7 +8,7 @@ from statistics import fmean
 
 from trainpace.medians import mean_and_half_width
 from trainpace.records import Record
-from trainpace.watch.recording import Block, Rank, batches_per_step
+from trainpace.watch import Block, Rank, batches_per_step
 
 FORWARD_AND_BACKWARD = ("forward", "backward")
 FEW_SAMPLES = 2

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from trainpace.diagnose.interventions import fixed_ms, of_trial, own_pace_ms, part_ms, proof
-from trainpace.watch.recording import Rank
+from trainpace.watch import Rank
 
 STRAGGLES = 0.05
 """A rank whose own pace is so much behind the others' mean makes them wait."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +22,8 @@ from trainpace.outcome import FailedProbe
 
 
 class Circumstances(NamedTuple):
-    """What goes with every run of a sweep: how it was asked for, and whether names and paths may be kept."""
+    """What is stored with every run of a sweep. `command`: the one that started it, "" where there was none;
+    `keep_identity`: whether names and paths are stored as they are."""
 
     device: str
     command: str = ""
@@ -28,6 +31,14 @@ class Circumstances(NamedTuple):
     notes: str = ""
     versions: str = ""
     keep_identity: bool = False
+
+
+def program_command() -> str:
+    """The command that started this Python program, for runs that it measures; "" where no script or module was started,
+    as in a notebook, an interactive session or `python -c`."""
+    main = sys.modules.get("__main__")
+    notebook = "ipykernel" in sys.modules or hasattr(sys, "ps1")
+    return "" if notebook or not getattr(main, "__file__", None) else shlex.join(sys.orig_argv)
 
 
 class RecordedSweep(NamedTuple):

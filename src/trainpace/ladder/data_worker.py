@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from trainpace.isolation import serve
 from trainpace.loader.model import LoaderCost
 from trainpace.loader.runs import loader_cost
 from trainpace.loader.samples import choose, first_pass, one_thread, sample_cost
 from trainpace.loader.target import LoaderTarget, load_target
+from trainpace.process import serve
 
 SECONDS = 1.5
 PASSES = 5

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.configs.changes import settings_of
+from trainpace.configs import settings_of
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.job import JobConditions

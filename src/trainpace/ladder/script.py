@@ -14,10 +14,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from trainpace.configs import Changes, combine, parse_config, rewrite
-from trainpace.configs.changes import execution_of
-from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
-from trainpace.configs.write import Written, read_texts
+from trainpace.configs import (
+    Changes,
+    Written,
+    combine,
+    copied_command,
+    copied_text,
+    execution_of,
+    has_settings,
+    names_file,
+    parse_config,
+    read_texts,
+    rewrite,
+    split_command,
+)
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import Script, Setup

@@ -15,16 +15,15 @@ from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
 from trainpace.hardware.cluster import HostLinks
-from trainpace.isolation import run_isolated
 from trainpace.job import state_bytes
 from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.engines.rules import engine_for
-from trainpace.launch.processes import usable_cores
 from trainpace.loader.model import LoaderCost
 from trainpace.machine import MachineProfile, calibrate
 from trainpace.machine.allreduce import AllReduce, measure_allreduce
 from trainpace.outcome import Forecast
+from trainpace.process import run_isolated, usable_cores
 from trainpace.records import load, save
 from trainpace.trace import load_workload
 from trainpace.workload import Variant, Workload, form_of

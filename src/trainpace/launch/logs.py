@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
+
+from trainpace.process import name_of_signal
 
 TAIL_LINES = 20
 LONGEST_REASON = 300
@@ -87,15 +88,6 @@ def first_error(path: str | Path) -> str:
         elif _SAID.search(line) and not _AFTERMATH.search(line):
             said = said or line.strip()
     return (said or killed or of_peers)[:LONGEST_REASON]
-
-
-def name_of_signal(number: int) -> str:
-    """SIGKILL is what the kernel sends for want of memory."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-    return f"{name}, most likely for want of memory" if name == "SIGKILL" else name
 
 
 def _lines(path: str | Path) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -16,20 +14,15 @@ from pathlib import Path
 import msgspec
 
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.launch import guard
 from trainpace.launch.job import Ended, Job, OnLine, State
-from trainpace.launch.logs import Follower, first_error, name_of_signal, tail_of
+from trainpace.launch.logs import Follower, first_error, tail_of
+from trainpace.process import Child, name_of_signal, usable_cores
 from trainpace.records import Record
 from trainpace.units import format_duration
 
 POLL_S = 0.05
 GRACE_S = 15.0
 """How long ranks may take to exit once the result is there: some engines hang at shutdown, after all work is done."""
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class OnThisMachine(Record):
@@ -131,50 +124,35 @@ def run_here(
             if on_line is not None:
                 on_line(line)
 
-    read_end, write_end = os.pipe()
-    try:
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-IS", guard.__file__, str(read_end), *command], stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(read_end,),
-                env={**os.environ, **environment}, cwd=cwd,
-            )  # fmt: skip
-    except BaseException:
-        os.close(write_end)
-        raise
-    finally:
-        os.close(read_end)
-    started, done_at = time.monotonic(), float("inf")
-    try:
-        while process.poll() is None:
+    with (
+        log.open("ab") as output,
+        Child(command, {**os.environ, **environment}, cwd, stdout=output, stderr=subprocess.STDOUT) as child,
+    ):
+        started, done_at = time.monotonic(), float("inf")
+        while child.exit_code is None:
             now = time.monotonic()
             if done_at == float("inf") and Path(job.result).exists():
                 done_at = now
             if now - started > job.timeout_s or now - done_at > GRACE_S:
                 break
             say()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_S)
-        late = process.poll() is None
-        seconds = time.monotonic() - started
-    finally:
-        os.close(write_end)
-        _end(process)
+            child.wait(POLL_S)
+        code, seconds = child.exit_code, time.monotonic() - started
     say(at_end=True)
-    return ended_here(job, log, seconds, late, process.returncode)
+    return ended_here(job, log, seconds, code)
 
 
-def ended_here(job: Job, log: Path, seconds: float, late: bool, code: int) -> Ended:
-    """How a job on this machine ended, by its result file, then by the clock, then by its log and exit code."""
-    state: State = "done" if Path(job.result).exists() else "timed out" if late else "failed"
+def ended_here(job: Job, log: Path, seconds: float, code: int | None) -> Ended:
+    """How a job on this machine ended, by its result file, then by the clock (no exit code), then by its log and exit code."""
+    state: State = "done" if Path(job.result).exists() else "timed out" if code is None else "failed"
     reason = ""
     if state == "timed out":
         reason = f"{job.name} did not end within {format_duration(job.timeout_s)}."
-    elif state == "failed":
+    elif code is not None and state == "failed":
         reason = first_error(log) or f"{job.name} {why_without_words(code)}."
     return Ended(
         state=state, seconds=seconds, log=str(log), reason=reason, tail="" if state == "done" else tail_of(log),
-        exit_code=None if late else code,
+        exit_code=code,
     )  # fmt: skip
 
 
@@ -184,13 +162,3 @@ def why_without_words(code: int) -> str:
     if number > 0:
         return f"died of {name_of_signal(number)}"
     return f"ended with exit code {code} and no result"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The guard ends all below it when the pipe closes; should it be gone itself, its session goes."""
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

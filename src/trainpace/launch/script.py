@@ -25,10 +25,22 @@ from trainpace.machine.environment import cpu_name
 from trainpace.medians import median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, write_whole
-from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder
-from trainpace.watch.inside.trail import DATA, LOADER_START, Step
-from trainpace.watch.recording import Recording, ms, read_recording
-from trainpace.watch.trails import Process, header_of, read_processes, records_of
+from trainpace.watch import (
+    COMMAND_FILE,
+    DATA,
+    LOADER_START,
+    Process,
+    Recording,
+    Step,
+    environment,
+    header_of,
+    ms,
+    read_processes,
+    read_recording,
+    records_of,
+    remove_asides,
+    temporary_folder,
+)
 
 _INTERVENTIONS = ("cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
 _FEWEST_WARM_UP, _FEWEST_STEPS = 4, 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from trainpace.launch.job import State
-from trainpace.launch.logs import name_of_signal
+from trainpace.process import name_of_signal
 from trainpace.records import Record
 
 FIELDS = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,TimeUsed:|,exit_code:|"

@@ -20,10 +20,10 @@ from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from trainpace.errors import TrainpaceError, UserCodeError  # noqa: E402
-from trainpace.isolation import failure_of  # noqa: E402
 from trainpace.launch.logs import complains_of_a_peer  # noqa: E402
 from trainpace.launch.trial import Trial, TrialResult  # noqa: E402
 from trainpace.outcome import Interval  # noqa: E402
+from trainpace.process import failure_of  # noqa: E402
 from trainpace.records import load, save, write_whole  # noqa: E402
 
 if TYPE_CHECKING:

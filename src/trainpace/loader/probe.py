@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from trainpace import records
-from trainpace.isolation import run_isolated
 from trainpace.loader.records import LoaderConditions, LoaderMeasurement
+from trainpace.process import run_isolated
 
 
 def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:

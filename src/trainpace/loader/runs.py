@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainpace.errors import UserCodeError
-from trainpace.isolation import explain
 from trainpace.loader.model import LoaderCost
 from trainpace.loader.target import LoaderTarget
+from trainpace.process import explain
 
 MOST_BATCHES = 2000
 FEWEST_BATCHES = 4

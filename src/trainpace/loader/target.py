@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.isolation import explain
+from trainpace.process import explain
 from trainpace.shards.dataset_file import WANTED, is_task, made_by
 
 DEFAULT_BATCH = 32

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-from trainpace.isolation import serve
 from trainpace.loader.function_costs import function_stages
 from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
 from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
@@ -29,6 +28,7 @@ from trainpace.loader.transform_costs import is_random, transform_stages
 from trainpace.machine.detect import detect
 from trainpace.machine.environment import environment
 from trainpace.measure.repeats import noise_of, repeat_interval
+from trainpace.process import serve
 from trainpace.records import to_json
 from trainpace.shards import opened_files
 

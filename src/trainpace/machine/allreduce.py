@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.isolation import run_isolated
 from trainpace.medians import median
+from trainpace.process import run_ranks
 from trainpace.records import Record
 
 Backend = Literal["gloo", "nccl"]
@@ -20,6 +20,7 @@ SIZES_BYTES = tuple(4**k * 2**10 for k in range(8))
 """1 KiB to 16 MiB: from what is all latency to what is all bandwidth."""
 ELEMENT_BYTES = 4
 MOST_RANKS = 1024
+_RANK = "trainpace.machine.allreduce_rank"
 
 
 class AllReduce(Record):
@@ -71,17 +72,14 @@ def measure_allreduce(
     if not sizes_bytes or min(sizes_bytes) < 1 or repeats < 1:
         raise TrainpaceError("an all-reduce needs payloads of 1 byte or more, and 1 repeat or more.")
     sizes = sorted({-(-size // ELEMENT_BYTES) * ELEMENT_BYTES for size in sizes_bytes})
-    request: dict[str, Any] = {
-        "ranks": ranks,
-        "backend": backend,
-        "sizes_bytes": sizes,
-        "repeats": repeats,
-        "timeout_s": timeout_s,
-    }
-    what = f"an all-reduce among {ranks} ranks over {backend}"
-    with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:  # here, for a killed process would leave it behind
-        request["folder"] = folder
-        seconds = json.loads(run_isolated("trainpace.machine.allreduce_worker", request, timeout_s, what))
+    with tempfile.TemporaryDirectory(prefix="trainpace-") as folder:  # where the ranks find each other
+        request = {
+            "backend": backend, "sizes_bytes": sizes, "repeats": repeats, "timeout_s": timeout_s, "ranks": ranks,
+            "folder": folder,
+        }  # fmt: skip
+        what = f"an all-reduce among {ranks} ranks over {backend}"
+        answer = run_ranks(_RANK, [{**request, "rank": rank} for rank in range(ranks)], timeout_s, what)
+    seconds = json.loads(answer)
     times = [median([repeat[i] for repeat in seconds]) for i in range(len(sizes))]
     latency_s, bytes_per_s = fit_latency_and_bandwidth([wire_share(ranks) * size for size in sizes], times)
     return AllReduce(

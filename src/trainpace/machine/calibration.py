@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from trainpace import records
-from trainpace.isolation import run_isolated
 from trainpace.machine.detect import Machine, detect
 from trainpace.machine.profile import MachineProfile
+from trainpace.process import run_isolated
 
 CALIBRATION_TIMEOUT_S = 300.0
 

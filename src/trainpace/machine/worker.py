@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from trainpace.isolation import serve
 from trainpace.machine.detect import Machine
 from trainpace.machine.micro_benchmarks import calibrate
+from trainpace.process import serve
 from trainpace.records import to_json
 
 

@@ -7,9 +7,9 @@ import msgspec
 from trainpace import records
 from trainpace.errors import OutOfMemory, TimedOut, UserCodeError
 from trainpace.execution import Execution
-from trainpace.isolation import run_isolated
 from trainpace.measure.conditions import Conditions
 from trainpace.outcome import FailedProbe, MeasuredNoiseScale, Measurement, ProbeFailure
+from trainpace.process import run_isolated
 
 
 def measure(conditions: Conditions, batch_size: int) -> Measurement:

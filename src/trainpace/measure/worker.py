@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.isolation import serve
 from trainpace.measure.conditions import Conditions
+from trainpace.process import serve
 from trainpace.records import to_json
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainpace.diagnose import Advice, Diagnosis
-from trainpace.diagnose.shares import IN_WORDS
+from trainpace.diagnose import IN_WORDS, Advice, Diagnosis
 from trainpace.report.columns import Column, bar, words
 from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number

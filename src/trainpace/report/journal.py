@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainpace.journal.compare import Comparison, Difference, Ratio
-from trainpace.journal.entry import Entry, Sweep, printable
-from trainpace.journal.score import Score, Scores
+from trainpace.journal import Comparison, Difference, Entry, Ratio, Score, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
 from trainpace.report.columns import Column, words
 from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.units import format_number
 
 if TYPE_CHECKING:
-    from trainpace.journal.importing import Imported
+    from trainpace.journal import Imported
 
 _LISTED = (
     words("id", least=8), words("when (UTC)", 5, least=16), words("model", least=14), words("device", 2, least=20),

@@ -115,6 +115,18 @@ class Bar:
         return min(1.0, self._done / self._total) if self._total else None
 
 
+class TerminalProgress:
+    """A verb's remarks and long work, on stderr."""
+
+    def note(self, text: str) -> None:
+        """A remark that stays."""
+        print(text, file=sys.stderr, flush=True)
+
+    def work(self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None) -> Bar:
+        """A bar for long work."""
+        return Bar(what, total, unit, seconds)
+
+
 def _made(bar: Bar) -> Progress:
     from rich.console import Console, RenderableType
     from rich.progress import BarColumn, Progress, ProgressColumn, Task

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from trainpace.units import format_number
-from trainpace.watch.timeline import Lane, Timeline, coarsened
+from trainpace.watch import Lane, Timeline, coarsened
 
 WAITING = "data"
 LOOK = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from trainpace.journal.guard import Guarded, Pace
+from trainpace.journal import Guarded, Pace
 from trainpace.report.columns import Column, bar, words
 from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_number
-from trainpace.watch.recording import Rank, Recording
+from trainpace.watch import Rank, Recording
 
 IN_WORDS = {
     "other": "the script's own code",

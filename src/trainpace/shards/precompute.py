@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.process import Pool
 from trainpace.records import Record, load, save, to_json, write_whole
 from trainpace.shards.folder import damage, finished_shard
 from trainpace.shards.plan import (
@@ -28,11 +29,11 @@ from trainpace.shards.plan import (
     shard_sizes,
 )
 from trainpace.shards.precompute_estimate import Estimate, SampleCosts, decide
-from trainpace.shards.precompute_pool import Pool
 from trainpace.shards.precompute_worker import Inspection
 from trainpace.shards.work import Progress, Settings, Work
 
 _LOCK = ".lock"
+_WORKER = "trainpace.shards.precompute_worker"
 
 
 class Precomputed(Record):
@@ -68,7 +69,7 @@ def precompute(
     folder = Path(settings.folder)
     _make_ready(folder, settings)
     begun = time.monotonic()
-    with _alone(folder, settings), Pool(settings.target, settings.workers, note) as pool:
+    with _alone(folder, settings), Pool(_WORKER, settings.target, settings.workers, note) as pool:
         plan = _agreed_plan(pool, folder, settings)
         _set_aside(folder, settings.repair)
         computed = Work(pool, plan, folder, settings, tell).run()
@@ -88,7 +89,7 @@ def estimate(
     batch: int = 1, epochs: float | None = None,
 ) -> Estimate:  # fmt: skip
     """Whether `precompute` is worth it, from up to `most` samples computed in a process of its own. Leaves nothing behind."""
-    with Pool(target, 1) as pool:
+    with Pool(_WORKER, target, 1) as pool:
         pool.ask(0, do="estimate", options={"folder": folder, "seconds": seconds, "most": most})
         _, answer = next(pool.answers(lambda _: "computing some samples"))
     return decide(msgspec.convert(answer["estimate"], SampleCosts), workers, step_s, batch, epochs)

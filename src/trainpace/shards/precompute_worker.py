@@ -19,7 +19,7 @@ from typing import IO, Any
 import msgspec
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.isolation import end_with_parent, explain
+from trainpace.process import failure_of, serve_lines
 from trainpace.records import Record
 from trainpace.shards.dataset_file import load_dataset
 from trainpace.shards.determinism import computed_twice
@@ -104,7 +104,7 @@ class _Worker:
         self._writer, self._written = ThreadPoolExecutor(1), Future[None]()
         self._written.set_result(None)
 
-    def serve(self, requests: Iterable[str]) -> None:
+    def serve(self, requests: Iterable[dict[str, Any]]) -> None:
         """Until there are no more requests; ends the process."""
         try:
             import_pyarrow()
@@ -112,8 +112,8 @@ class _Worker:
             self._settings = settings_of(self._dataset)
             if "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(1)
-            for line in requests:
-                self._answer(**json.loads(line))
+            for request in requests:
+                self._answer(**request)
             self._written.result()
         except (Exception, SystemExit) as error:
             self._fail(error)
@@ -155,12 +155,9 @@ class _Worker:
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             self._say(error="the disk is full.", hint="", disk_full=True)
-        elif isinstance(error, TrainpaceError):
-            self._say(error=error.message, hint=error.hint, misuse=not isinstance(error, UserCodeError))
-        elif isinstance(error, MemoryError):
-            self._say(error="the memory is not enough.", hint="Try fewer --workers or a smaller --shard-samples.")
         else:
-            self._say(error=explain(error).replace("the model's code", "the dataset's code"), hint="")
+            hint = "Try fewer --workers or a smaller --shard-samples."
+            self._say(**failure_of(error, "the dataset's code", memory_hint=hint))
         os._exit(0)
 
     def _say(self, **answer: Any) -> None:
@@ -170,11 +167,7 @@ class _Worker:
 
 
 def _serve(target: str) -> None:
-    end_with_parent()
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
+    requests, answers = serve_lines()
     _Worker(target, answers).serve(requests)
 
 

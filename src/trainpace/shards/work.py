@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainpace.errors import UserCodeError
+from trainpace.process import DiskFull, Pool
 from trainpace.records import Record
 from trainpace.shards.folder import finished_shard
 from trainpace.shards.plan import Shard, ShardPlan, shard_file
-from trainpace.shards.precompute_pool import DiskFull, Pool
 from trainpace.units import format_number
 
 _SPARE = 1.02

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainpace.errors import TrainpaceError
-from trainpace.isolation import explain, serve
+from trainpace.process import explain, serve
 from trainpace.records import save, to_json
 from trainpace.workload import Variant, Workload
 

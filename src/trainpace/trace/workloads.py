@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainpace import records
 from trainpace.errors import UserCodeError
-from trainpace.isolation import run_isolated, started_isolated
+from trainpace.process import run_isolated, started_isolated
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0

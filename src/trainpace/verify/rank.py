@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainpace.errors import TrainpaceError
-from trainpace.isolation import explain
+from trainpace.process import explain
 from trainpace.records import write_whole
 from trainpace.verify.question import Question, Variant
 from trainpace.verify.training import train

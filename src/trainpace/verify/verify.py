@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.isolation import run_isolated
 from trainpace.launch.job import Job, Launcher
+from trainpace.process import run_isolated
 from trainpace.records import load
 from trainpace.verify.compare import Difference, difference_of_files
 from trainpace.verify.question import (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.isolation import explain, is_out_of_memory, serve
+from trainpace.process import explain, is_out_of_memory, serve
 from trainpace.verify.question import Question, Variant
 
 

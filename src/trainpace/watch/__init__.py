@@ -1,19 +1,28 @@
-"""An unchanged training script, recorded: where its steps' time goes."""
+"""An unchanged training script, recorded: where its steps' time goes. The recorder itself is in this package too and runs
+where packages that reading a recording needs may be missing, so nothing is imported before it is used."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.watch.command import watch
-    from trainpace.watch.recording import Recording, read_recording
+    from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder, watch
+    from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
+    from trainpace.watch.perfetto import trace_events, write_trace
+    from trainpace.watch.recording import (
+        Block,
+        FetchCost,
+        Line,
+        Loader,
+        Rank,
+        Recording,
+        batches_per_step,
+        half_width_ms,
+        ms,
+        read_recording,
+        steady_ms,
+    )
+    from trainpace.watch.timeline import Bar, Lane, Timeline, charged, coarsened, timeline_of
+    from trainpace.watch.trails import Process, header_of, read_processes, records_of
 
-__all__ = ["Recording", "read_recording", "watch"]
-
-
-def __getattr__(name: str) -> Any:
-    """Late: the recorder is in this package too, and runs where the packages that these need may be missing."""
-    import importlib
-
-    if name not in __all__:
-        raise AttributeError(name)
-    module = importlib.import_module("trainpace.watch.command" if name == "watch" else "trainpace.watch.recording")
-    return getattr(module, name)
+__getattr__, __all__ = exports(__name__, __file__)

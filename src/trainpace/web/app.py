@@ -21,8 +21,7 @@ from starlette.routing import Route
 
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
-from trainpace.journal.connect import JournalUnusable
-from trainpace.journal.store import Journal
+from trainpace.journal import Journal, JournalUnusable
 from trainpace.offers.offer import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.web import journal_pages as pages

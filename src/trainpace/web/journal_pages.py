@@ -5,12 +5,22 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.journal.compare import Comparison, compare
-from trainpace.journal.entry import Entry, Sweep, measurement_of
-from trainpace.journal.paging import MOST_COUNTED, names_of, page
-from trainpace.journal.query import Query
-from trainpace.journal.score import LATELY, Scores, error_pct, scores
-from trainpace.journal.store import Journal
+from trainpace.journal import (
+    LATELY,
+    MOST_COUNTED,
+    Comparison,
+    Entry,
+    Journal,
+    Query,
+    Scores,
+    Sweep,
+    compare,
+    error_pct,
+    measurement_of,
+    names_of,
+    page,
+    scores,
+)
 from trainpace.measure.analysis import SweepAnalysis, analyse
 from trainpace.outcome import FailedProbe, Measurement
 from trainpace.records import Record

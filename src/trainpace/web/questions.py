@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from trainpace.errors import TrainpaceError, nearest_names
 from trainpace.execution import Precision
-from trainpace.journal.entry import Kind, Outcome
+from trainpace.journal import Kind, Outcome
 from trainpace.records import Record
 
 MOST_PARAMETERS = 40

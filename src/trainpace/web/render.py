@@ -8,7 +8,7 @@ import jinja2
 from markupsafe import Markup
 
 from trainpace.execution import PRECISIONS
-from trainpace.journal.score import error_pct
+from trainpace.journal import error_pct
 from trainpace.records import Record
 from trainpace.report.charts import BarChart, Chart
 from trainpace.report.pages.figure import drawn

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainpace.diagnose import Advice, Diagnosis
-from trainpace.diagnose.shares import IN_WORDS
+from trainpace.diagnose import IN_WORDS, Advice, Diagnosis
 from trainpace.records import to_jsonable
 from trainpace.report.charts.causes import proofs_chart, shares_chart
 from trainpace.report.charts.chart import Picture
@@ -12,7 +11,7 @@ from trainpace.report.pages.frame import document
 from trainpace.report.pages.timeline import timeline_figure
 from trainpace.report.timeline import TIMELINE_STYLE
 from trainpace.units import format_duration, format_number
-from trainpace.watch.timeline import Timeline
+from trainpace.watch import Timeline
 
 
 def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None) -> str:

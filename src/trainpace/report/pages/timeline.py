@@ -11,7 +11,7 @@ from trainpace.report.pages.figure import section, table
 from trainpace.report.pages.frame import document
 from trainpace.report.timeline import TIMELINE_STYLE, findings, has_workers, heading, part_words, timeline_svg
 from trainpace.units import format_number
-from trainpace.watch.timeline import Lane, Timeline
+from trainpace.watch import Lane, Timeline
 
 
 def timeline_page(timeline: Timeline, title: str) -> str:

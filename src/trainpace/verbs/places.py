@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trainpace.errors import TrainpaceError
+
 JOURNAL = (
     "The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder."
 )
@@ -33,3 +35,9 @@ def default_offers_file() -> Path:
 def default_workloads_folder() -> Path:
     """Where `trainpace serve` looks for saved workloads, and keeps its traces of the built-in models."""
     return default_profile_file().parent / "workloads"
+
+
+def check_writable(file: str) -> None:
+    """Raise TrainpaceError where the folder of a file that is to be written does not exist."""
+    if not Path(file).resolve().parent.is_dir():
+        raise TrainpaceError(f"the folder of {file} does not exist.")

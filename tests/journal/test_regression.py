@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.errors import Contradiction
-from trainpace.journal.guard import Pace, guard
+from trainpace.journal import Pace, guard
 from trainpace.outcome import Interval
-from trainpace.watch.inside.trail import PARTS, Step
-from trainpace.watch.recording import steady_ms
+from trainpace.watch import PARTS, Step, steady_ms
 
 
 def pace(ms, spread=0.02, **more):

@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import click
-
-from trainpace.cli.options import read_text
-from trainpace.cli.places import default_offers_file
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
 from trainpace.offers.offer import Offer
 from trainpace.offers.snapshot import read_offers, snapshot
 from trainpace.offers.transfer import EGRESS_USD_PER_GB
+from trainpace.records import read_text
+from trainpace.verbs.places import default_offers_file
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Field
+
+Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
+Regions = Annotated[tuple[str, ...], Field("Only regions with this in their name: us-east, eu.")]
+Gpus = Annotated[tuple[str, ...], Field("Only this GPU.")]
+MachinesFile = Annotated[str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")]
 
 
-def offers_known(machines: str | None, only_machines: bool = False) -> tuple[Offer, ...]:
-    """The refreshed offers where there are some, else the snapshot; and the machines of a file."""
+def known_offers(machines: str | None, progress: Progress, only_machines: bool = False) -> tuple[Offer, ...]:
+    """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
     own: tuple[Offer, ...] = ()
     if machines is not None:
         from trainpace.offers.machines import notes_on, parse_machines
 
         own = parse_machines(read_text(machines), machines)
         for note in notes_on(own):
-            click.echo(f"trainpace: {note}", err=True)
+            progress.note(f"trainpace: {note}")
     if only_machines:
         return own
     refreshed = default_offers_file()
-    public = read_offers(read_text(str(refreshed)), str(refreshed)) if refreshed.is_file() else snapshot()
+    public = read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
     return (*own, *public)
 
 
-def provider_known(name: str, offers: Sequence[Offer]) -> None:
+def check_provider(name: str, offers: Sequence[Offer]) -> None:
     """Raises UnknownName for a provider that neither has offers nor a known price for data that leave it."""
     known = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
     if name.casefold() not in known:
-        raise UnknownName("provider", name, (), f"--data-from knows {', '.join(known)}.")
+        raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(known)}.")
 
 
-def chosen(
+def chosen_offers(
     offers: Sequence[Offer],
     providers: Sequence[str],
     regions: Sequence[str],
@@ -76,7 +81,7 @@ def _none_left(providers: Sequence[str], regions: Sequence[str], gpus: Sequence[
         return TrainpaceError(f"no offer has this {asked}.", "See trainpace offers.")
     return TrainpaceError(
         f"nobody among the offers rents out {' or '.join(gpus)}.",
-        "A machine of your own: --machines FILE.toml. Its time alone: trainpace forecast.",
+        "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
-from trainpace.journal.compare import Ratio, ratio_between
+from trainpace.journal.comparison import Ratio, ratio_between
 from trainpace.journal.entry import Entry
 from trainpace.outcome import Interval
 from trainpace.records import Record
-from trainpace.watch.recording import Recording
+from trainpace.watch import Recording
 
 TOLERANCE = 0.05
 """Processes of one program on one machine vary more than the steps of one: a few per cent."""

@@ -1,0 +1,151 @@
+"""Commands from requests: the options of a verb are the fields of its `Request`, and those of how its answer is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import click
+import msgspec
+
+from trainpace.errors import TrainpaceError
+from trainpace.verbs.request import Argument, AskedField, Field, Misuse, Request, fields_of
+
+if TYPE_CHECKING:
+    from trainpace.report.charts.chart import Picture
+
+
+class View(Request):
+    """How an answer is shown."""
+
+    json: Annotated[bool, Field("Print JSON.")] = False
+
+
+class PicturedView(Request):
+    """How an answer is shown that has charts."""
+
+    html: Annotated[str | None, Field("Save the answer as a page: one file, charts included.", metavar="FILE.html")] = (
+        None
+    )
+    figure: Annotated[
+        str | None,
+        Field("Save the charts as pictures (.png, .svg, .pdf): the first as FILE, others beside it with their title.",
+              metavar="FILE"),
+    ] = None  # fmt: skip
+    json: Annotated[bool, Field("Print JSON.")] = False
+
+
+R = TypeVar("R", bound=Request)
+V = TypeVar("V", bound=Request)
+Answer = Callable[[R, V], int]
+
+
+def command(
+    request: type[R], view: type[V], name: str = "", group: click.Group | None = None, **settings: Any
+) -> Callable[[Answer[R, V]], click.Command]:
+    """Make a command of a function of (request, view) that gives the exit code; its docstring is the help."""
+
+    def made(function: Answer[R, V]) -> click.Command:
+        def answered(**values: Any) -> int:
+            try:
+                return function(_made(request, values), _made(view, values))
+            except TrainpaceError as error:
+                error.message, error.hint = (in_options(text, request) for text in (error.message, error.hint))
+                if isinstance(error, Misuse):
+                    error.hint = f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
+                raise
+
+        parameters = [_parameter(field) for kind in (request, view) for field in fields_of(kind).values()]
+        done = click.Command(
+            name or function.__name__.strip("_"), params=parameters, callback=answered, help=function.__doc__,
+            context_settings=settings,
+        )  # fmt: skip
+        if group is not None:
+            group.add_command(done)
+        return done
+
+    return made
+
+
+def _made(kind: type[Request], values: dict[str, Any]) -> Any:
+    return kind(**{name: values[name] for name in fields_of(kind)})
+
+
+def in_options(text: str, request: type[Request]) -> str:
+    """A message whose fields in backquotes are written as options: `num_gpus` as --num-gpus."""
+    for name, field in fields_of(request).items():
+        shown = (field.about.metavar or name.upper()) if isinstance(field.about, Argument) else f"--{field.option}"
+        text = text.replace(f"`{name}`", shown)
+    return text
+
+
+def echo_json(value: Any) -> None:
+    """Print JSON for a program to read."""
+    click.echo(json.dumps(value, indent=1, allow_nan=False))
+
+
+def check_pictures(view: PicturedView) -> None:
+    """Before any work: is there a folder to write into, and a kind of picture to write?"""
+    from trainpace.verbs.places import check_writable
+
+    for file in (view.html, view.figure):
+        if file:
+            check_writable(file)
+    if view.figure:
+        from trainpace.report.figures import check_suffix
+
+        check_suffix(view.figure)
+
+
+def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callable[[], Any]) -> None:
+    """Save the page and the pictures that were asked for; both are made only then."""
+    if view.html:
+        from trainpace.records import write_whole
+
+        write_whole(view.html, page())
+        click.echo(f"Page: {view.html}", err=True)
+    if view.figure:
+        from trainpace.report.figures import save_figures
+
+        drawn: list[Picture] = pictures()
+        for file in save_figures(drawn, view.figure):
+            click.echo(f"Picture: {file}", err=True)
+
+
+class _Value(click.ParamType):
+    """One value of a field."""
+
+    def __init__(self, field: AskedField) -> None:
+        self._field = field
+        plain = {int: "integer", float: "float"}.get(field.kind, "text")
+        self.name = field.about.unit.name if field.about.unit else plain
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._field.read_one(value)
+        except TrainpaceError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _parameter(field: AskedField) -> click.Parameter:
+    about = field.about
+    default = None if field.default is msgspec.NODEFAULT else field.default
+    if about.unit and field.default_text:
+        default = field.default_text  # shown as it is written, and read like any other text
+    kind: click.ParamType = click.Choice(field.choices) if field.choices else _Value(field)
+    if isinstance(about, Argument):
+        nargs = -1 if field.several else 1
+        kind = click.UNPROCESSED if field.several and field.kind is str else kind
+        return click.Argument([field.name], required=field.required, nargs=nargs, type=kind, metavar=about.metavar,
+                              default=None if field.several else default)  # fmt: skip
+    words = [field.name, f"--{field.option}"]
+    if field.is_flag:
+        return click.Option(words, is_flag=True, default=bool(default), help=about.help)
+    more: dict[str, Any] = {} if about.alone is None else {"is_flag": False, "flag_value": about.alone}
+    return click.Option(
+        words, type=kind, multiple=field.several, default=default, required=field.required, help=about.help,
+        metavar=about.metavar, show_default=bool(field.default_text), **more,
+    )  # fmt: skip

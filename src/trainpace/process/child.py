@@ -1,0 +1,122 @@
+"""A command in a session of its own, which ends with everything it started, however this process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from trainpace.process import guard
+
+GRACE_S = 15.0
+"""How long the guard may take to end everything below it."""
+
+
+def usable_cores() -> int:
+    """Logical cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Child:
+    """A running command; leaving its context ends it, and all processes below it, at once.
+
+    It runs under a guard (`trainpace.process.guard`), which reads a pipe whose other end is open here: the pipe closes when this
+    process is gone, killed as it may be. `streams` are stdin, stdout and stderr as `subprocess.Popen` takes them; there is no
+    standard input by default.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        **streams: Any,
+    ) -> None:
+        """Start it. `environment` is all of it, this process's by default."""
+        read_end, write_end = os.pipe()
+        self._lifeline: int | None = write_end
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-IS", guard.__file__, str(read_end), *command], start_new_session=True, env=environment,
+                cwd=cwd, pass_fds=(read_end,), **{"stdin": subprocess.DEVNULL, **streams},
+            )  # fmt: skip
+        except BaseException:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """The pipe to it, if it was started with one."""
+        assert self._guard.stdin is not None
+        return self._guard.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """The pipe from it, if it was started with one."""
+        assert self._guard.stdout is not None
+        return self._guard.stdout
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; 128 + N where signal N killed it."""
+        return self._guard.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code, None if it still runs after `timeout_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(timeout_s)
+        return self._guard.returncode
+
+    def cut_lifeline(self) -> None:
+        """Have it ended, without waiting for that."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def end(self) -> None:
+        """End it and everything below it, and wait until that is done."""
+        self.cut_lifeline()
+        try:
+            gone = self.wait(GRACE_S) is not None and self._guard.returncode >= 0
+        except BaseException:
+            self._kill_session()
+            raise
+        if not gone:  # the guard itself was killed, or hangs
+            self._kill_session()
+        for pipe in (self._guard.stdin, self._guard.stdout, self._guard.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _kill_session(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._guard.pid, signal.SIGKILL)
+        self._guard.wait()
+
+
+def name_of_signal(number: int) -> str:
+    """SIGKILL is what the kernel sends when memory runs out."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    return f"{name}, most likely for want of memory" if name == "SIGKILL" else name
+
+
+def cause_of(exit_code: int) -> str:
+    """What a process without an answer died of, in a few words."""
+    if exit_code == 128 + signal.SIGKILL:
+        return "it was killed, most likely for want of memory"
+    return f"it died of {name_of_signal(exit_code - 128)}" if exit_code > 128 else f"exit code {exit_code}"

@@ -1,0 +1,26 @@
+"""What Trainpace can be asked. One module a verb: a frozen `Request`, and `run(request, progress)`, which gives a record.
+
+A verb prints nothing, reads no arguments and knows no terminal. `cli`, `api` and `web` are faces over it: their options,
+keywords and forms come from the fields of its `Request`. This module imports nothing, so that `trainpace --help` is quick.
+"""
+
+SUMMARIES = {
+    "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
+    "match": "Rank servers by what a whole training costs or how long it takes; deadline, budget, Pareto front.",
+    "offers": "List servers and their prices with source and date; refresh them when online.",
+    "gpus": "List the hardware catalogue, or one device with the source of every figure.",
+    "measure": "Train a model for some steps on this machine over batch sizes; find the jumps and the best batch.",
+    "watch": "Run an unchanged training script and record where its steps' time goes.",
+    "diagnose": "Say what slows a training script down, prove it, and what a change would save.",
+    "plan": "Say what to change about a training, in which order, and what each change saves of the whole job.",
+    "run": "Carry a plan or a ladder of changes out, rung by rung, and print the table of measured speed-ups.",
+    "verify": "Train as one big batch, by accumulation and on ranks; say whether it is the same, and why not.",
+    "calibrate": "Measure what this machine can do, for a minute, and keep it for forecasts.",
+    "loader": "Measure a DataLoader alone: workers, settings, and which transform costs what.",
+    "precompute": "Compute an expensive preprocessing once, in parallel, into Parquet shards; verify and repair them.",
+    "journal": "List, show, compare, import and export measured runs; score the forecasts made for them.",
+    "serve": "Show the journal and what-if in the browser: the dashboard, on loopback.",
+    "validate": "Forecast measured runs under their own conditions, and sum up the errors.",
+    "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",
+}
+"""The verbs in the order in which they are listed, each with a sentence."""

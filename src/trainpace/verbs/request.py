@@ -1,0 +1,200 @@
+"""What a verb is asked: a frozen record, whose every field has a type, a unit, a default and a line of help.
+
+    class GpusRequest(Request):
+        name: Annotated[str | None, Argument("One device.")] = None
+        num_gpus: Annotated[int, Field("GPUs of a node.", DEVICES)] = 1
+
+The command line's options, the keywords in Python, the form of a page and the reference page of a verb are all derived from
+`fields_of(GpusRequest)`. A bool is a flag, a Literal a choice, a tuple an option that may be given several times. Messages name
+a field in backquotes (`num_gpus`), which every face shows in its own spelling.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.records import Record
+
+
+class Request(Record):
+    """The base of every verb's request."""
+
+
+class Misuse(TrainpaceError):
+    """A request that cannot be meant so, such as two fields that exclude each other."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a value is written as text. `parse` raises TrainpaceError; `suffix` is what a bare number stands for in Python.
+
+    A list unit (`is_list`) reads a whole tuple from one text, such as the batch sizes 1:70.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    suffix: str = ""
+    is_list: bool = False
+
+    def read(self, value: Any) -> Any:
+        """The value of text, of a number, or, of a list unit, of some numbers."""
+        if self.is_list and isinstance(value, Iterable) and not isinstance(value, str):
+            return self.parse(",".join(str(one) for one in value))
+        if isinstance(value, str | os.PathLike):
+            return self.parse(os.fspath(value))
+        return self.parse(f"{value!r}{self.suffix}")
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a face has to know about a field besides its type and default.
+
+    option: the word of the command line where it is not the field's name, such as "from". alone: the value where the option is
+    given without one. execution: the field of `Execution` that it sets.
+    """
+
+    help: str
+    unit: Unit | None = None
+    metavar: str | None = None
+    option: str = ""
+    alone: Any = None
+    show_default: bool = True
+    execution: str = ""
+
+
+@dataclass(frozen=True)
+class Argument(Field):
+    """A field that the command line takes by its position."""
+
+
+@dataclass(frozen=True)
+class AskedField:
+    """A field of a request, resolved: its name, its plain type, and what its `Field` says.
+
+    choices: the values of a Literal, else none. several: a tuple of values, each given on its own. required: without a default.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    about: Field
+    choices: tuple[str, ...]
+    several: bool
+
+    @property
+    def required(self) -> bool:
+        return self.default is msgspec.NODEFAULT
+
+    @property
+    def is_flag(self) -> bool:
+        return self.kind is bool
+
+    @property
+    def option(self) -> str:
+        """The word of the command line, without its dashes."""
+        return (self.about.option or self.name).replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as a person writes it; empty where there is none to show."""
+        shown = self.about.show_default and self.default not in (None, False, (), "", msgspec.NODEFAULT)
+        if not shown:
+            return ""
+        unit = self.about.unit
+        return unit.show(self.default) if unit else ", ".join(self.default) if self.several else str(self.default)
+
+    def read_one(self, value: Any) -> Any:
+        """One value, checked and converted. Raises TrainpaceError for what it cannot be."""
+        if isinstance(value, bool):
+            raise TrainpaceError(f"it takes a value, not {value}.")
+        if self.about.unit is not None:
+            return self.about.unit.read(value)
+        if self.choices:
+            if value not in self.choices:
+                raise TrainpaceError(f"{value!r} is not one of {', '.join(self.choices)}.")
+            return value
+        if self.kind in (int, float):
+            try:
+                return self.kind(value)
+            except (TypeError, ValueError, OverflowError):
+                number = "a whole number" if self.kind is int else "a number"
+                raise TrainpaceError(f"{value!r} is not {number}.") from None
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    def read(self, value: Any) -> Any:
+        """A value as a Python program gives it: None is the default, a single value may stand for a tuple of one."""
+        if value is None or (value is False and not self.is_flag):
+            return None if self.required else self.default
+        if self.is_flag:
+            return bool(value)
+        if value is True and self.about.alone is not None:
+            return self.about.alone
+        if not self.several:
+            return self.read_one(value)
+        one = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+        return tuple(self.read_one(v) for v in ([value] if one else value))
+
+
+@cache
+def fields_of(request: type[Request]) -> dict[str, AskedField]:
+    """The fields of a request by name, in order. Those without a `Field` are set by faces alone, and left out."""
+    hints = get_type_hints(request, include_extras=True)
+    resolved = {}
+    for info in msgspec.structs.fields(request):
+        hint = hints[info.name]
+        about = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Field)), None)
+        if about is None:
+            continue
+        kind = _without_none(hint)
+        several = get_origin(kind) is tuple and not (about.unit and about.unit.is_list)
+        if several:
+            kind = _without_none(get_args(kind)[0])
+        choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+        default = info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
+        resolved[info.name] = AskedField(info.name, kind, default, about, choices, several)
+    return resolved
+
+
+R = TypeVar("R", bound=Request)
+
+
+def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
+    """A request from what a Python program or a page gives: text or plain values by the names of its fields.
+
+    Raises UnknownName for a field that the verb does not have, and TrainpaceError, naming the field, for a value that it cannot
+    take or one that is missing.
+    """
+    fields = fields_of(kind)
+    values = {}
+    for name in given:
+        if name not in fields:
+            raise UnknownName("option", name, fields)
+    for name, value in given.items():
+        try:
+            values[name] = fields[name].read(value)
+        except TrainpaceError as error:
+            error.message = f"`{name}`: {error.message}"
+            raise
+    for name, field in fields.items():
+        if field.required and values.get(name) is None:
+            raise Misuse(f"`{name}` is missing.", field.about.help)
+    return kind(**values)
+
+
+def _without_none(hint: Any) -> Any:
+    """The type under Annotated and beside None."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, types.UnionType):
+        rest = [arg for arg in get_args(hint) if arg is not type(None)]
+        return _without_none(rest[0])
+    return hint

@@ -1,0 +1,106 @@
+"""The units of requests: numbers as people write them, and the ranges that they can be right in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from trainpace.errors import TrainpaceError
+from trainpace.units import format_duration, parse_count, parse_duration_s, parse_ratio, parse_usd
+from trainpace.verbs.request import Unit
+
+LARGEST_BATCH = 10**9
+MOST_BATCHES = 10_000
+MOST_WORKERS = 256
+MOST_DEVICES = 1_000_000
+ABOVE_0 = 5e-324
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise TrainpaceError(f"{text!r} is not a number.") from None
+
+
+def _shown_s(seconds: float) -> str:
+    return format_duration(seconds).replace(" ", "")
+
+
+def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = "") -> Unit:
+    """Numbers from `least` to `most`; `least` just above 0 reads as "above 0"."""
+    start = "above 0" if least == ABOVE_0 else f"from {least:,.12g}"
+
+    def checked(text: str) -> Any:
+        value = parse(text)
+        if not least <= value <= most:  # as NaN is not either
+            raise TrainpaceError(f"{text} cannot be right: give a number {start}, up to {most:,.12g}.", hint)
+        return value
+
+    if parse is parse_duration_s:
+        return Unit(name, checked, _shown_s, suffix="s")
+    return Unit(name, checked)
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """``32``, ``1,2,4,8``, ``1:70`` (every size) or ``8:64:8`` (every eighth)."""
+    sizes: set[int] = set()
+    for part in text.split(","):
+        ends = [parse_count(end) for end in part.split(":")]
+        if len(ends) > 3 or min(ends) < 1 or max(ends) > LARGEST_BATCH or ends[0] > ends[min(1, len(ends) - 1)]:
+            raise TrainpaceError(f"{text!r} is not a batch size.", "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
+        first, last, step = (*ends, ends[0], 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
+        if (last - first) // step + len(sizes) > MOST_BATCHES:
+            raise TrainpaceError(
+                f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64."
+            )
+        sizes |= set(range(first, last + 1, step))
+    return tuple(sorted(sizes))
+
+
+def parse_workers(text: str) -> tuple[int, ...]:
+    """``4``, ``0,2,4`` or ``0:4`` (0 to 4)."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        ends = [parse_count(end) for end in part.split(":")]
+        if len(ends) > 2 or ends[0] > ends[-1] or ends[-1] > MOST_WORKERS:
+            raise TrainpaceError(
+                f"{text!r} is no number of workers.", f"Write 4, or 0,2,4, or 0:4; up to {MOST_WORKERS}."
+            )
+        counts |= set(range(ends[0], ends[-1] + 1))
+    return tuple(sorted(counts))
+
+
+def _existing_file(path: str) -> str:
+    if not os.path.exists(path):
+        raise TrainpaceError(f"File {path!r} does not exist.")
+    if os.path.isdir(path):
+        raise TrainpaceError(f"File {path!r} is a directory.")
+    return path
+
+
+def _existing_folder(path: str) -> str:
+    if not os.path.isdir(path):
+        raise TrainpaceError(f"Directory {path!r} does not exist.")
+    return path
+
+
+def _shown_list(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
+
+
+DURATION = Unit("duration", parse_duration_s, _shown_s, suffix="s")
+COUNT = Unit("count", parse_count)
+USD = Unit("dollars", parse_usd)
+RATIO = Unit("speed-up", parse_ratio, suffix="x")
+ABOVE_0_S = within("duration", ABOVE_0, 1e12, parse_duration_s)
+DEVICES = within("count", 1, MOST_DEVICES, parse_count)
+AT_LEAST_1 = within("count", 1, 1e18, parse_count)
+EPOCHS = within("epochs", ABOVE_0, 1e9)
+GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
+SAMPLE_BYTES = within("bytes", 0, 1e15, parse_count)
+BATCHES = Unit("batches", parse_batches, _shown_list, is_list=True)
+WORKERS = Unit("workers", parse_workers, _shown_list, is_list=True)
+EXISTING_FILE = Unit("file", _existing_file)
+EXISTING_FOLDER = Unit("directory", _existing_folder)

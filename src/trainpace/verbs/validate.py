@@ -1,0 +1,85 @@
+"""`validate`: forecasts against measured runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record, Table
+from trainpace.validation.evaluate import Row, evaluate
+from trainpace.validation.runs import read_runs
+from trainpace.validation.summary import Summary, by, family_of, summarise
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Argument, Field, Request
+from trainpace.verbs.units import EXISTING_FILE, EXISTING_FOLDER, within
+
+WORKERS = within("count", 1, 64, int)
+
+
+class ValidateRequest(Request):
+    """Measured runs, and what tracing their models needs."""
+
+    runs: Annotated[str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")]
+    file: Annotated[tuple[str, ...], Field("Only rows whose column `file` says so. Repeatable.", metavar="NAME")] = ()
+    models: Annotated[
+        str | None, Field("Where transformers:FILE.json is looked for. Default: beside RUNS.", EXISTING_FOLDER)
+    ] = None
+    traces: Annotated[str | None, Field("Folder that keeps traced models. Default: the user's cache.")] = None
+    workers: Annotated[int | None, Field("Processes that trace. Default: half of the cores, at most 4.", WORKERS)] = (
+        None
+    )
+
+
+class ValidatedRuns(Record, Table):
+    """Forecasts against measured runs. Iterates over `rows`, one a run in the order of its file.
+
+    `overall`: the errors of all; `groups`: those by "file", "gpu" and "family".
+    """
+
+    rows: tuple[Row, ...]
+    overall: Summary
+    groups: dict[str, tuple[Summary, ...]]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Row:
+        return self.rows[i]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A row a run."""
+        return [msgspec.to_builtins(row) for row in self.rows]
+
+
+def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
+    r, path = request, Path(request.runs)
+    runs = read_runs(path)
+    if r.file:
+        files = sorted({run.file for run in runs})
+        runs = [run for run in runs if run.file in r.file]
+        if not runs:
+            raise TrainpaceError(
+                f"no row of {path} is of the file {', '.join(r.file)}.", f"It has {', '.join(files[:20])}."
+            )
+    if not runs:
+        raise TrainpaceError(f"{path} has no rows.")
+    models = (Path(r.models) if r.models else path.parent).resolve()
+    traces = Path(r.traces) if r.traces else _cache()
+    workers = r.workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1))
+    with progress.work("tracing", unit="models") as work:
+        rows = evaluate(runs, models, traces, work.say, workers, progress=work.to)
+    keys = {"file": lambda row: row.file, "gpu": lambda row: row.gpu, "family": lambda row: family_of(row.model)}
+    groups = {name: tuple(by(rows, key)) for name, key in keys.items()}
+    return ValidatedRuns(rows=tuple(rows), overall=summarise("all", rows), groups=groups)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainpace" / "traces"

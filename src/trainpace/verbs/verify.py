@@ -1,0 +1,46 @@
+"""`verify`: is it the same training?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from trainpace.launch.torchrun import Torchrun
+from trainpace.verbs.fields import ImageSize, ModelSpec, Optimizer, SequenceLength
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Field, Request
+from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DURATION, within
+from trainpace.verify import Equivalence, Question
+from trainpace.verify.verify import verify
+
+Way = Literal["accumulate", "ddp", "fsdp2"]
+WAYS: tuple[Way, ...] = ("accumulate", "ddp", "fsdp2")
+DIFFERENCE = within("difference", ABOVE_0, 0.1)
+
+
+class VerifyRequest(Request):
+    """A training as one big batch, and the ways in which it is to be repeated."""
+
+    model: ModelSpec
+    batch: Annotated[int, Field("Samples per update.", AT_LEAST_1)] = 8
+    accumulate: Annotated[int, Field("Micro-batches of accumulation.", COUNT)] = 4
+    ranks: Annotated[int, Field("Processes of DDP and FSDP2.", COUNT)] = 2
+    steps: Annotated[int, Field("Updates.", AT_LEAST_1)] = 10
+    way: Annotated[tuple[Way, ...], Field("Only this one; several.  [default: all]")] = ()
+    precision: Annotated[Literal["fp32", "bf16", "amp_bf16"], Field("Number format.")] = "fp32"
+    optimizer: Optimizer = None
+    sequence_length: SequenceLength = None
+    image_size: ImageSize = None
+    tolerance: Annotated[float, Field("Up to this relative difference it is rounding.", DIFFERENCE)] = 1e-5
+    seed: Annotated[int, Field("Decides weights and samples.")] = 0
+    timeout: Annotated[float, Field("Give up on a training after this.", DURATION)] = 600.0
+
+
+def run(request: VerifyRequest, progress: Progress) -> Equivalence:
+    r = request
+    question = Question(
+        model=r.model, batch=r.batch, parts=r.accumulate, ranks=r.ranks, steps=r.steps, ways=r.way or WAYS,
+        precision=r.precision, optimizer=r.optimizer, sequence_length=r.sequence_length, image_size=r.image_size,
+        tolerance=r.tolerance, seed=r.seed, timeout_s=r.timeout,
+    )  # fmt: skip
+    with progress.work(f"verifying {r.model}") as work:
+        return verify(question, Torchrun(), work.say)

@@ -1,0 +1,183 @@
+"""Children and workers end with everything they started, however either side ends, and say what went wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
+from trainpace.process import Child, Pool, failure_of, run_isolated, run_ranks, started_isolated
+from trainpace.process.guard import descendants
+
+STARTS_ANOTHER = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1] + ".part").write_text(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+"""
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone(pids, seconds=10.0):
+    end = time.monotonic() + seconds
+    while any(map(is_there, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(is_there, pids))
+
+
+def pids_in(file, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return [int(pid) for pid in file.read_text().split()]
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Makes a worker module of the body of `work(request)`; its name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(body):
+        lines = "\n".join(f"    {line}" for line in body.splitlines())
+        text = f"from trainpace.process import serve\ndef work(request):\n{lines}\nif __name__ == '__main__':\n    serve(work)\n"
+        (tmp_path / "made_worker.py").write_text(text)
+        return "made_worker"
+
+    return make
+
+
+# --- a child
+
+
+def test_a_child_has_an_exit_code_and_pipes():
+    with Child(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdin.write(b"said\n")
+        child.stdin.close()
+        assert child.stdout.read() == b"said\n"
+        assert child.wait(30) == 0
+    with Child(["sh", "-c", "exit 3"]) as child:
+        assert child.wait(30) == 3
+    with Child(["sh", "-c", "kill -SEGV $$"]) as child:
+        assert child.wait(30) == 128 + signal.SIGSEGV
+
+
+def test_leaving_ends_what_a_child_started_in_other_sessions(tmp_path):
+    with Child([sys.executable, "-c", STARTS_ANOTHER + "time.sleep(600)", str(tmp_path / "pids")]) as child:
+        pids = pids_in(tmp_path / "pids")
+        assert child.exit_code is None
+    assert not any(map(is_there, pids))
+
+
+def test_what_an_ended_child_left_is_ended(tmp_path):
+    with Child([sys.executable, "-c", STARTS_ANOTHER, str(tmp_path / "pids")]) as child:
+        assert child.wait(30) == 0
+        assert not any(map(is_there, pids_in(tmp_path / "pids")))
+
+
+@pytest.mark.parametrize("victim", ["us", "the guard"])
+def test_a_child_ends_when_we_or_its_guard_are_killed(tmp_path, victim):
+    command = [sys.executable, "-c", "import os, pathlib, sys, time; file = pathlib.Path(sys.argv[1] + '.part')\n"
+               "file.write_text(f'{os.getpid()} {os.getppid()}'); file.rename(sys.argv[1]); time.sleep(600)", str(tmp_path / "pids")]  # fmt: skip
+    code = f"import time\nfrom trainpace.process import Child\nwith Child({command!r}) as child:\n    child.wait()"
+    with subprocess.Popen([sys.executable, "-c", code]) as asker:
+        pids = pids_in(tmp_path / "pids")
+        os.kill(asker.pid if victim == "us" else pids[1], signal.SIGKILL)
+    assert gone(pids)
+
+
+def test_a_command_that_is_not_there():
+    with Child(["no-such-command-anywhere"], stderr=subprocess.PIPE) as child:
+        assert child.wait(30) == 1
+
+
+def test_descendants_are_found_over_sessions():
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        found = descendants(process.pid)
+        process.kill()
+    assert len(found) == 1
+    os.kill(found[0], signal.SIGKILL)
+
+
+# --- a worker
+
+
+def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
+    code = STARTS_ANOTHER.replace("sys.argv[1]", "request['file']").strip()
+    assert run_isolated(worker(f"{code}\nreturn 'said'"), {"file": str(tmp_path / "pids")}, 60, "asking") == "said"
+    assert not any(map(is_there, pids_in(tmp_path / "pids")))
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "sentence"),
+    [
+        ("raise ValueError('no such batch')", UserCodeError, "the model's code raised ValueError at made_worker.py line 3: no such batch"),
+        ("raise MemoryError", OutOfMemory, "the memory is not enough. Try a smaller batch."),
+        ("from trainpace.errors import TrainpaceError\nraise TrainpaceError('misused.', 'Use it well.')", TrainpaceError, "misused. Use it well."),
+        ("import os; os._exit(3)", UserCodeError, "asking ended without an answer (exit code 3)."),
+        ("import os; os.kill(os.getpid(), 11)", UserCodeError, "asking ended without an answer (it died of SIGSEGV)."),
+        ("import os; os.kill(os.getpid(), 9)", OutOfMemory, "asking ended without an answer (it was killed, most likely for want of memory)."),
+        ("import time; time.sleep(600)", TimedOut, "asking took longer than 3 s. Allow more with --timeout."),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_one_sentence(worker, body, kind, sentence):
+    with pytest.raises(kind) as caught:
+        run_isolated(worker(body), {}, 3 if kind is TimedOut else 60, "asking")
+    assert type(caught.value) is kind
+    assert str(caught.value) == sentence
+
+
+def test_something_can_be_done_meanwhile(worker):
+    with started_isolated(worker("return 'done'"), {}, 60, "asking") as answer:
+        assert answer() == "done"
+
+
+def test_ranks_answer_by_the_first(worker):
+    module = worker("import time; time.sleep(request['rank'] * 600); return str(request['rank'])")
+    assert run_ranks(module, [{"rank": 0}, {"rank": 1}], 60, "a test") == "0"
+
+
+def test_a_rank_that_was_killed_is_the_reason(worker):
+    module = worker("import os, time\nif request['rank']: os.kill(os.getpid(), 11)\ntime.sleep(600)")
+    with pytest.raises(UserCodeError, match=r"rank 1 of a test ended without an answer \(it died of SIGSEGV\)"):
+        run_ranks(module, [{"rank": 0}, {"rank": 1}], 60, "a test")
+
+
+# --- a pool
+
+
+def test_a_pool_answers_every_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "made_pool.py").write_text(
+        "import json, sys\nfrom trainpace.process import serve_lines\nrequests, answers = serve_lines()\nprint('noise')\n"
+        "for request in requests:\n    if request['n'] < 0: sys.exit(3)\n"
+        "    print(json.dumps({'square': request['n'] ** 2, 'argument': sys.argv[1]}), file=answers, flush=True)\n"
+    )
+    with Pool("made_pool", "given", 2) as pool:
+        for number in (0, 1):
+            pool.ask(number, n=number + 2)
+        answers = pool.answers(lambda number: f"squaring {number}")
+        assert sorted(next(answers)[1]["square"] for _ in range(2)) == [4, 9]
+        pool.ask(1, n=-1)
+        with pytest.raises(UserCodeError, match=r"a worker ended while squaring 1 \(exit code 3\)"):
+            next(answers)
+
+
+def test_a_failure_knows_its_kind():
+    assert failure_of(TrainpaceError("a.", "b."))["misuse"]
+    assert not failure_of(UserCodeError("a."))["misuse"]
+    assert failure_of(MemoryError(), memory_hint="Fewer.")["hint"] == "Fewer."
+    assert failure_of(OSError(5, "input"), "the dataset's code")["error"].startswith(
+        "the dataset's code raised OSError"
+    )
