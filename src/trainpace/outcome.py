@@ -106,7 +106,8 @@ class JobTime(Record):
     """Mean wall-clock seconds of a whole training, all repeats together, in parts that add up to `total_s`.
 
     `trainpace.job` computes it. `steps` are those of one repeat; `checkpoints` how many are written in all, and
-    `checkpoint_interval_s` the work between two. `usd` and `kwh` are None where no price, and no power, is known.
+    `checkpoint_interval_s` the work between two. `usd` and `kwh` are None where no price, and no power, is known. `assumed`:
+    what nobody said, in words.
     """
 
     steps: int
@@ -125,6 +126,7 @@ class JobTime(Record):
     checkpoint_interval_s: float = 0.0
     usd: float | None = None
     kwh: float | None = None
+    assumed: tuple[str, ...] = ()
 
     @property
     def total_s(self) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.records import Record
@@ -46,6 +48,7 @@ class JobConditions(Record):
       (`trainpace loader` measures it); 0: loading is hidden behind the steps. `data_gb` are copied to the servers before
       they train, at `download_gb_per_s`.
     - `repeats`: models, folds or seeds trained one after another.
+    - `said`: fields that somebody said, though they are as the defaults; the other defaults are named as assumed.
     - Money: `price_usd_per_device_hour`, electricity for what the devices draw, and `egress_usd` for leaving another cloud.
     """
 
@@ -74,6 +77,7 @@ class JobConditions(Record):
     price_usd_per_device_hour: float | None = None
     electricity_usd_per_kwh: float = 0.0
     egress_usd: float = 0.0
+    said: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -119,24 +123,39 @@ _ABOVE_0 = (
 ASSUMED = JobConditions()
 """What is assumed where nobody said otherwise."""
 ONLY_STEPS = JobConditions(
-    startup_s=0.0, compiling_s=0.0, checkpoints=False, checkpoint_s=0.0, device_mtbf_h=None, restart_s=0.0
-)
+    startup_s=0.0, compiling_s=0.0, checkpoints=False, checkpoint_s=0.0, device_mtbf_h=None, restart_s=0.0,
+    said=("startup_s", "compiling_s", "restart_s"),
+)  # fmt: skip
 """A job of steps alone."""
 
 
+def conditions_said(given: Mapping[str, Any]) -> JobConditions:
+    """The conditions that somebody said, where not None, and the defaults for the rest."""
+    said = {name: value for name, value in given.items() if value is not None}
+    return JobConditions(**said, said=tuple(said))
+
+
 def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str, ...]:
-    """What of the conditions nobody said, in words: every default that counts in the hours."""
-    c = conditions
-    lines = []
-    if c.startup_s == STARTUP_S:
+    """What nobody said and counts in the hours, in words."""
+
+    def assumed(name: str) -> bool:
+        return name not in conditions.said and getattr(conditions, name) == getattr(ASSUMED, name)
+
+    c, lines = conditions, []
+    if assumed("startup_s"):
         lines.append(f"a start takes {format_duration(STARTUP_S)}")
-    if compiles and c.compiling_s == COMPILING_S:
+    if compiles and assumed("compiling_s"):
         lines.append(f"compiling takes {format_duration(COMPILING_S)}")
-    if c.device_mtbf_h == DEVICE_MTBF_H and c.mean_time_between_failures_s is None:
-        restart = f", a restart takes {format_duration(RESTART_S)}" if c.restart_s == RESTART_S else ""
+    if c.device_mtbf_h and c.mean_time_between_failures_s is None and assumed("device_mtbf_h"):
+        restart = f" and is replaced in {format_duration(RESTART_S)}" if assumed("restart_s") else ""
         lines.append(f"a GPU fails every {format_number(DEVICE_MTBF_H)} h{restart}")
-    if c.spot and c.preemption_mean_h == PREEMPTION_MEAN_H:
+    if c.spot and assumed("preemption_mean_h"):
         lines.append(f"a spot server is taken away every {format_number(PREEMPTION_MEAN_H)} h")
-    if c.storage_gb_per_s == STORAGE_GB_PER_S and c.checkpoint_s is None:
-        lines.append(f"storage takes {format_number(STORAGE_GB_PER_S)} GB/s")
+    if c.checkpoint_s is None and assumed("storage_gb_per_s"):
+        lines.append(f"checkpoints go to storage of {format_number(STORAGE_GB_PER_S)} GB/s")
     return tuple(lines)
+
+
+def assumed_in_words(assumed: Sequence[str]) -> str:
+    """One sentence; empty for nothing."""
+    return f"Assumed: {', '.join(assumed)}." if assumed else ""
