@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
-.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures lock clean
+.PHONY: help run test test-fast lint bench bench-measure bench-journal fit bench-accuracy bench-match bench-datapath bench-diagnose bench-cluster bench-run bench-serve bench-callbacks docs docs-check docs-generate docs-refresh pictures zoo-workloads lock clean
 
 help:
 	@echo "make run         the whole loop once on real photographs: trace, forecast, train, compare (about two minutes)"
 	@echo "make test        lint, types, and every test"
 	@echo "make test-fast   the tests that take no more than a few seconds each"
 	@echo "make lint        ruff and mypy"
-	@echo "make bench       start-up and tracing times, interleaved, into benchmarks/results/"
+	@echo "make bench       commands as whole processes, interleaved, and tracing times, into benchmarks/results/"
 	@echo "make bench-journal  the journal under load, on SQLite and PostgreSQL (a quarter of an hour)"
 	@echo "make bench-measure   how good measure, its jumps and calibrate are, on a machine that does nothing else (an hour)"
 	@echo "make bench-diagnose  verdicts, planted milliseconds and foretold savings on 32 scripts; what watching costs (half an hour)"
@@ -27,6 +27,7 @@ help:
 	@echo "make docs-check  run everything that README.md and docs/ show, and compare"
 	@echo "make docs-generate  options of verbs, constants and other generated parts of docs/"
 	@echo "make pictures    the pages of docs/pictures, made anew (a quarter of an hour, on a machine that does nothing else)"
+	@echo "make zoo-workloads  the packaged traces of the built-in models, made anew after a change of the tracer or of torch (a few minutes)"
 	@echo "make docs-refresh   run everything that docs/ show, and put the real output there (a quarter of an hour, on a machine that does nothing else)"
 
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -73,8 +74,8 @@ test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks examples fitting docs
-	$(BIN)/ruff format --check src tests benchmarks examples fitting docs
+	$(BIN)/ruff check src tests benchmarks examples fitting docs tools
+	$(BIN)/ruff format --check src tests benchmarks examples fitting docs tools
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
@@ -144,10 +145,13 @@ pictures: $(VENV)/installed
 	$(BIN)/python benchmarks/pictures.py
 
 docs-generate: $(VENV)/installed
-	$(BIN)/python docs/generate.py
+	$(BIN)/python tools/generate.py
 
 docs-refresh: docs-generate
-	OMP_NUM_THREADS=1 $(BIN)/python docs/pages.py --write docs/tutorial.md docs/recipes/*.md docs/verbs/*.md
+	OMP_NUM_THREADS=1 $(BIN)/python tools/pages.py --write docs/tutorial.md docs/recipes/*.md docs/verbs/*.md
+
+zoo-workloads: $(VENV)/installed
+	$(BIN)/python tools/zoo_workloads.py
 
 lock:
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > requirements.lock

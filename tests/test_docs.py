@@ -10,7 +10,7 @@ import pytest
 from trainpace.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tools"))
 import generate  # noqa: E402
 import pages  # noqa: E402
 

@@ -301,3 +301,33 @@ class FailedProbe(Record):
     environment: dict[str, str]
     sequence_length: int | None = None
     image_size: int | None = None
+
+
+def forecast_row(f: Forecast) -> dict[str, Any]:
+    """A forecast as a row of `trainpace forecast --json`, whose fields are documented."""
+    interval = f.step_time_interval_ms
+    return {
+        "model": f.model,
+        "gpu": f.device,
+        "num_gpus": f.num_devices,
+        "precision": f.execution.precision,
+        "batch": f.execution.micro_batch,
+        "step_time_ms": None if f.step is None else f.step.total_ms,
+        "step_time_ms_low": None if interval is None else interval.low,
+        "step_time_ms_high": None if interval is None else interval.high,
+        "samples_per_second": f.samples_per_second,
+        "peak_memory_gib": None if f.memory is None else f.memory.allocated_gib,
+        "fits": f.fits,
+        "largest_batch": f.largest_micro_batch,
+        "mfu": f.mfu,
+        "exposed_ms": dict(f.exposed_ms),
+        "scaling_efficiency": f.scaling_efficiency,
+        "scaling_reference_devices": f.scaling_reference_devices,
+        "breakdown_ms": {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS},
+        "provenance": f.provenance,
+        "warnings": list(f.warnings),
+        "reason": f.reason,
+        "training_time_s": None if f.training_time is None else f.training_time.total_s,
+        "cost_usd": f.cost_usd,
+        "assumed": [] if f.training_time is None else list(f.training_time.assumed),
+    }

@@ -15,10 +15,12 @@ from torch import nn
 
 import trainpace
 from trainpace.api import options, verbs
-from trainpace.api.words import names_of, options_of
+from trainpace.api.words import names_of
 from trainpace.cli.main import VERBS
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.records import to_json
+from trainpace.verbs.forecast import ForecastRequest
+from trainpace.verbs.request import fields_of, request_of
 
 SLURM_ARRAYS = {"launcher", "at_once", "cpus", "limit", "partition", "account", "sbatch", "out"}
 
@@ -132,9 +134,9 @@ def test_the_same_answer_as_the_command_line():
     ],
 )
 def test_options_are_the_command_lines(given, words):
-    command = command_of("forecast")
-    expected = command.make_context("forecast", [*words.split(), "--json", "--", "M"]).params
-    assert options_of(command, options.ForecastOptions, given, "M") == expected
+    parsed = command_of("forecast").make_context("forecast", [*words.split(), "--json", "--", "M"]).params
+    expected = ForecastRequest(**{name: parsed[name] for name in fields_of(ForecastRequest)})
+    assert request_of(ForecastRequest, {"model": "M", **given}) == expected
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_a_workload_serves_every_verb_that_forecasts():
     assert trainpace.match(workload, samples=50_000, epochs=10, provider="aws").matches
     plan = trainpace.plan(workload, gpu="A100", batch=64, samples=50_000, epochs=10)
     assert plan.model == workload.model
-    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with --optimizer"):
+    with pytest.raises(TrainpaceError, match="this workload of resnet18 was traced with `optimizer`"):
         trainpace.forecast(workload, gpu="T4", optimizer="adam")
 
 

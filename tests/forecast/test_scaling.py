@@ -10,7 +10,8 @@ from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.forecast.memory import needed_gib, room_gib, step_memory
 from trainpace.hardware import Cluster, find_device
-from trainpace.report.forecast import print_forecasts, row_json
+from trainpace.outcome import forecast_row
+from trainpace.report.forecast import print_forecasts
 
 WORKLOAD = stacked(8192)  # beside which the buffers of communicators are small
 
@@ -76,6 +77,6 @@ def test_the_reference_is_shown(capsys):
         (on(card_for(run(zero_stage=3))), run(zero_stage=3), "none, as no fewer devices hold this"),
     ):  # fmt: skip
         found = forecast(WORKLOAD, execution, cluster)
-        assert row_json(found)["scaling_reference_devices"] == found.scaling_reference_devices
+        assert forecast_row(found)["scaling_reference_devices"] == found.scaling_reference_devices
         print_forecasts(WORKLOAD, [found])
         assert words in " ".join(capsys.readouterr().out.split())

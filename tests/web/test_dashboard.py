@@ -191,11 +191,6 @@ def test_the_token_opens_the_pages_in_a_browser(chromium, guarded):
     context.close()
 
 
-@pytest.mark.slow
-def test_a_built_in_model_is_traced_once(server, data):
-    for _ in range(2):
-        with urllib.request.urlopen(f"{server.base}/whatif.json?model=resnet18") as response:
-            assert json.load(response)["forecast"]["step"]["forward_ms"] > 0
-    kept = data / "trainpace" / "workloads" / "built-in" / "resnet18.json"
-    assert kept.is_file()
-    assert [p.name for p in kept.parent.iterdir()] == ["resnet18.json"]
+def test_a_built_in_model_needs_no_trace(server):
+    with urllib.request.urlopen(f"{server.base}/whatif.json?model=resnet18") as response:
+        assert json.load(response)["forecast"]["step"]["forward_ms"] > 0

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import queue
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -11,14 +9,12 @@ import pytest
 
 from entries import entry, whole_entry
 from nouns import stacked
-from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.errors import UnknownName
 from trainpace.journal import Journal, JournalUnusable
-from trainpace.records import load, save
-from trainpace.web import models as models_module
+from trainpace.records import save
 from trainpace.web.app import application
-from trainpace.web.models import MOST_LISTED, MOST_TRACING, Busy, Models
+from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.render import Templates
-from trainpace.workload import Workload
 
 
 @pytest.fixture
@@ -62,67 +58,11 @@ def client(journal, tmp_path):
     return Client(application(journal, Models(tmp_path / "workloads"), (), ()))
 
 
-@pytest.fixture
-def traced(monkeypatch):
-    """Traces are made up; the names that were asked for."""
-    asked = []
-    monkeypatch.setattr(models_module, "load_workload", lambda name, *_: asked.append(name) or stacked())
-    return asked
-
-
-def test_a_trace_that_cannot_be_saved_is_kept_in_memory(tmp_path, traced):
-    (tmp_path / "data").write_text("a file where the folder should be")
-    models = Models(tmp_path / "data" / "workloads")
-    assert models.get("resnet18") is models.get("resnet18")
-    assert traced == ["resnet18"]
-
-
-def test_a_trace_that_can_be_is_a_file(tmp_path, traced):
-    for _ in range(2):
-        models = Models(tmp_path)
-        models.get("resnet18")
-    assert load(tmp_path / "built-in" / "resnet18.json", Workload) is not None
-    assert traced == ["resnet18"]
-
-
-def test_a_few_wait_for_a_trace_and_more_are_sent_away(client, monkeypatch):
-    go_on, traced, answers = threading.Event(), [], queue.SimpleQueue()
-
-    def load_workload(name, *_):
-        traced.append(name)
-        assert go_on.wait(60)
-        return stacked()
-
-    monkeypatch.setattr(models_module, "load_workload", load_workload)
-    with ThreadPoolExecutor(MOST_TRACING + 1) as pool:
-        for _ in range(MOST_TRACING + 1):
-            pool.submit(lambda: answers.put(client.get("/whatif.json?model=resnet18")))
-        try:
-            away = answers.get(timeout=60)
-            page = client.get("/whatif?model=resnet34&batch=3")
-            other = client.get("/runs")
-        finally:
-            go_on.set()
-    assert (away.status, json.loads(away.text)["status"]) == (503, 503)
-    assert "ask again" in json.loads(away.text)["message"]
-    assert page.status == 503
-    assert '<a href="/whatif?model=resnet34&amp;batch=3">Ask again</a>' in page.text
-    assert other.status == 200
-    assert [answers.get(timeout=60).status for _ in range(MOST_TRACING)] == [200] * MOST_TRACING
-    assert traced == ["resnet18"]
-    assert client.get("/whatif?model=resnet34&batch=3").status == 200
-
-
-def test_tracing_that_failed_lets_the_next_one_try(tmp_path, monkeypatch):
-    def load_workload(*_):
-        raise TrainpaceError("no.")
-
-    monkeypatch.setattr(models_module, "load_workload", load_workload)
-    models = Models(tmp_path)
-    for _ in range(2):
-        with pytest.raises(TrainpaceError, match="no") as refused:
-            models.get("resnet18")
-        assert not isinstance(refused.value, Busy)
+def test_built_in_models_are_read_once_and_never_traced(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainpace.trace.workloads.started_isolated", lambda *_: pytest.fail("a model was traced"))
+    models = Models(tmp_path / "no such folder")
+    assert all(models.get(name) is models.get(name) for name in BUILT_IN)
+    assert {form for name in BUILT_IN for form in models.get(name).forms} == {"fp32", "amp", "half"}
 
 
 def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):

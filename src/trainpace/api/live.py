@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+
+from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
+from trainpace.verbs.request import request_of
+from trainpace.verbs.traced import TracedRequest
 from trainpace.workload import Form, Variant, Workload
 
 if TYPE_CHECKING:
@@ -21,7 +25,22 @@ def is_live(model: object) -> TypeGuard[nn.Module]:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def live_workload(model: nn.Module, given: dict[str, Any], forms: tuple[Form, ...], variant: Variant) -> Workload:
+R = TypeVar("R", bound=TracedRequest)
+
+
+def request_about(kind: type[R], model: object, options: Mapping[str, Any], forms: Sequence[Form] | None = None) -> R:
+    """What a verb is asked about a model. A live one is traced here, as it cannot go to another process."""
+    given = {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
+    options = {name: value for name, value in options.items() if name not in given}
+    if is_live(model):
+        request = request_of(kind, {"model": type(model).__name__, **options})
+        return replace(request, model=live_workload(model, given, forms or request.forms, request.variant))
+    if any(value is not None for value in given.values()):
+        raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
+    return request_of(kind, {"model": model, **options})
+
+
+def live_workload(model: nn.Module, given: dict[str, Any], forms: Sequence[Form], variant: Variant) -> Workload:
     """Trace a live model. `given`: example, loss, task_optimizer. Raises TrainpaceError for what is missing."""
     for what in ("sequence_length", "image_size"):
         if getattr(variant, what) is not None:
@@ -66,15 +85,14 @@ def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) 
             return model(**batch)
         return model(*(batch if loss is None else batch[:-1]))
 
-    def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: Any) -> Any:
         out = forward(model, batch)
         if loss is not None:
-            value: torch.Tensor = loss(out, batch["labels"] if isinstance(batch, dict) else batch[-1])
-            return value
-        found = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
-        if not isinstance(found, torch.Tensor):
+            return loss(out, batch["labels"] if isinstance(batch, dict) else batch[-1])
+        value = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+        if not isinstance(value, torch.Tensor):
             raise TrainpaceError("model(**example) returns no loss.", "Put labels into the example, or give `loss`.")
-        return found
+        return value
 
     ids = example.get("input_ids") if isinstance(example, dict) else None
     length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None

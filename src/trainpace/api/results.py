@@ -8,34 +8,8 @@ from typing import Any
 import msgspec
 
 from trainpace.measure.analysis import SweepAnalysis
-from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
+from trainpace.outcome import FailedProbe, Forecast, Measurement
 from trainpace.records import Record, Table
-
-
-class Forecasts(Record, Table):
-    """A forecast for each GPU and batch size, in the order asked for. Iterates over `rows`.
-
-    `jumps`: by device, where one more sample costs far more than usual. `notes`: what runs in the journal did to the forecasts.
-    """
-
-    rows: tuple[Forecast, ...]
-    jumps: dict[str, tuple[Jump, ...]]
-    notes: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[Forecast]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Forecast:
-        return self.rows[i]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a forecast: the columns of `trainpace forecast --json`."""
-        from trainpace.report.forecast import row_json
-
-        return [row_json(row) for row in self.rows]
 
 
 class MeasuredSweep(Record, Table):

@@ -19,7 +19,7 @@ from trainpace.verbs.request import request_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.api.results import Forecasts, MeasuredSweep
+    from trainpace.api.results import MeasuredSweep
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.job import Answer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
+    from trainpace.verbs.forecast import Forecasts
     from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
     from trainpace.watch import Recording
@@ -46,15 +47,10 @@ def trace(
     as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
     out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
     """
-    from trainpace.api.live import is_live, live_workload
-    from trainpace.cli.forecast import forecast as command
-    from trainpace.cli.traced import variant_of, workload_of
+    from trainpace.api.live import request_about
+    from trainpace.verbs.traced import TraceRequest, run
 
-    parameters = _options(command, o.TraceOptions, options)
-    if is_live(model):
-        return live_workload(model, _live(options), tuple(forms), variant_of(parameters))
-    with _plainly():
-        return workload_of(_spec(model), tuple(forms), variant_of(parameters), parameters)
+    return run(request_about(TraceRequest, model, options, forms), TerminalProgress(), forms)
 
 
 def forecast(model: Model, **options: Unpack[o.ForecastOptions]) -> Forecasts:
@@ -62,16 +58,10 @@ def forecast(model: Model, **options: Unpack[o.ForecastOptions]) -> Forecasts:
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
     """
-    from trainpace.api.results import Forecasts
-    from trainpace.cli.forecast import forecast as command
-    from trainpace.cli.forecast import forecasts_of
-    from trainpace.workload import form_of
+    from trainpace.api.live import request_about
+    from trainpace.verbs.forecast import ForecastRequest, run
 
-    p = _options(command, o.ForecastOptions, options)
-    spec = _traced(model, options, p, (form_of(p["precision"]),), _on_cpu(p))
-    with _plainly():
-        _, rows, jumps, notes, _ = forecasts_of(spec, p["gpus"], p["batches"], p)
-    return Forecasts(rows=tuple(rows), jumps=jumps, notes=tuple(notes))
+    return run(request_about(ForecastRequest, model, options), TerminalProgress())
 
 
 def match(model: Model, **options: Unpack[o.MatchOptions]) -> Ranking:
@@ -273,10 +263,6 @@ def _traced(model: Model, options: Any, p: dict[str, Any], forms: tuple[Any, ...
             raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
         return _spec(model)
     return live_workload(model, _live(options), forms, variant_of(p)._replace(cpu=cpu))
-
-
-def _on_cpu(p: dict[str, Any]) -> bool:
-    return all(gpu.casefold() == "cpu" for gpu in p["gpus"])
 
 
 def _spec(model: Any) -> str | Workload:

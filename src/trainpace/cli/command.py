@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
-import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.verbs.request import Argument, AskedField, Field, Misuse, Request, fields_of
@@ -51,12 +50,15 @@ def command(
             try:
                 return function(_made(request, values), _made(view, values))
             except TrainpaceError as error:
-                error.message, error.hint = (in_options(text, request) for text in (error.message, error.hint))
+                error.message, error.hint = (in_options(text, request, view) for text in (error.message, error.hint))
                 if isinstance(error, Misuse):
                     error.hint = f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
                 raise
 
         parameters = [_parameter(field) for kind in (request, view) for field in fields_of(kind).values()]
+        for parameter in parameters:
+            if isinstance(parameter, click.Option) and parameter.help:
+                parameter.help = in_options(parameter.help, request, view)
         done = click.Command(
             name or function.__name__.strip("_"), params=parameters, callback=answered, help=function.__doc__,
             context_settings=settings,
@@ -72,9 +74,9 @@ def _made(kind: type[Request], values: dict[str, Any]) -> Any:
     return kind(**{name: values[name] for name in fields_of(kind)})
 
 
-def in_options(text: str, request: type[Request]) -> str:
+def in_options(text: str, *kinds: type[Request]) -> str:
     """A message whose fields in backquotes are written as options: `num_gpus` as --num-gpus."""
-    for name, field in fields_of(request).items():
+    for name, field in (pair for kind in kinds for pair in fields_of(kind).items()):
         shown = (field.about.metavar or name.upper()) if isinstance(field.about, Argument) else f"--{field.option}"
         text = text.replace(f"`{name}`", shown)
     return text
@@ -130,22 +132,33 @@ class _Value(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class _Choice(click.Choice):
+    """One of a field's values, which may be numbers."""
+
+    def __init__(self, field: AskedField) -> None:
+        super().__init__(field.choices)
+        self._field = field
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._field.read_one(super().convert(str(value), param, ctx))
+
+
 def _parameter(field: AskedField) -> click.Parameter:
     about = field.about
-    default = None if field.default is msgspec.NODEFAULT else field.default
-    if about.unit and field.default_text:
-        default = field.default_text  # shown as it is written, and read like any other text
-    kind: click.ParamType = click.Choice(field.choices) if field.choices else _Value(field)
+    kind: click.ParamType = _Choice(field) if field.choices else _Value(field)
+    more: dict[str, Any] = {"type": kind, "required": field.required, "metavar": about.metavar}
     if isinstance(about, Argument):
-        nargs = -1 if field.several else 1
-        kind = click.UNPROCESSED if field.several and field.kind is str else kind
-        return click.Argument([field.name], required=field.required, nargs=nargs, type=kind, metavar=about.metavar,
-                              default=None if field.several else default)  # fmt: skip
-    words = [field.name, f"--{field.option}"]
+        if field.several:
+            more |= {"nargs": -1, "type": click.UNPROCESSED if field.kind is str else kind}
+        elif not field.required:
+            more["default"] = field.default
+        return click.Argument([field.name], **more)
+    names = [field.name, f"--{field.option}"]
     if field.is_flag:
-        return click.Option(words, is_flag=True, default=bool(default), help=about.help)
-    more: dict[str, Any] = {} if about.alone is None else {"is_flag": False, "flag_value": about.alone}
-    return click.Option(
-        words, type=kind, multiple=field.several, default=default, required=field.required, help=about.help,
-        metavar=about.metavar, show_default=bool(field.default_text), **more,
-    )  # fmt: skip
+        return click.Option(names, is_flag=True, default=bool(field.default), help=about.help)
+    if not field.required:  # a default in a unit is shown as it is written, and read like any other text
+        more["default"] = field.default_text if about.unit and field.default_text else field.default
+    if about.alone is not None:
+        more |= {"is_flag": False, "flag_value": about.alone}
+    shown = bool(field.default_text)
+    return click.Option(names, multiple=field.several, help=about.help, show_default=shown, **more)

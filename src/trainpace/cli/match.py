@@ -194,15 +194,15 @@ def _matched(
 
 def _conditions(o: dict[str, Any]) -> Any:
     """The job's conditions: what was said, defaults for the rest."""
-    from trainpace.job import JobConditions
+    from trainpace.job import ASSUMED, conditions_said
     from trainpace.units import hours_from_s
 
     said = {
-        "startup_s": o["startup"], "sample_bytes": float(o["sample_bytes"]),
+        "startup_s": None if o["startup"] == ASSUMED.startup_s else o["startup"], "sample_bytes": float(o["sample_bytes"]),
         "samples_per_cpu_s": o["loader_rate"], "storage_gb_per_s": o["storage"],
         "evaluation_samples": o["evaluation_samples"], "step_variation": o["step_variation"],
         "checkpoint_every_s": o["checkpoint_every"], "data_gb": o["data_gb"], "download_gb_per_s": o["download"],
         "device_mtbf_h": None if o["mtbf"] is None else hours_from_s(o["mtbf"]),
         "preemption_mean_h": None if o["preempted_every"] is None else hours_from_s(o["preempted_every"]),
     }  # fmt: skip
-    return JobConditions(**{name: value for name, value in said.items() if value is not None})
+    return conditions_said(said)

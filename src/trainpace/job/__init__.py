@@ -1,14 +1,7 @@
 """A whole training: conditions in, hours and dollars out. The only place that computes them."""
 
 from trainpace.job.ask import Answer, Question, answer
-from trainpace.job.conditions import (
-    ASSUMED,
-    ONLY_STEPS,
-    JobConditions,
-    assumed_in_words,
-    assumptions,
-    conditions_said,
-)
+from trainpace.job.conditions import ASSUMED, ONLY_STEPS, JobConditions, assumed_in_words, assumptions, conditions_said
 from trainpace.job.solve import (
     DataParallelChoice,
     data_parallel_for_deadline,
@@ -19,6 +12,6 @@ from trainpace.job.training import JobRange, Training, job_range, power_w, state
 
 __all__ = [
     "ASSUMED", "ONLY_STEPS", "Answer", "DataParallelChoice", "JobConditions", "JobRange", "Question", "Training", "answer",
-    "assumed_in_words", "assumptions", "conditions_said", "data_parallel_for_deadline", "epochs_for_deadline", "job_range", "power_w", "state_bytes",
-    "step_time_for_deadline", "training_of", "with_job",
+    "assumed_in_words", "assumptions", "conditions_said", "data_parallel_for_deadline", "epochs_for_deadline", "job_range",
+    "power_w", "state_bytes", "step_time_for_deadline", "training_of", "with_job",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.hardware.device import Device
-from trainpace.job.conditions import ASSUMED, JobConditions
+from trainpace.job.conditions import ASSUMED, JobConditions, assumptions
 from trainpace.job.failures import (
     FailureRate,
     Floats,
@@ -70,11 +70,18 @@ class Training(NamedTuple):
         """The training at every one of some step times."""
         parts = self.parts(step_s, forward_s)
         columns = {name: np.broadcast_to(values, step_s.shape).tolist() for name, values in parts.items()}
+        assumed = assumptions(self.conditions, bool(self.compiles))
         times = []
         for row in zip(*columns.values(), strict=True):
             seconds = dict(zip(columns, row, strict=True))
             checkpoints = int(seconds.pop("checkpoints"))
-            time = JobTime(steps=int(self.steps), repeats=self.conditions.repeats, checkpoints=checkpoints, **seconds)
+            time = JobTime(
+                steps=int(self.steps),
+                repeats=self.conditions.repeats,
+                checkpoints=checkpoints,
+                assumed=assumed,
+                **seconds,
+            )
             times.append(self._priced(time))
         return times
 

@@ -25,7 +25,9 @@ TOP_KEYS = (
     "task", "command", "config", "price_usd_per_hour", "loss_tolerance", "seconds", "steps", "warmup_steps", "seed", "device",
     "allow_global_batch", "start", "rung", "job", "slurm",
 )  # fmt: skip
-CONDITION_KEYS = tuple(name for name in JobConditions.__struct_fields__ if name != "price_usd_per_device_hour")
+CONDITION_KEYS = tuple(
+    name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "said")
+)
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
 """What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
@@ -107,7 +109,10 @@ def _job(table: dict[str, Any] | None) -> dict[str, Any]:
     if table is None:
         return {}
     conditions = {name: value for name, value in table.items() if name in CONDITION_KEYS}
-    return {"job": {k: v for k, v in table.items() if k not in conditions}, "conditions": conditions}
+    return {
+        "job": {k: v for k, v in table.items() if k not in conditions},
+        "conditions": conditions | {"said": tuple(conditions)},
+    }
 
 
 def _script_of(read: dict[str, Any], path: Path) -> Script | None:

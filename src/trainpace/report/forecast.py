@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trainpace.forecast.memory import needed_gib
+from trainpace.job import assumed_in_words
 from trainpace.outcome import STEP_PARTS, Forecast, Jump
 from trainpace.report.chart import chart
 from trainpace.report.columns import Column, bar, words
@@ -67,7 +67,7 @@ def print_forecasts(
         print_lines(*(f"Warning: {warning}." for warning in dict.fromkeys(warned)))
     if done:
         _print_largest(done)
-        print_lines(*said)
+        print_lines(*said, *dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time))
         sources = " and ".join(SOURCES[p] for p in dict.fromkeys(row.provenance for row in done))
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold 9 of 10 cases.")
         _print_next(done, spec or workload.model)
@@ -97,11 +97,7 @@ def _one(f: Forecast) -> str:
     assert f.step is not None
     fits = "" if f.fits is None else " It fits in memory."
     said = f"A step takes {_step(f)}: {format_number(_throughput(f))} samples/s.{fits}"
-    return (
-        said
-        if f.training_time is None
-        else f"{said} The whole training: {_job(f)}, without loading, evaluation, checkpoints."
-    )
+    return said if f.training_time is None else f"{said} The whole training: {_job(f)}, without loading and evaluation."
 
 
 def _job(f: Forecast) -> str:
@@ -240,35 +236,6 @@ def print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -
                 f"Jump at batch {jump.batch}: {format_number(jump.before_ms)} to {format_number(jump.after_ms)} ms,"
                 f" {format_number(jump.excess_ms)} ms more than a sample usually costs. {'; '.join(jump.causes)}."
             )
-
-
-def row_json(f: Forecast) -> dict[str, Any]:
-    """One row of the documented contract of `forecast --json`."""
-    interval = f.step_time_interval_ms
-    return {
-        "model": f.model,
-        "gpu": f.device,
-        "num_gpus": f.num_devices,
-        "precision": f.execution.precision,
-        "batch": f.execution.micro_batch,
-        "step_time_ms": None if f.step is None else f.step.total_ms,
-        "step_time_ms_low": None if interval is None else interval.low,
-        "step_time_ms_high": None if interval is None else interval.high,
-        "samples_per_second": f.samples_per_second,
-        "peak_memory_gib": None if f.memory is None else f.memory.allocated_gib,
-        "fits": f.fits,
-        "largest_batch": f.largest_micro_batch,
-        "mfu": f.mfu,
-        "exposed_ms": dict(f.exposed_ms),
-        "scaling_efficiency": f.scaling_efficiency,
-        "scaling_reference_devices": f.scaling_reference_devices,
-        "breakdown_ms": {} if f.step is None else {name: getattr(f.step, name) for name in STEP_PARTS},
-        "provenance": f.provenance,
-        "warnings": list(f.warnings),
-        "reason": f.reason,
-        "training_time_s": None if f.training_time is None else f.training_time.total_s,
-        "cost_usd": f.cost_usd,
-    }
 
 
 def _columns(priced: bool) -> list[Column]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from trainpace.job import assumed_in_words
 from trainpace.ladder.climb import Ahead
 from trainpace.ladder.climbed import Climbed, RungResult, job_time, noise_scale_of
 from trainpace.ladder.rungs import Rung, Setup, words_of
@@ -108,6 +109,8 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
             f", {format_usd(last.cost_usd)} instead of {format_usd(rows[0].cost_usd)}"
         )  # fmt: skip
         lines.append(f"The whole job: {format_duration(last.job_s)} instead of {format_duration(rows[0].job_s)}{cost}.")
+    job = None if last.measured_ms is None else job_time(climbed.ladder, climbed.baseline.tried[0], last.measured_ms)
+    lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
     lines += [*_forecasts(climbed), *_noise_scale(climbed)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if climbed.stopped:

@@ -135,13 +135,13 @@ def sweep_json(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], sweep: str | None
 ) -> dict[str, Any]:
     """The twin of the printed sweep."""
-    from trainpace.report.forecast import row_json
+    from trainpace.outcome import forecast_row
 
     return {
         "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
         "analysis": msgspec.to_builtins(a), "noise_scale": msgspec.to_builtins(measured[-1].noise_scale), "verdict": verdict(a),
-        "forecasts": [row_json(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
+        "forecasts": [forecast_row(foreseen[b]) for b in sorted(foreseen) if foreseen[b].step is not None],
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
+from trainpace.job import assumed_in_words
 from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
 from trainpace.report.columns import Column, words
@@ -33,7 +34,8 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     _print_sensitivity(plan)
     print_lines(
         f"{plan.fitting:,} of {plan.searched:,} choices fit and were compared, all with the same global batch unless said."
-        " Forecasts, not measurements: change one thing at a time and measure."
+        " Forecasts, not measurements: change one thing at a time and measure.",
+        *([assumed_in_words(plan.assumed)] if plan.assumed else []),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainpace import records
 from trainpace.errors import UserCodeError
 from trainpace.process import run_isolated, started_isolated
+from trainpace.trace.packaged import packaged_workload
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
@@ -18,7 +19,7 @@ TRACE_TIMEOUT_S = 300.0
 def load_workload(
     spec: str | Workload, forms: Sequence[Form], variant: Variant = PLAIN, timeout_s: float = TRACE_TIMEOUT_S
 ) -> Workload:
-    """The workload of a spec. ``WORKLOAD.json`` is read as it is, a workload is itself; everything else is traced."""
+    """The workload of a spec: read from ``WORKLOAD.json``, taken from the package for a built-in model, or else traced."""
     with workload_on_its_way(spec, forms, variant, timeout_s) as workload:
         return workload()
 
@@ -32,11 +33,15 @@ def workload_on_its_way(
     Gives what waits for the workload, so that something can be done meanwhile.
     """
     if isinstance(spec, Workload):
-        found = spec
-        yield lambda: found
+        workload = spec
+        yield lambda: workload
         return
     if is_saved(spec):
         yield lambda: records.load(spec, Workload)
+        return
+    packaged = packaged_workload(spec, forms, variant)
+    if packaged is not None:
+        yield lambda: packaged
         return
     request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
     with started_isolated("trainpace.trace.worker", request, timeout_s, f"tracing {spec}") as answer:

@@ -33,7 +33,7 @@ def default_offers_file() -> Path:
 
 
 def default_workloads_folder() -> Path:
-    """Where `trainpace serve` looks for saved workloads, and keeps its traces of the built-in models."""
+    """Where `trainpace serve` looks for saved workloads."""
     return default_profile_file().parent / "workloads"
 
 

@@ -106,8 +106,8 @@ class AskedField:
     @property
     def default_text(self) -> str:
         """The default as a person writes it; empty where there is none to show."""
-        shown = self.about.show_default and self.default not in (None, False, (), "", msgspec.NODEFAULT)
-        if not shown:
+        nothing = (None, msgspec.NODEFAULT) if self.choices else (None, False, (), "", msgspec.NODEFAULT)
+        if not self.about.show_default or self.default in nothing:
             return ""
         unit = self.about.unit
         return unit.show(self.default) if unit else ", ".join(self.default) if self.several else str(self.default)
@@ -119,9 +119,9 @@ class AskedField:
         if self.about.unit is not None:
             return self.about.unit.read(value)
         if self.choices:
-            if value not in self.choices:
+            if str(value) not in self.choices:
                 raise TrainpaceError(f"{value!r} is not one of {', '.join(self.choices)}.")
-            return value
+            return get_args(self.kind)[self.choices.index(str(value))]
         if self.kind in (int, float):
             try:
                 return self.kind(value)
@@ -146,10 +146,14 @@ class AskedField:
 
 @cache
 def fields_of(request: type[Request]) -> dict[str, AskedField]:
-    """The fields of a request by name, in order. Those without a `Field` are set by faces alone, and left out."""
+    """The fields of a request by name, its own before those of its bases. Those without a `Field` are set by faces alone, and
+    left out."""
     hints = get_type_hints(request, include_extras=True)
     resolved = {}
-    for info in msgspec.structs.fields(request):
+    declared = {
+        name: i for i, kind in reversed([*enumerate(request.__mro__)]) for name in vars(kind).get("__annotations__", ())
+    }
+    for info in sorted(msgspec.structs.fields(request), key=lambda info: declared[info.name]):
         hint = hints[info.name]
         about = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Field)), None)
         if about is None:

@@ -26,7 +26,7 @@ from trainpace.offers.offer import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.web import journal_pages as pages
 from trainpace.web.files import FILES
-from trainpace.web.models import BUILT_IN, MOST_LISTED, Busy, Models
+from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.openapi import describe
 from trainpace.web.questions import (
     BadQuestion,
@@ -119,9 +119,8 @@ def _html(page: Page, state: State, templates: Templates) -> Callable[[Request],
             )  # fmt: skip
         except Exception as error:
             status, message, hint = _explained(error)
-            again = f"{page.path}?{query}" if isinstance(error, Busy) else ""
             text = templates.render(
-                "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status, again=again
+                "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status
             )
             return Response(text, status, media_type="text/html")
         address = page.path + (f"?{asked}" if asked else "")
@@ -167,7 +166,7 @@ def _explained(error: Exception) -> tuple[int, str, str]:
     """(status, one sentence, hint) of whatever stopped a page."""
     if isinstance(error, UnknownName):
         return 404, error.message, error.hint
-    if isinstance(error, (JournalUnusable, Busy)):
+    if isinstance(error, JournalUnusable):
         return 503, error.message, error.hint
     if isinstance(error, TrainpaceError):
         return 400 if isinstance(error, BadQuestion) else 422, error.message, error.hint
@@ -188,7 +187,7 @@ def _not_found(templates: Templates) -> Callable[[Request, Exception], Response]
     def handler(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
         text = templates.render(
-            "error.html", title="Not here", path="", message="there is no such page.", hint="", status=status, again=""
+            "error.html", title="Not here", path="", message="there is no such page.", hint="", status=status
         )
         return Response(text, status, media_type="text/html")
 

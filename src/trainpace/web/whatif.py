@@ -11,6 +11,7 @@ from trainpace.forecast import forecast
 from trainpace.forecast.curve import BatchCurve, batch_curve
 from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster, Device
+from trainpace.job import assumed_in_words
 from trainpace.offers.offer import Offer
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
@@ -125,6 +126,7 @@ def _verdict(f: Forecast, cost: Interval | None) -> tuple[str, ...]:
         if t
         else ""
     )
+    said += [assumed_in_words(f.training_time.assumed)] if f.training_time is not None else []
     return tuple(s for s in said if s)
 
 

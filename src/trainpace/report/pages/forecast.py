@@ -10,7 +10,7 @@ from trainpace.forecast.over_step import memory_over_step
 from trainpace.forecast.roofline import roofline
 from trainpace.forecast.timings import MachineModel
 from trainpace.hardware import Cluster
-from trainpace.outcome import Forecast, Jump
+from trainpace.outcome import Forecast, Jump, forecast_row
 from trainpace.records import to_jsonable
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
 from trainpace.report.charts.chart import Picture, sentence
@@ -18,7 +18,6 @@ from trainpace.report.charts.memory import memory_chart
 from trainpace.report.charts.roofline import roofline_chart
 from trainpace.report.charts.scaling import scaling_chart
 from trainpace.report.charts.step_time import best_of, forecast_sweep, provenance
-from trainpace.report.forecast import row_json
 from trainpace.report.pages.figure import drawn, folded, lines, section, table
 from trainpace.report.pages.frame import document
 from trainpace.units import format_count, format_duration, format_number, format_usd
@@ -55,7 +54,7 @@ def forecast_page(asked: Sequence[Asked], jumps: Mapping[str, Sequence[Jump]], s
     )
     body += _heaviest(best or first)
     data = {
-        "record": "Forecasts", "schema_version": 1, "rows": [row_json(row) for row in rows], "journal": list(said),
+        "record": "Forecasts", "schema_version": 1, "rows": [forecast_row(row) for row in rows], "journal": list(said),
         "jumps": {name: [to_jsonable(jump) for jump in found] for name, found in jumps.items()},
     }  # fmt: skip
     return document(title, [*_verdict(rows, best), *said], body, data, best is not None)

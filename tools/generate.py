@@ -1,6 +1,6 @@
 """Write the parts of the pages that the program itself knows: options, constants, intervals, results.
 
-    python docs/generate.py           write them into docs/ (make docs-generate)
+    python tools/generate.py           write them into docs/ (make docs-generate)
 
 What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`; all else on a page is written by hand. A page of a
 verb that has none yet is begun. tests/test_docs.py fails where a page is stale.
@@ -15,18 +15,19 @@ from pathlib import Path
 
 import click
 
-DOCS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 IMPOSSIBLE = 1e20
-"""Numbers from here on stand for what is not there."""
+"""Numbers from here on stand for absent values."""
 
-RESULTS = DOCS.parent / "benchmarks/results"
+RESULTS = ROOT / "benchmarks/results"
 
 _PART = re.compile(r"(<!-- generated: (\w+)([^>\n]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 
 def verb(name: str) -> str:
-    """Usage, what it does, and a table of its options and arguments; of a group, of each of its commands."""
+    """Usage, description, and a table of options and arguments; for a group, these of each command."""
     from trainpace.cli.main import _cli
 
     parent = click.Context(_cli, info_name="trainpace")
@@ -76,7 +77,7 @@ def _option(parameter: click.Parameter, context: click.Context) -> tuple[str, st
 
 
 def _plain(text: str) -> str:
-    """Without what Markdown would take for marks, but in code."""
+    """Escape Markdown's marks outside of code."""
     return re.sub(r"(`[^`]*`)|([*<>])", lambda match: match[1] or "\\" + match[2], text)
 
 
@@ -101,7 +102,7 @@ def constants(prefix: str) -> str:
 
 
 def links() -> str:
-    """What collectives reach of the links, as fitted."""
+    """The fitted constants of the collectives' use of links."""
     from trainpace.forecast.collectives import CONSTANTS
 
     rows = "\n".join(f"| `{name}` | {getattr(CONSTANTS, name):g} |" for name in CONSTANTS.__struct_fields__)
@@ -109,7 +110,7 @@ def links() -> str:
 
 
 def numbers(room: str) -> str:
-    """Named numbers of a module of the forecast, with what their docstrings say of them."""
+    """The named numbers of a module of the forecast, with their docstrings."""
     import ast
     import importlib
 
@@ -121,8 +122,9 @@ def numbers(room: str) -> str:
             continue
         name = node.targets[0].id
         value = getattr(module, name)
-        has_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if has_text and isinstance(value, int | float) and value < IMPOSSIBLE:
+        if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
+            continue
+        if isinstance(value, int | float) and value < IMPOSSIBLE:
             text = " ".join(str(after.value.value).split())
             rows.append(f"| `{name}` | {value:g} | {_plain(text)} |")
     assert rows, room
@@ -172,7 +174,7 @@ PARTS: dict[str, Callable[..., str]] = {
 
 
 def generated(text: str) -> str:
-    """A page with its generated parts as they have to be now."""
+    """The page with its generated parts made anew."""
 
     def part(match: re.Match[str]) -> str:
         made = PARTS[match[2]](*match[3].split())
@@ -198,7 +200,7 @@ def main() -> None:
         text = page.read_text()
         if (new := generated(text)) != text:
             page.write_text(new)
-            print(f"written: {page.relative_to(DOCS.parent)}")
+            print(f"written: {page.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Run what the pages show, and compare what they show with what comes out.
 
-    python docs/pages.py docs/tutorial.md            what differs
-    python docs/pages.py --write docs/tutorial.md    put the real output in its place, as much of it as is shown
+    python tools/pages.py docs/tutorial.md            what differs
+    python tools/pages.py --write docs/tutorial.md    put the real output in its place, as much of it as is shown
 
 A page runs from top to bottom in an empty folder of its own that only has `examples/`, with a data folder of its own:
 
@@ -62,25 +62,26 @@ class Difference(NamedTuple):
 
 def steps(page: str) -> list[Step]:
     """What a page has its reader do, in order."""
-    found: list[Step] = []
+    listed: list[Step] = []
     for fence in _FENCE.finditer(page):
         kind, body, at = fence[1], fence[2], fence.start(2)
         name = _FILE_NAME.match(body)
         if name and kind != "console":
-            found.append(Step("file", body, name=name[1]))
+            listed.append(Step("file", body, name=name[1]))
         elif kind == "python":
-            found.append(Step("python", body))
+            listed.append(Step("python", body))
         elif kind == "console":
-            found += _commands(body, at)
-    return found
+            listed += _commands(body, at)
+    return listed
 
 
 def _commands(body: str, at: int) -> list[Step]:
     """Commands begin with `$ ` and go on after a backslash; what follows is their output."""
-    found = []
-    for match in re.finditer(r"^\$ ((?:[^\n]*\\\n)*[^\n]*)\n((?:(?!\$ )[^\n]*\n)*)", body, re.MULTILINE):
-        found.append(Step("command", match[1], match[2], at + match.start(2), at + match.end(2)))
-    return found
+    pattern = r"^\$ ((?:[^\n]*\\\n)*[^\n]*)\n((?:(?!\$ )[^\n]*\n)*)"
+    return [
+        Step("command", match[1], match[2], at + match.start(2), at + match.end(2))
+        for match in re.finditer(pattern, body, re.MULTILINE)
+    ]
 
 
 def loosely(text: str) -> str:
@@ -141,29 +142,29 @@ def _tidy(text: str) -> str:
 def differences(page: str, folder: Path) -> list[Difference]:
     """Run a page in an empty folder. Ends at the first step that fails, since later ones may need it."""
     (folder / "examples").symlink_to(ROOT / "examples")
-    found = []
+    different: list[Difference] = []
     for step in steps(page):
         try:
             real = run(step, folder)
         except RuntimeError as error:
-            return [*found, Difference(step, "", f"it failed: {error}")]
+            return [*different, Difference(step, "", f"it failed: {error}")]
         real = _tidy(_without_places(real, folder))
         if step.kind == "command" and not real:
-            found.append(Difference(step, real, "it printed nothing"))
+            different.append(Difference(step, real, "it printed nothing"))
         elif step.shown.strip() and not agrees(step.shown, real):
             lines = difflib.unified_diff(step.shown.splitlines(), real.splitlines(), "shown", "real", lineterm="", n=1)
-            found.append(Difference(step, real, "\n".join(lines)))
-    return found
+            different.append(Difference(step, real, "\n".join(lines)))
+    return different
 
 
 def _same_choice(shown: str, real: str) -> str:
     """The real output; where `...` stands in what is shown, only the lines that are most like those that are."""
-    wanted = [loosely(line) for line in shown.splitlines() if line.strip() and line != "..."]
+    shown_lines = [loosely(line) for line in shown.splitlines() if line.strip() and line != "..."]
     lines = real.splitlines()
     if "..." not in shown.splitlines():
         return real
     chosen: set[int] = set()
-    for line in wanted:
+    for line in shown_lines:
         near = {
             i: difflib.SequenceMatcher(None, line, loosely(other)).ratio() + (0.01 if i - 1 in chosen else 0.0)
             for i, other in enumerate(lines) if i not in chosen
@@ -171,13 +172,13 @@ def _same_choice(shown: str, real: str) -> str:
         best = max(near, key=lambda i: near[i], default=None)
         if best is not None and near[best] >= ALIKE:
             chosen.add(best)
-    told: list[str] = []
+    output: list[str] = []
     for i, line in enumerate(lines):
-        if i in chosen or (not line and told[-1:] != ["..."]):
-            told.append(line)
-        elif line and told[-1:] != ["..."]:
-            told = [*_without_last_empty(told), "..."]
-    return "".join(f"{line}\n" for line in _without_last_empty(told))
+        if i in chosen or (not line and output[-1:] != ["..."]):
+            output.append(line)
+        elif line and output[-1:] != ["..."]:
+            output = [*_without_last_empty(output), "..."]
+    return "".join(f"{line}\n" for line in _without_last_empty(output))
 
 
 def _without_last_empty(lines: list[str]) -> list[str]:
@@ -194,8 +195,8 @@ def main() -> int:
     for path in options.pages:
         text = path.read_text()
         with tempfile.TemporaryDirectory() as folder:
-            found = differences(text, Path(folder))
-        for difference in reversed(found):
+            different = differences(text, Path(folder))
+        for difference in reversed(different):
             step = difference.step
             if options.write and difference.real:
                 text = text[: step.start] + _same_choice(step.shown, difference.real) + text[step.end :]

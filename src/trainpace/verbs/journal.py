@@ -1,0 +1,268 @@
+"""`journal`: the experiment database, a request for each thing that it can be asked to do."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from trainpace.errors import TrainpaceError
+from trainpace.journal import (
+    VERSION,
+    Comparison,
+    Entry,
+    Given,
+    Imported,
+    Journal,
+    Query,
+    Scores,
+    Sweep,
+    as_precision,
+    compare,
+    export,
+    import_file,
+    scores,
+)
+from trainpace.records import Record
+from trainpace.verbs import fields
+from trainpace.verbs.request import Argument, Field, Misuse, Request
+from trainpace.verbs.units import COUNT
+
+MOST = 2**31
+Format = Literal["auto", "trainpace", "runs", "timm", "hf", "mlflow"]
+RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]
+
+
+class JournalRequest(Request):
+    """Which journal; one that is named must be there."""
+
+    journal: fields.JournalPlace = None
+
+    def opened(self) -> Journal:
+        return Journal.open(self.journal, create=self.journal is None)
+
+
+class FilteredRequest(JournalRequest, kw_only=True):
+    """Which runs of it."""
+
+    model: Annotated[str, Field("A part of the model's name.")] = ""
+    device: Annotated[str, Field("A part of the device's name.")] = ""
+    exact: Annotated[bool, Field("--model and --device are whole names.")] = False
+    batch: Annotated[int | None, Field("Micro-batch size.", COUNT)] = None
+    precision: Annotated[str, Field("fp32, tf32, amp_fp16, amp_bf16, ...")] = ""
+    optimizer: Annotated[str, Field("sgd, sgd_momentum, adam, adamw, ...")] = ""
+    kind: Annotated[str, Field("measure, watch, run or import.")] = ""
+    outcome: Annotated[str, Field("ok, out_of_memory, timeout or crashed.")] = ""
+    sweep: Annotated[str, Field("Runs of this sweep.", metavar="ID")] = ""
+    since: Annotated[str, Field("Runs from this time on (UTC): 2026-11-21.", metavar="DATE")] = ""
+    text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
+
+    def query(self, with_forecast: bool = False) -> Query:
+        filters = ("model", "device", "exact", "precision", "optimizer", "kind", "outcome", "sweep", "since", "text")
+        stated = {name: getattr(self, name) for name in filters}
+        return Query(micro_batch=self.batch, with_forecast=with_forecast, **stated)
+
+
+class ListRequest(FilteredRequest, kw_only=True):
+    """A page of runs or sweeps, the newest first."""
+
+    limit: Annotated[int, Field("Runs to show.", COUNT)] = 20
+    offset: Annotated[int, Field("Runs to leave out first.", COUNT)] = 0
+    sweeps: Annotated[bool, Field("List sweeps instead of runs.")] = False
+
+
+class Listing(Record):
+    """A page of runs, of `total` that fulfil the filters in the journal at `place`; or a page of sweeps."""
+
+    runs: tuple[Entry, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    total: int = 0
+    place: str = ""
+
+
+def list_runs(request: ListRequest) -> Listing:
+    limit, offset = min(request.limit, MOST), min(request.offset, MOST)
+    with request.opened() as journal:
+        if request.sweeps:
+            return Listing(sweeps=tuple(journal.sweeps()[::-1][offset : offset + limit]), place=journal.place)
+        query = request.query()
+        runs = journal.find(query, limit, offset)
+        return Listing(runs=tuple(runs), total=journal.count(query), place=journal.place)
+
+
+class ShowRequest(JournalRequest, kw_only=True):
+    """One run."""
+
+    id: RunId
+
+
+def show(request: ShowRequest) -> Entry:
+    with request.opened() as journal:
+        return journal.get(request.id)
+
+
+class CompareRequest(JournalRequest, kw_only=True):
+    """Two runs, or two sweeps."""
+
+    a: Annotated[str, Argument("A run or a sweep.", metavar="A")]
+    b: Annotated[str, Argument("Another one.", metavar="B")]
+
+
+def compare_runs(request: CompareRequest) -> Comparison:
+    with request.opened() as journal:
+        return compare(journal.run_or_sweep(request.a), journal.run_or_sweep(request.b))
+
+
+class ImportRequest(JournalRequest, kw_only=True):
+    """Files with runs from elsewhere."""
+
+    files: Annotated[tuple[str, ...], Argument("Files with runs.", metavar="FILE...")]
+    format: Annotated[Format, Field("What they are.")] = "auto"
+    device: Annotated[str, Field("Where they ran, if they do not say.")] = ""
+    precision: Annotated[str, Field("Their precision, if they do not say.")] = ""
+    keep_identity: Annotated[bool, Field("Keep paths, user and host names.")] = False
+
+
+class Refused(Record):
+    """A file that was left out whole, and why."""
+
+    file: str
+    reason: str
+
+
+class Imports(Record):
+    """What came in from each file, and the files that could not be read."""
+
+    files: tuple[Imported, ...]
+    refused: tuple[Refused, ...]
+
+
+def import_runs(request: ImportRequest) -> tuple[Imports, str]:
+    """What was imported, and the place of the journal that it is in now."""
+    precision = as_precision(request.precision) if request.precision else None
+    given = Given(request.device, precision, request.keep_identity)
+    imported, refused = [], []
+    with Journal.open(request.journal) as journal:
+        for file in request.files:
+            try:
+                imported.append(import_file(journal, Path(file), request.format, given))
+            except TrainpaceError as error:
+                refused.append(Refused(file=file, reason=str(error)))
+        return Imports(files=tuple(imported), refused=tuple(refused)), journal.place
+
+
+class ExportRequest(FilteredRequest, kw_only=True):
+    """Runs to write to a file, or into an experiment tracker."""
+
+    where: Annotated[str, Argument("A file, or the tracker's place.", metavar="FILE.{parquet,csv,json}|PLACE")]
+    to: Annotated[
+        Literal["mlflow", "wandb"] | None,
+        Field(
+            "Into a tracker in place of a file: PLACE is MLflow's folder or address, or a project of Weights & Biases."
+        ),
+    ] = None
+
+
+class Export(Record):
+    """How many records were written, and where."""
+
+    file: str
+    records: int
+
+
+def export_runs(request: ExportRequest) -> Export:
+    query, where = request.query(), request.where
+    with request.opened() as journal:
+        if request.to == "mlflow":
+            from trainpace.journal import export_mlflow
+
+            count = export_mlflow(where, journal.every(query))
+        elif request.to == "wandb":
+            from trainpace.journal import export_wandb
+
+            count = export_wandb(where, journal.every(query))
+        else:
+            if Path(where).is_dir():
+                raise Misuse(f"{where} is a folder: name a file, or a tracker with `to`.")
+            sweeps = journal.sweeps() if query == Query() else ()
+            count = export(Path(where), chain(sweeps, journal.every(query)))
+    return Export(file=where, records=count)
+
+
+class MergeRequest(JournalRequest, kw_only=True):
+    """Another journal, whose runs are to come in."""
+
+    other: Annotated[str, Argument("Another journal, a path or URL.", metavar="OTHER")]
+
+
+class Merge(Record):
+    """How many runs and sweeps came from one journal into another."""
+
+    source: str = msgspec.field(name="from")
+    into: str
+    new: int
+    already_there: int
+
+
+def merge(request: MergeRequest) -> Merge:
+    with Journal.open(request.journal) as journal, Journal.open(request.other, create=False) as source:
+        if source.place == journal.place:
+            raise TrainpaceError("a journal cannot be merged with itself.")
+        sweeps, total = source.sweeps(), source.count()
+        new = journal.add_many(chain(sweeps, source.every()))
+        return Merge(source=source.place, into=journal.place, new=new, already_there=total + len(sweeps) - new)
+
+
+class AnnotateRequest(JournalRequest, kw_only=True):
+    """Notes for a run."""
+
+    id: RunId
+    text: Annotated[str, Argument("The notes, in place of what was there.", metavar="TEXT")]
+
+
+def annotate(request: AnnotateRequest) -> Entry:
+    with request.opened() as journal:
+        return journal.annotate(request.id, request.text)
+
+
+class DeleteRequest(JournalRequest, kw_only=True):
+    """Runs to delete for good."""
+
+    ids: Annotated[tuple[str, ...], Argument("Runs, by their ids or the first digits.", metavar="ID...")]
+
+
+class Deletion(Record):
+    """The ids of the runs that were deleted."""
+
+    deleted: tuple[str, ...]
+
+
+def delete(request: DeleteRequest) -> Deletion:
+    with request.opened() as journal:
+        ids = [journal.get(id_).id for id_ in request.ids]  # a wrong id deletes nothing
+        for id_ in dict.fromkeys(ids):
+            journal.delete(id_)
+    return Deletion(deleted=tuple(ids))
+
+
+class JournalPlace(Record):
+    """Where a journal is, in which database and schema version, and how many runs it holds."""
+
+    journal: str
+    database: str
+    database_version: int
+    runs: int
+
+
+def path(request: JournalRequest) -> JournalPlace:
+    with request.opened() as journal:
+        return JournalPlace(
+            journal=journal.place, database=journal.database, database_version=VERSION, runs=journal.count()
+        )
+
+
+def score(request: FilteredRequest) -> Scores:
+    with request.opened() as journal:
+        return scores(journal.every(request.query(with_forecast=True)))

@@ -1,0 +1,91 @@
+"""The traces in the package are those that the tracer makes, and a forecast from one imports no torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trainpace import records
+from trainpace.errors import TrainpaceError
+from trainpace.trace import load_workload, packaged_models, packaged_workload
+from trainpace.trace.packaged import OPTIMIZERS, VARIANTS
+from trainpace.trace.trace import trace
+from trainpace.trace.zoo import MODELS
+from trainpace.workload import Variant
+
+FORMS = ("fp32", "amp", "half")
+
+
+def test_every_model_of_the_zoo_is_packaged_in_every_variant():
+    assert packaged_models() == sorted(MODELS)
+    for name in MODELS:
+        for label, variant in VARIANTS.items():
+            workload = packaged_workload(name, FORMS, variant)
+            assert (workload.model, tuple(workload.forms)) == (name, FORMS)
+            assert workload.optimizer == (label if label in OPTIMIZERS else "none")
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_a_packaged_workload_is_what_tracing_gives(label):
+    check_against_a_trace("vgg11", VARIANTS[label])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_packaged_workload_is_what_tracing_gives(name):
+    """Where it fails, the tracer, the zoo or torch has changed: `make zoo-workloads`."""
+    for variant in VARIANTS.values():
+        check_against_a_trace(name, variant)
+
+
+def check_against_a_trace(name, variant):
+    assert records.to_json(packaged_workload(name, FORMS, variant)) == records.to_json(trace(name, FORMS, variant))
+
+
+@pytest.mark.parametrize(
+    ("spec", "forms", "variant"),
+    [
+        ("vgg11", ("amp",), Variant()), ("torchvision:vgg11", ("half", "fp32"), Variant("adam", image_size=224)),
+        ("vgg11", ("fp32",), Variant("adam", mode="inference")),
+    ],
+)  # fmt: skip
+def test_forms_default_settings_and_torchvisions_name_give_the_same_trace(spec, forms, variant):
+    assert records.to_json(packaged_workload(spec, forms, variant)) == records.to_json(trace(spec, forms, variant))
+
+
+@pytest.mark.parametrize(
+    ("spec", "variant"),
+    [
+        ("timm:vgg16", Variant()), ("alexnet", Variant()), ("../vgg16", Variant()), ("vgg16.adam", Variant()),
+        ("vgg16", Variant("lion")), ("vgg16", Variant(image_size=192)), ("vgg16", Variant(sequence_length=8)),
+        ("vgg16", Variant(legacy=True)), ("vgg16", Variant(checkpointing=True)), ("vgg16", Variant(cpu=True)),
+    ],
+)  # fmt: skip
+def test_everything_else_is_traced(spec, variant):
+    assert packaged_workload(spec, ("fp32",), variant) is None
+
+
+def test_a_mistake_beside_a_built_in_name_is_still_explained():
+    with pytest.raises(TrainpaceError, match="has no sequence length"):
+        load_workload("vgg16", ("fp32",), Variant(sequence_length=8))
+
+
+@pytest.mark.parametrize("batches", ["1:70", "32"])
+def test_a_forecast_by_name_imports_nothing_heavy(tmp_path, batches):
+    """Nor does it start another process, which would import it there."""
+    code = (
+        "import json, subprocess, sys\n"
+        "subprocess.Popen = None\n"
+        "from trainpace.cli import main\n"
+        f"sys.argv = ['trainpace', 'forecast', 'vgg16', '--gpu', 'T4', '--batch', '{batches}', '--no-journal']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    imported = json.loads(done.stdout.splitlines()[-1])
+    assert "trainpace" in imported
+    heavy = {"torch", "scipy", "pyarrow", "pandas", "sqlalchemy", "sqlite3", "jinja2", "starlette", "asyncio", "yaml"}
+    assert not heavy & set(imported)

@@ -1,0 +1,28 @@
+"""Trace the built-in models into the package: ``make zoo-workloads``, after a change of the zoo, of the tracer or of torch."""
+
+from __future__ import annotations
+
+import gzip
+from typing import get_args
+
+from trainpace.records import to_json
+from trainpace.trace import packaged, zoo
+from trainpace.trace.trace import trace
+from trainpace.workload import Form
+
+
+def main() -> None:
+    packaged.FOLDER.mkdir(exist_ok=True)
+    for file in packaged.FOLDER.glob("*.json.gz"):
+        file.unlink()
+    for name in zoo.MODELS:
+        for label, variant in packaged.VARIANTS.items():
+            text = to_json(trace(name, get_args(Form), variant))
+            packaged.packaged_file(name, label).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        print(name, flush=True)
+    size = sum(file.stat().st_size for file in packaged.FOLDER.glob("*.json.gz"))
+    print(f"{size / 1e3:.0f} kB in {packaged.FOLDER}")
+
+
+if __name__ == "__main__":
+    main()
