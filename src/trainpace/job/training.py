@@ -11,7 +11,7 @@ the last digit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -34,7 +34,6 @@ from trainpace.job.failures import (
 )
 from trainpace.outcome import JOB_PARTS, Forecast, Interval, JobTime, StepTime
 from trainpace.schedule import Schedule, total_steps
-from trainpace.units import hours_from_s
 from trainpace.workload import Workload, form_of
 
 LEAST_CHECKPOINT_S = 1e-3
@@ -46,8 +45,8 @@ IDLE_POWER_SHARE = 0.15
 class Training(NamedTuple):
     """A whole training but for the duration of its step. Numbers may be arrays, of one entry a choice.
 
-    `state_bytes` is what a checkpoint holds; `vcpus` the processors of a node, None: not known, so that preparing samples
-    counts nothing; `power_w` what all devices draw on average, None: not known.
+    `state_bytes` is what a checkpoint holds; `vcpus` the processors of a node, None or 0: not known, so that preparing
+    samples counts nothing; `power_w` what all devices draw on average, None: not known.
     """
 
     steps: Numbers
@@ -58,43 +57,33 @@ class Training(NamedTuple):
     compiles: Numbers
     conditions: JobConditions
     state_bytes: Numbers = 0.0
-    vcpus: int | None = None
-    power_w: float | None = None
+    vcpus: Numbers = None
+    power_w: Numbers = None
 
     def time(self, step_s: float, forward_s: float | None = None) -> JobTime:
         """The training at `step_s` a step, of which forward passes take `forward_s` (None: all of it, so that evaluations
         are no cheaper than steps)."""
-        return self.times(np.array([step_s]), None if forward_s is None else np.array([forward_s]))[0]
+        (time,) = self.times(np.array([step_s]), None if forward_s is None else np.array([forward_s]))
+        return _priced(time, self.conditions, self.devices)
 
     def times(self, step_s: Floats, forward_s: Floats | None = None) -> list[JobTime]:
-        """The training at every one of some step times."""
+        """The training at every one of some step times, row by row, without dollars."""
         parts = self.parts(step_s, forward_s)
-        columns = {name: np.broadcast_to(values, step_s.shape).tolist() for name, values in parts.items()}
-        assumed = assumptions(self.conditions, bool(self.compiles))
+        watts = [None] if self.power_w is None else self.power_w
+        columns = {
+            name: np.broadcast_to(np.asarray(values), step_s.shape).ravel().tolist()
+            for name, values in {**parts, "steps": self.steps, "watts": watts, "compiles": self.compiles}.items()
+        }
+        assumed = [assumptions(self.conditions, compiles) for compiles in (False, True)]
         times = []
         for row in zip(*columns.values(), strict=True):
-            seconds = dict(zip(columns, row, strict=True))
-            checkpoints = int(seconds.pop("checkpoints"))
+            fields = dict(zip(columns, row, strict=True))
+            power, checkpoints = fields.pop("watts"), int(fields.pop("checkpoints"))
             time = JobTime(
-                steps=int(self.steps),
-                repeats=self.conditions.repeats,
-                checkpoints=checkpoints,
-                assumed=assumed,
-                **seconds,
-            )
-            times.append(self._priced(time))
+                repeats=self.conditions.repeats, checkpoints=checkpoints, assumed=assumed[fields.pop("compiles")], **fields
+            )  # fmt: skip
+            times.append(time if power is None else replace(time, kwh=power * time.total_s / 3.6e6))
         return times
-
-    def _priced(self, time: JobTime) -> JobTime:
-        c, seconds = self.conditions, time.total_s
-        kwh = None if self.power_w is None else self.power_w * seconds / 3.6e6
-        if c.price_usd_per_device_hour is None:
-            return replace(time, kwh=kwh)
-        usd = math.inf
-        if math.isfinite(seconds):
-            usd = c.price_usd_per_device_hour * self.devices * hours_from_s(seconds)
-            usd += c.electricity_usd_per_kwh * (kwh or 0.0) + c.egress_usd
-        return replace(time, kwh=kwh, usd=usd)
 
     def total_s(self, step_s: Floats, forward_s: Floats | None = None) -> Floats:
         """Seconds of the training for many choices at once; infinite where `step_s` or the steps are."""
@@ -135,8 +124,11 @@ class Training(NamedTuple):
         """Seconds in which the samples of a step are read and prepared."""
         c = self.conditions
         loading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
-        if c.samples_per_cpu_s and self.vcpus:
-            loading = np.maximum(loading, self.samples_per_step / (c.samples_per_cpu_s * self.vcpus * self.nodes))
+        if c.samples_per_cpu_s and self.vcpus is not None:
+            rate = c.samples_per_cpu_s * np.asarray(self.vcpus) * self.nodes
+            loading = np.maximum(
+                loading, np.where(rate > 0, self.samples_per_step / np.where(rate > 0, rate, 1.0), 0.0)
+            )
         return loading
 
     def _cut(self, steps: Floats, work: Floats) -> tuple[Floats, Floats, Numbers, Floats]:
@@ -217,16 +209,60 @@ class JobRange(NamedTuple):
 
 def job_range(training: Training, step: StepTime, interval_ms: Interval) -> JobRange:
     """The training at a forecast step and at the ends of its interval, where all of its parts are longer or shorter alike."""
-    total_ms = step.total_ms
-    factors = np.array([1.0, interval_ms.low / total_ms, interval_ms.high / total_ms])
-    step_s = np.array([total_ms, interval_ms.low, interval_ms.high]) / 1e3
-    middle, *ends = training.times(step_s, step.evaluating_ms * factors / 1e3)
+    return job_ranges([(training, step, interval_ms)])[0]
 
-    def between(values: list[float]) -> Interval:
-        return Interval(low=min(values), high=max(values), coverage=interval_ms.coverage, basis=interval_ms.basis)
 
-    usd = [end.usd for end in ends if end.usd is not None]
-    return JobRange(middle, between([end.total_s for end in ends]), between(usd) if usd else None)
+def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list[JobRange]:
+    """`job_range` of many trainings, those under the same conditions but for money together."""
+    groups: dict[JobConditions, list[int]] = {}
+    for i, (training, _, _) in enumerate(forecasts):
+        groups.setdefault(replace(training.conditions, **_NO_MONEY), []).append(i)
+    ranges: dict[int, JobRange] = {}
+    for conditions, members in groups.items():
+        some = [forecasts[i] for i in members]
+        times = iter(_together([training for training, _, _ in some], conditions).times(*_ends(some)))
+        for i, (training, _, interval) in zip(members, some, strict=True):
+            middle, *ends = (_priced(next(times), training.conditions, training.devices) for _ in range(3))
+            usd = [end.usd for end in ends if end.usd is not None]
+            ranges[i] = JobRange(
+                middle, _between([end.total_s for end in ends], interval), _between(usd, interval) if usd else None
+            )
+    return [ranges[i] for i in range(len(forecasts))]
+
+
+_NO_MONEY = {"price_usd_per_device_hour": None, "electricity_usd_per_kwh": 0.0, "egress_usd": 0.0}
+
+
+def _together(trainings: Sequence[Training], conditions: JobConditions) -> Training:
+    """Trainings of one step time each as one, with a row each."""
+    numbers = (name for name in Training._fields if name not in ("conditions", "vcpus", "power_w"))
+    columns = {name: np.array([[getattr(t, name)] for t in trainings]) for name in numbers}
+    return Training(
+        **columns, conditions=conditions, vcpus=np.array([[t.vcpus or 0] for t in trainings]),
+        power_w=np.array([[t.power_w] for t in trainings], dtype=object),
+    )  # fmt: skip
+
+
+def _ends(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> tuple[Floats, Floats]:
+    """(steps, their forward passes) in seconds, a row a forecast: at its time, at the low and at the high end."""
+    ms = np.array([[step.total_ms, interval.low, interval.high] for _, step, interval in forecasts])
+    evaluating_ms = np.array([[step.evaluating_ms] for _, step, _ in forecasts])
+    return ms / 1e3, evaluating_ms * (ms / ms[:, :1]) / 1e3
+
+
+def _between(values: list[float], step: Interval) -> Interval:
+    return Interval(low=min(values), high=max(values), coverage=step.coverage, basis=step.basis)
+
+
+def _priced(time: JobTime, conditions: JobConditions, devices: int) -> JobTime:
+    c = conditions
+    if c.price_usd_per_device_hour is None:
+        return time
+    usd = math.inf
+    if math.isfinite(time.total_s):
+        usd = c.price_usd_per_device_hour * devices * time.hours
+        usd += c.electricity_usd_per_kwh * (time.kwh or 0.0) + c.egress_usd
+    return replace(time, usd=usd)
 
 
 def with_job(

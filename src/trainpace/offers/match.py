@@ -26,7 +26,7 @@ from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.shapes import divisors
 from trainpace.forecast.stages import rank_times
 from trainpace.hardware import Cluster, Device
-from trainpace.job import ASSUMED, JobConditions, JobRange, job_range, power_w, state_bytes, training_of
+from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer
 from trainpace.offers.transfer import transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime, StepTime
@@ -135,15 +135,16 @@ def rank(
 ) -> Ranking:
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
     shapes = _Shapes(workload, job)
-    found, rejected = [], []
+    ways: list[_Way] = []
+    rejected = []
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
         for nodes in _node_counts(offer, job.most_nodes):
             done = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
             if isinstance(done, Forecast):
-                found += [_match(shapes, offer, nodes, spot, done, devices[offer.device], job)
-                          for spot in _price_kinds(offer, job.spot)]  # fmt: skip
+                ways += [_Way(offer, nodes, spot, done) for spot in _price_kinds(offer, job.spot)]
             else:
                 rejected.append(Rejected(offer=offer, nodes=nodes, binding=done[0], reason=done[1], short_gib=done[2]))
+    found = _matches(shapes, ways, devices, job)
     found.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
     meets = [m for m in found if _meets(m, job)]
     return Ranking(_with_front(meets), [m for m in found if not _meets(m, job)], rejected)
@@ -195,7 +196,7 @@ class _Shapes:
         self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
         self._grids: dict[tuple[int, int, Precision, str], tuple[Grid, RankMemory]] = {}
         self._precisions: dict[str, list[Precision] | str] = {}
-        self._ranges: dict[tuple[int, int | None, JobConditions], JobRange] = {}
+        self._trainings: dict[int, Training] = {}
 
     def forecast(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> Forecast | Reason:
         """The fastest execution of a shape, or why there is none."""
@@ -204,19 +205,16 @@ class _Shapes:
             self._done[key] = self._one(device, count, nodes, key[3])
         return self._done[key]
 
-    def job(self, done: Forecast, vcpus: int | None, conditions: JobConditions, device: Device) -> JobRange:
-        """The whole job as forecast, and between the ends of the step's interval."""
-        key = (id(done), vcpus if conditions.samples_per_cpu_s else None, conditions)
-        if key not in self._ranges:
+    def training(self, done: Forecast, device: Device) -> Training:
+        """The whole job on a shape, but for what its servers cost."""
+        if id(done) not in self._trainings:
             assert done.step is not None
-            assert done.step_time_interval_ms is not None
             e = done.execution
-            training = training_of(
-                self._job.schedule, e, conditions, state_bytes(self._workload, e), vcpus,
-                power_w(device, done.num_devices, done.step),
+            self._trainings[id(done)] = training_of(
+                self._job.schedule, e, self._job.conditions, state_bytes(self._workload, e),
+                power_w=power_w(device, done.num_devices, done.step),
             )  # fmt: skip
-            self._ranges[key] = job_range(training, done.step, done.step_time_interval_ms)
-        return self._ranges[key]
+        return self._trainings[id(done)]
 
     def _one(self, device: Device, count: int, nodes: int, network: float | None) -> Forecast | Reason:
         batch, ranks = self._job.global_batch, count * nodes
@@ -317,20 +315,38 @@ class _Shapes:
         )  # fmt: skip
 
 
-def _match(shapes: _Shapes, offer: Offer, nodes: int, spot: bool, done: Forecast, device: Device, job: Job) -> Match:
-    price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
-    assert price is not None
-    conditions = replace(
-        transfer_of(offer.provider, job.data_from, job.conditions), spot=spot,
-        price_usd_per_device_hour=price / offer.count, electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
-    )  # fmt: skip
-    time, seconds, usd = shapes.job(done, offer.vcpus, conditions, device)
-    assert usd is not None
-    hours = replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high))
-    return Match(
-        offer=offer, nodes=nodes, spot=spot, forecast=done, time=time, hours=hours, usd=usd,
-        egress_usd=conditions.egress_usd,
-    )  # fmt: skip
+class _Way(NamedTuple):
+    """Servers of one offer at one of its prices, and the forecast on them."""
+
+    offer: Offer
+    nodes: int
+    spot: bool
+    forecast: Forecast
+
+
+def _matches(shapes: _Shapes, ways: Sequence[_Way], devices: Mapping[str, Device], job: Job) -> list[Match]:
+    """Hours and dollars of the whole job in every way to do it."""
+    asked = []
+    for offer, _, spot, done in ways:
+        assert done.step is not None
+        assert done.step_time_interval_ms is not None
+        price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
+        assert price is not None
+        conditions = replace(
+            transfer_of(offer.provider, job.data_from, job.conditions), spot=spot,
+            price_usd_per_device_hour=price / offer.count, electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
+        )  # fmt: skip
+        training = shapes.training(done, devices[offer.device])._replace(conditions=conditions, vcpus=offer.vcpus)
+        asked.append((training, done.step, done.step_time_interval_ms))
+    matches = []
+    for way, (training, _, _), (time, seconds, usd) in zip(ways, asked, job_ranges(asked), strict=True):
+        assert usd is not None
+        hours = replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high))
+        matches.append(
+            Match(offer=way.offer, nodes=way.nodes, spot=way.spot, forecast=way.forecast, time=time, hours=hours, usd=usd,
+                  egress_usd=training.conditions.egress_usd)
+        )  # fmt: skip
+    return matches
 
 
 def _too_many_failures(match: Match, conditions: JobConditions) -> str:
