@@ -46,7 +46,7 @@ def test_a_ranking_of_all_offers_without_torch(run):
 def test_a_table_with_verdict_next_step_and_stale_prices(run):
     done = run("match", "w.json", *JOB, "--spot", "--provider", "aws", "--provider", "crusoe", "--top", "4")
     assert done.returncode == 0, done.stderr
-    for said in ("ranked by cost", "Cheapest:", "Fastest:", "Next:", "Stale prices", "estimate from TDP", "spot"):
+    for said in ("ranked by cost", "Cheapest:", "Fastest:", "Next:", "Old prices", "estimated from the TDP", "spot"):
         assert said in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 118
 
@@ -54,7 +54,7 @@ def test_a_table_with_verdict_next_step_and_stale_prices(run):
 def test_no_is_an_answer_that_says_what_binds(run):
     done = run("match", "w.json", *JOB, "--gpu", "T4", "--deadline", "1s")
     assert done.returncode == 1
-    assert "deadline binds" in done.stdout
+    assert "No server meets the deadline." in done.stdout
     assert "missed by" in done.stdout
     answer = json.loads(run("match", "w.json", *JOB, "--gpu", "T4", "--deadline", "1s", "--json").stdout)
     assert answer["binds"]["binding"] == "deadline"

@@ -34,7 +34,11 @@ def run(tmp_path):
     [
         (FORECAST, 0, "a step"),
         (("match", "w.json", *JOB, "--gpu", "T4"), 0, "Cheapest:"),
-        (("match", "w.json", *JOB, "--gpu", "T4", "--deadline", "1s"), 1, "No server meets this. The deadline binds"),
+        (
+            ("match", "w.json", *JOB, "--gpu", "T4", "--deadline", "1s"),
+            1,
+            "No server meets this. The deadline of 1 s is missed",
+        ),
         (("plan", "w.json", "--gpu", "A100", *JOB, "--batch", "8"), 0, "the job takes"),
     ],
 )

@@ -73,8 +73,8 @@ def test_the_reference_is_smaller_and_fits(gib, stage, shard):
 def test_the_reference_is_shown(capsys):
     size = card_for(run(1, 4, zero_stage=3))
     for cluster, execution, words in (
-        (on(80.0), run(), "of 32 devices that each worked alone"), (on(size), run(zero_stage=3), "of 4, the fewest that hold"),
-        (on(card_for(run(zero_stage=3))), run(zero_stage=3), "none, as no fewer devices hold this"),
+        (on(80.0), run(), "per device, relative to one device alone."), (on(size), run(zero_stage=3), "relative to 4 devices, the fewest that fit."),
+        (on(card_for(run(zero_stage=3))), run(zero_stage=3), "not known, because fewer devices cannot hold this model."),
     ):  # fmt: skip
         found = forecast(WORKLOAD, execution, cluster)
         assert forecast_row(found)["scaling_reference_devices"] == found.scaling_reference_devices

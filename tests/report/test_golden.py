@@ -42,7 +42,7 @@ def test_every_verb_keeps_to_the_width(name, width):
     assert all(cell_len(line) <= width for line in out.splitlines())
     assert all(line == line.rstrip() for line in out.splitlines())
     assert "\n\n\n" not in out
-    assert not re.search(r"Left out for want of room: \.", out)
+    assert not re.search(r"Columns hidden for lack of width: \.", out)
 
 
 @pytest.mark.parametrize("name", [*GOLDEN, *OTHERS])
@@ -51,5 +51,5 @@ def test_numbers_do_not_depend_on_the_width(name):
     scene = (GOLDEN | OTHERS)[name]
     number = r"\d[\d,.]*"
     narrow, wide = (shown(scene, width) for width in (60, 200))
-    if "Left out" not in narrow and "○" not in narrow and "●" not in narrow:
+    if "Columns hidden" not in narrow and "○" not in narrow and "●" not in narrow:
         assert sorted(re.findall(number, narrow)) == sorted(re.findall(number, wide))

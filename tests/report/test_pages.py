@@ -108,7 +108,7 @@ def test_an_answer_that_is_no_looks_like_one():
 
 def test_intervals_and_provenance_stand_beside_figures():
     text = PAGES["forecast"]()
-    assert re.search(r"takes [\d.,]+ ms a step \([\d.,]+ to [\d.,]+\)", text)
+    assert re.search(r"A step takes [\d.,]+ ms \([\d.,]+ to [\d.,]+ in 9 of 10 cases\)", text)
     assert "constants fitted on public measurements" in text
     assert "held-out runs" in text
     assert "A forecast, not a measurement" in text
@@ -123,7 +123,7 @@ def test_a_model_that_cannot_be_forecast_is_said():
         "step_time_interval_ms": None, "mfu": None,
     })])  # fmt: skip
     text = forecast_page([refused], {})
-    assert "It cannot be forecast: no such rate." in text
+    assert "No forecast is possible. No such rate." in text
 
 
 def test_the_kept_ranks_are_those_shown(monkeypatch):

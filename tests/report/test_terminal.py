@@ -70,10 +70,10 @@ def test_what_is_left_out_is_named():
     row = ["GTX 1080 Ti", "123,456 to 234,567", "30 %"]
     wide = printed(60, lambda: terminal.print_table(columns, [row]))
     assert "30 %" in wide
-    assert "Left out" not in wide
+    assert "Columns hidden" not in wide
     narrow = printed(32, lambda: terminal.print_table(columns, [row]))
     assert "30 %" not in narrow
-    assert "Left out for want of room: MFU." in narrow
+    assert "Columns hidden for lack of width: MFU." in " ".join(narrow.split())
     paragraphs = printed(22, lambda: terminal.print_table(columns, [row]))
     assert "step ms:" in paragraphs
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from made_trails import simple_run, write_process, write_worker
-from trainpace.report.pages.timeline import timeline_page
-from trainpace.report.timeline import LOOK, cells, findings, print_timeline, timeline_svg
+from trainpace.report.pages.timeline import timeline_page, timeline_svg
+from trainpace.report.timeline import LOOK, cells, findings, print_timeline
 from trainpace.watch import PARTS, timeline_of
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,7 +8,7 @@ import click
 
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import catalogue_name
-from trainpace.machine.detect import Machine, detect_cpu
+from trainpace.machine.detect import Machine, cpu_name
 from trainpace.machine.profile import MachineProfile
 from trainpace.records import load
 from trainpace.verbs.places import default_profile_file
@@ -48,7 +48,7 @@ def profile_here() -> MachineProfile | None:
     except TrainpaceError as error:
         click.echo(f"note: the machine's profile cannot be used: {error}", err=True)
         return None
-    here = {"cpu": detect_cpu().name, "torch": version("torch")}
+    here = {"cpu": cpu_name(), "torch": version("torch")}
     for what, value in here.items():
         if profile.environment.get(what) != value:
             was = profile.environment.get(what)

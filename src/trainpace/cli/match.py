@@ -134,7 +134,7 @@ def match(model: str, **o: Any) -> int:
         from trainpace.report.match_json import ranking_json
         from trainpace.report.pages.match import match_page, match_pictures
 
-        why = "" if close is None else f"The {close[0]} binds: {close[1]}."
+        why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
         data = ranking_json(workload, ranking, job, close, today)
         page = (workload, ranking, job, o["by"], why, data, today)
         save_pictures(o, lambda: match_page(*page), lambda: match_pictures(ranking))

@@ -145,8 +145,7 @@ def _save(folder: Path, o: dict[str, Any]) -> None:
     if not (o["html"] or o["svg"] or o["trace"]):
         return
     from trainpace.records import write_whole
-    from trainpace.report.pages.timeline import timeline_page
-    from trainpace.report.timeline import timeline_svg
+    from trainpace.report import timeline_page, timeline_svg
     from trainpace.watch import timeline_of, write_trace
 
     if o["trace"]:

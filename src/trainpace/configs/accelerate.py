@@ -38,12 +38,10 @@ PRECISION = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 
 
 def is_accelerate(data: dict[str, Any]) -> bool:
-    """A key of `accelerate config`."""
     return bool(data.keys() & {"compute_environment", "distributed_type", "num_machines", "num_processes"})
 
 
 def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
-    """Settings of an accelerate file."""
     reading = Reading(file, "accelerate", understands_auto=True)
     reading.flag_unknown(data, NAMES | _OLD, "not a name of accelerate's, which stops at it")
     reading.count("world_size", data.get("num_processes"), "num_processes")
@@ -65,7 +63,6 @@ def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
 
 
 def put_dynamo(reading: Reading, backend: Any, key: str) -> None:
-    """Whether torch.compile is on; NO is off."""
     if backend is False:  # YAML reads an unquoted `NO` as false
         backend = "NO"
     word = reading.word(backend.upper() if isinstance(backend, str) else backend, key, DYNAMO)
@@ -118,7 +115,8 @@ def _read_kind(reading: Reading, data: dict[str, Any]) -> None:
 
 
 def _read_parallelism(reading: Reading, section: dict[str, Any]) -> None:
-    """Sizes of the mesh; accelerate writes parallelism_config_tp_size inside parallelism_config."""
+    """Mesh sizes. accelerate itself writes parallelism_config_tp_size inside parallelism_config; tp_size is read as
+    well."""
     sizes: dict[str, int] = {}
     for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
         short, long = f"{name}_size", f"parallelism_config_{name}_size"

@@ -20,7 +20,7 @@ from trainpace.errors import UnreadableInput
 
 
 class Launcher(NamedTuple):
-    """What trainpace reads of a launcher's flags, which of them stand alone, and which other ones take a value."""
+    """A launcher's flags: those that state settings, those without a value, and the others that take one."""
 
     reads: dict[str, SettingName]
     alone: frozenset[str]
@@ -76,24 +76,24 @@ ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<")
 
 
 def parse_command(command: str, file: str = "command") -> ConfigFile:
-    """Settings of a launch command given as text. Raises `UnreadableInput` where it holds no launcher that is known."""
+    """Settings of a launch command. Raises UnreadableInput for a text without a known launcher."""
     if len(command) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, which no launch command is.")
     reading = Reading(file, "launch command")
     if not read_launch(command, reading):
-        known = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
+        launchers = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
         text = f"{file}: {command[:60]!r} is no launch command that is understood."
-        raise UnreadableInput(text, f"Known: {known}.")
+        raise UnreadableInput(text, f"Known: {launchers}.")
     return reading.done()
 
 
 def has_launcher(line: str) -> bool:
-    """Whether a line of a script is worth splitting into words: it names a launcher."""
     return re.search(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate\s+launch|deepspeed)\b", line) is not None
 
 
 def read_launch(text: str, reading: Reading) -> str | None:
-    """Put what the first launcher in `text` says into `reading`. The launcher's name; None where there is none."""
+    """Record the settings of the first launch command in `text`; returns the launcher's name, None where there is
+    none."""
     words = split_words(text, reading.file)
     names = [word.rpartition("/")[2] for word in words]
     at = next((i for i, name in enumerate(names) if starts_at(names, i, name)), None)
@@ -121,11 +121,12 @@ def _note_what_is_missing(launcher: Launcher, stated: Set[str], reading: Reading
 
 
 def split_words(text: str, file: str) -> list[str]:
-    """Words as a shell splits them; what only the shell can work out stays one word with a $ in it."""
+    """The words that a shell would split `text` into; a substitution that only the shell can resolve stays one word
+    with a $."""
     text = re.sub(r"\\\r?\n", " ", text)
     for _ in range(_DEEPEST_SUBSTITUTION):
-        text, found = re.subn(r"\$\([^()]*\)|`[^`]*`", "${command}", text)
-        if not found:
+        text, substitutions = re.subn(r"\$\([^()]*\)|`[^`]*`", "${command}", text)
+        if not substitutions:
             break
     try:
         words = shlex.split(text, comments=True)
@@ -135,7 +136,6 @@ def split_words(text: str, file: str) -> list[str]:
 
 
 def starts_at(names: list[str], i: int, name: str) -> bool:
-    """Whether a launcher's command begins at word `i`, whose last part is `name`."""
     if name == "accelerate":
         return names[i + 1 : i + 2] == ["launch"]
     if name.startswith("torch.distributed."):
@@ -146,7 +146,7 @@ def starts_at(names: list[str], i: int, name: str) -> bool:
 def _split_at_script(
     words: list[str], launcher: Launcher, reading: Reading
 ) -> tuple[list[tuple[str, str | None]], list[str]]:
-    """The launcher's own flags with their values, and the words from the script on."""
+    """The launcher's flags with their values, and the words from the script on."""
     flags: list[tuple[str, str | None]] = []
     i = 0
     while i < len(words):
@@ -180,8 +180,8 @@ def _put_launcher(flags: list[tuple[str, str | None]], launcher: Launcher, readi
             _put(reading, launcher.reads[key], value, dashes + key)
         seen[key] = value
     if launcher.others is not None:
-        known = launcher.reads.keys() | launcher.alone | launcher.others
-        reading.flag_unknown(seen, known, "not a flag of this launcher", "--")
+        flag_names = launcher.reads.keys() | launcher.alone | launcher.others
+        reading.flag_unknown(seen, flag_names, "not a flag of this launcher", "--")
     for key in ("config-file", "deepspeed-config-file"):
         if seen.get(key):
             reading.note(f"--{key}", f"{seen[key]} is a file of its own; read it too")
@@ -220,7 +220,7 @@ def _put(reading: Reading, name: SettingName, value: str | None, key: str) -> No
 
 
 def _put_include(reading: Reading, value: str, key: str) -> None:
-    """DeepSpeed's `host:0,1,2@other:0,1,2`: GPUs of each node by index."""
+    """Read the GPU indices of every node from DeepSpeed's `host:0,1,2@other:0,1,2`."""
     slots = [node.partition(":")[2] for node in value.split("@")]
     counts = {len(indices.split(",")) for indices in slots if indices}
     if "" not in slots and len(counts) == 1:
@@ -232,8 +232,8 @@ def _put_include(reading: Reading, value: str, key: str) -> None:
 
 
 def _put_script(words: list[str], reading: Reading) -> None:
-    """Flags of the script itself, where they are Hugging Face's: `--flag value`, `--flag=value`, `--flag`."""
-    found: dict[str, Any] = {}
+    """Read Hugging Face's arguments among the script's flags: `--flag value`, `--flag=value` or `--flag`."""
+    arguments: dict[str, Any] = {}
     for word, following in zip(words, [*words[1:], "--"], strict=False):
         key, has_value, value = word.partition("=")
         name = key.lstrip("-").replace("-", "_")
@@ -250,11 +250,11 @@ def _put_script(words: list[str], reading: Reading) -> None:
             reading.note(key, f"{text} is known only when it runs")
             continue
         read = True if alone else _scalar(text)
-        if name in found and found[name] != read:
-            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {found[name]} and {read}.")
-        found[name] = read
-    if found.keys() & (DISTINCTIVE | {"max_steps"}):
-        put_training_arguments(reading, found, "--")
+        if name in arguments and arguments[name] != read:
+            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {arguments[name]} and {read}.")
+        arguments[name] = read
+    if arguments.keys() & (DISTINCTIVE | {"max_steps"}):
+        put_training_arguments(reading, arguments, "--")
 
 
 def _scalar(text: str) -> Any:

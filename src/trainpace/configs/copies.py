@@ -1,5 +1,5 @@
-"""Copies of settings files and of the command that reads them, for a trial: outputs go into the trial's folder, and each file
-that named another one of them names its copy."""
+"""Copies of settings files, and of the command that reads them, for a trial: outputs go into the trial's folder, and a
+file that names another settings file names that file's copy."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trainpace.configs.write import syntax_of
 from trainpace.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"
-"""In a command it stands for a folder of the trial's own."""
+"""In a command, a placeholder for the trial's own folder."""
 _OUTPUT_FLAGS = ("output_dir", "logging_dir", "trainer.default_root_dir")
 _SHELL_ONLY = ("bash", "sh", "zsh", "sbatch", "salloc", "ssh", "docker", "nohup")
 
 
 class Command(NamedTuple):
-    """A command in words, and the environment variables that stand before it."""
+    """The words of a command, and the environment variables assigned before it."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
 
 
 def split_command(text: str) -> Command:
-    """Raises TrainpaceError for what only a shell could run, or what starts its work elsewhere."""
+    """Raises TrainpaceError for a command that needs a shell or that starts its work elsewhere."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -54,7 +54,7 @@ def split_command(text: str) -> Command:
 
 
 def has_settings(command: str) -> bool:
-    """Whether a command is one of a launcher whose flags are read and written."""
+    """Whether the command starts with a launcher whose flags can be read and written."""
     try:
         parse_command(command)
     except UnreadableInput:
@@ -63,8 +63,9 @@ def has_settings(command: str) -> bool:
 
 
 def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str) -> tuple[str, ...]:
-    """The words with copies in the place of files, whose names are meant from `folder`, and `output` in that of outputs."""
-    found = []
+    """The command with copies in place of settings files (names relative to `folder`) and `output` in place of output
+    folders."""
+    copied = []
     is_output = False
     for word in words:
         flag, equals, value = _flag_and_value(word)
@@ -74,12 +75,13 @@ def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: st
         else:
             value = _copy_of(value, copies, folder) or value.replace(OUT, output)
         is_output = word.startswith("--") and not equals and word.lstrip("-").replace("-", "_") in _OUTPUT_FLAGS
-        found.append(f"{flag}{equals}{value}")
-    return tuple(found)
+        copied.append(f"{flag}{equals}{value}")
+    return tuple(copied)
 
 
 def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, output: str) -> str:
-    """A file's text likewise. A run that would be resumed begins anew, and nothing is pushed to a hub."""
+    """A settings file's text with the same replacements. Resuming from a checkpoint and pushing to a hub are switched
+    off."""
     read = parse_config(text, file)
     syntax = syntax_of(text, file, read)
     if syntax is None:
@@ -112,7 +114,7 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
 
 
 def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, folder: str) -> bool:
-    """Whether the command, or another of the files, names this one: nothing else would read a copy of it."""
+    """Whether the command or another settings file names this one; otherwise nothing would read a copy of it."""
     target = {file: "found"}
     if any(_copy_of(_flag_and_value(word)[2], target, folder) for word in words):
         return True
@@ -127,7 +129,7 @@ def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, fold
 
 
 def _flag_and_value(word: str) -> tuple[str, str, str]:
-    """--flag=value in its three parts; a word without them is all value."""
+    """The three parts of --flag=value; for any other word, two empty strings and the word."""
     return word.partition("=") if word.startswith("-") and "=" in word else ("", "", word)
 
 

@@ -1,4 +1,5 @@
-"""Put several files beside each other: what they agree on, and where they clash."""
+"""Settings files compared with each other: the values that they agree on, and the settings that contradict each
+other."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ SAME_UNDER_DEEPSPEED = ({"amp_bf16", "bf16"}, {"amp_fp16", "fp16"})
 
 
 class Clash(Record):
-    """Settings that cannot all be right; `text` is one sentence with every file and key."""
+    """Settings that cannot all be right; `text` is one sentence that names every file and key."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -19,8 +20,6 @@ class Clash(Record):
 
 
 class Combined(Record):
-    """What all files together say."""
-
     files: tuple[str, ...]
     values: dict[str, Setting]
     clashes: tuple[Clash, ...]
@@ -28,7 +27,7 @@ class Combined(Record):
 
 
 def combine(files: Sequence[ConfigFile]) -> Combined:
-    """Cross-check. `values` holds the settings that do not clash with another statement of the same setting."""
+    """Cross-check files. `values` holds every setting that all files which state it agree on."""
     stated: dict[str, list[Setting]] = {}
     for file in files:
         for setting in file.settings:
@@ -41,8 +40,8 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
         if len({s.value for s in settings}) == 1 or (name == "precision" and _compatible(settings, deepspeed)):
             values[name] = settings[0]
         else:
-            said = ", ".join(f"{s.value} in {s.file} ({s.key})" for s in settings)
-            clashes.append(Clash(name=name, settings=tuple(settings), text=f"{name} is {said}."))
+            statements = ", ".join(f"{s.value} in {s.file} ({s.key})" for s in settings)
+            clashes.append(Clash(name=name, settings=tuple(settings), text=f"{name} is {statements}."))
     unsure = {clash.name for clash in clashes} | {note.leaves_open for note in notes if note.leaves_open}
     clashes += _world_clashes(values, unsure) + _batch_clashes(values, unsure) + _sharding_clashes(values)
     return Combined(
@@ -54,18 +53,18 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
 
 
 def _compatible(settings: list[Setting], deepspeed: set[str]) -> bool:
-    """Hugging Face and accelerate call bf16 autocast what DeepSpeed calls bf16: one setting said in two ways."""
+    """Hugging Face and accelerate call bf16 autocast what DeepSpeed calls bf16, so the two agree."""
     words = {str(s.value) for s in settings}
     return any(s.file in deepspeed for s in settings) and any(words <= same for same in SAME_UNDER_DEEPSPEED)
 
 
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
-    """What one file leaves open and another states."""
+    """Notes on settings that one file leaves open and another states."""
     filled = []
     for note in notes:
         setting = values.get(note.leaves_open or "")
         if setting is not None and (setting.file, setting.key) != (note.file, note.key):
-            text = f"{note.key}: taken as {_said(setting)}"
+            text = f"{note.key}: taken as {_located(setting)}"
             filled.append(Note(file=note.file, key=note.key, text=text))
     return filled
 
@@ -76,13 +75,13 @@ def _world_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
     )
     clashes = []
     if processes and gpus and processes.value != gpus.value:
-        text = f"nproc_per_node {_said(processes)} is not the GPUs reserved on a node, {_said(gpus)}."
+        text = f"nproc_per_node {_located(processes)} is not the GPUs reserved on a node, {_located(gpus)}."
         clashes.append(Clash(name="nproc_per_node", settings=(processes, gpus), text=text))
     per_node = processes or (None if "nproc_per_node" in unsure else gpus)
     if world and nodes and per_node:
         product = int(nodes.value) * int(per_node.value)
         if world.value != product:
-            text = f"world size {_said(world)} is not nnodes {_said(nodes)} x {_said(per_node)} = {product}."
+            text = f"world size {_located(world)} is not nnodes {_located(nodes)} x {_located(per_node)} = {product}."
             clashes.append(Clash(name="world_size", settings=(world, nodes, per_node), text=text))
     return clashes
 
@@ -103,8 +102,8 @@ def _batch_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
     for shard in shards:
         divisor *= int(shard.value)
     if ranks % divisor:
-        said = " x ".join(_said(shard) for shard in shards)
-        text = f"world size {ranks} ({_keys(used)}) is not a multiple of tp x pp x cp = {divisor}, from {said}."
+        factors = " x ".join(_located(shard) for shard in shards)
+        text = f"world size {ranks} ({_keys(used)}) is not a multiple of tp x pp x cp = {divisor}, from {factors}."
         return [Clash(name="world_size", settings=(*used, *shards), text=text)]
     total, micro, accumulation = (values.get(name) for name in ("global_batch", "micro_batch", "accumulation"))
     if not (total and micro and accumulation):
@@ -113,7 +112,7 @@ def _batch_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
     if total.value == samples:
         return []
     text = (
-        f"global_batch {_said(total)} is not micro_batch {_said(micro)} x accumulation {_said(accumulation)}"
+        f"global_batch {_located(total)} is not micro_batch {_located(micro)} x accumulation {_located(accumulation)}"
         f" x data-parallel size {ranks // divisor} ({_keys([*used, *shards])}) = {samples}."
     )
     return [Clash(name="global_batch", settings=(total, micro, accumulation, *used, *shards), text=text)]
@@ -123,11 +122,11 @@ def _sharding_clashes(values: dict[str, Setting]) -> list[Clash]:
     zero, sharding = values.get("zero_stage"), values.get("sharding")
     if not (zero and sharding and int(zero.value) > 0):
         return []
-    text = f"ZeRO stage {_said(zero)} and FSDP ({sharding.file}, {sharding.key}) are both on; one of them shards."
+    text = f"ZeRO stage {_located(zero)} and FSDP ({sharding.file}, {sharding.key}) are both on; one of them shards."
     return [Clash(name="sharding", settings=(zero, sharding), text=text)]
 
 
-def _said(setting: Setting) -> str:
+def _located(setting: Setting) -> str:
     return f"{setting.value} ({setting.file}, {setting.key})"
 
 

@@ -1,6 +1,6 @@
 """DeepSpeed JSON. Keys: DeepSpeed 0.19.8, runtime/config.py, runtime/constants.py, runtime/zero/config.py.
 
-DeepSpeed ignores a top-level key that it does not know without a word; a wrong one inside zero_optimization stops it.
+DeepSpeed silently ignores an unknown top-level key; an unknown key inside zero_optimization stops it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ _COUNTS: dict[str, SettingName] = {
 
 
 def is_deepspeed(data: dict[str, Any]) -> bool:
-    """A key that only DeepSpeed has."""
     return bool(data.keys() & {"train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"})
 
 
 def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
-    """Settings of a DeepSpeed file; "auto" leaves a setting to the other files, with a note."""
+    """Settings of a DeepSpeed file; a value "auto" leaves its setting to the other files, with a note."""
     reading = Reading(file, "DeepSpeed", understands_auto=True)
     for key in sorted(data.keys() & REMOVED):
         reading.warn(key, "removed; DeepSpeed 0.19 stops at this key")

@@ -1,4 +1,4 @@
-"""A settings file while it is being changed: its text, what it states, and why something was left."""
+"""A settings file while it is being changed: its text, the settings written, and those left out with their reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ELSEWHERE = "another file states it"
 
 
 class Draft:
-    """`beside`: formats of the other files. `may_add`: settings that no other file states, so that this one may."""
+    """`beside`: formats of the training's other files. `may_add`: settings that no other file states, so that this one
+    may gain them."""
 
     def __init__(
         self, text: str, file: str, syntax: Syntax | None, beside: frozenset[str], may_add: frozenset[str]
@@ -31,29 +32,28 @@ class Draft:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The file as it now reads; of JSON and YAML."""
+        """The parsed content of the current text (JSON and YAML only)."""
         if self._parsed is None or self._parsed[0] != self.text:
             parse = parse_json if self.syntax == "json" else parse_yaml
             self._parsed = (self.text, parse(self.text.removeprefix("\ufeff"), self.file))
-        found = self._parsed[1]
+        section = self._parsed[1]
         for key in self.prefix:
-            found = found[key]
-        return dict(found)
+            section = section[key]
+        return dict(section)
 
     def get(self, path: Path) -> Any:
-        """What stands at a path; None where nothing does."""
-        found: Any = self.data
+        value: Any = self.data
         for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     def put(self, path: Path, value: Value) -> None:
-        """Write one key, without asking."""
+        """Set one key unconditionally."""
         assert self.syntax is not None  # shell texts are edited as words
         self.text = set_key(self.text, self.file, self.syntax, (*self.prefix, *path), value)
 
     def place(self, name: str, path: Path, value: Value, adds: bool = True) -> bool:
-        """Write a setting where the file has it already, or where it may be added. Says whether the file now has it."""
+        """Set a setting where the file states it or may gain it; returns whether the file now states it."""
         old = self.get(path)
         if old == "auto":
             self.leave(name, f'{".".join(path)} is "auto": another file or the run decides')
@@ -67,15 +67,13 @@ class Draft:
         return False
 
     def leave(self, name: str, why: str) -> None:
-        """Remember that this file does not take a setting, and why."""
         self.left[name] = why
 
     def note(self, text: str) -> None:
-        """Remember what the change asks for beside the file."""
+        """Record what the user must do beside the file."""
         if text not in self.notes:
             self.notes.append(text)
 
     def leave_all(self, names: frozenset[str], reasons: Mapping[str, str]) -> None:
-        """The same for every name of a format that it cannot say."""
         for name in sorted(names & reasons.keys()):
             self.leave(name, reasons[name])

@@ -16,19 +16,19 @@ Tree = Value | dict[str, "Tree"]
 
 
 def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> str:
-    """`text` with the value at `path`: in its place, or on a line of its own behind its last neighbour.
+    """`text` with the value at `path` replaced, or added on a line of its own after its last neighbour.
 
-    Raises TrainpaceError where only a person can: behind an alias, an anchor or a tag of YAML.
+    Raises TrainpaceError for a value behind an alias, an anchor or a tag of YAML, which only a person can change.
     """
     node = json_spans(text) if syntax == "json" else yaml_spans(text, file)
     before, in_flow = None, node.flow
     for depth, key in enumerate(path):
         if node.items is None:  # null, or nothing written: a section still to be made
             break
-        found = node.get(key)
-        if found is None:
+        item = node.get(key)
+        if item is None:
             return _added(text, node, key, _nested(path[depth + 1 :], value), syntax)
-        before, node = found, found.value
+        before, node = item, item.value
         in_flow = in_flow or node.flow
         if node.borrowed or re.match(r"[&*!|>]", text[node.start : node.end]):
             raise TrainpaceError(f"{file}: {'.'.join(path[: depth + 1])} is written with an alias, an anchor or a tag.")
@@ -87,7 +87,7 @@ def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
 
 
 def _indent(text: str, at: int) -> str:
-    """The space before the first word of the line on which `at` stands; a key behind a dash counts from where it stands."""
+    """The indentation of the line that holds `at`; a key after a list's dash is indented as far as it stands."""
     start = text.rfind("\n", 0, at) + 1
     before = text[start:at].removeprefix("\ufeff")
     space = re.match(r"[ \t]*(-[ \t]+)*", before)
@@ -95,7 +95,7 @@ def _indent(text: str, at: int) -> str:
 
 
 def _unit(text: str) -> str:
-    """One level of indentation, as the first indented line has it."""
+    """One level of indentation, taken from the first indented line."""
     match = re.search(r"^([ \t]+)[^\s#]", text, re.MULTILINE)
     return match.group(1) if match else "  "
 
@@ -130,7 +130,7 @@ def _flow(tree: Tree, syntax: Syntax = "yaml") -> str:
 
 
 def _scalar(value: Value, old: str, syntax: Syntax) -> str:
-    """As this text writes such a value: its quotes, its True or true."""
+    """The value in the style of the one that it replaces: its quotes, its True or true."""
     if syntax == "json":
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):

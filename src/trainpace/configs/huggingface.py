@@ -84,17 +84,16 @@ DISTINCTIVE = frozenset(
 
 
 def is_training_arguments(data: dict[str, Any]) -> bool:
-    """Two names of TrainingArguments, or one that only it has."""
     names = data.keys() & (NAMES | _RENAMED.keys() | _REMOVED.keys())
     return len(names) >= 2 or bool(names & DISTINCTIVE)
 
 
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:
-    """Settings of a TrainingArguments file; only what is written counts, never a default."""
+    """Settings that a TrainingArguments file states; defaults are not filled in."""
     reading = Reading(file, "Hugging Face TrainingArguments", prefix)
-    known = NAMES | _RENAMED.keys() | _REMOVED.keys()
+    names = NAMES | _RENAMED.keys() | _REMOVED.keys()
     reading.flag_unknown(
-        {k: v for k, v in data.items() if k not in _BESIDE}, known, "not a TrainingArguments name, so it is not read"
+        {k: v for k, v in data.items() if k not in _BESIDE}, names, "not a TrainingArguments name, so it is not read"
     )
     put_training_arguments(reading, data)
     if not data.keys() & {"per_device_train_batch_size", "per_gpu_train_batch_size"}:
@@ -103,7 +102,7 @@ def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -
 
 
 def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str = "") -> None:
-    """Put what `data` says into `reading`. `dashes` are "--" where it was written as flags."""
+    """Record the settings in `data`. `dashes`: "--" where they were written as flags."""
     keys: dict[str, str] = {}  # a name of today -> the key as written
     for key in data:
         if key in _REMOVED:

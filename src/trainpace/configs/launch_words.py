@@ -1,4 +1,4 @@
-"""Where the words of a launch command stand, so that one flag can be changed and nothing else moves."""
+"""The positions of a launch command's words in a text, so that one flag can be changed and nothing else moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINE = re.compile(r"[ \t]*\#[^\n]*|(?:[^\\\n]|\\\r?\n|\\.)+", re.DOTALL)
 
 
 class Word(NamedTuple):
-    """Characters `start` to `end`, and what the shell makes of them."""
+    """Characters `start` to `end` of the text, and the word that the shell makes of them."""
 
     start: int
     end: int
@@ -26,7 +26,7 @@ class Word(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A flag as written, from `start` to `end`; `value` None where it stands alone."""
+    """A flag from `start` to `end`; `value` is None for a flag without one."""
 
     start: int
     end: int
@@ -36,8 +36,8 @@ class Flag(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch command in a text. `flags` by their names with dashes for underscores; `script` has the script and what
-    follows it; flags of the launcher are added at `flags_end`, the script's at `script_end`."""
+    """A launch command in a text. `flags`: the launcher's, by name with dashes for underscores; `script`: the script's,
+    by name with underscores. New flags go to `flags_end` and `script_end`."""
 
     name: str
     launcher: Launcher
@@ -49,7 +49,7 @@ class Launch(NamedTuple):
 
 
 def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
-    """Words as a shell splits them, up to a comment or the end."""
+    """The words that a shell would make, up to a comment or the end."""
     words, at = [], start
     end = len(text) if end is None else end
     while at < end:
@@ -73,14 +73,13 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of every line of a script that holds a command, lines that a backslash continues as one."""
+    """Start and end of every command line of a script; lines continued by a backslash are one."""
     for match in _LINE.finditer(text):
         if not match.group().lstrip().startswith("#"):
             yield match.span()
 
 
 def find_launch(text: str) -> Launch | None:
-    """The first launch command in a script or a command line."""
     for start, end in lines_of(text):
         if has_launcher(re.sub(r"\\\r?\n", " ", text[start:end])):
             words = words_of(text, start, end)
@@ -109,7 +108,7 @@ def _launch(words: list[Word], at: int, name: str) -> Launch:
 
 
 def _flag(words: list[Word], i: int, stop: int, launcher: Launcher | None) -> tuple[Flag, int]:
-    """The flag at word `i`, and how many words it takes. `launcher` None: a script's, of which none are known."""
+    """The flag at word `i`, and the number of words that it takes. `launcher`: None for a script's flags."""
     word = words[i]
     written, has_value, value = word.value.partition("=")
     if has_value:
@@ -122,7 +121,6 @@ def _flag(words: list[Word], i: int, stop: int, launcher: Launcher | None) -> tu
 
 
 def with_value(text: str, flag: Flag, value: str) -> str:
-    """`text` with another value of a flag that it has."""
     if flag.value is None:
         return f"{text[: flag.end]} {value}{text[flag.end :]}"
     if flag.equals:  # quotes may be around the value or the whole word
@@ -131,7 +129,7 @@ def with_value(text: str, flag: Flag, value: str) -> str:
 
 
 def with_flag(text: str, at: int, beside: dict[str, Flag], written: str, value: str | None) -> str:
-    """`text` with a new flag at `at`, spelled as those `beside` it: = or space, dashes or underscores."""
+    """`text` with a new flag at `at`, in the spelling of the flags `beside` it: = or space, dashes or underscores."""
     others = list(beside.values())
     equals = any(flag.equals for flag in others)
     if any("_" in flag.written for flag in others) != any("-" in flag.written.lstrip("-") for flag in others):

@@ -28,7 +28,6 @@ _PLAIN = r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_paramete
 
 
 def is_lightning(data: dict[str, Any]) -> bool:
-    """A `trainer` section with Lightning's names in it."""
     trainer = data.get("trainer")
     return isinstance(trainer, dict) and bool(trainer.keys() & TRAINER or not is_training_arguments(trainer))
 
@@ -95,7 +94,7 @@ def _read_length(reading: Reading, trainer: dict[str, Any]) -> None:
 
 
 def _is_off(key: str, value: Any) -> bool:
-    """1.0 is all batches, and 1 is one batch; the others are off at 0."""
+    """Whether a limit switches its loop off: 0 does; 1.0 is all batches and 1 is one batch."""
     if key == "limit_train_batches":
         return isinstance(value, float) and value == 1.0
     return isinstance(value, int | float) and value == 0 and (key == "fast_dev_run" or value is not False)
@@ -172,7 +171,7 @@ def _read_optimizer(reading: Reading, value: Any) -> None:
 
 
 def _read_validation(reading: Reading, trainer: dict[str, Any]) -> None:
-    """Lightning counts val_check_interval in micro-batches: steps follow where the accumulation is written too."""
+    """Lightning counts val_check_interval in micro-batches: it becomes steps where the accumulation is stated too."""
     every, accumulation = trainer.get("val_check_interval"), reading.stated("accumulation")
     key = "trainer.val_check_interval"
     if every is None:

@@ -1,4 +1,4 @@
-"""Settings files from an execution alone."""
+"""New settings files made from an Execution alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainpace.execution import Execution
 
 
 def new_deepspeed(execution: Execution, file: str = "ds.json") -> Written:
-    """A DeepSpeed JSON with the batch sizes, the number format and the ZeRO stage."""
+    """A DeepSpeed JSON file with the batch sizes, the precision and the ZeRO stage."""
     text = (
         '{\n  "train_micro_batch_size_per_gpu": 1,\n  "gradient_accumulation_steps": 1,\n  "train_batch_size": 1\n}\n'
     )
@@ -18,7 +18,7 @@ def new_deepspeed(execution: Execution, file: str = "ds.json") -> Written:
 
 
 def new_accelerate(execution: Execution, file: str = "accelerate.yaml") -> Written:
-    """An accelerate YAML: processes, number format, and DeepSpeed where states are sharded."""
+    """An accelerate YAML file with the processes and the precision, and with DeepSpeed where states are sharded."""
     text = (
         "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: 'no'\nnum_machines: 1\n"
         "num_processes: 1\nuse_cpu: false\n"
@@ -29,7 +29,7 @@ def new_accelerate(execution: Execution, file: str = "accelerate.yaml") -> Writt
 
 
 def new_torchrun(execution: Execution, script: str = "train.py", file: str = "launch.sh") -> Written:
-    """A torchrun command, with a meeting point where there are several nodes: HEAD_NODE is the name of one of them."""
+    """A torchrun command; on several nodes it has a rendezvous endpoint, where $HEAD_NODE names one of the nodes."""
     several = " --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if execution.nnodes > 1 else ""
     return _new(f"torchrun --nnodes=1 --nproc-per-node=1{several} {script}\n", file, execution)
 
@@ -37,7 +37,8 @@ def new_torchrun(execution: Execution, script: str = "train.py", file: str = "la
 def new_sbatch(
     execution: Execution, script: str = "train.py", file: str = "job.sbatch", time_limit_s: float | None = None
 ) -> Written:
-    """A batch script that starts torchrun once a node, meeting at the first one, with a GPU a process."""
+    """A batch script that starts torchrun once per node, with a rendezvous on the first node and one GPU per
+    process."""
     text = (
         "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=1\n\n"
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)\n'

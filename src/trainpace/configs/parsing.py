@@ -1,4 +1,5 @@
-"""JSON and YAML, more strictly than their parsers: a key given twice is an error, where both would take the last."""
+"""JSON and YAML parsed more strictly than usual: a duplicate key is an error, where both parsers would take the
+last."""
 
 from __future__ import annotations
 
@@ -11,12 +12,11 @@ from trainpace.errors import UnreadableInput
 LARGEST_FILE_BYTES = 1 << 20
 DEEPEST = 50
 MOST_NODES = 200_000
-"""Keys and values after aliases are expanded. A file of 1 MiB without aliases stays far below."""
+"""Keys and values with aliases expanded. A file of 1 MiB without aliases stays far below."""
 _LONGEST_WHOLE_NUMBER_BITS = 128
 
 
 def parse_json(text: str, file: str) -> Any:
-    """JSON without NaN, without duplicate keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def parse_json(text: str, file: str) -> Any:
 
 
 def parse_yaml(text: str, file: str) -> Any:
-    """YAML as PyYAML's safe loader reads it, which is what Hugging Face, Lightning and accelerate use."""
+    """Parse as PyYAML's safe loader does, which is what Hugging Face, Lightning and accelerate use."""
     import yaml
 
     try:
@@ -61,7 +61,7 @@ def parse_yaml(text: str, file: str) -> Any:
 
 
 def _measure(root: Any, file: str) -> None:
-    """Check a tree of YAML nodes before anything is built: a few aliases of aliases can stand for 2**50 values."""
+    """Check a tree of YAML nodes before any value is built: a few aliases of aliases can stand for 2**50 values."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -82,7 +82,7 @@ def _measure(root: Any, file: str) -> None:
 
 
 def _parts(node: Any, file: str) -> list[Any]:
-    """The nodes inside a node; in a mapping, no two keys may be the same."""
+    """The nodes inside a node. Raises UnreadableInput for a duplicate key of a mapping."""
     if not isinstance(node.value, list):
         return []
     if not node.value or not isinstance(node.value[0], tuple):
@@ -97,7 +97,7 @@ def _parts(node: Any, file: str) -> list[Any]:
 
 
 def _checked(value: Any, file: str, depth: int = 0) -> Any:
-    """Refuse what no settings file holds and what would break later: NaN, endless numbers, half characters."""
+    """Raises UnreadableInput for values that no settings file holds: NaN, huge integers, lone surrogates, NUL."""
     if depth > DEEPEST:
         raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
     if isinstance(value, float) and not math.isfinite(value):

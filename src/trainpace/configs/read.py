@@ -1,4 +1,4 @@
-"""Which format is it? A format is added by adding a file to this room and a line to FORMATS."""
+"""Settings files in any known format. A format is added as a file in this room and a line in FORMATS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ _KNOWN = "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, 
 
 
 def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
-    """Read files, in order."""
     files = []
     for path in paths:
         raw = read_bytes(path)
@@ -41,7 +40,7 @@ def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
 
 
 def parse_config(text: str, file: str) -> ConfigFile:
-    """Settings of one file's text, whichever of the known formats it is."""
+    """Settings in the text of one file, whose format is recognised from its name and content."""
     if len(text.encode("utf-8", "replace")) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, which no settings file is.")
     if "\x00" in text:

@@ -1,4 +1,4 @@
-"""What every format's reader does with a value: check it, name it, remember it or say why not."""
+"""Checks and notes that all readers of settings formats share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_SUGGESTIONS = 50
 
 
 class Reading:
-    """Collects what a format's reader finds in one file.
+    """Collects the settings and notes of one file.
 
-    `prefix` heads every key, for a section inside a file of another kind. `understands_auto` is for tools that take
-    the word "auto" as "from elsewhere"; every other tool would stop at it.
+    `prefix` heads every key, for a section inside a file of another kind. `understands_auto`: the tool takes the word
+    "auto" as "stated elsewhere"; every other tool would stop at it.
     """
 
     def __init__(self, file: str, format_name: str, prefix: str = "", understands_auto: bool = False) -> None:
@@ -31,33 +31,31 @@ class Reading:
         self._notes: list[Note] = []
 
     def done(self) -> ConfigFile:
-        """The frozen result."""
         return ConfigFile(file=self.file, format=self.format, settings=tuple(self._settings), notes=tuple(self._notes))
 
     def stated(self, name: SettingName) -> Value | None:
-        """The first value read under `name`, if any."""
+        """The first value recorded under `name`, if any."""
         return next((s.value for s in self._settings if s.name == name), None)
 
     def note(self, key: str, text: str, severity: Severity = "info", leaves_open: SettingName | None = None) -> None:
-        """Remember a remark about a key."""
         key = self.prefix + key
         text = f"{key}: {text}"
         self._notes.append(Note(file=self.file, key=key, text=text, severity=severity, leaves_open=leaves_open))
 
     def warn(self, key: str, text: str) -> None:
-        """Remember a remark that the user should act on."""
+        """Record a note that the user should act on."""
         self.note(key, text, "warning")
 
     def put(self, name: SettingName, value: Value, key: str) -> None:
-        """Remember a setting that has been checked."""
+        """Record a setting that has been checked."""
         self._settings.append(Setting(name=name, value=value, file=self.file, key=self.prefix + key))
 
     def fail(self, key: str, value: Any, expected: str) -> UnreadableInput:
-        """The error for a value that cannot be."""
+        """The error for an impossible value."""
         return UnreadableInput(f"{self.file}: {self.prefix}{key} is {_shown(value)}; it should be {expected}.")
 
     def count(self, name: SettingName, value: Any, key: str, least: int = 1, most: int = LARGEST) -> None:
-        """A whole number, as a setting."""
+        """Record a whole number."""
         number = self.whole(value, key, least, most, name)
         if number is not None:
             self.put(name, number, key)
@@ -65,7 +63,7 @@ class Reading:
     def whole(
         self, value: Any, key: str, least: int = 1, most: int = LARGEST, name: SettingName | None = None
     ) -> int | None:
-        """A whole number, or None where it is not stated; "8" in quotes is understood with a note."""
+        """A whole number, or None where it is not stated; "8" in quotes is accepted with a note."""
         if value is None or self._is_auto(value, key, name):
             return None
         number = value
@@ -80,7 +78,7 @@ class Reading:
         return number
 
     def number(self, name: SettingName, value: Any, key: str) -> None:
-        """A number above 0; YAML leaves 1e-4 as text, which every trainer turns into a number."""
+        """Record a number above 0; YAML reads 1e-4 as text, which every trainer turns into a number."""
         if value is None or self._is_auto(value, key, name):
             return
         number = value
@@ -94,13 +92,12 @@ class Reading:
         self.put(name, float(number), key)
 
     def flag(self, name: SettingName, value: Any, key: str) -> None:
-        """True or false, as a setting."""
+        """Record true or false."""
         state = self.truth(value, key, name)
         if state is not None:
             self.put(name, state, key)
 
     def truth(self, value: Any, key: str, name: SettingName | None = None) -> bool | None:
-        """True, false, or None where it is not stated."""
         if value is None or self._is_auto(value, key, name):
             return None
         if isinstance(value, bool):
@@ -108,7 +105,7 @@ class Reading:
         raise self.fail(key, value, "true or false")
 
     def section(self, value: Any, key: str) -> dict[str, Any]:
-        """A nested table; an absent one is empty."""
+        """A nested table, empty where it is not stated."""
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -116,17 +113,17 @@ class Reading:
         return value
 
     def word(self, value: Any, key: str, choices: Iterable[str] | None = None) -> str | None:
-        """A word, one of `choices` where they are given."""
+        """A word, one of `choices` where they are given; None where it is not stated."""
         if value is None:
             return None
-        if choices is not None and value not in (known := list(choices)):
-            raise self.fail(key, value, f"one of {', '.join(known)}")
+        if choices is not None and value not in (allowed := list(choices)):
+            raise self.fail(key, value, f"one of {', '.join(allowed)}")
         if not isinstance(value, str) or not value.strip():
             raise self.fail(key, value, "a word")
         return value
 
     def flag_unknown(self, keys: Mapping[str, Any], known: Iterable[str], text: str, section: str = "") -> None:
-        """Warn of every key that is not known, with the nearest ones that are."""
+        """Warn of every key that is not in `known`, with the nearest known names."""
         names = set(known)
         unknown = [str(key)[:_LONGEST_NAME] for key in keys if key not in names]
         for key in unknown[:_MOST_SUGGESTIONS]:  # a search among the names for each: not for a thousand keys

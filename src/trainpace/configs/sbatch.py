@@ -1,4 +1,4 @@
-"""Slurm batch scripts: the #SBATCH lines, and the line inside that starts the training. Source: sbatch's manual."""
+"""Slurm batch scripts: the #SBATCH options, and the command that starts the training. Source: sbatch's manual."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SBATCH = re.compile(r"#SBATCH\s+(.*)")
 
 
 def is_sbatch(text: str) -> bool:
-    """It has an #SBATCH line."""
     return re.search(r"^#SBATCH\s", text, re.MULTILINE) is not None
 
 
 def read_sbatch(text: str, file: str) -> ConfigFile:
-    """Settings of a batch script. With torchrun inside, processes per node are torchrun's; with bare srun, the tasks."""
+    """Settings of a batch script. The processes per node are torchrun's where it is used, else the tasks that srun
+    starts."""
     reading = Reading(file, "Slurm batch script")
     options = _options(text, reading)
     reading.flag_unknown(options, _COUNTED | _OTHERS, "not an option of sbatch", "#SBATCH --")
@@ -68,9 +68,9 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         if per_node and per_node > 1 and not own:
             text_ = f"{per_node} tasks a node would each start a launcher; 1 is usual"
             reading.warn("#SBATCH --ntasks-per-node", text_)
-        told = any(s.name == "nnodes" and s.key == "--nnodes" for s in reading.done().settings)
-        left = any(note.key == "--nnodes" for note in reading.done().notes)
-        if nodes and nodes > 1 and launcher.startswith("torch") and not told and not left:
+        has_nnodes = any(s.name == "nnodes" and s.key == "--nnodes" for s in reading.done().settings)
+        nnodes_open = any(note.key == "--nnodes" for note in reading.done().notes)
+        if nodes and nodes > 1 and launcher.startswith("torch") and not has_nnodes and not nnodes_open:
             text_ = f"{nodes}, and {launcher} is not told with --nnodes: it would start trainings of one node"
             reading.warn("#SBATCH --nodes", text_)
     else:
@@ -106,7 +106,8 @@ def _options(text: str, reading: Reading) -> dict[str, str]:
 
 
 def _pairs(words: list[str], reading: Reading) -> list[tuple[str, str]]:
-    """(option, value), with long names: `-N2 --time 1:00 --exclusive` is nodes 2, time 1:00, exclusive ""."""
+    """Options under their long names with their values: `-N2 --time 1:00 --exclusive` is nodes 2, time 1:00, exclusive
+    ""."""
     pairs: list[tuple[str, str]] = []
     i = 0
     while i < len(words):
@@ -148,7 +149,7 @@ def _gpus_per_node(options: dict[str, str], nodes: int | None, reading: Reading)
 
 
 def _gpu_count(written: str, key: str, reading: Reading) -> int:
-    """`a100:4` is a type and a number, `4` a number; in --gres a type alone is one GPU."""
+    """The number of GPUs in `a100:4` (a type and a number), `4`, or, in --gres, a type alone, which is one GPU."""
     number = written.rpartition(":")[2]
     if key == "#SBATCH --gres" and re.fullmatch(r"([A-Za-z][\w.-]*)?", number):
         return 1
@@ -170,7 +171,7 @@ def _whole(value: str | None, key: str, reading: Reading, least: int = 1) -> int
 
 
 def _resolve(text: str, variables: dict[str, int | None]) -> str:
-    """The commands of the script, with Slurm's variables replaced where the script's own options give them."""
+    """The script's commands, with Slurm's variables replaced where the script's own options give their values."""
     body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for name, value in variables.items():
         if value:
@@ -180,23 +181,23 @@ def _resolve(text: str, variables: dict[str, int | None]) -> str:
 
 def _read_launcher(body: str, reading: Reading) -> tuple[str | None, str]:
     """The first launcher in the script, and its line."""
-    found: list[tuple[str, str]] = []
+    launchers: list[tuple[str, str]] = []
     for line in filter(has_launcher, body.splitlines()):
         try:
-            launcher = read_launch(line, Reading(reading.file, "") if found else reading)
+            launcher = read_launch(line, Reading(reading.file, "") if launchers else reading)
         except UnreadableInput as error:
-            if "split into words" not in str(error) and not found:
+            if "split into words" not in str(error) and not launchers:
                 raise
             reading.warn("launch line", f"{line.strip()[:60]!r} is not understood")
         else:
-            found += [(launcher, line)] if launcher else []
-    if len(found) > 1:
-        reading.warn("launch line", f"{len(found)} of them; only the first is read")
-    return found[0] if found else (None, "")
+            launchers += [(launcher, line)] if launcher else []
+    if len(launchers) > 1:
+        reading.warn("launch line", f"{len(launchers)} of them; only the first is read")
+    return launchers[0] if launchers else (None, "")
 
 
 def _read_srun(body: str, reading: Reading, per_node: int | None, tasks: int | None, written: bool) -> None:
-    """Bare `srun python ...` starts one process a task; srun's own options come before the script's."""
+    """Read bare `srun python ...`, which starts one process per task; srun's own options override the script's."""
     lines = [line for line in body.splitlines() if re.match(r"\s*(exec\s+)?srun(\s|$)", line)]
     if not lines:
         return
@@ -255,7 +256,8 @@ def _read_limits(options: dict[str, str], reading: Reading) -> None:
 
 
 def _time_limit_s(value: str, reading: Reading) -> float:
-    """minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes[:seconds]; 0 is no limit."""
+    """Seconds of minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes[:seconds]; 0: no
+    limit."""
     if value.casefold() in ("infinite", "unlimited"):
         return 0.0
     match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", value)

@@ -1,4 +1,4 @@
-"""The common language of settings files: one name a setting, and where it was read."""
+"""The settings of all formats under one set of names, each with the file and key that states it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SettingName = Literal[
 
 
 class Setting(Record):
-    """One setting as a file states it; `key` is written as in that file."""
+    """One setting; `key` is spelled as in its file."""
 
     name: SettingName
     value: Value
@@ -28,10 +28,8 @@ class Setting(Record):
 
 
 class Note(Record):
-    """Something that a reader of the file should know.
-
-    `leaves_open` names the setting that the key speaks about without giving a number ("auto", an elastic range).
-    """
+    """A remark on a key. `leaves_open`: the setting that the key concerns without giving a number ("auto", an elastic
+    range)."""
 
     file: str
     key: str
@@ -41,8 +39,6 @@ class Note(Record):
 
 
 class ConfigFile(Record):
-    """What one file says."""
-
     file: str
     format: str
     settings: tuple[Setting, ...]

@@ -1,7 +1,8 @@
-"""Where every key and value of a JSON or YAML text stands, so that one of them can be changed and nothing else moves.
+"""The positions of every key and value in a JSON or YAML text, so that one can be changed and nothing else moves.
 
-Places come from the parsers that read the file: PyYAML's marks, and json's own scanner. A round-trip library would lay the
-whole document out again, and ruamel.yaml reads YAML 1.2, in which `no` is a word; the tools whose files these are read 1.1.
+Positions come from the parsers that read the file: PyYAML's marks, and json's own scanner. A round-trip library would
+reformat the whole document, and ruamel.yaml reads YAML 1.2, in which `no` is a word; the tools that own these files
+read 1.1.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ _SCALAR = re.compile(r"[^\s,\]}]+")
 
 
 class Item(NamedTuple):
-    """A key of a mapping and its value."""
-
     key: str
     start: int
     end: int
@@ -26,8 +25,8 @@ class Item(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A value: characters `start` to `end`, without comments or space after it. `flow`: within braces. `borrowed`: an alias,
-    whose characters stand elsewhere and are not its own."""
+    """A value: characters `start` to `end`, without comments or space after it. `flow`: written in braces or brackets.
+    `borrowed`: an alias, whose characters stand elsewhere."""
 
     start: int
     end: int
@@ -36,12 +35,11 @@ class Node(NamedTuple):
     borrowed: bool = False
 
     def get(self, key: str) -> Item | None:
-        """The item under a key of this mapping."""
         return next((item for item in self.items or () if item.key == key), None)
 
 
 def json_spans(text: str) -> Node:
-    """Of a text that `parsing.parse_json` accepts."""
+    """Positions in a text that `parsing.parse_json` accepts."""
     return _json_value(text, _after_space(text, 1 if text.startswith("\ufeff") else 0))
 
 
@@ -71,7 +69,7 @@ def _json_value(text: str, start: int) -> Node:
 
 
 def yaml_spans(text: str, file: str) -> Node:
-    """Of a text that `parsing.parse_yaml` accepts. Raises UnreadableInput for an empty document."""
+    """Positions in a text that `parsing.parse_yaml` accepts. Raises UnreadableInput for an empty document."""
     import yaml
 
     loader = yaml.SafeLoader(text)

@@ -1,4 +1,4 @@
-"""Write a change into the files that state how a training runs: only its keys, and never one that cannot be read back."""
+"""Changes written into settings files: only the keys that change, and only where the result reads back as intended."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ WRITERS: dict[str, Writer] = {
     "Slurm batch script": write_sbatch,
     "launch command": write_command,
 }
-"""In the order in which files are asked to take a setting that none of them states."""
+"""Writers in the order in which their files are offered a setting that no file states."""
 _SHELL = ("Slurm batch script", "launch command")
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
-"""What the Trainer holds against DeepSpeed's file, with its own default where it is told nothing."""
+"""Settings that the Trainer checks against DeepSpeed's file, with its own default where it states none."""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
 NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
 
 
 class Written(Record):
-    """A file after a change. `left`: settings that it does not take, and why; `wrote`: those that it has now.
-    `notes`: what the change asks for beside the file."""
+    """A changed file. `wrote`: the settings that it now states; `left`: those that it does not take, with reasons;
+    `notes`: what the user must do beside it."""
 
     file: str
     before: str
@@ -51,12 +51,11 @@ class Written(Record):
 
     @property
     def diff(self) -> str:
-        """What changes, as a unified diff; empty where nothing does."""
         return unified_diff(self.file, self.before, self.text)
 
 
 class Rewritten(Record):
-    """Files after a change. `left`: settings that no file took, and why."""
+    """All changed files. `left`: settings that no file took, with reasons."""
 
     files: tuple[Written, ...]
     left: dict[str, str]
@@ -68,15 +67,16 @@ def write_changes(
     changes: Changes,
     beside: frozenset[str] = frozenset(),
     may_add: frozenset[str] | None = None,
-    kept: frozenset[str] = frozenset(),
+    unchanged: frozenset[str] = frozenset(),
 ) -> Written:
     """Write `changes` into one file's text.
 
-    `beside`: formats of the other files of the training. `may_add`: settings that may get a key that is not there yet;
-    None is all. `kept`: settings that stay as they are. A group of settings is written whole, and read back, or left as it was.
+    `beside`: formats of the training's other files. `may_add`: settings that the file may gain, None for all.
+    `unchanged`: settings to leave alone. A group of settings is written whole and reads back as intended, or is left as
+    it was.
     """
     read = parse_config(text, file)
-    names = changes.names - kept
+    names = changes.names - unchanged
     draft = Draft(text, file, syntax_of(text, file, read), beside, names if may_add is None else may_add)
     draft.prefix = _prefix(draft, read)
     wanted = changes.wanted
@@ -92,18 +92,18 @@ def write_changes(
 
 
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
-    """Write `changes` into all files of a training: each where it states them, and what none states into one that can.
+    """Write `changes` into all files of a training (file name -> text): each setting where it is stated, else into a
+    file that can hold it.
 
-    Where a file states a setting and cannot say the new value, no file gets it, so that they go on agreeing. `texts`: file ->
-    its text.
+    A setting that some file states but cannot change is written into no file, so that the files still agree.
     """
     done = _one_pass(texts, changes, frozenset())
     stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, changes)}
-    kept = _with_their_groups(frozenset(stuck))
-    if kept:
-        done = _one_pass(texts, changes, kept)
+    unchanged = _with_their_groups(frozenset(stuck))
+    if unchanged:
+        done = _one_pass(texts, changes, unchanged)
     wrote = {name for f in done for name in f.wrote}
-    together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (kept & changes.names) - DERIVED}
+    together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (unchanged & changes.names) - DERIVED}
     left = together | stuck
     for f in done:
         for name, why in f.left.items():
@@ -116,7 +116,7 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
     return Rewritten(files=tuple(done), left=left)
 
 
-def _one_pass(texts: Mapping[str, str], changes: Changes, kept: frozenset[str]) -> list[Written]:
+def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[str]) -> list[Written]:
     read = {file: parse_config(text, file) for file, text in texts.items()}
     order, done, wrote = list(WRITERS), {}, set[str]()
     for file in sorted(texts, key=lambda file: order.index(read[file].format)):
@@ -128,7 +128,7 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, kept: frozenset[str]) 
         if read[file].format == "Hugging Face TrainingArguments" and "DeepSpeed" in beside:
             stated -= _COMPARED
         may_add = frozenset(changes.names - stated - wrote)
-        done[file] = write_changes(texts[file], file, changes, beside, may_add, kept)
+        done[file] = write_changes(texts[file], file, changes, beside, may_add, unchanged)
         wrote |= set(done[file].wrote)
     return [done[file] for file in texts]
 
@@ -144,13 +144,13 @@ def _still_says(written: Written, name: str, changes: Changes) -> bool:
 
 
 def _with_their_groups(names: frozenset[str]) -> frozenset[str]:
-    """All settings that hang together with some. The global batch stays, so batch sizes go with the number of processes."""
+    """The settings and all that are written together with them. Batch sizes follow the number of processes, because the
+    global batch stays."""
     together = frozenset[str]().union(*(group for group in GROUPS if group & names))
     return together | BATCH if "nnodes" in together else together
 
 
 def unified_diff(file: str, before: str, after: str) -> str:
-    """Lines that change, with three around them."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"{file} (now)", f"{file} (planned)"
     )
@@ -158,7 +158,7 @@ def unified_diff(file: str, before: str, after: str) -> str:
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, str]:
-    """Files as they are, byte for byte. Raises UnreadableInput."""
+    """Texts of files, byte for byte. Raises UnreadableInput."""
     texts = {}
     for path in paths:
         try:
@@ -169,9 +169,10 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
 
 
 def save(written: Written) -> str | None:
-    """Put a changed file in its place, and the old one beside it: FILE.bak, FILE.bak2 and so on, never over an older one.
+    """Replace the file, and keep the old one as FILE.bak, FILE.bak2 and so on, never over an older one.
 
-    The backup's name; None where nothing changes. Raises TrainpaceError where the file is no longer what was read.
+    Returns the backup's name, None where nothing changes. Raises TrainpaceError for a file that has changed since it
+    was read.
     """
     if written.text == written.before:
         return None
@@ -198,14 +199,14 @@ def save(written: Written) -> str | None:
 
 
 def syntax_of(text: str, file: str, read: ConfigFile) -> Syntax | None:
-    """JSON or YAML; None of a shell's script."""
+    """None for shell scripts and commands."""
     if read.format in _SHELL:
         return None
     return "json" if file.endswith(".json") or text.removeprefix("\ufeff").lstrip().startswith("{") else "yaml"
 
 
 def _prefix(draft: Draft, read: ConfigFile) -> tuple[str, ...]:
-    """TrainingArguments may stand under a key of the user's own: the reader heads every key with it."""
+    """The user's own key that holds the TrainingArguments, if any; the reader heads every key with it."""
     if read.format != "Hugging Face TrainingArguments":
         return ()
     keys = [s.key for s in read.settings] + [note.key for note in read.notes]
@@ -231,7 +232,7 @@ def _write_group(draft: Draft, write: Writer, kind: str, names: frozenset[str], 
 def _is_sound(
     before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str], wanted: Mapping[str, Value]
 ) -> bool:
-    """Whether the file now says what it should, and of everything else what it said before."""
+    """Whether the file now states what it should, and everything else as before."""
     if before.format != after.format:
         return False
     touched = names | ({"sharding"} if "zero_stage" in names else set())

@@ -1,4 +1,4 @@
-"""Two runs, or two sweeps, side by side: what differs, and whether the difference in time is more than noise."""
+"""Two runs, or two sweeps, compared: how their conditions differ, and whether their times differ by more than noise."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CONDITIONS = (
 
 
 class Ratio(Record):
-    """Step time of B over A, with the interval that both runs' intervals give, None where one has none.
+    """Step time of B divided by that of A, with its interval, None where a run has no interval.
 
-    `beyond_noise`: does the interval leave out 1? Runs of one process vary less than runs of different days, so a
-    ratio near 1 that is beyond the noise of the steps may still be the machine's mood.
+    `beyond_noise`: whether the interval excludes 1. Steps within one process vary less than runs on different days, so
+    a ratio near 1 that is beyond the noise of the steps may still be chance.
     """
 
     batch: int
@@ -40,7 +40,7 @@ class Ratio(Record):
 
 
 class Difference(Record):
-    """One line: a condition, a part of the step in ms, or memory in GiB, as A and B have it. Empty: not stated."""
+    """A condition, a part of the step in ms, or memory in GiB, of A and of B; "" where it is not stated."""
 
     name: str
     a: str | float
@@ -48,9 +48,9 @@ class Difference(Record):
 
 
 class Comparison(Record):
-    """A against B, each a run (one of them) or a sweep (one a batch size).
+    """A compared with B, each a run (one entry) or a sweep (one entry per batch size).
 
-    `ratios` is by micro-batch size that both have; `samples_per_second` is of the best batch on each side.
+    `ratios`: one per micro-batch size that both have; `samples_per_second`: at the best batch of each side.
     """
 
     a: tuple[str, ...]
@@ -64,7 +64,7 @@ class Comparison(Record):
 
 
 def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
-    """Compare two runs or the runs of two sweeps (the last one that succeeded of each batch size)."""
+    """Compare two runs, or the runs of two sweeps (of each batch size the last one that succeeded)."""
     single = len(a) == 1 and len(b) == 1
     pairs = [(a[0], b[0])] if single else _same_batch(a, b)
     ratios = tuple(r for pair in pairs if (r := ratio_of(*pair)) is not None)
@@ -82,7 +82,7 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
 
 
 def ratio_of(a: Entry, b: Entry) -> Ratio | None:
-    """B's step over A's; None where one has no time."""
+    """Step time of B divided by that of A; None where one of them has none."""
     if not a.step_time_ms or not b.step_time_ms:
         return None
     return ratio_between(a.step_time_ms, a.interval_ms, b.step_time_ms, b.interval_ms, b.execution.micro_batch)
@@ -91,7 +91,7 @@ def ratio_of(a: Entry, b: Entry) -> Ratio | None:
 def ratio_between(
     a_ms: float, a_interval: Interval | None, b_ms: float, b_interval: Interval | None, batch: int = 0
 ) -> Ratio:
-    """B over A. The two intervals are taken as independent, so that their half-widths, as logarithms, add up as squares."""
+    """B divided by A. The intervals are taken as independent: their half-widths, as logarithms, add up as squares."""
     ratio = b_ms / a_ms
     low = high = None
     if a_interval and b_interval and a_interval.low > 0 and b_interval.low > 0:
@@ -118,7 +118,7 @@ def _best(entries: Sequence[Entry]) -> float:
 
 
 def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
-    """What differs: in the run, its execution (the batch aside, for sweeps), its environment."""
+    """Differences between the runs, their executions (for sweeps without the batch) and their environments."""
     left, right = (
         {name: getattr(e, name) for name in _CONDITIONS}
         | {

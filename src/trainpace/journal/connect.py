@@ -1,4 +1,4 @@
-"""From a path or a URL to a database: SQLite by default, PostgreSQL for a team."""
+"""Database connections from a path or a URL: SQLite by default, PostgreSQL for a team."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainpace.errors import TrainpaceError, UnreadableInput
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
 MAPPED_BYTES = 2**32
-"""Of a journal that is only read, at most."""
+"""The largest part of a journal opened for reading that SQLite maps into memory."""
 _PRAGMAS = (
     # A probe takes seconds and its commit a few milliseconds, so every commit waits for the disk: with WAL, NORMAL would
     # survive a killed process too, but not a power cut.
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class JournalUnusable(UnreadableInput):
-    """What the database itself refuses: a file that is damaged, a server that is down, a full disk."""
+    """The database cannot be used: a damaged file, a server that is down, a full disk."""
 
 
 def url_of(where: str) -> URL:
-    """The URL of a path or URL as people write it; plain ``postgresql://`` is psycopg's."""
+    """The URL of a path or a URL as people write it; plain ``postgresql://`` uses psycopg."""
     if "://" not in where:
         if not where or "\x00" in where:
             raise TrainpaceError(f"{where!r} is no name of a journal.")
@@ -59,15 +59,14 @@ def url_of(where: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The place for people: a path, or a URL without its password."""
+    """A path, or a URL without its password."""
     return str(url.database) if url.drivername == "sqlite" else url.render_as_string(hide_password=True)
 
 
 def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
-    """An engine whose transactions start with BEGIN, or BEGIN IMMEDIATE where they write (see `writing`).
+    """An engine whose transactions start with BEGIN, or with BEGIN IMMEDIATE where they write (see `writing`).
 
-    With `create`, a missing SQLite file may be made, and the default's folder with it. With `read_only`, the database refuses to
-    change anything.
+    `create`: a missing SQLite file, and its folder, may be made. `read_only`: the database refuses every change.
     """
     if url.drivername == "sqlite":
         _prepare_file(Path(str(url.database)), create)
@@ -88,7 +87,7 @@ def engine_of(url: URL, create: bool, read_only: bool = False) -> Engine:
 
 
 class _TakesIndexes(SQLiteCompiler):
-    """Lets a query name its index (``with_hint(table, "INDEXED BY ...", "sqlite")``), which SQLAlchemy's own does not."""
+    """Compiles ``with_hint(table, "INDEXED BY ...", "sqlite")``, which SQLAlchemy's own SQLite compiler ignores."""
 
     def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
         return text
@@ -96,15 +95,15 @@ class _TakesIndexes(SQLiteCompiler):
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that only reads."""
     with engine.connect() as connection, connection.begin():
         yield connection
 
 
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """Run `work` in a transaction that writes, again if another process was in the way; all of it happens or nothing.
+    """Run `work` in one transaction that writes, again where another process held the lock; all of it happens or
+    nothing.
 
-    SQLite takes the lock at the start: a transaction that reads first and then writes could not wait for it.
+    SQLite takes the lock at the start: a transaction that read first could not wait for it.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -118,7 +117,8 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def tidy(engine: Engine) -> None:
-    """After many new rows: PostgreSQL would come round to this by itself within minutes, and answers slowly until then."""
+    """Refresh PostgreSQL's statistics after many new rows; its own refresh takes minutes, and queries are slow until
+    then."""
     if engine.dialect.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM (ANALYZE) runs")
@@ -126,7 +126,7 @@ def tidy(engine: Engine) -> None:
 
 @contextmanager
 def plainly(url: URL) -> Iterator[None]:
-    """Turn what the database says into one sentence."""
+    """Turn errors of the database into JournalUnusable, one sentence each."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -169,7 +169,7 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
 
 
 def _switch_to_wal(cursor: Any) -> None:
-    """SQLite does not wait here for those who open the new file at the same moment, whatever the timeout."""
+    """Retry, because SQLite ignores its timeout where several processes open a new file at the same moment."""
     for attempt in range(ATTEMPTS):
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
@@ -192,6 +192,6 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _in_the_way(error: OperationalError) -> bool:
-    """Another process holds the lock, or PostgreSQL chose this transaction to end a deadlock."""
+    """Whether another process holds the lock, or PostgreSQL chose this transaction to end a deadlock."""
     state = getattr(error.orig, "sqlstate", None)
     return state in ("40001", "40P01", "55P03") or any(word in str(error.orig) for word in ("is locked", "busy"))

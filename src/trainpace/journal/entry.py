@@ -1,4 +1,4 @@
-"""What the journal keeps: one measured run, and the sweep that it may belong to."""
+"""The records of the journal: a measured run, and the sweep that it may belong to."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _ID = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**53
-"""Whole numbers above it are not the same in every reader of JSON."""
+"""Larger whole numbers differ between readers of JSON."""
 
 
 class Entry(Record):
-    """One run. `created_at` is UTC in the one form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
+    """One run. `created_at` is UTC in a form that sorts as text, ``2026-11-21T07:45:36.000000Z``.
 
-    `step_time_ms` is the median step; the parts in `step` and the steps one by one are there where they were measured.
-    `forecast_*` is what was forecast for this very run before it was measured; `forecast_factor` what earlier runs in the
-    journal had multiplied it by. `workload_key` is the same for runs that
-    compute the same. `source` names the file that an import came from.
+    `step_time_ms` is the median step; `step` and `step_times_ms` are its parts and the single steps, where measured.
+    `forecast_*` is the forecast for this very run, made before it was measured; `forecast_factor` is the correction
+    that it already contains from earlier runs in the journal. `workload_key` is equal for runs that compute the same.
+    `source` names the file that an import came from.
     """
 
     id: str
@@ -86,7 +86,7 @@ class Entry(Record):
 
 
 class Sweep(Record):
-    """Several batch sizes measured in one go. `key` is the same where an unfinished sweep may be taken up again."""
+    """Several batch sizes measured together. An unfinished sweep with the same `key` may be resumed."""
 
     id: str
     created_at: str
@@ -105,30 +105,29 @@ class Sweep(Record):
 
 
 def new_id() -> str:
-    """An id for a run of one's own: 32 hexadecimal digits, never twice the same."""
+    """A random id of 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 def content_id(content: str | bytes) -> str:
-    """An id for something imported: the same content has the same id, so importing it twice adds nothing."""
+    """The id of imported content: equal content has an equal id, so importing it twice adds nothing."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:32]
 
 
 def now_utc() -> str:
-    """The present as `created_at` has it."""
     return utc_text(datetime.datetime.now(datetime.UTC))
 
 
 def utc_text(moment: datetime.datetime) -> str:
-    """A time, taken as UTC where it names no zone, in the one form that sorts as text."""
+    """A time in the form of `created_at`; UTC where it states no time zone."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
     return aware.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z").rjust(27, "0")
 
 
 def entry_of(probe: Measurement | FailedProbe, *, keep_identity: bool = False, **rest: Any) -> Entry:
-    """The entry of a measurement or a failed probe; `rest` gives or overrides any other field of `Entry`.
+    """The entry of a measurement or a failed probe; `rest` sets or overrides other fields of `Entry`.
 
-    Without `keep_identity`, paths, user and host names are taken out (see `identity.anonymous`).
+    Without `keep_identity`, paths, user names and host names are removed (see `identity.anonymous`).
     """
     from trainpace.journal.identity import anonymous_entry
 
@@ -156,7 +155,7 @@ def entry_of(probe: Measurement | FailedProbe, *, keep_identity: bool = False, *
 
 
 def measurement_of(entry: Entry) -> Measurement:
-    """The measurement that an entry was made of. Raises `TrainpaceError` for a run that failed or has no parts."""
+    """The measurement that an entry was made from. Raises TrainpaceError for a run that failed or has no parts."""
     if entry.step_time_ms is None or entry.step is None or entry.interval_ms is None:
         raise TrainpaceError(
             f"run {entry.id[:8]} is no whole measurement: it lacks a step time, its parts or interval."
@@ -171,13 +170,14 @@ def measurement_of(entry: Entry) -> Measurement:
 
 
 def printable(text: str) -> str:
-    """Text without control characters (a crashed process leaves such) and half characters, which no database takes."""
-    kept = "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text)
-    return kept.encode("utf-8", "replace").decode()
+    """Text without control characters (as a crashed process may print) and lone surrogates, which no database
+    stores."""
+    clean = "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text)
+    return clean.encode("utf-8", "replace").decode()
 
 
 def is_text(text: str) -> bool:
-    """Can a database keep it: no NUL, no half characters (which an argument that is no UTF-8 becomes)?"""
+    """Whether a database can store the text: no NUL, no lone surrogates (as in arguments that are not UTF-8)."""
     return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
@@ -189,7 +189,7 @@ def _check_head(id_: str, created_at: str) -> None:
 
 
 def _check_plain(record: Record) -> None:
-    """Refuse what would not come back from a database or JSON as it went in."""
+    """Raises TrainpaceError for values that a database or JSON would change."""
     for name in record.__struct_fields__:
         for value in _leaves([getattr(record, name)]):
             _check_leaf(name, value)

@@ -1,7 +1,8 @@
-"""Out to a file and in again. JSON, CSV and Parquet carry every record whole, beside columns for people.
+"""Records written to files and read back. JSON, CSV and Parquet hold every record whole; the tables add columns for
+people.
 
-JSON is a list with one record a line, so that a file of any length can be written and read line by line. The columns of
-CSV and Parquet are those that ``trainpace validate`` reads, then `record`, which is what an import goes by.
+JSON is a list with one record per line, so that long files are written and read line by line. The tables have the
+columns that ``trainpace validate`` reads and a column `record`, from which they are imported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
 
 
 def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
-    """Write records to FILE.json, .csv or .parquet, whole or not at all; how many. Holds a few thousand at a time."""
+    """Write records to FILE.json, .csv or .parquet, whole or not at all; returns their number. Holds a few thousand in
+    memory."""
     writers: dict[str, Callable[[Path, Iterable[Entry | Sweep]], int]] = {
         ".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet,
     }  # fmt: skip
@@ -43,7 +45,7 @@ def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
 
 
 def columns_of(record: Entry | Sweep) -> dict[str, Any]:
-    """The columns of a record; a sweep has none but its record."""
+    """The columns of a record; of a sweep only its head and the record."""
     if isinstance(record, Sweep):
         return {"id": record.id, "created_at": record.created_at, "kind": "sweep", "record": to_json(record)}
     e, x = record, record.execution
@@ -65,9 +67,9 @@ def columns_of(record: Entry | Sweep) -> dict[str, Any]:
 
 
 def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON list, or one object. A list with one object a line is read line by line.
+    """The objects of a JSON list, or one object; a list with one object per line is read line by line.
 
-    Raises `UnreadableInput` for anything else.
+    Raises UnreadableInput for anything else.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:

@@ -1,4 +1,4 @@
-"""What is forecast for a model on one machine, with what the journal knows of it: the same before a measurement and without."""
+"""A model's forecast on one machine, corrected by similar runs in the journal."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:  # a forecast without a journal loads no database
 
 
 class Foresight(NamedTuple):
-    """A workload on a cluster, the machine's own model if it was calibrated, and what the journal's runs near it say.
+    """A workload on a cluster, the machine's own kernel model if it was calibrated, and the ratios measured / forecast
+    in the journal.
 
-    `known`: measured / forecast of this workload on this device, by batch size; `others`: the same of other models there.
+    `known`: of this workload on this device, by batch size; `others`: of other models on this device.
     """
 
     workload: Workload
@@ -33,11 +34,11 @@ class Foresight(NamedTuple):
     others: tuple[float, ...] = ()
 
     def at(self, execution: Execution, schedule: Schedule | None = None) -> Forecast:
-        """The forecast, sharpened by measurements of the same workload here, else by those of others here."""
+        """The forecast, corrected by measurements of the same workload, else by those of other models."""
         return self.plain_and_sharp(execution, schedule)[1]
 
     def plain_and_sharp(self, execution: Execution, schedule: Schedule | None = None) -> tuple[Forecast, Forecast]:
-        """The forecast without the journal and with it."""
+        """The forecast without the journal, and with it."""
         plain = forecast(self.workload, execution, self.cluster, None, self.model)
         source = f"{len(self.others)} other model{'s' if len(self.others) > 1 else ''} on this device (journal)"
         sharp = sharpened(plain, self.known, "journal") if self.known else shifted(plain, self.others, source)
@@ -46,7 +47,7 @@ class Foresight(NamedTuple):
         return before, after
 
     def in_words(self) -> str:
-        """One sentence on what of the journal goes into a forecast; empty for nothing."""
+        """One sentence on the journal's part in the forecast; "" where it has none."""
         if self.known:
             sizes = ", ".join(str(k.batch) for k in self.known[:8])
             return f"sharpened by the journal, where this workload was measured on this device at batch {sizes}."
@@ -63,7 +64,7 @@ def foresee(
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> Foresight:
-    """Look up what the journal knows of this workload on this device; without a journal, nothing."""
+    """Look up the journal's runs near this workload and device."""
     if journal is None:
         return Foresight(workload, cluster, model)
     from trainpace.journal.identity import anonymous
@@ -73,18 +74,20 @@ def foresee(
         journal, anonymous(workload.model), cluster.device.name, execution, workload_key(workload, execution),
         sequence_length or workload.sequence_length, image_size,
     )  # fmt: skip
-    known = []
+    same_workload = []
     for entry in near.same_workload:
         there = forecast(workload, entry.execution, cluster, None, model)
         if there.step is not None and entry.step_time_ms is not None:
-            known.append(measured_ratio(entry.execution.global_batch, there.step, entry.step_time_ms, entry.step))
+            same_workload.append(
+                measured_ratio(entry.execution.global_batch, there.step, entry.step_time_ms, entry.step)
+            )
     others = [r.measured_over_forecast for r in near.same_device]
     plausible = tuple(ratio for ratio in others if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO)
-    return Foresight(workload, cluster, model, tuple(known), plausible)
+    return Foresight(workload, cluster, model, tuple(same_workload), plausible)
 
 
 def workload_key(workload: Workload, execution: Execution) -> str:
-    """The same for two workloads that compute the same, whatever they are called."""
+    """Equal for workloads that compute the same, whatever their names."""
     operators = workload.form(execution.precision).operators
     text = repr((operators.kind, operators.function, operators.phase)).encode()
     arrays = (operators.count, operators.flops, operators.read_bytes, operators.written_bytes, operators.dims)

@@ -1,8 +1,8 @@
-"""Nothing that names a person or a machine is stored, unless asked for: a journal is made to be shared.
+"""Names of persons and machines removed from records, because journals are made to be shared.
 
-Paths shrink to their last component; home folders, user names, host names, addresses, secrets on a command line and
-serial numbers of devices are taken out. A folder with a space in its name is known as one only inside quotes. Public
-model names (``timm:resnet50``) stay as they are.
+Paths shrink to their last component; home folders, user names, host names, addresses, secrets in commands and serial
+numbers of devices are removed. A folder with a space in its name is recognised only inside quotes. Public model names
+(``timm:resnet50``) stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from trainpace.journal.entry import Entry, Sweep
 
 _NOBODY = {"root", "user", "users", "home", "host", "localhost", "admin", "ubuntu", "debian", "runner", "nobody", "me"}
-"""Names that everybody has; taking them out would hide nothing and spoil sentences."""
+"""Names that identify nobody; removing them would only spoil sentences."""
 
 ROUNDS = 10
 _IDENTIFYING_KEYS = re.compile(
@@ -62,9 +62,9 @@ _PUBLIC_SPEC = re.compile(r"(?:timm|torchvision):[\w.\-]+")
 
 
 def anonymous(text: str, names: Iterable[str] | None = None) -> str:
-    """`text` without paths, names, addresses and secrets. Applying it twice changes nothing more.
+    """`text` without paths, names, addresses and secrets; idempotent.
 
-    `names` are the user and host names to take out; without them, this machine's.
+    `names`: the user and host names to remove, by default this machine's.
     """
     patterns = _patterns(tuple(this_machines_names() if names is None else names))
     for _ in range(ROUNDS):  # what one pass shortens may stand before something that it hid
@@ -92,7 +92,7 @@ def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
 
 
 def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
-    """The entry with every free text made anonymous, and without facts of the environment that name somebody."""
+    """The entry with every free text anonymous, and without facts of the environment that name somebody."""
     names = None if names is None else tuple(names)
 
     def clean(text: str) -> str:
@@ -113,7 +113,7 @@ def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
 
 
 def anonymous_sweep(sweep: Sweep, names: Iterable[str] | None = None) -> Sweep:
-    """The sweep with its model and command made anonymous."""
+    """The sweep with its model, device and command anonymous."""
     names = None if names is None else tuple(names)
     model = sweep.model if _PUBLIC_SPEC.fullmatch(sweep.model) else anonymous(sweep.model, names)
     return replace(sweep, model=model, device=anonymous(sweep.device, names), command=anonymous(sweep.command, names))
@@ -161,7 +161,7 @@ def _last_of(path: str) -> str:
 
 
 def _is_file_path(text: str) -> bool:
-    """A path, rather than a name with a slash such as facebook/opt-125m, 3/4 or tokens/s."""
+    """Whether the text is a path, rather than a name with a slash such as facebook/opt-125m, 3/4 or tokens/s."""
     return (
         text.startswith((".", "~"))
         or "\\" in text

@@ -1,4 +1,4 @@
-"""Measured runs that say something about a run to be forecast."""
+"""Measured runs that are similar to a run to be forecast."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trainpace.journal.store import Journal
 from trainpace.records import Record
 
 MOST = 2000
-"""Runs that are looked at, the newest first."""
+"""The number of runs examined, the newest first."""
 
 _SIZES = ("micro_batch", "accumulation")
 
 
 class Ratio(Record):
-    """Other runs on the same device: their measured step over what was forecast for it without the journal, the median by
-    model."""
+    """One other model on the same device: the median of measured step time / forecast without the journal, over `n`
+    runs."""
 
     model: str
     n: int
@@ -26,8 +26,8 @@ class Ratio(Record):
 
 
 class Neighbours(Record):
-    """`same_workload`: the same model under the same execution but for the batch, the newest run of each batch size, in order
-    of batch size. `same_device`: by other model on the device, how far forecasts were off there, in order of name."""
+    """`same_workload`: the newest run of each batch size of the same model, with otherwise the same execution, in order
+    of batch size. `same_device`: the errors of forecasts for other models on the device, in order of name."""
 
     same_workload: tuple[Entry, ...]
     same_device: tuple[Ratio, ...]
@@ -42,19 +42,19 @@ def neighbours(
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> Neighbours:
-    """Runs near the one that these words describe.
+    """Runs near the given conditions.
 
-    With a `workload_key`, a run that states one is the same workload if the two are equal, whatever its model is called; a
-    run that states none is matched by the model's name. A sequence length or image size, where both state one, must agree.
+    Where both a run and the question have a `workload_key`, the keys decide whether the workload is the same, whatever
+    the model is called; otherwise the model's name does. A sequence length or image size that both state must agree.
     """
     forecast_there = Query(device=device, exact=True, outcome="ok", with_forecast=True)
     named = journal.find(Query(model=model, device=device, exact=True, outcome="ok"), limit=MOST)
     keyed = []
     if workload_key:
         keyed = journal.find(Query(device=device, exact=True, outcome="ok", workload_key=workload_key), limit=MOST)
-    found = {entry.id: entry for entry in (*named, *keyed)}
+    candidates = {entry.id: entry for entry in (*named, *keyed)}
     newest: dict[int, Entry] = {}
-    for entry in sorted(found.values(), key=lambda e: (e.created_at, e.id), reverse=True):
+    for entry in sorted(candidates.values(), key=lambda e: (e.created_at, e.id), reverse=True):
         other = workload_key and entry.workload_key and entry.workload_key != workload_key
         shapes = ((entry.sequence_length, sequence_length), (entry.image_size, image_size))
         if other or any(a and b and a != b for a, b in shapes) or entry.mode != "train":
@@ -64,13 +64,13 @@ def neighbours(
     return Neighbours(
         same_workload=tuple(newest[batch] for batch in sorted(newest)),
         same_device=_ratios(
-            [e for e in journal.find(forecast_there, limit=MOST) if e.model != model and e.id not in found]
+            [e for e in journal.find(forecast_there, limit=MOST) if e.model != model and e.id not in candidates]
         ),
     )
 
 
 def _conditions(execution: Execution) -> dict[str, object]:
-    """Everything but the batch."""
+    """The execution without its batch sizes."""
     return {name: getattr(execution, name) for name in execution.__struct_fields__ if name not in _SIZES}
 
 

@@ -1,8 +1,8 @@
-"""Pages of a long list of runs: any filter, any order, and a million runs, within a bounded time.
+"""Pages of a long list of runs: any filter and order over a million runs, within a bounded time.
 
-A page starts behind the last run of the page before it (keyset paging), so that the thousandth costs what the first does. A
-filter that few runs fulfil has to look at every run; one index, `runs_list`, holds all that is filtered by, in order of time,
-so that this reads a tenth of the table. Parts of names are looked up among the names first, of which there are few.
+A page starts after the last run of the previous page (keyset paging), so the thousandth costs as much as the first. A
+filter that few runs match has to examine all runs; the index `runs_list` holds all filtered columns in order of time,
+so that this reads a tenth of the table. A part of a name is first looked up among the few names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainpace.journal.tables import runs
 from trainpace.records import from_json
 
 MOST_COUNTED = 200
-"""Runs are counted up to here."""
+"""Matching runs are counted up to this number."""
 MOST_NAMES = 2000
-"""Names of models or devices beyond which parts of them are looked for in every run."""
+"""With more models or devices than this, a part of a name is looked for in every run."""
 LARGEST = 1e308
-"""Beyond any step time, and within what a database takes as a number."""
+"""More than any step time, and within the range of a database's numbers."""
 
 ORDERS: dict[str, tuple[str, ...]] = {
     "time": ("created_at", "id"),
@@ -35,13 +35,13 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "device": ("device", "created_at", "id"),
     "step": ("step_time_ms", "id"),
 }
-"""What runs are ordered by. Runs without a step time are left out of an order by it."""
+"""Orders of a list, as columns. Runs without a step time do not appear in the order by step."""
 INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_step"}
 
 
 class Page(NamedTuple):
-    """Some runs in order, how many fulfil the query in all from here on (None: more than `most`), and where the next page
-    starts (empty: nowhere)."""
+    """Runs in order; how many match the query from here on (None: more than `most`); and the position after which the
+    next page starts ("" on the last page)."""
 
     entries: list[Entry]
     matches: int | None
@@ -57,7 +57,7 @@ def page(
     size: int = 25,
     most: int = MOST_COUNTED,
 ) -> Page:
-    """A page of the runs of a query. Raises TrainpaceError where `after` is not what a page of this order gave."""
+    """A page of the runs of a query. Raises TrainpaceError for an `after` that is not from a page of this order."""
     names = ORDERS[order]
     columns = [runs.c[name] for name in names]
     wanted = [*_narrowed(journal, query)]
@@ -86,20 +86,20 @@ def page(
 
 
 def names_of(journal: Journal, column: str) -> list[str] | None:
-    """The models or devices in the journal, in order; None where there are more than MOST_NAMES."""
+    """All models or devices in the journal, sorted; None where there are more than MOST_NAMES."""
     name = runs.c[column]
     first = select(func.min(name).label("name"))
     walk = first.cte("names", recursive=True)
     following = select(func.min(name)).where(name > walk.c.name).scalar_subquery()
     walk = walk.union_all(select(following).where(walk.c.name.is_not(None)))
     chosen = select(walk.c.name).where(walk.c.name.is_not(None)).limit(MOST_NAMES + 1)
-    found = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
-    return None if len(found) > MOST_NAMES else found
+    names = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
+    return None if len(names) > MOST_NAMES else names
 
 
 def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
-    """The conditions of a query, with parts of names turned into the names that have them."""
-    found, rest = [], {}
+    """The conditions of a query, with parts of names replaced by the full names that contain them."""
+    narrowed, rest = [], {}
     for column in ("model", "device"):
         part: str = getattr(query, column)
         if not part or query.exact:
@@ -110,9 +110,9 @@ def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
         having = [name for name in names if part.lower() in name.lower()]
         rest[column] = ""
         if len(having) < len(names):
-            found.append(runs.c[column].in_(having) if having else false())
+            narrowed.append(runs.c[column].in_(having) if having else false())
     # the cheap ones first: SQLite asks them in this order
-    return [*conditions(replace(query, **rest)), *found]
+    return [*conditions(replace(query, **rest)), *narrowed]
 
 
 def _text_of(key: tuple[Any, ...]) -> str:

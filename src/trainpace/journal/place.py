@@ -1,4 +1,4 @@
-"""Where a user's journal is, without opening it."""
+"""The place of the user's journal, without opening it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def default_place() -> str:
 
 
 def is_there() -> bool:
-    """Whether the user's journal has been made, as far as can be told without asking a server."""
+    """Whether the user's journal exists, as far as can be told without connecting to a server."""
     place = default_place()
     return "://" in place or Path(place).expanduser().exists()

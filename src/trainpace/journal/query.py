@@ -1,4 +1,4 @@
-"""Which runs: the filters that every verb shares, as SQL."""
+"""Filters on runs, shared by all verbs, as SQL."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainpace.records import Record
 
 
 class Query(Record):
-    """Runs that fulfil all that is stated. `model` and `device` match a part of the name, whatever its case, or with `exact`
-    the whole name; `text` is looked for in names, notes, reason, command and source; `since` is a time in UTC."""
+    """Filters that all must hold. `model` and `device` match a part of the name in any case, or with `exact` the whole
+    name; `text` is searched in names, notes, reason, command and source; `since` is a time in UTC."""
 
     model: str = ""
     device: str = ""
@@ -44,7 +44,7 @@ class Query(Record):
 
 
 def since_text(text: str) -> str:
-    """``2026-11-21`` or any ISO 8601 time as a journal has it; without a zone it is UTC."""
+    """``2026-11-21`` or any ISO 8601 time in the journal's form; UTC where it states no time zone."""
     try:
         return utc_text(datetime.datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
@@ -52,28 +52,26 @@ def since_text(text: str) -> str:
 
 
 def conditions(query: Query) -> list[ColumnElement[bool]]:
-    """The filters of a query."""
-    found: list[ColumnElement[bool]] = []
+    filters: list[ColumnElement[bool]] = []
     for column in (runs.c.model, runs.c.device):
         wanted: str = getattr(query, column.name)
         if wanted:
-            found.append(column == wanted if query.exact else column.icontains(wanted, autoescape=True))
+            filters.append(column == wanted if query.exact else column.icontains(wanted, autoescape=True))
     for column in (
         runs.c.precision, runs.c.optimizer, runs.c.kind, runs.c.outcome, runs.c.sweep, runs.c.workload_key,
     ):  # fmt: skip
         if getattr(query, column.name):
-            found.append(column == getattr(query, column.name))
+            filters.append(column == getattr(query, column.name))
     if query.micro_batch is not None:
-        found.append(runs.c.micro_batch == query.micro_batch)
+        filters.append(runs.c.micro_batch == query.micro_batch)
     if query.since:
-        found.append(runs.c.created_at >= since_text(query.since))
+        filters.append(runs.c.created_at >= since_text(query.since))
     if query.text:
-        found.append(runs.c.words.contains(query.text.casefold(), autoescape=True))
+        filters.append(runs.c.words.contains(query.text.casefold(), autoescape=True))
     if query.with_forecast:
-        found.append(runs.c.forecast_ms.is_not(None))
-    return found
+        filters.append(runs.c.forecast_ms.is_not(None))
+    return filters
 
 
 def filtered(select: Select[Any], query: Query) -> Select[Any]:
-    """`select`, narrowed to the runs of a query."""
     return select.where(*conditions(query))

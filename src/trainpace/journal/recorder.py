@@ -1,4 +1,5 @@
-"""A sweep that goes into the journal probe by probe, so that whatever ends it, what was measured is kept and taken up again."""
+"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep keeps its measurements and can be
+resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from trainpace.outcome import FailedProbe
 
 
 class Circumstances(NamedTuple):
-    """What is stored with every run of a sweep. `command`: the one that started it, "" where there was none;
+    """Facts stored with every run of a sweep. `command`: the one that started it, "" where there was none;
     `keep_identity`: whether names and paths are stored as they are."""
 
     device: str
@@ -42,7 +43,8 @@ def program_command() -> str:
 
 
 class RecordedSweep(NamedTuple):
-    """A sweep's id in the journal, all its outcomes, and how many of them an earlier, interrupted run had made."""
+    """A sweep's id in the journal, all its outcomes, and the number of them that an earlier, interrupted run had
+    measured."""
 
     id: str
     outcomes: list[Outcome]
@@ -59,7 +61,7 @@ def record_sweep(
     tell: Callable[[int, int], None] = lambda batch, finished: None,
     fresh: bool = False,
 ) -> RecordedSweep:
-    """Measure into the journal. A sweep of the same conditions that was not finished is taken up again, unless `fresh`."""
+    """Measure into the journal. An unfinished sweep of the same conditions is resumed, unless `fresh`."""
     c = circumstances
     key = sweep_key(conditions, plan, c, foresight)
     sweep = None if fresh else journal.open_sweep(key)
@@ -71,10 +73,10 @@ def record_sweep(
         journal.start_sweep(sweep)
     done = [outcome_of(entry) for entry in journal.sweep_entries(sweep.id)]
 
-    def keep(outcome: Outcome) -> None:
+    def store(outcome: Outcome) -> None:
         journal.add(_entry(outcome, sweep.id, conditions, c, foresight))
 
-    outcomes = run_sweep(conditions, plan, c.device, keep, done, hints, tell)
+    outcomes = run_sweep(conditions, plan, c.device, store, done, hints, tell)
     journal.finish_sweep(sweep.id)
     return RecordedSweep(sweep.id, outcomes, len(done))
 
@@ -82,14 +84,14 @@ def record_sweep(
 def sweep_key(
     conditions: Conditions, plan: SweepPlan, circumstances: Circumstances, foresight: Foresight | None
 ) -> str:
-    """The same for sweeps whose probes may stand in one curve: same question, machine, software and model code."""
-    asked = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
+    """Equal for sweeps whose probes belong to one curve: same conditions, machine, software and model code."""
+    question = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
     workload = "" if foresight is None else workload_key(foresight.workload, execution_of(conditions, 1))
-    return hashlib.sha256(asked + workload.encode()).hexdigest()[:32]
+    return hashlib.sha256(question + workload.encode()).hexdigest()[:32]
 
 
 def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -> Execution:
-    """The execution that a probe of these conditions is."""
+    """The execution of one probe."""
     return Execution(
         micro_batch=batch_size, accumulation=conditions.accumulation, precision=conditions.precision,
         optimizer=conditions.optimizer or optimizer or "sgd_momentum", channels_last=conditions.channels_last,
@@ -98,7 +100,7 @@ def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -
 
 
 def outcome_of(entry: Entry) -> Outcome:
-    """The probe that an entry was made of."""
+    """The probe that an entry was made from."""
     if entry.outcome == "ok":
         return measurement_of(entry)
     return FailedProbe(

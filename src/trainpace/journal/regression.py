@@ -1,4 +1,4 @@
-"""Is a recorded training slower than an earlier one, beyond the noise of both?"""
+"""Regression check: is a recorded training slower than a baseline, beyond the noise of both?"""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from trainpace.records import Record
 from trainpace.watch import Recording
 
 TOLERANCE = 0.05
-"""Processes of one program on one machine vary more than the steps of one: a few per cent."""
+"""Steps of different processes of one program on one machine differ by a few per cent, more than steps of one
+process."""
 
 
 class Pace(Record):
-    """The median step of a run, of its slowest rank, and the samples that all ranks take a step (0: not known)."""
+    """The median step of a run's slowest rank, and the samples per step over all ranks (0: unknown)."""
 
     run: str
     step_ms: float
@@ -24,7 +25,8 @@ class Pace(Record):
 
 
 class Guarded(Record):
-    """`regressed`: the lower end of the ratio's interval is above 1 + tolerance; without intervals, the ratio itself."""
+    """`regressed`: the lower end of the ratio's interval, or without intervals the ratio itself, is above 1 +
+    tolerance."""
 
     baseline: Pace
     now: Pace
@@ -34,7 +36,7 @@ class Guarded(Record):
 
 
 def pace_of_recording(recording: Recording, run: str) -> Pace:
-    """Raises UnreadableInput where nothing was trained."""
+    """Raises UnreadableInput for a recording without training steps."""
     if not recording.ranks:
         raise UnreadableInput(f"{run} holds no training steps: {recording.seen}")
     slowest = max(recording.ranks, key=lambda r: r.median_ms)
@@ -46,7 +48,7 @@ def pace_of_recording(recording: Recording, run: str) -> Pace:
 
 
 def pace_of_entry(entry: Entry) -> Pace:
-    """Of a run in the journal. Raises TrainpaceError where it has no time."""
+    """The pace of a run in the journal. Raises TrainpaceError for a run without a step time."""
     if not entry.step_time_ms:
         raise TrainpaceError(f"run {entry.id[:8]} has no step time ({entry.reason or entry.outcome}).")
     return Pace(
@@ -56,7 +58,7 @@ def pace_of_entry(entry: Entry) -> Pace:
 
 
 def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
-    """Compare the medians. Raises Contradiction where the two do not take as many samples a step on as many ranks."""
+    """Compare two paces. Raises Contradiction where their samples per step or numbers of ranks differ."""
     if baseline.samples and now.samples and abs(baseline.samples - now.samples) > 0.5:
         raise Contradiction(
             f"a step takes {now.samples:g} samples, and {baseline.samples:g} in {baseline.run}: their times do not compare.",

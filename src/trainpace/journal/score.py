@@ -1,4 +1,4 @@
-"""How good the forecasts were: errors of those that were made before the run was measured."""
+"""Accuracy of forecasts that were made before their runs were measured."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from trainpace.journal.entry import Entry
 from trainpace.records import Record
 
 LATELY = 20
-"""Runs that a person would call the last ones."""
+"""The number of runs that count as the latest."""
 
 
 class Score(Record):
     """Errors of `n` forecasts in per cent of the measured step: (forecast - measured) / measured.
 
-    `bias_pct` is the median of the signed errors. `coverage_pct` is the share of measurements inside their forecast's
+    `bias_pct`: the median of the signed errors. `coverage_pct`: the share of measurements inside their forecast's
     interval, over the `n_with_interval` that had one.
     """
 
@@ -29,7 +29,7 @@ class Score(Record):
 
 
 class Point(Record):
-    """The mean absolute error over the last `LATELY` runs up to one, and over all of them, in per cent."""
+    """The mean absolute error in per cent over the last `LATELY` runs up to this one, and over all runs so far."""
 
     created_at: str
     lately_pct: float
@@ -37,7 +37,7 @@ class Point(Record):
 
 
 class Scores(Record):
-    """The score overall, of the last `LATELY` runs, by device and model, and over time."""
+    """Scores over all runs, over the last `LATELY`, by device and model, and over time."""
 
     overall: Score
     lately: Score
@@ -47,14 +47,14 @@ class Scores(Record):
 
 
 def error_pct(entry: Entry) -> float | None:
-    """The signed error of the entry's forecast; None without a forecast or a measured time."""
+    """The signed error of the entry's forecast in per cent; None without a forecast or a measured time."""
     if entry.forecast_ms is None or not entry.step_time_ms:
         return None
     return 100 * (entry.forecast_ms - entry.step_time_ms) / entry.step_time_ms
 
 
 def scores(entries: Iterable[Entry]) -> Scores:
-    """Every score of the entries that have a forecast and a measured time; others are left out."""
+    """Scores of the entries that have both a forecast and a measured time."""
     scored = sorted((e for e in entries if error_pct(e) is not None), key=lambda e: (e.created_at, e.id))
     return Scores(
         overall=score("all", scored),
@@ -66,7 +66,6 @@ def scores(entries: Iterable[Entry]) -> Scores:
 
 
 def score(name: str, entries: Sequence[Entry]) -> Score:
-    """One score."""
     errors = [error for entry in entries if (error := error_pct(entry)) is not None]
     inside = [
         entry.forecast_low_ms <= entry.step_time_ms <= entry.forecast_high_ms

@@ -1,4 +1,4 @@
-"""The journal itself: adding, finding and changing runs, on SQLite and PostgreSQL alike."""
+"""Storage of the journal: adding, finding and changing runs, on SQLite and PostgreSQL alike."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from trainpace.records import from_json
 
 CHUNK = 1000
 MANY = 10_000
-"""New runs after which the database looks at its tables again, so as to choose its indexes well."""
+"""After this many new runs the database refreshes the statistics from which it chooses indexes."""
 
 MOST_LOOK_UPS = 1000
-"""Groups that are looked up one by one; beyond, one pass over all rows is faster."""
+"""Up to this many groups are looked up one by one; beyond, one pass over all rows is faster."""
 GROUPS = ("model", "device", "precision", "optimizer", "micro_batch", "workload_key")
 ALL = Query()
 T = TypeVar("T")
 
 
 class Median(NamedTuple):
-    """The median of the step times of `n` runs."""
+    """The median step time of the `n` runs of a group."""
 
     group: str | int | None
     n: int
@@ -50,9 +50,9 @@ class Median(NamedTuple):
 
 
 class Journal:
-    """An open journal. Use it in one process and in a ``with`` block; another process opens its own.
+    """An open journal, for one process and one ``with`` block.
 
-    What the database refuses (a full disk, a server that is down, a file of something else) raises `UnreadableInput`.
+    Errors of the database (a full disk, a server that is down, a file that is no journal) raise UnreadableInput.
     """
 
     def __init__(self, engine: Engine, url: URL) -> None:
@@ -61,10 +61,10 @@ class Journal:
 
     @classmethod
     def open(cls, where: str | None = None, create: bool = True, read_only: bool = False) -> Self:
-        """Open the journal at a path or URL, by default the user's own, and bring it up to date.
+        """Open the journal at a path or URL, by default the user's own, and migrate it to this version.
 
-        Without `create`, a journal that does not exist is an error. With `read_only`, the database refuses whatever would change
-        it from then on.
+        Without `create`, a journal that does not exist is an error. With `read_only`, the database then refuses every
+        change.
         """
         url = url_of(where or default_place())
         with plainly(url):
@@ -94,27 +94,26 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database."""
         self._engine.dispose()
 
     @property
     def place(self) -> str:
-        """Where the journal is, for people: a path, or a URL without its password."""
+        """A path, or a URL without its password."""
         return shown(self._url)
 
     @property
     def database(self) -> str:
-        """`sqlite` or `postgresql`."""
         return self._engine.dialect.name
 
     def add(self, entry: Entry) -> bool:
-        """Keep a run; False if one with its id is there already. When this returns, the run is on disk."""
+        """Store a run; False if its id is there already. On return the run is on disk."""
         return self.add_many((entry,)) == 1
 
     def add_many(self, entries: Iterable[Entry | Sweep]) -> int:
-        """Keep many runs and sweeps in one transaction, all or none; how many were new. Raising from `entries` keeps none."""
-        kept = iter(entries)
-        first = list(itertools.islice(kept, CHUNK))
+        """Store runs and sweeps in one transaction, all or none; returns how many were new. An error raised by
+        `entries` stores none."""
+        remaining = iter(entries)
+        first = list(itertools.islice(remaining, CHUNK))
         begun = False
 
         def work(connection: Connection) -> int:
@@ -124,7 +123,7 @@ class Journal:
             if len(first) > 1:
                 one_writer(connection)
             new = _insert(connection, first)
-            while chunk := list(itertools.islice(kept, CHUNK)):
+            while chunk := list(itertools.islice(remaining, CHUNK)):
                 begun = True
                 new += _insert(connection, chunk)
             return new
@@ -136,7 +135,8 @@ class Journal:
         return new
 
     def get(self, id_or_prefix: str) -> Entry:
-        """The run with this id, or the only one whose id starts so. Raises `UnknownName` or, for several, `TrainpaceError`."""
+        """The run with this id or unique beginning of an id. Raises UnknownName, or TrainpaceError where several
+        match."""
         prefix = id_or_prefix.strip().lower()
         records = []
         if re.fullmatch(r"[0-9a-f]{1,32}", prefix):
@@ -151,26 +151,26 @@ class Journal:
     def find(
         self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
     ) -> list[Entry]:
-        """Runs of a query in order of time; `limit` None for all."""
+        """Runs that match a query, in order of time; `limit` None for all."""
         order = [runs.c.created_at, runs.c.id]
         ordered = filtered(select(runs.c.record), query).order_by(*(c.desc() if newest_first else c for c in order))
         records = self._records(ordered.limit(limit).offset(offset) if limit is not None else ordered.offset(offset))
         return [from_json(record, Entry, f"a run in {self.place}") for record in records]
 
     def every(self, query: Query = ALL) -> Iterator[Entry]:
-        """All runs of a query, the oldest first, without holding them all in memory."""
+        """All runs that match a query, the oldest first, read in chunks."""
         ordered = filtered(select(runs.c.record), query).order_by(runs.c.created_at, runs.c.id)
         with plainly(self._url), reading(self._engine) as connection:
             for (record,) in connection.execution_options(yield_per=CHUNK).execute(ordered):
                 yield from_json(record, Entry, f"a run in {self.place}")
 
     def count(self, query: Query = ALL) -> int:
-        """How many runs."""
         with plainly(self._url), reading(self._engine) as connection:
             return connection.execute(filtered(select(func.count()).select_from(runs), query)).scalar_one()
 
     def median_step_ms(self, by: str = "model", query: Query = ALL) -> list[Median]:
-        """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), in order of name."""
+        """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), sorted by
+        it."""
         if by not in GROUPS:
             raise UnknownName("column", by, GROUPS, f"One of {', '.join(GROUPS)}.")
         group, time = runs.c[by], runs.c.step_time_ms
@@ -190,7 +190,7 @@ class Journal:
             return [Median(*row) for row in connection.execute(medians.group_by(timed.c[by]).order_by(timed.c[by]))]
 
     def annotate(self, id_or_prefix: str, notes: str) -> Entry:
-        """Replace the notes of a run; the run as it is now."""
+        """Replace the notes of a run; returns the changed run."""
         id_ = self.get(id_or_prefix).id
 
         def work(connection: Connection) -> Entry:
@@ -203,24 +203,24 @@ class Journal:
             return writing(self._engine, work)
 
     def delete(self, id_or_prefix: str) -> Entry:
-        """Remove a run for good; what it was."""
+        """Delete a run; returns it."""
         entry = self.get(id_or_prefix)
         with plainly(self._url):
             writing(self._engine, lambda connection: connection.execute(runs.delete().where(runs.c.id == entry.id)))
         return entry
 
     def start_sweep(self, sweep: Sweep) -> bool:
-        """Keep a sweep that begins; False if one with its id is there already."""
+        """Store a sweep that begins; False if its id is there already."""
         return self.add_many((sweep,)) == 1
 
     def open_sweep(self, key: str) -> Sweep | None:
-        """The newest sweep of these conditions that was not finished."""
+        """The newest unfinished sweep with this key."""
         unfinished = select(sweeps.c.record).where(sweeps.c.key == key, sweeps.c.finished_at.is_(None))
         records = self._records(unfinished.order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc()).limit(1))
         return from_json(records[0], Sweep, f"a sweep in {self.place}") if records else None
 
     def finish_sweep(self, id_: str, finished_at: str | None = None) -> Sweep:
-        """Say that a sweep is complete; the sweep as it is now. Raises `UnknownName` for an id that is not there."""
+        """Mark a sweep as finished; returns it. Raises UnknownName for an unknown id."""
 
         def work(connection: Connection) -> Sweep:
             chosen = select(sweeps.c.record).where(sweeps.c.id == id_).with_for_update()
@@ -235,7 +235,6 @@ class Journal:
             return writing(self._engine, work)
 
     def newest_sweeps(self, limit: int, offset: int = 0) -> list[Sweep]:
-        """Sweeps, the newest first."""
         chosen = select(sweeps.c.record).order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc())
         records = self._records(chosen.limit(limit).offset(offset))
         return [from_json(record, Sweep, f"a sweep in {self.place}") for record in records]
@@ -248,28 +247,26 @@ class Journal:
         return [from_json(record, Sweep, f"a sweep in {self.place}") for record in self._records(chosen)]
 
     def sweep_entries(self, id_: str) -> list[Entry]:
-        """The runs of a sweep in the order in which they were made."""
+        """The runs of a sweep in the order in which they were measured."""
         return self.find(Query(sweep=id_), limit=None, newest_first=False)
 
     def read(self, question: Callable[[Connection], T]) -> T:
-        """Ask a question in a transaction that only reads."""
+        """Run `question` in a transaction that only reads."""
         with plainly(self._url), reading(self._engine) as connection:
             return question(connection)
 
     def run_or_sweep(self, id_: str) -> list[Entry]:
-        """The run of an id, or the runs of the sweep of that id; the first digits do. Raises `UnknownName`, or `TrainpaceError`
-        for several or for a sweep without runs."""
+        """The run with an id, or the runs of the sweep with it; the first digits are enough. Raises UnknownName, or
+        TrainpaceError where several match or a sweep has no runs."""
         try:
             return [self.get(id_)]
         except UnknownName:
-            found = self.sweeps(id_.strip()) if id_.strip().isalnum() else []
-            if not found:
-                raise UnknownName(
-                    "run or sweep", id_, (), f"trainpace journal list shows the ids in {self.place}."
-                ) from None
-        if len(found) > 1:
+            matches = self.sweeps(id_.strip()) if id_.strip().isalnum() else []
+        if not matches:
+            raise UnknownName("run or sweep", id_, (), f"trainpace journal list shows the ids in {self.place}.")
+        if len(matches) > 1:
             raise TrainpaceError(f"several sweeps start with {id_}.", "Give more digits of the id.")
-        entries = self.sweep_entries(found[0].id)
+        entries = self.sweep_entries(matches[0].id)
         if not entries:
             raise TrainpaceError(f"the sweep {id_} has no runs.")
         return entries
@@ -279,18 +276,18 @@ class Journal:
 
 
 def _median(connection: Connection, name: str, n: int, chosen: list[ColumnElement[bool]]) -> Median:
-    """The middle of one group, by walking half of an index that is in order already."""
+    """The median of one group, by walking half of an index that is already in order."""
     time = runs.c.step_time_ms
     middle = select(time).where(*chosen).order_by(time).limit(2 - n % 2).offset((n - 1) // 2)
     return Median(name, n, statistics.fmean(connection.execute(middle).scalars()))
 
 
-def _insert(connection: Connection, kept: list[Entry | Sweep]) -> int:
+def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:
     return sum(
         _insert_rows(connection, table, rows)
         for table, rows in (
-            (runs, [row_of(entry) for entry in kept if isinstance(entry, Entry)]),
-            (sweeps, [sweep_row_of(sweep) for sweep in kept if isinstance(sweep, Sweep)]),
+            (runs, [row_of(entry) for entry in records if isinstance(entry, Entry)]),
+            (sweeps, [sweep_row_of(sweep) for sweep in records if isinstance(sweep, Sweep)]),
         )
     )
 
@@ -299,5 +296,5 @@ def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]
     if not rows:
         return 0
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    kept = dialect.insert(table).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
-    return len(connection.execute(kept, rows).all())  # drivers do not agree on what rowcount says of many rows
+    statement = dialect.insert(table).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
+    return len(connection.execute(statement, rows).all())  # drivers do not agree on what rowcount says of many rows

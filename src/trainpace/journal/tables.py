@@ -1,4 +1,4 @@
-"""The tables, and how an older journal becomes a newer one."""
+"""The tables, and the migrations of older journals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainpace.records import to_json
 
 VERSION = 3
 _LOCK = 0x7261636B
-"""Any number that nothing else in the same database locks."""
+"""A number that nothing else in the same database locks."""
 
 # bytewise order on both databases, so that times and prefixes of ids compare alike whatever the server's locale
 Words = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
@@ -92,7 +92,7 @@ journal_meta = Table("journal_meta", metadata, Column("version", Integer, nullab
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
-    """The row of an entry: the whole record, and beside it what is looked for."""
+    """The row of an entry: the whole record, and the columns that are searched."""
     execution = entry.execution
     words = (entry.model, entry.device, entry.notes, entry.reason, entry.command, entry.source)
     return {
@@ -105,7 +105,6 @@ def row_of(entry: Entry) -> dict[str, Any]:
 
 
 def sweep_row_of(sweep: Sweep) -> dict[str, Any]:
-    """The row of a sweep."""
     return {
         "id": sweep.id, "created_at": sweep.created_at, "key": sweep.key, "finished_at": sweep.finished_at,
         "record": to_json(sweep),
@@ -113,7 +112,8 @@ def sweep_row_of(sweep: Sweep) -> dict[str, Any]:
 
 
 def version_of(connection: Connection) -> int | None:
-    """The version of the journal's tables; None where there are none. Raises `UnreadableInput` for anybody else's."""
+    """The version of the journal's tables; None in an empty database. Raises UnreadableInput for tables of another
+    program."""
     tables = set(inspect(connection).get_table_names())
     if "journal_meta" not in tables:
         if tables & {"runs", "sweeps"}:
@@ -125,7 +125,8 @@ def version_of(connection: Connection) -> int | None:
 
 
 def bring_up_to_date(connection: Connection) -> None:
-    """Make the tables, or run the migrations that are missing, in the caller's transaction. Two processes may arrive at once."""
+    """Create the tables, or run the missing migrations, in the caller's transaction. Two processes may do so at
+    once."""
     one_writer(connection)
     version = version_of(connection)
     if version is None:
@@ -139,14 +140,14 @@ def bring_up_to_date(connection: Connection) -> None:
 
 
 def one_writer(connection: Connection) -> None:
-    """Wait until no other process migrates or writes many rows: on PostgreSQL, two that keep the same runs in another order
-    would wait for each other. On SQLite the transaction itself is the only one that writes."""
+    """Wait until no other process migrates or stores many runs: on PostgreSQL, two processes that store the same runs
+    in different orders would deadlock. On SQLite a writing transaction is the only one."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
 
 
 def refuse_newer(version: int) -> None:
-    """Raise `UnreadableInput` for a journal that newer software wrote: what it means is not known here."""
+    """Raises UnreadableInput for a journal written by a newer version, whose meaning is unknown here."""
     if version > VERSION:
         raise UnreadableInput(
             f"this journal has version {version}, and this trainpace knows versions up to {VERSION}.",
@@ -155,7 +156,7 @@ def refuse_newer(version: int) -> None:
 
 
 def _to_2(connection: Connection) -> None:
-    """What tells the same workload, and the allocator's memory."""
+    """Version 2 adds the workload's key and the allocator's memory."""
     words, number = Words.compile(connection.dialect), Double().compile(connection.dialect)
     connection.execute(text(f"ALTER TABLE runs ADD COLUMN workload_key {words}"))
     connection.execute(text(f"ALTER TABLE runs ADD COLUMN reserved_memory_gib {number}"))
@@ -163,7 +164,7 @@ def _to_2(connection: Connection) -> None:
 
 
 def _to_3(connection: Connection) -> None:
-    """Pages of a million runs: one index that answers every filter, and one for each order."""
+    """Version 3 adds indexes for pages of a million runs: one that answers every filter, and one per order."""
     new = ["runs_step", "runs_model_newest"]
     if connection.dialect.name == "sqlite":
         connection.execute(text("DROP INDEX runs_newest"))
@@ -174,5 +175,5 @@ def _to_3(connection: Connection) -> None:
 
 
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_to_2, _to_3)
-"""The n-th takes version n to n + 1."""
+"""Item n - 1 migrates version n to n + 1."""
 assert len(MIGRATIONS) == VERSION - 1

@@ -1,12 +1,15 @@
-"""What this machine is, as far as it bears on training: read from /proc, /sys and the drivers, without torch.
+"""What this machine is, as far as it bears on training, without torch: from psutil, py-cpuinfo and NVML; limits of control
+groups, caches and clocks, which these do not tell, from /proc and /sys.
 
-Every field may be None: on systems without /proc, in containers, and for drivers that do not tell. Nothing that
+Every field may be None: on other systems than Linux, in containers, and for drivers that do not tell. Nothing that
 identifies a machine, a person or a place is kept: no host name, serial number, UUID, bus address or path.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import platform
 import re
 from collections.abc import Iterator
@@ -41,14 +44,15 @@ class Cpu(Record):
     @property
     def usable_cores(self) -> float | None:
         """Logical cores' worth of CPU time that this process can get."""
-        known = [cores for cores in (self.affinity_cores, self.quota_cores, self.logical_cores) if cores is not None]
-        return float(min(known)) if known else None
+        limits = [cores for cores in (self.affinity_cores, self.quota_cores, self.logical_cores) if cores is not None]
+        return float(min(limits)) if limits else None
 
 
 class Machine(Record):
     """One machine as a process on it sees it. `memory_limit_gib`: its cgroup's, None without one below `memory_gib`.
 
     `load_average` is over the last minute; `on_battery` None where there is no power supply to ask.
+    `gpu_problem`: why the NVIDIA driver does not show all GPUs.
     """
 
     cpu: Cpu
@@ -62,73 +66,78 @@ class Machine(Record):
     container: bool | None
     on_battery: bool | None
     load_average: float | None
+    gpu_problem: str | None = None
 
 
 def detect(root: Path = Path("/"), storage: Storage | None = None) -> Machine:
-    """Read the machine; takes milliseconds. `root` is where proc, sys and etc are; `storage` what `measure_storage` gave."""
-    memory = _memory_gib(root)
-    limit = _memory_limit_gib(root)
-    load = _text(root / "proc/loadavg").split()
+    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are; `storage` what `measure_storage` gave."""
+    import psutil
+
+    memory_gib = gib_from_bytes(psutil.virtual_memory().total)
+    limit_gib = _memory_limit_gib(root)
+    gpus, problem = detect_gpus()
     return Machine(
         cpu=detect_cpu(root),
-        memory_gib=memory,
-        memory_limit_gib=None if limit is None or (memory is not None and limit >= memory) else limit,
-        gpus=detect_gpus(),
+        memory_gib=memory_gib,
+        memory_limit_gib=None if limit_gib is None or limit_gib >= memory_gib else limit_gib,
+        gpus=gpus,
         storage=storage,
         operating_system=_operating_system(root),
-        kernel=_text(root / "proc/sys/kernel/osrelease").strip() or platform.release() or None,
+        kernel=platform.release() or None,
         python=platform.python_version(),
         container=_in_container(root),
         on_battery=_on_battery(root),
-        load_average=_number(load[0]) if load else None,
+        load_average=psutil.getloadavg()[0],
+        gpu_problem=problem,
     )
 
 
 def detect_cpu(root: Path = Path("/")) -> Cpu:
     """The processors alone."""
-    processors = _cpuinfo(root)
-    names = [block["model name"] for block in processors if block.get("model name")]
-    packages = _topology(root, processors)
+    import psutil
+
     frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
-    name = names[0] if names else platform.processor() or None
-    stated = re.search(r"@\s*([\d.]+)\s*GHz", name or "")
-    base = _mhz(frequency / "base_frequency")
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(root / "proc/self/status"), re.MULTILINE)
+    name = cpu_name(root)
+    stated = re.search(r"@\s*([\d.]+)\s*GHz", name)
+    base_mhz = _mhz(frequency / "base_frequency")
     return Cpu(
         name=name,
-        sockets=len({package for package, _ in packages}) or None,
-        physical_cores=len(packages) or None,
-        logical_cores=len(processors) or None,
-        affinity_cores=_count_of_list(allowed.group(1)) if allowed else None,
+        sockets=_sockets(root),
+        physical_cores=psutil.cpu_count(logical=False),
+        logical_cores=psutil.cpu_count(),
+        affinity_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         quota_cores=_quota_cores(root),
-        base_mhz=1e3 * float(stated.group(1)) if base is None and stated else base,
+        base_mhz=1e3 * float(stated.group(1)) if base_mhz is None and stated else base_mhz,
         max_mhz=_mhz(frequency / "cpuinfo_max_freq"),
         governor=_text(frequency / "scaling_governor").strip() or None,
         **_caches(root),
     )
 
 
-def _cpuinfo(root: Path) -> list[dict[str, str]]:
-    """One dict a logical processor."""
-    blocks = []
-    for text in _text(root / "proc/cpuinfo").split("\n\n"):
-        pairs = (line.partition(":") for line in text.splitlines())
-        block = {key.strip(): value.strip() for key, _, value in pairs}
-        if "processor" in block:  # ARM ends with a block about the board
-            blocks.append(block)
-    return blocks
+@functools.cache
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor's name, as the system tells it; else its architecture.
+
+    Linux names x86 processors at once. py-cpuinfo knows others (ARM by lscpu, macOS), and starts programs to ask them.
+    """
+    match = re.search(r"^model name\s*:\s*(.*\S)", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    if match:
+        return match.group(1)
+    import cpuinfo
+
+    description = {}
+    with contextlib.suppress(Exception):  # it raises bare exceptions on processors that it does not know
+        description = cpuinfo.get_cpu_info()
+    return str(description.get("brand_raw") or platform.machine())
 
 
-def _topology(root: Path, processors: list[dict[str, str]]) -> set[tuple[str, str]]:
-    """(package, core) of every physical core."""
-    found = set()
-    for i in range(len(processors)):
-        folder = root / f"sys/devices/system/cpu/cpu{i}/topology"
-        package, core = (_text(folder / name).strip() for name in ("physical_package_id", "core_id"))
-        if package and core:
-            found.add((package, core))
-    told = {(b["physical id"], b["core id"]) for b in processors if "physical id" in b and "core id" in b}
-    return found or told
+def _sockets(root: Path) -> int | None:
+    topology = root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
+    packages = {_text(file) for file in topology} - {""}
+    return (
+        len(packages or set(re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE)))
+        or None
+    )
 
 
 def _caches(root: Path) -> dict[str, int | None]:
@@ -145,11 +154,6 @@ def _caches(root: Path) -> dict[str, int | None]:
 def _mhz(file: Path) -> float | None:
     khz = _number(_text(file))
     return None if khz is None else khz / 1e3
-
-
-def _memory_gib(root: Path) -> float | None:
-    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    return gib_from_bytes(int(match.group(1)) * 1024) if match else None
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
@@ -217,17 +221,6 @@ def _on_battery(root: Path) -> bool | None:
             elif kind == "Battery" and _text(supply / "scope").strip() != "Device":  # not a mouse's
                 battery = bool(battery) or _text(supply / "status").strip() == "Discharging"
     return False if any(mains) else battery
-
-
-def _count_of_list(text: str) -> int | None:
-    """How many numbers are in the kernel's list, such as 0-3,8."""
-    count = 0
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
-            return None
-        count += int(last or first) - int(first) + 1
-    return count
 
 
 def _number(text: str) -> float | None:

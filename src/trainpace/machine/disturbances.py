@@ -18,6 +18,7 @@ def warnings_of(machine: Machine) -> tuple[str, ...]:
         *_cpu(machine),
         *_memory(machine),
         *(s for i, gpu in enumerate(machine.gpus) for s in _gpu(i, gpu)),
+        *([f"the NVIDIA driver does not show every GPU ({machine.gpu_problem})."] if machine.gpu_problem else []),
         *_storage(machine),
     )
 

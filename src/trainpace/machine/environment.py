@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 
 from trainpace.hardware import catalogue_name
-from trainpace.machine.detect import detect_cpu
+from trainpace.machine.detect import cpu_name
 
 
 def environment(device: str) -> dict[str, str]:
@@ -33,8 +33,3 @@ def environment(device: str) -> dict[str, str]:
 def device_in(environment: Mapping[str, str]) -> str:
     """The device of what was measured there, by the catalogue's name; "" where it does not say."""
     return catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")
-
-
-def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
-    return detect_cpu().name or platform.machine()

@@ -1,23 +1,16 @@
-"""NVIDIA GPUs as the driver describes them: through NVML (nvidia-ml-py), else through the nvidia-smi program.
+"""NVIDIA GPUs as the driver describes them through NVML (nvidia-ml-py).
 
-The two tell the same things; a figure that the driver does not give is None. UUIDs, serial numbers and bus addresses
-are not kept.
+A figure that the driver does not give is None. UUIDs, serial numbers and bus addresses are not kept.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
-import re
-import shutil
-import subprocess
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainpace.records import Record
 from trainpace.units import gib_from_bytes
-
-SMI_TIMEOUT_S = 20.0
 
 THROTTLE_REASONS = {
     0x0000000000000002: "its application clocks are set",
@@ -65,54 +58,69 @@ class Gpu(Record):
     other_processes: int | None = None
 
 
-def detect_gpus(nvml: Any = None) -> tuple[Gpu, ...]:
-    """All NVIDIA GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says; none where there is no driver to ask.
+class Gpus(NamedTuple):
+    """The GPUs of a machine; `problem`: why the driver does not tell of all of them, None where there is no driver."""
 
-    `nvml` is the pynvml module, imported here if not given.
-    """
+    gpus: tuple[Gpu, ...] = ()
+    problem: str | None = None
+
+
+def detect_gpus(nvml: Any = None) -> Gpus:
+    """All NVIDIA GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says. `nvml` is the pynvml module, imported here if not
+    given."""
     if nvml is None:
-        with contextlib.suppress(ImportError):
-            nvml = importlib.import_module("pynvml")
-    found = () if nvml is None else _through_nvml(nvml)
-    return found or _through_smi()
+        import pynvml
 
-
-def _through_nvml(nvml: Any) -> tuple[Gpu, ...]:
+        nvml = pynvml
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ()
+    except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
+        return Gpus()
+    except nvml.NVMLError as error:
+        return Gpus(problem=str(error))
     try:
-        ask = _Asker(nvml)
-        driver, version = ask("SystemGetDriverVersion"), ask("SystemGetCudaDriverVersion")
-        cuda = None if version is None else f"{version // 1000}.{version % 1000 // 10}"
-        handles = (ask("DeviceGetHandleByIndex", i) for i in range(ask("DeviceGetCount") or 0))
-        return tuple(_nvml_gpu(nvml, ask, handle, driver, cuda) for handle in handles if handle is not None)
+        return _all_gpus(nvml)
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
-class _Asker:
-    """Calls nvmlNAME; None where this GPU, driver or module does not know it."""
+def _all_gpus(nvml: Any) -> Gpus:
+    query = _Query(nvml)
+    driver, version = query("SystemGetDriverVersion"), query("SystemGetCudaDriverVersion")
+    cuda = None if version is None else f"{version // 1000}.{version % 1000 // 10}"
+    gpus, problem = [], None
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        return Gpus(problem=str(error))
+    for index in range(count):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as error:  # a GPU that has failed, or that this user may not see
+            problem = f"GPU {index}: {error}"
+            continue
+        gpus.append(_describe(nvml, query, handle, driver, cuda))
+    return Gpus(tuple(gpus), problem)
+
+
+class _Query:
+    """Calls nvmlNAME; None where this GPU, driver or user gets no answer, or the module does not know the name."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        function = getattr(self._nvml, f"nvml{name}", None)
-        if function is None:
-            return None
         try:
-            value = function(*arguments)
-        except self._nvml.NVMLError:
+            value = getattr(self._nvml, f"nvml{name}")(*arguments)
+        except (AttributeError, self._nvml.NVMLError):
             return None
         return value.decode() if isinstance(value, bytes) else value  # modules before version 11.5
 
 
-def _nvml_gpu(nvml: Any, ask: _Asker, handle: Any, driver: str | None, cuda: str | None) -> Gpu:
+def _describe(nvml: Any, query: _Query, handle: Any, driver: str | None, cuda: str | None) -> Gpu:
     def of(name: str, *arguments: Any) -> Any:
-        return ask(f"DeviceGet{name}", handle, *arguments)
+        return query(f"DeviceGet{name}", handle, *arguments)
 
     def watts(value: float | None) -> float | None:
         return None if value is None else value / 1e3
@@ -127,7 +135,7 @@ def _nvml_gpu(nvml: Any, ask: _Asker, handle: Any, driver: str | None, cuda: str
     users = of("ComputeRunningProcesses")
     mig = switch(of("MigMode"))
     slices = [of("MigDeviceHandleByIndex", i) for i in range(of("MaxMigDeviceCount") or 0)] if mig else []
-    names = [str(ask("DeviceGetName", part) or "MIG") for part in slices if part is not None]
+    names = [str(query("DeviceGetName", part) or "MIG") for part in slices if part is not None]
     state = of("PerformanceState")
     return Gpu(
         name=of("Name"),
@@ -152,124 +160,6 @@ def _nvml_gpu(nvml: Any, ask: _Asker, handle: Any, driver: str | None, cuda: str
         persistence=switch(of("PersistenceMode")),
         temperature_c=of("Temperature", nvml.NVML_TEMPERATURE_GPU),
         performance_state=state if state is not None and 0 <= state <= 15 else None,
-        throttled_by=_reasons(reasons),
+        throttled_by=tuple(reason for bit, reason in THROTTLE_REASONS.items() if (reasons or 0) & bit),
         other_processes=None if users is None else len({user.pid for user in users} - {os.getpid()}),
     )
-
-
-_SMI_FIELDS = (
-    "pci.bus_id", "name", "driver_version", "memory.total", "pcie.link.gen.current", "pcie.link.gen.max",
-    "pcie.link.width.current", "pcie.link.width.max", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory",
-    "clocks.max.memory", "power.limit", "power.default_limit", "power.max_limit", "compute_cap", "mig.mode.current",
-    "ecc.mode.current", "persistence_mode", "temperature.gpu", "pstate", "clocks_throttle_reasons.active",
-)  # fmt: skip
-_NEWER_NAMES = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}
-
-
-def _through_smi() -> tuple[Gpu, ...]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    fields = list(_SMI_FIELDS)
-    out = _run(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    if out is None:  # one name that this release does not know fails the whole question
-        fields = [_NEWER_NAMES.get(field, field) for field in fields]
-        out = _run(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    if out is None:
-        fields = [field for field in _SMI_FIELDS if field not in ("compute_cap", *_NEWER_NAMES)]
-        out = _run(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits") or ""
-    told = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", _run(program) or "")
-    users = _run(program, "--query-compute-apps=gpu_bus_id,pid", "--format=csv,noheader,nounits")
-    rows = [[value.strip() for value in line.split(",")] for line in out.splitlines()]
-    slices = _smi_slices(program) if any("Enabled" in row for row in rows) else []
-    gpus = []
-    for i, row in enumerate(rows):
-        if len(row) == len(_SMI_FIELDS) or len(row) == len(fields):
-            values = {_OLDER_NAMES.get(f, f): v for f, v in zip(fields, row, strict=True) if not _is_unknown(v)}
-            gpus.append(_smi_gpu(values, told.group(1) if told else None, users, slices[i] if i < len(slices) else ()))
-    return tuple(gpus)
-
-
-_OLDER_NAMES = {new: old for old, new in _NEWER_NAMES.items()}
-
-
-def _smi_gpu(values: dict[str, str], cuda: str | None, users: str | None, slices: tuple[str, ...]) -> Gpu:
-    def number(name: str) -> float | None:
-        try:
-            return float(values[name])
-        except (KeyError, ValueError):
-            return None
-
-    def whole(name: str) -> int | None:
-        value = number(name)
-        return None if value is None else int(value)
-
-    def switch(name: str) -> bool | None:
-        return {"enabled": True, "disabled": False}.get(values.get(name, "").casefold())
-
-    memory = number("memory.total")
-    state = re.fullmatch(r"P(\d+)", values.get("pstate", ""))
-    active = values.get("clocks_throttle_reasons.active", "")
-    mig = switch("mig.mode.current")
-    return Gpu(
-        name=values.get("name"),
-        driver=values.get("driver_version"),
-        cuda=cuda,
-        memory_gib=None if memory is None else memory / 1024,
-        pcie_generation=whole("pcie.link.gen.current"),
-        pcie_generation_max=whole("pcie.link.gen.max"),
-        pcie_width=whole("pcie.link.width.current"),
-        pcie_width_max=whole("pcie.link.width.max"),
-        sm_mhz=number("clocks.current.sm"),
-        sm_mhz_max=number("clocks.max.sm"),
-        memory_mhz=number("clocks.current.memory"),
-        memory_mhz_max=number("clocks.max.memory"),
-        power_limit_w=number("power.limit"),
-        power_limit_default_w=number("power.default_limit"),
-        power_limit_max_w=number("power.max_limit"),
-        compute_capability=values.get("compute_cap"),
-        mig=mig,
-        mig_instances=slices if mig else (),
-        ecc=switch("ecc.mode.current"),
-        persistence=switch("persistence_mode"),
-        temperature_c=number("temperature.gpu"),
-        performance_state=int(state.group(1)) if state else None,
-        throttled_by=_reasons(int(active, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]+", active) else None),
-        other_processes=None if users is None else _others(users, values.get("pci.bus_id", "?")),
-    )
-
-
-def _others(users: str, bus: str) -> int:
-    pairs = (line.split(",") for line in users.splitlines())
-    pids = {pair[1].strip() for pair in pairs if len(pair) == 2 and pair[0].strip().casefold() == bus.casefold()}
-    return len(pids - {str(os.getpid())})
-
-
-def _smi_slices(program: str) -> list[tuple[str, ...]]:
-    """Names of the MIG instances of each GPU, in the order of the listing."""
-    found: list[tuple[str, ...]] = []
-    for line in (_run(program, "-L") or "").splitlines():
-        if line.startswith("GPU "):
-            found.append(())
-        elif found and (match := re.match(r"\s+MIG (\S+)", line)):
-            found[-1] += (match.group(1),)
-    return found
-
-
-def _reasons(bits: int | None) -> tuple[str, ...]:
-    return tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits is not None and bits & bit)
-
-
-def _is_unknown(value: str) -> bool:
-    return value.startswith("[") or value.casefold() in ("", "n/a", "unknown error")
-
-
-def _run(program: str, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=SMI_TIMEOUT_S,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -35,7 +34,7 @@ class Storage(Record):
     read_from_cache: bool
 
 
-def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES, root: Path = Path("/")) -> Storage:
+def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES) -> Storage:
     """Write, flush and read a file of random bytes in `folder`. The file has no name, so nothing can leave it behind.
 
     Raises `TrainpaceError` for a folder that is missing, not writable or full.
@@ -43,7 +42,7 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
     if size_bytes < 2**20:
         raise TrainpaceError(f"a storage probe of {size_bytes} bytes is too small.", "Use at least 1 MiB.")
     block = os.urandom(min(_BLOCK_BYTES, size_bytes))  # random, for some filesystems compress
-    filesystem = filesystem_of(folder, root)
+    filesystem = filesystem_of(folder)
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             handle = file.fileno()
@@ -64,21 +63,17 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
     )
 
 
-def filesystem_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> str | None:
+def filesystem_of(folder: str | os.PathLike[str]) -> str | None:
     """The type of the filesystem that holds `folder`, such as ext4; None where the system does not tell."""
-    try:
-        mounts = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    place, best, kind = Path(folder).resolve(), -1, None
-    for line in mounts:
-        before, separator, after = line.partition(" - ")
-        fields = before.split()
-        if separator and len(fields) > 4:
-            mount = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal.group(1), 8)), fields[4]))
-            # of two mounts on one place the later one is seen
-            if place.is_relative_to(mount) and len(mount.parts) >= best:
-                best, kind = len(mount.parts), after.split()[0]
+    import psutil
+
+    place, kind, deepest = Path(folder).resolve(), None, -1
+    for mount in psutil.disk_partitions(all=True):
+        depth = len(Path(mount.mountpoint).parts)
+        if depth >= deepest and place.is_relative_to(
+            mount.mountpoint
+        ):  # of two mounts on one place the later one is seen
+            deepest, kind = depth, mount.fstype or None
     return kind
 
 

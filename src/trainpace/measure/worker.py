@@ -30,13 +30,12 @@ def _limit_memory(gib: float) -> None:
     """Let this process take only so much more than it has now, after torch was loaded. Data and anonymous memory count."""
     try:
         import resource
-        from pathlib import Path
 
-        lines = Path("/proc/self/status").read_text().splitlines()
-        now_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
-        limit = now_kib * 1024 + int(gib * 2**30)
+        import psutil
+
+        limit = psutil.Process().memory_info().data + int(gib * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    except (ImportError, OSError, ValueError, StopIteration):
+    except (ImportError, AttributeError, OSError, ValueError):
         raise TrainpaceError(f"a memory limit cannot be set on {sys.platform}.", "Leave it out.") from None
 
 

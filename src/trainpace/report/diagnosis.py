@@ -8,6 +8,7 @@ from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_
 from trainpace.units import format_duration, format_number
 
 LEAST_SHARE = 0.005
+NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or a lower precision would help."
 
 
 def print_diagnosis(d: Diagnosis, folder: str) -> None:
@@ -36,7 +37,7 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
     print_lines(*(f"Why: {line}" for line in d.why))
     print_lines(*(f"note: {line}" for line in d.warnings))
     if d.advice:
-        rows = [[a.title, *_saved(a, d)] for a in d.advice]
+        rows = [[a.title, *savings(a, d)] for a in d.advice]
         columns = [
             words("what to change", least=16),
             Column("saves a step"),
@@ -54,22 +55,23 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
 def _print_next(d: Diagnosis, folder: str) -> None:
     """To prove what was only seen; else the plan that starts from this recording."""
     if not d.advice:
-        print_lines("Nothing here is worth changing; a faster device, fewer FLOPs or a lower precision would help.")
+        print_lines(NOTHING_WORTH)
     if not d.proofs:
-        print_next("trainpace diagnose -- python train.py", "your own command: interventions prove the shares")
+        print_next("trainpace diagnose -- python train.py", "with your own command: interventions prove the shares")
     else:
         print_next(
-            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a time line, worker by worker"
+            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline, worker by worker"
         )
 
 
 def _roof(d: Diagnosis) -> str:
     if d.share_of_roof is None:
         return ""
-    return f" Forward and backward reach {d.share_of_roof:.0%} of the rate of one large product of matrices here."
+    return f" Forward and backward reach {d.share_of_roof:.0%} of the rate of a large matrix multiplication on this device."
 
 
-def _saved(a: Advice, d: Diagnosis) -> list[str]:
+def savings(a: Advice, d: Diagnosis) -> list[str]:
+    """A step, an epoch, the job, and at most a step."""
     epoch = d.seconds_an_epoch(a.saves_ms)
     job = None if epoch is None or d.epochs is None else epoch * d.epochs
     return [

@@ -7,59 +7,48 @@ from collections.abc import Mapping, Sequence
 from trainpace.forecast.memory import needed_gib
 from trainpace.job import assumed_in_words
 from trainpace.outcome import STEP_PARTS, Forecast, Jump
+from trainpace.report import terminal
 from trainpace.report.chart import chart
+from trainpace.report.charts.breakdown import part_words
+from trainpace.report.charts.step_time import PROVENANCE, best_of
 from trainpace.report.columns import Column, bar, words
-from trainpace.report.terminal import (
-    BAR_WIDTH,
-    console,
-    print_head,
-    print_lines,
-    print_next,
-    print_plot,
-    print_table,
-    print_verdict,
-)
+from trainpace.report.terminal import BAR_WIDTH, print_lines, print_next, print_table
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
 
 FEWEST_FOR_A_PICTURE = 8
 MOST_ROWS = 24
-"""Of a range of batch sizes on one device; beyond it the table has those that decide, the plot all."""
+"""Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""
 MOST_WARNINGS = 12
-SOURCES = {
-    "fitted": "datasheet figures and constants fitted on public measurements",
-    "transferred": "a measurement of the same model on another card",
-    "calibrated": "this machine's micro-benchmarks",
-}
 
 
 def print_forecasts(
     workload: Workload,
     rows: Sequence[Forecast],
     jumps: Mapping[str, Sequence[Jump]] | None = None,
-    said: Sequence[str] = (),
+    journal_notes: Sequence[str] = (),
     spec: str | None = None,
 ) -> None:
     """The answer, a table, where the time goes in a single one, the jumps over a range, how far to trust it, and what next.
 
-    `said`: what the journal knows beside it. `spec`: how the user named the model.
+    `journal_notes`: what the journal knows beside it. `spec`: how the user named the model.
     """
     e = rows[0].execution
     n, trained = workload.parameters, workload.trainable_parameters
     frozen = "" if trained == n else f" ({format_count(trained)} trained)"
-    print_head(
+    terminal.print_head(
         f"{workload.model}: {format_count(n)} parameters{frozen}, {workload.sample}, {e.precision}, {e.optimizer}"
     )
     done = [row for row in rows if row.step is not None]
-    _print_verdict(rows, done)
+    terminal.print_verdict(*verdict(rows))
     shown = _deciding(rows)
     priced = any(row.training_time is not None for row in rows)
     print_table(_columns(priced), [_cells(row, priced) for row in shown])
     if len(shown) < len(rows):
-        print_lines(f"{len(shown)} of {len(rows)} batch sizes; the plot has all, and so has --json.", "")
+        print_lines(f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all.", "")
     if len(done) == 1:
         _print_breakdown(done[0])
-    print_jumps(rows, jumps or {})
+    _print_jumps(rows, jumps or {})
     for reason in dict.fromkeys(row.reason for row in rows if row.reason):
         print_lines(f"Not forecast: {reason}")
     if len(rows) <= MOST_WARNINGS:
@@ -67,37 +56,38 @@ def print_forecasts(
         print_lines(*(f"Warning: {warning}." for warning in dict.fromkeys(warned)))
     if done:
         _print_largest(done)
-        print_lines(*said, *dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time))
-        sources = " and ".join(SOURCES[p] for p in dict.fromkeys(row.provenance for row in done))
-        print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold 9 of 10 cases.")
+        assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
+        print_lines(*journal_notes, *assumed)
+        sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in done))
+        print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
 
 
-def _print_verdict(rows: Sequence[Forecast], done: Sequence[Forecast]) -> None:
+def verdict(rows: Sequence[Forecast]) -> tuple[str, bool | None]:
+    """The answer in a sentence or two, and False where it is no."""
+    done = [row for row in rows if row.step is not None]
     fitting = [row for row in done if row.fits is not False]
     if not done:
-        print_verdict("No: none of this can be forecast; the reason is below.", good=False)
-    elif not fitting:
-        print_verdict(_misfit(done), good=False)
-    elif len(fitting) == 1 == len(rows):
-        print_verdict(_one(fitting[0]))
-    elif fitting[0].cost_usd is not None:
-        cheap, fast = min(fitting, key=_cost), min(fitting, key=_seconds)
-        print_verdict(f"Cheapest: {_where(cheap)}, {_job(cheap)}." if cheap is fast else
-                      f"Cheapest: {_where(cheap)}, {_job(cheap)}. Fastest: {_where(fast)}, {_job(fast)}.")  # fmt: skip
-    else:
-        best = max(fitting, key=_throughput)
-        print_verdict(
-            f"Best throughput that fits: {_where(best)}, {format_number(_throughput(best))} samples/s."
-            f" A step takes {_step(best)}."
-        )
+        return f"No forecast is possible. {rows[0].reason[:1].upper()}{rows[0].reason[1:]}", False
+    if not fitting:
+        return _misfit(done), False
+    if len(fitting) == 1 == len(rows):
+        return _only(fitting[0]), None
+    if fitting[0].cost_usd is not None:
+        cheap, fast = min(fitting, key=lambda f: f.cost_usd or 0.0), min(fitting, key=_seconds)
+        fastest = "" if cheap is fast else f" Fastest: {_where(fast)}, {_job(fast)}."
+        return f"Cheapest: {_where(cheap)}, {_job(cheap)}.{fastest}", None
+    best = max(fitting, key=_throughput)
+    rate = format_number(_throughput(best))
+    return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.", None
 
 
-def _one(f: Forecast) -> str:
-    assert f.step is not None
+def _only(f: Forecast) -> str:
     fits = "" if f.fits is None else " It fits in memory."
-    said = f"A step takes {_step(f)}: {format_number(_throughput(f))} samples/s.{fits}"
-    return said if f.training_time is None else f"{said} The whole training: {_job(f)}, without loading and evaluation."
+    answer = f"A step takes {_step(f)}: {format_number(_throughput(f))} samples/s.{fits}"
+    if f.training_time is None:
+        return answer
+    return f"{answer} The whole training takes {_job(f)}, without data loading and evaluation."
 
 
 def _job(f: Forecast) -> str:
@@ -113,9 +103,10 @@ def _misfit(done: Sequence[Forecast]) -> str:
     if not needed:
         return "No: nothing here fits in memory."
     f, gib = min(needed, key=lambda row: row[1])
-    has = "" if f.capacity_gib is None else f" of {format_number(f.capacity_gib)} GiB"
-    which = "it does not fit" if len(done) == 1 else "none of them fits; at the least"
-    return f"No: {which}: {_where(f)} needs {format_number(gib)}{has}, with what the driver and the allocator keep at the least."
+    which = "it does not fit in memory" if len(done) == 1 else "none of them fits in memory. The closest"
+    has = "" if f.capacity_gib is None else f"; the device has {format_number(f.capacity_gib)} GiB"
+    need = f"needs at least {format_number(gib)} GiB, including the overhead of driver and allocator"
+    return f"No: {which}{'.' if len(done) == 1 else ','} {_where(f)}{',' if len(done) > 1 else ''} {need}{has}."
 
 
 def _step(f: Forecast) -> str:
@@ -126,19 +117,19 @@ def _step(f: Forecast) -> str:
 
 
 def _where(f: Forecast) -> str:
-    return f"{_device(f)} at batch {f.execution.micro_batch:,}"
+    return f"{fleet(f)} at batch {f.execution.micro_batch:,}"
 
 
-def _device(f: Forecast) -> str:
+def fleet(f: Forecast) -> str:
     return f.device if f.num_devices == 1 else f"{f.num_devices} x {f.device}"
+
+
+def device_and_batch(f: Forecast) -> str:
+    return f"{fleet(f)}, batch {f.execution.micro_batch}"
 
 
 def _throughput(f: Forecast) -> float:
     return f.samples_per_second or 0.0
-
-
-def _cost(f: Forecast) -> float:
-    return f.cost_usd or 0.0
 
 
 def _seconds(f: Forecast) -> float:
@@ -152,18 +143,18 @@ def _deciding(rows: Sequence[Forecast]) -> list[Forecast]:
         by_device.setdefault(row.device, []).append(row)
     if max(map(len, by_device.values())) <= MOST_ROWS:
         return list(rows)
-    kept = []
+    shown: list[Forecast] = []
     for swept in by_device.values():
         sizes = {2**i for i in range(31)} | {swept[0].execution.micro_batch, swept[-1].execution.micro_batch}
         fitting = [row for row in swept if row.step is not None and row.fits is not False]
         if fitting:
             sizes |= {max(fitting, key=_throughput).execution.micro_batch, fitting[-1].execution.micro_batch}
-        kept += [row for row in swept if row.execution.micro_batch in sizes]
-    return kept
+        shown += [row for row in swept if row.execution.micro_batch in sizes]
+    return shown
 
 
 def _print_largest(done: Sequence[Forecast]) -> None:
-    largest = {_device(row): row.largest_micro_batch for row in done if row.largest_micro_batch is not None}
+    largest = {fleet(row): row.largest_micro_batch for row in done if row.largest_micro_batch is not None}
     fits = [f"{batch:,} on {name}" for name, batch in largest.items() if batch]
     if fits:
         print_lines(f"Largest batch per GPU that fits: {', '.join(fits)}.")
@@ -174,67 +165,57 @@ def _print_largest(done: Sequence[Forecast]) -> None:
 
 def _print_next(done: Sequence[Forecast], spec: str) -> None:
     """Real steps where the best one fits; where nothing does, the largest batch that would."""
-    fitting = [row for row in done if row.fits is not False]
-    if not fitting:
-        best = max(done, key=lambda row: row.largest_micro_batch or 0)
-        if best.largest_micro_batch:
-            command = [*_forecast_command(best, spec), "--batch", str(best.largest_micro_batch)]
-            print_next(command, "the largest batch that fits; --accumulate keeps the global batch")
-        elif best.execution.activation_checkpointing == "none":
-            print_next(
-                [*_forecast_command(best, spec), "--checkpointing", "full"],
-                "recomputes activations, to need less memory",
-            )
+    best = best_of(done)
+    if best is None:
+        closest = max(done, key=lambda row: row.largest_micro_batch or 0)
+        command = _forecast_command(closest, spec)
+        if closest.largest_micro_batch:
+            reason = "the largest batch that fits; --accumulate keeps the global batch"
+            print_next([*command, "--batch", str(closest.largest_micro_batch)], reason)
+        elif closest.execution.activation_checkpointing == "none":
+            print_next([*command, "--checkpointing", "full"], "recomputes activations, which needs less memory")
         return
-    best = max(fitting, key=_throughput)
-    e = best.execution
+    e, command = best.execution, _forecast_command(best, spec)
     if best.num_devices > 1:
-        command = [
-            "trainpace",
-            "plan",
-            *_forecast_command(best, spec)[2:],
-            "--batch",
-            str(e.micro_batch),
-            "--max-steps",
-            "1000",
-        ]
-        print_next(command, "what to change, and what that saves in a thousand steps")
+        steps = ["--batch", str(e.micro_batch), "--max-steps", "1000"]
+        print_next(["trainpace", "plan", *command[2:], *steps], "what to change, and what it saves in 1,000 steps")
     elif spec.endswith(".json") and not spec.startswith("transformers:"):
-        command = [*_forecast_command(best, spec), "--batch", f"1:{min(best.largest_micro_batch or 64, 128)}"]
-        print_next(command, "every batch size of a range, and where step time jumps")
+        batches = f"1:{min(best.largest_micro_batch or 64, 128)}"
+        print_next([*command, "--batch", batches], "a range of batch sizes, and where the step time jumps")
     else:
-        command = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), "--precision", e.precision]
+        measure = ["trainpace", "measure", spec, "--batch", str(e.micro_batch), "--precision", e.precision]
         if best.provenance == "calibrated":
-            print_next(command, "real steps on this machine, beside the forecast")
+            print_next(measure, "real steps on this machine, beside the forecast")
         else:
-            print_next([*command, "--device", "cuda"], f"real steps, where there is such a card: {best.device}")
+            print_next([*measure, "--device", "cuda"], f"real steps, on a machine with this GPU: {best.device}")
 
 
 def _forecast_command(f: Forecast, spec: str) -> list[str]:
     e = f.execution
-    fleet = [] if e.world_size == 1 else ["--num-gpus", str(e.nproc_per_node)]
-    return ["trainpace", "forecast", spec, "--gpu", f.device, *fleet, "--precision", e.precision]
+    gpus = [] if e.world_size == 1 else ["--num-gpus", str(e.nproc_per_node)]
+    return ["trainpace", "forecast", spec, "--gpu", f.device, *gpus, "--precision", e.precision]
 
 
-def print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
+def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
     """Step time over the batch size as a picture, its discontinuities and what causes them."""
-    by_device: dict[str, list[Forecast]] = {}
+    by_device: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row.step is not None:
-            by_device.setdefault(row.device, []).append(row)
-    for name, swept in by_device.items():
-        if len(swept) < FEWEST_FOR_A_PICTURE:
+            by_device.setdefault(row.device, []).append((row.execution.micro_batch, row.step.total_ms))
+    for name, points in by_device.items():
+        if len(points) < FEWEST_FOR_A_PICTURE:
             continue
-        found = jumps.get(name, ())
-        points = [(row.execution.micro_batch, row.step.total_ms) for row in swept if row.step is not None]
-        title = f"{name}: step time in ms over the batch size" + (", ▲ after a jump" if found else "")
-        print_plot([*chart(points, {jump.batch for jump in found}, title, width=console().width), ""])
-        if not found:
+        here = jumps.get(name, ())
+        title = f"{name}: step time in ms over the batch size" + (", ▲ after a jump" if here else "")
+        plot = chart(points, {jump.batch for jump in here}, title, width=terminal.console().width)
+        terminal.print_plot([*plot, ""])
+        if not here:
             print_lines("No jumps: every sample costs about the same.")
-        for jump in found:
+        for jump in here:
             print_lines(
-                f"Jump at batch {jump.batch}: {format_number(jump.before_ms)} to {format_number(jump.after_ms)} ms,"
-                f" {format_number(jump.excess_ms)} ms more than a sample usually costs. {'; '.join(jump.causes)}."
+                f"Jump at batch {jump.batch}: from {format_number(jump.before_ms)} to {format_number(jump.after_ms)} ms,"
+                f" {format_number(jump.excess_ms)} ms more than one more sample usually costs."
+                f" Caused by {'; '.join(jump.causes)}."
             )
 
 
@@ -255,7 +236,7 @@ def _cells(f: Forecast, priced: bool) -> list[str]:
         i = f.step_time_interval_ms
         step, interval = format_number(f.step.total_ms), f"{format_number(i.low)} to {format_number(i.high)}"
         rate, mfu = format_number(_throughput(f)), "-" if f.mfu is None else f"{100 * f.mfu:.0f} %"
-    cells = [_device(f), f"{f.execution.micro_batch:,}", step, interval, rate, memory, fits, mfu]
+    cells = [fleet(f), f"{f.execution.micro_batch:,}", step, interval, rate, memory, fits, mfu]
     if priced:
         cells.append("-" if f.training_time is None else format_duration(f.training_time.total_s))
         cells.append("-" if f.cost_usd is None else format_usd(f.cost_usd))
@@ -263,54 +244,44 @@ def _cells(f: Forecast, priced: bool) -> list[str]:
 
 
 def _print_scaling(f: Forecast) -> None:
-    """Which exchanges nothing hides, the pipeline's bubble, and what is left of so many devices."""
+    """Exposed communication, the pipeline's bubble, and the efficiency on so many devices."""
     if f.step is None or f.num_devices == 1:
         return
     total, e = f.step.total_ms, f.execution
-    sizes = {"tensor": e.tp, "pipeline": e.pp, "context": e.cp}
-    shape = [f"{e.data_parallel_size} data-parallel", *(f"{size} {name}" for name, size in sizes.items() if size > 1)]
-    print_lines(f"Ranks: {' x '.join(shape)}; global batch {e.global_batch:,}.")
-    kinds = [(kind.replace("_", " "), ms) for kind, ms in sorted(f.exposed_ms.items(), key=lambda item: -item[1])]
-    if kinds:
-        shown = ", ".join(f"{kind} {format_number(ms)} ms ({100 * ms / total:.0f} %)" for kind, ms in kinds)
-        print_lines(f"Exchanges that nothing hides: {shown}.")
+    sizes = {
+        "data-parallel": e.data_parallel_size,
+        "tensor-parallel": e.tp,
+        "pipeline-parallel": e.pp,
+        "context-parallel": e.cp,
+    }
+    shape = ", ".join(f"{name} size {n}" for name, n in sizes.items() if n > 1 or name == "data-parallel")
+    print_lines(f"Parallelism: {shape}; global batch {e.global_batch:,}.")
+    if f.exposed_ms:
+        kinds = sorted(f.exposed_ms.items(), key=lambda item: -item[1])
+        shown = (f"{kind.replace('_', ' ')} {format_number(ms)} ms ({100 * ms / total:.0f} %)" for kind, ms in kinds)
+        print_lines(f"Exposed communication, not overlapped with compute: {', '.join(shown)}.")
     if f.step.idle_ms > 0:
         print_lines(f"Pipeline bubble: {format_number(f.step.idle_ms)} ms ({100 * f.step.idle_ms / total:.0f} %).")
-    print_lines(_scaling(f))
-
-
-def _scaling(f: Forecast) -> str:
-    """The efficiency, and against what."""
     if f.scaling_efficiency is None:
-        return "Scaling efficiency: none, as no fewer devices hold this to compare with."
-    share = f"Scaling efficiency: {100 * f.scaling_efficiency:.0f} %"
-    if f.scaling_reference_devices == 1:
-        return f"{share} of {f.num_devices} devices that each worked alone."
-    return f"{share} of the throughput a device of {f.scaling_reference_devices}, the fewest that hold this."
+        print_lines("Scaling efficiency: not known, because fewer devices cannot hold this model.")
+    else:
+        than = f"{f.scaling_reference_devices} devices, the fewest that fit"
+        reference = "one device alone" if f.scaling_reference_devices == 1 else than
+        print_lines(f"Scaling efficiency: {100 * f.scaling_efficiency:.0f} % per device, relative to {reference}.")
 
 
 def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
-    parts = [(name.removesuffix("_ms").replace("_", " "), getattr(f.step, name)) for name in STEP_PARTS]
     rows = [
-        (name, format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR_WIDTH * ms / total))
-        for name, ms in parts
-        if ms > 0
-    ]
+        (part_words(name), format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR_WIDTH * ms / total))
+        for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
+    ]  # fmt: skip
     print_table((words("part of the step"), Column("ms"), Column("share"), bar(1)), rows, spaced=False)
     heavy = [
-        (
-            o.module or "-",
-            o.kind,
-            o.phase,
-            str(o.count),
-            format_number(o.time_ms),
-            f"{100 * o.time_ms / total:.0f} %",
-            o.bound,
-        )
+        (o.module or "-", o.kind, o.phase, str(o.count), format_number(o.time_ms), f"{100 * o.time_ms / total:.0f} %", o.bound)
         for o in f.heaviest[:10]
-    ]
+    ]  # fmt: skip
     columns = (
         words("heaviest operators"), words("kind"), words("phase", 1), Column("count", 3), Column("ms"), Column("share", 2),
         words("bound by", 4, 7),
@@ -320,11 +291,12 @@ def _print_breakdown(f: Forecast) -> None:
     _print_scaling(f)
     if f.memory is not None:
         m = f.memory
-        on_gpu = m.device_gib > m.reserved_gib  # by the driver's context, which a CPU has not
-        shown = f"; nvidia-smi would show about {format_number(m.device_gib)} GiB" if on_gpu else ""
+        with_context = m.device_gib > m.reserved_gib  # a CPU has no driver context
+        monitor = f"; nvidia-smi would show about {format_number(m.device_gib)} GiB" if with_context else ""
         if f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib:
-            shown = "; nvidia-smi would show the card full, for torch's allocator keeps what it once took while there is room"
+            monitor = "; nvidia-smi would show the card as full, because torch's allocator keeps what was freed"
         print_lines(
             f"Memory at the peak: parameters {format_number(m.parameters_gib)}, gradients {format_number(m.gradients_gib)},"
-            f" optimizer {format_number(m.optimizer_states_gib)}, activations {format_number(m.activations_gib)} GiB{shown}."
+            f" optimizer states {format_number(m.optimizer_states_gib)}, activations {format_number(m.activations_gib)}"
+            f" GiB{monitor}."
         )

@@ -11,6 +11,7 @@ from trainpace.job import JobConditions
 from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, cheapest_in_time, fastest_within_budget
 from trainpace.offers.offer import is_stale
 from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
+from trainpace.report.charts.servers import cheapest_and_fastest, gpus, server, usd_and_hours
 from trainpace.report.columns import Column, words
 from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number, format_usd
@@ -34,25 +35,22 @@ def print_ranking(
         _print_none(workload, ranking, close, job)
         return
     first = ranking.matches[0]
-    ways = "1 way" if len(ranking.matches) == 1 else f"{len(ranking.matches)} ways"
-    print_head(
-        f"{workload.model}: {first.steps:,} steps of {job.global_batch:,} samples. {ways} to train it, ranked by {by}."
-    )
+    print_head(f"{workload.model}: {ranked_by(ranking.matches, job, by)}")
     shown = _shown(ranking.matches, top)
     rank_of = {id(match): i for i, match in enumerate(ranking.matches, start=1)}
-    print_verdict(_verdict(ranking.matches))
+    print_verdict(" ".join(cheapest_and_fastest(ranking.matches)))
     _print_table(shown, rank_of)
-    print_lines("* No other is both faster and cheaper.", _remark(first, job))
+    print_lines("* No other option is both faster and cheaper.", _overhead(first, job))
     if ranking.missed:
         print_lines(f"{len(ranking.missed)} more miss the deadline or the budget.")
     short = sum(r.binding == "memory" for r in ranking.rejected)
     others = len(ranking.rejected) - short
     if short or others:
-        parts = [f"{short} for want of memory"] * bool(short) + [f"{others} for other reasons"] * bool(others)
-        print_lines(f"Left out: {', '.join(parts)} (--json says which and why).")
+        parts = [f"{short} with too little memory"] * bool(short) + [f"{others} for other reasons"] * bool(others)
+        print_lines(f"Not listed: {', '.join(parts)} (--json says which and why).")
     _print_notes(shown, job.conditions, today)
     e = first.forecast.execution
-    command = [
+    measure = [
         "trainpace",
         "measure",
         _trainable(spec, workload),
@@ -61,7 +59,13 @@ def print_ranking(
         "--precision",
         e.precision,
     ]
-    print_next([*command, "--device", "cuda"], "on the first, rented for some minutes: real steps narrow its interval")
+    print_next([*measure, "--device", "cuda"], "on option 1, rented for a few minutes: real steps narrow the interval")
+
+
+def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
+    """What was ranked, and by what."""
+    options = "1 option" if len(matches) == 1 else f"{len(matches)} options"
+    return f"{matches[0].steps:,} steps of {job.global_batch:,} samples. {options}, ranked by {by}."
 
 
 def _trainable(spec: str | None, workload: Workload) -> str:
@@ -82,7 +86,7 @@ def _cells(m: Match) -> list[str]:
     f = m.forecast
     assert f.step is not None
     return [
-        _named(m, short=True), m.offer.region, f"{m.offer.count} x {m.offer.device}" if m.offer.count > 1 else m.offer.device,
+        _named(m), m.offer.region, gpus(m.offer),
         _run(m), format_number(f.step.total_ms), format_number(m.mean_hours),
         f"{format_number(m.hours.low)} to {format_number(m.hours.high)}", format_usd(m.mean_usd),
         format_number(f.memory.allocated_gib if f.memory else 0.0), format_number(1e3 * m.usd_per_step),
@@ -110,28 +114,20 @@ def _shown(matches: Sequence[Match], top: int) -> list[Match]:
     return [*matches[:top], *front[::-every][::-1]]  # counted from the fastest, which is shown
 
 
-def _verdict(matches: Sequence[Match]) -> str:
-    cheapest, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=lambda m: m.mean_hours)
-    line = (
-        f"Cheapest: {_named(cheapest)}, {format_usd(cheapest.mean_usd)} in {_hours(cheapest)}"
-        f" ({_between(cheapest)} in 9 of 10 cases)."
-    )
-    if fastest is not cheapest:
-        line += f" Fastest: {_named(fastest)}, {_hours(fastest)} for {format_usd(fastest.mean_usd)}."
-    return line
-
-
-def _between(m: Match) -> str:
-    return f"{format_duration(3600 * m.hours.low)} to {format_duration(3600 * m.hours.high)}"
-
-
-def _remark(first: Match, job: Job) -> str:
-    lost = 1 - first.time.goodput
-    parts = f"{100 * lost:.0f} % of its time is not steps" if lost >= 0.01 else "all but 1 % of its time is steps"
-    line = f"On the first, {parts}; a checkpoint every {format_duration(first.time.checkpoint_interval_s)} loses least."
+def _overhead(first: Match, job: Job) -> str:
+    share = 1 - first.time.goodput
+    overhead = f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
+    line = f"Overhead of option 1 (start-up, checkpoints, failures): {overhead} of its time."
     if job.conditions.checkpoint_every_s is not None or first.time.checkpoints == 1:
-        line = f"On the first, {parts}."
-    return line
+        return line
+    return f"{line} Best checkpoint interval: {format_duration(first.time.checkpoint_interval_s)}."
+
+
+_UNMET: dict[Binding, str] = {
+    "memory": "No server has enough memory.", "batch": "No server can divide this global batch.",
+    "device": "No server has a GPU that can run this.", "deadline": "No server meets the deadline.",
+    "budget": "No server meets the budget.", "failures": "No server finishes this, because it would fail too often.",
+}  # fmt: skip
 
 
 def _print_none(
@@ -141,28 +137,27 @@ def _print_none(
         print_verdict("No server was considered.", good=False)
         return
     binding, reason, choice = close
+    print_verdict(f"{_UNMET[binding]} The closest is {server(choice)}: {reason}.", good=False)
     if binding == "failures":
-        print_verdict(f"No: no server finishes this. On {_named(choice)}, {reason}.", good=False)
         return
-    print_verdict(f"No server meets this: {binding} binds. At the nearest, {_named(choice)}, {reason}.", good=False)
     if isinstance(choice, Match) and job.deadline_s is not None and job.budget_usd is not None:
         limits = f"{format_duration(job.deadline_s)} and {format_usd(job.budget_usd)}"
         print_lines(f"No server meets both the deadline and the budget, {limits}.")
-        for said, found in (
+        for name, met in (
             ("Cheapest that meets the deadline", cheapest_in_time(ranking, job)),
             ("Fastest within the budget", fastest_within_budget(ranking, job)),
         ):
-            met = "none" if found is None else f"{_named(found)}, {_hours(found)} for {format_usd(found.mean_usd)}"
-            print_lines(f"{said}: {met}.")
+            print_lines(f"{name}: {'none' if met is None else f'{server(met)}, {usd_and_hours(met)}'}.")
     if isinstance(choice, Match):
-        print_lines(f"Nearest choice: {_named(choice)}, {_hours(choice)} for {format_usd(choice.mean_usd)}.")
+        print_lines(f"The closest takes {usd_and_hours(choice)}.")
     elif binding == "memory":
         recompute = "" if job.checkpointing or workload.checkpointed else "--checkpointing, "
-        print_lines(f"Try {recompute}a smaller --global-batch where that is the limit, or more --max-nodes.")
+        print_lines(f"Try {recompute}a smaller --global-batch if that is the limit, or more --max-nodes.")
     else:
         print_lines("Try another --global-batch, --precision, or fewer restrictions on servers.")
     if len(ranking.missed) + len(ranking.rejected) > 1:
-        print_lines(f"{len(ranking.missed)} are too slow or too dear, {len(ranking.rejected)} cannot do it at all.")
+        slow, unable = len(ranking.missed), len(ranking.rejected)
+        print_lines(f"{slow} are too slow or too expensive, {unable} cannot run it at all.")
 
 
 def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datetime.date) -> None:
@@ -171,29 +166,19 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
         dated = sorted({m.offer.as_of for m in stale if m.offer.as_of})
         dates = f"{dated[0]} to {dated[-1]}" if len(dated) > 1 else dated[0] if dated else ""
         undated = sum(m.offer.as_of is None for m in stale)
-        parts = [f"{undated} of these prices were known on {SNAPSHOT_KNOWN_ON} and may be older"] * bool(undated)
-        parts += [f"{len(stale) - undated} are of {dates}"] * bool(dates)
-        print_lines(f"Stale prices: {'; '.join(parts)}. `trainpace offers --refresh` fetches today's.")
+        parts = [f"{undated} are as known on {SNAPSHOT_KNOWN_ON} and may be older"] * bool(undated)
+        parts += [f"{len(stale) - undated} are from {dates}"] * bool(dates)
+        print_lines(f"Old prices: {'; '.join(parts)}. `trainpace offers --refresh` fetches today's.")
+    loading = "" if conditions.samples_per_cpu_s or conditions.sample_bytes else (
+        ", assuming that data loading keeps up (`trainpace loader` tells, and --loader-rate takes it into account)"
+    )  # fmt: skip
     print_lines(
-        f"Forecasts, not measurements{_loading(conditions)}. Assumed: a GPU fails every"
-        f" {format_number(conditions.device_mtbf_h or math.inf)} h, a spot server is taken away every"
-        f" {format_number(conditions.preemption_mean_h)} h, storage takes {format_number(conditions.storage_gb_per_s)} GB/s;"
-        " energy is an estimate from TDP, of the GPUs alone."
+        f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {format_number(conditions.device_mtbf_h or math.inf)}"
+        f" h, a spot server is preempted every {format_number(conditions.preemption_mean_h)} h, storage reads and writes"
+        f" {format_number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone."
     )
 
 
-def _loading(conditions: JobConditions) -> str:
-    if conditions.samples_per_cpu_s or conditions.sample_bytes:
-        return ""
-    return ", as if loading data kept up (--loader-rate, from `trainpace loader`, says whether it does)"
-
-
-def _named(choice: Match | Rejected, short: bool = False) -> str:
-    nodes = f"{choice.nodes} x " if choice.nodes > 1 else ""
-    spot = " (spot)" if isinstance(choice, Match) and choice.spot else ""
-    server = choice.offer.instance_type.removeprefix("Standard_" if short else "")
-    return f"{nodes}{choice.offer.provider} {server}{spot}"
-
-
-def _hours(match: Match) -> str:
-    return format_duration(3600 * match.mean_hours)
+def _named(m: Match) -> str:
+    nodes = f"{m.nodes} x " if m.nodes > 1 else ""
+    return f"{nodes}{m.offer.provider} {m.offer.instance_type.removeprefix('Standard_')}{' (spot)' if m.spot else ''}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainpace.offers.offer import Offer, is_stale
 from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
+from trainpace.report.charts.servers import gpus
 from trainpace.report.columns import Column, words
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_usd
@@ -15,7 +16,7 @@ from trainpace.units import format_usd
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
     """One line an offer, and how old the prices are."""
     rows = [
-        (o.provider, o.instance_type, o.region, f"{o.count} x {o.device}" if o.count > 1 else o.device,
+        (o.provider, o.instance_type, o.region, gpus(o),
          format_usd(o.price_usd_per_hour), _spot(o), f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-",
          o.as_of or "undated")
         for o in offers

@@ -1,4 +1,4 @@
-"""A plan for the terminal: the changes, the choices, what was rejected, and what the choice hangs on."""
+"""A plan for the terminal: the changes, the choices, what was rejected, and how sensitive the choice is."""
 
 from __future__ import annotations
 
@@ -18,32 +18,36 @@ from trainpace.workload import Workload
 
 
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
-    """The table of changes first, then the rest as lines. `noise_scale`: by which the plan's seconds count to the same loss."""
-    fleet = f"{cluster.num_devices} x {cluster.device.name}" if cluster.num_devices > 1 else cluster.device.name
-    print_head(f"{workload.model}: {format_count(workload.parameters)} parameters, {workload.optimizer}, on {fleet}")
-    if plan.best is None or plan.simplest is None:
+    """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
+    parameters = format_count(workload.parameters)
+    print_head(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet_of(cluster)}")
+    target = target_of(plan)
+    if target is None or plan.best is None or plan.simplest is None:
         print_verdict(f"No: {plan.reason}", good=False)
         print_lines(*([f"Nearest: {plan.nearest}"] if plan.nearest else []))
         return
-    print_verdict(_verdict(plan, plan.best))
-    _print_changes(plan)
+    print_verdict(verdict(plan, target))
+    if plan.changes:
+        _print_changes(plan, target)
     if noise_scale is not None:
         print_lines(*_to_the_same_loss(plan.start.global_batch, plan.best.choice.execution.global_batch, noise_scale))
     _print_choices(plan, plan.best, plan.simplest)
-    print_named("Rejected", ((r.title, r.why) for r in plan.rejected))
+    print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
-    print_lines(
-        f"{plan.fitting:,} of {plan.searched:,} choices fit and were compared, all with the same global batch unless said."
-        " Forecasts, not measurements: change one thing at a time and measure.",
-        *([assumed_in_words(plan.assumed)] if plan.assumed else []),
-    )
+    print_lines(COMPARED.format(plan=plan), *([assumed_in_words(plan.assumed)] if plan.assumed else []))
+
+
+COMPARED = (
+    "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with the same global batch unless"
+    " stated. These are forecasts, not measurements: change one thing at a time and measure."
+)
 
 
 def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
     """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
     if file is None:
         print_next(
-            [*command, "--output", "plan.json"], "keeps the plan; `trainpace run plan.json` then measures every change"
+            [*command, "--output", "plan.json"], "saves the plan; `trainpace run plan.json` then measures every change"
         )
     else:
         print_next(
@@ -52,16 +56,27 @@ def print_plan_next(command: Sequence[str], file: str | None, task: str | None) 
         )
 
 
-def _verdict(plan: Plan, best: Outlook) -> str:
+def fleet_of(cluster: Cluster) -> str:
+    return f"{cluster.num_devices} x {cluster.device.name}" if cluster.num_devices > 1 else cluster.device.name
+
+
+def target_of(plan: Plan) -> Outlook | None:
+    """The choice to which the changes lead."""
+    if plan.changes and plan.simplest is not None and plan.changes[-1].execution == plan.simplest.choice.execution:
+        return plan.simplest
+    return plan.best
+
+
+def verdict(plan: Plan, target: Outlook) -> str:
     """What there is to gain in all."""
     if not plan.changes:
-        return f"Nothing to change: no other choice is faster than {format_duration(best.job_s)}."
+        return f"Nothing to change: no other configuration is faster than {format_duration(target.job_s)}."
     many = f"{len(plan.changes)} change{'s' if len(plan.changes) > 1 else ''}"
     if plan.now is None or not plan.start_fits:
-        return f"It does not fit as it is. With {many} it does, and the job takes {format_duration(best.job_s)}."
+        return f"As it is, it does not fit in memory. With {many} it does, and the job takes {format_duration(target.job_s)}."
     return (
-        f"{format_duration(best.job_s)} instead of {format_duration(plan.now.job_s)}, {plan.now.job_s / best.job_s:.3g} times as"
-        f" fast, with {many}."
+        f"{format_duration(target.job_s)} instead of {format_duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
+        f" as fast, with {many}."
     )
 
 
@@ -69,38 +84,32 @@ def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
     """What a recording names beside the plan, at the pace at which it was recorded."""
     if changes:
         print_named(
-            "In the script itself, at the recorded pace (not in the plan's seconds)",
+            "Changes to the script itself, at the recorded pace (not part of the plan's savings)",
             ((a.title, f"saves {format_duration(saved_s)}. {a.how}") for a, saved_s in changes),
         )
 
 
-def _print_changes(plan: Plan) -> None:
-    if not plan.changes:
-        return
+def _print_changes(plan: Plan, target: Outlook) -> None:
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
-        rows.append([str(n), change.title, *_saved(change, so_far), change.effort, change.risk])
+        saved = ("makes it fit", "") if change.makes_fit else map(format_duration, (change.forecast_saved_s, so_far))
+        rows.append([str(n), change.title, *saved, change.effort, change.risk])
     columns = (
-        words("", least=2),
-        words("change"),
-        Column("saves"),
-        Column("so far", 1),
-        words("effort", 3),
-        words("risk", 2),
-    )
+        words("", least=2), words("change"), Column("saves"), Column("so far", 1), words("effort", 3), words("risk", 2),
+    )  # fmt: skip
     print_table(columns, rows, title="What to change, in this order")
-    print_lines(*_remarks(plan))
+    print_lines(*_remarks(plan, target))
     print_named(
-        "", ((f"{n}", f"{_keys(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
+        "", ((f"{n}", f"{settings_of(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
              for n, c in enumerate(plan.changes, 1)),
     )  # fmt: skip
 
 
 def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
     lines = [
-        f"Seconds count to the same loss at a gradient noise scale of {format_number(noise_scale)} samples: an estimate, which"
-        " takes each batch at its own best learning rate and the scale as it was measured (McCandlish et al. 2018)."
+        f"Times are to the same loss, at a gradient noise scale of {format_number(noise_scale)} samples: an estimate that takes"
+        " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018)."
     ]
     if new != old:
         rule = learning_rate_for_noise_scale(old, new, noise_scale)
@@ -116,37 +125,30 @@ NOISE = 0.05
 """Of the job: forecasts of two executions of one model on one GPU are not told apart more finely."""
 
 
-def _remarks(plan: Plan) -> list[str]:
+def _remarks(plan: Plan, target: Outlook) -> list[str]:
     """From where savings count, and which of them are too small to be sure of."""
-    target = (
-        plan.simplest if plan.simplest and plan.changes[-1].execution == plan.simplest.choice.execution else plan.best
-    )
-    assert target is not None
     saved = [change.forecast_saved_s for change in plan.changes]
     remarks = []
     if plan.changes[0].makes_fit:
         first = format_duration(target.job_s + math.fsum(saved))
-        remarks.append(f"As it is, it does not fit. With change 1 it takes {first}, from which the savings count.")
+        remarks.append(
+            f"As it is, it does not fit in memory. With change 1 the job takes {first}; savings count from there."
+        )
     small = [
         str(n)
         for n, change in enumerate(plan.changes, 1)
         if not change.makes_fit and change.forecast_saved_s < NOISE * (target.job_s + math.fsum(saved[n:]))
     ]
     if small:
-        which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} save each"
+        which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} each save"
         remarks.append(
-            f"{which} less than {100 * NOISE:.0f} %, which forecasts hardly tell apart: keep what you measure."
+            f"{which} less than {100 * NOISE:.0f} %, too little for a forecast to be sure of: measure before keeping."
         )
     return remarks
 
 
-def _saved(change: Change, so_far: float) -> tuple[str, str]:
-    if change.makes_fit:
-        return "makes it fit", ""
-    return format_duration(change.forecast_saved_s), format_duration(so_far)
-
-
-def _keys(change: Change) -> str:
+def settings_of(change: Change) -> str:
+    """The keys to set, as config files write them."""
     return ", ".join(
         f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.settings.items()
     )
@@ -155,11 +157,13 @@ def _keys(change: Change) -> str:
 def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
     lines = []
     if plan.now is not None:
-        lines.append(("Now", _figures(plan.now) + ("" if plan.start_fits else " if it fitted, which it does not")))
+        lines.append(
+            ("Now", _figures(plan.now) + ("" if plan.start_fits else " (if it fitted in memory, which it does not)"))
+        )
         lines.append(("", config_line(plan.now.choice)))
     lines += [("Best", _figures(best)), ("", config_line(best.choice))]
     if simplest.choice == best.choice:
-        lines.append(("Simplest", "the same: no fewer changes come within 2 % of the best"))
+        lines.append(("Simplest", "the same: nothing with fewer changes comes within 2 % of the best"))
     else:
         lines += [("Simplest", _figures(simplest)), ("", config_line(simplest.choice))]
     print_named("", lines)
@@ -175,7 +179,7 @@ def _print_front(plan: Plan) -> None:
         for p in plan.pareto
     ]  # fmt: skip
     columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
-    print_table(columns, rows, left=0, title="The fastest with each number of GPUs", spaced=False)
+    print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
 
 
 def _figures(outlook: Outlook) -> str:
@@ -192,16 +196,17 @@ def _figures(outlook: Outlook) -> str:
 def _print_sensitivity(plan: Plan) -> None:
     if not plan.sensitivity:
         return
-    flips = [s for s in plan.sensitivity if s.flips_to]
-    holds = [s for s in plan.sensitivity if not s.flips_to]
-    lines = [(s.number, f"{s.low:.2f} to {s.high:.2f} times as assumed ({s.basis}): {_flip(s)}") for s in flips]
+    lines = [
+        (s.number, f"{s.low:.2f} to {s.high:.2f} times as assumed ({s.basis}): {_flip(s)}")
+        for s in plan.sensitivity if s.flips_to
+    ]  # fmt: skip
+    holds = [f"{s.number} ({s.low:.2f} to {s.high:.2f} times)" for s in plan.sensitivity if not s.flips_to]
     if holds:
-        names = ", ".join(f"{s.number} ({s.low:.2f} to {s.high:.2f} times)" for s in holds)
-        lines.append(("nothing else" if flips else "the choice holds", f"{'' if flips else 'for '}{names}"))
-    print_named("What the choice hangs on", lines)
+        lines.append(("nothing else" if lines else "nothing", f"tried: {', '.join(holds)}"))
+    print_named("What could change this recommendation", lines)
 
 
 def _flip(s: Sensitivity) -> str:
     if not s.still_fits:
-        return f"the choice would no longer fit, and the best would have {s.flips_to}"
-    return f"{s.flips_to}, and the choice would take {100 * s.regret:.2g} % longer than that"
+        return f"the recommendation would no longer fit in memory, and the best would have {s.flips_to}"
+    return f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"

@@ -87,7 +87,7 @@ def print_table(
     ]
     _write(out, _drawn(out, made, cells, chosen))
     if left_out:
-        print_lines(f"Left out for want of room: {', '.join(left_out)}.")
+        print_lines(f"Columns hidden for lack of width: {', '.join(left_out)}.")
     out.print()
 
 

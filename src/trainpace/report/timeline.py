@@ -1,13 +1,12 @@
-"""A watched run's timeline: a row a lane, in characters for a terminal or a log, and as SVG."""
+"""A watched run's timeline in characters, a row a lane, for a terminal or a log; and what it shows in words."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterable
 
+from trainpace.report.chart import tick_step
 from trainpace.units import format_number
-from trainpace.watch import Lane, Timeline, coarsened
+from trainpace.watch import Lane, Timeline
 
 WAITING = "data"
 LOOK = {
@@ -73,19 +72,17 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _label(lane: Lane, timeline: Timeline) -> str:
+def label_of(lane: Lane, timeline: Timeline) -> str:
     return f"rank {lane.rank} {lane.label}" if len(timeline.ranks) > 1 else lane.label
 
 
-def _ticks(duration_ms: float, at_most: int) -> list[float]:
+def ticks(duration_ms: float, at_most: int) -> list[float]:
     """Round milliseconds from 0 on."""
-    rough = duration_ms / max(1, at_most)
-    size = 10.0 ** math.floor(math.log10(max(rough, 1e-6)))
-    step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough)
+    step = tick_step(max(duration_ms, 1e-6), max(1, at_most))
     return [i * step for i in range(int(duration_ms / step + 1e-9) + 1)]
 
 
-def _used(timeline: Timeline) -> list[str]:
+def parts_of(timeline: Timeline) -> list[str]:
     drawn = {bar.part for lane in timeline.lanes for bar in lane.bars}
     return [part for part in LOOK if part in drawn]
 
@@ -99,9 +96,6 @@ def heading(timeline: Timeline) -> str:
     )
 
 
-# ---- in characters
-
-
 def print_timeline(timeline: Timeline) -> None:
     """Rows as wide as the terminal. Letters tell the parts apart where there are no colours."""
     from rich.text import Text
@@ -109,7 +103,7 @@ def print_timeline(timeline: Timeline) -> None:
     from trainpace.report.terminal import console
 
     out = console()
-    labels = [_label(lane, timeline) for lane in timeline.lanes]
+    labels = [label_of(lane, timeline) for lane in timeline.lanes]
     indent = max(map(len, labels)) + 1
     width = max(20, out.width - indent - 2)
     out.print(Text(f"timeline of {heading(timeline)}", style="bold"), soft_wrap=True)
@@ -123,7 +117,7 @@ def print_timeline(timeline: Timeline) -> None:
     for line in _axis(timeline.duration_ms, width):
         out.print(" " * indent + line, no_wrap=True, markup=False)
     key, used = Text(), 0
-    for part in _used(timeline):
+    for part in parts_of(timeline):
         letters = f"{LOOK[part][0]}{NEXT_BATCH}" if part == "fetch" else LOOK[part][0]
         words = f" {part_words(part, timeline)}   "
         used += len(letters) + len(words)
@@ -174,125 +168,11 @@ def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
 
 def _axis(duration_ms: float, width: int) -> tuple[str, str]:
     line, numbers = ["-"] * width, [" "] * (width + 2)
-    ticks = _ticks(duration_ms, width // 12)
-    for i, ms in enumerate(ticks):
+    marked = ticks(duration_ms, width // 12)
+    for i, ms in enumerate(marked):
         at = min(width - 1, int(ms / duration_ms * width))
-        text = format_number(ms) + (" ms" if i == len(ticks) - 1 else "")
+        text = format_number(ms) + (" ms" if i == len(marked) - 1 else "")
         line[at] = "+"
         start = max(0, min(at, width + 2 - len(text)))
         numbers[start : start + len(text)] = text
     return "".join(line), "".join(numbers).rstrip()
-
-
-# ---- as a picture
-
-WIDTH, RIGHT, TOP = 920, 16, 34
-ROW, BAR, GROUP_GAP = 26, 20, 30
-DOT = 0.5
-LETTER_FROM = 13.0
-TIMELINE_STYLE = (
-    "svg.timeline{--ink:#1b2530;--soft:#566270;--line:#dde3e9;--page:#ffffff;--rest:#c3cbd3;--wait:#b3261e}"
-    "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e8edf2;--soft:#a3b0bd;--line:#36414c;--page:#14191f;"
-    "--rest:#55616d;--wait:#ff8a80}}"
-    "svg.timeline text{fill:var(--ink);font:13px system-ui,sans-serif}"
-    "svg.timeline text.small{fill:var(--soft);font-size:11px}"
-    "svg.timeline text.in{fill:#ffffff;font-size:11px;text-anchor:middle;pointer-events:none}"
-)
-"""Inside of the picture, so that it stands alone; a page allows it by name."""
-
-
-def timeline_svg(timeline: Timeline) -> str:
-    """A picture that stands alone or in a page: rows on a time axis, steps marked, waiting for data hatched."""
-    labels = [_label(lane, timeline) for lane in timeline.lanes]
-    left = 16 + 7.2 * max(map(len, labels))
-    scale = (WIDTH - left - RIGHT) / timeline.duration_ms
-    rows, at = [], float(TOP)
-    for i, lane in enumerate(timeline.lanes):
-        at += GROUP_GAP if i and lane.kind == "training" else 0
-        rows.append(at)
-        at += ROW
-    parts = [f'<rect width="{WIDTH}" height="{at + 74:.0f}" fill="var(--page)"/>', _grid(timeline, left, scale, at)]
-    for lane, label, y in zip(timeline.lanes, labels, rows, strict=True):
-        parts.append(f'<text x="{left - 8:.1f}" y="{y + 15:.1f}" text-anchor="end">{html.escape(label)}</text>')
-        parts += _drawn(lane, left, scale, y, timeline)
-        if lane.kind == "training":
-            last = max((r for other, r in zip(timeline.lanes, rows, strict=True) if other.rank == lane.rank), default=y)
-            parts += _marked(lane, left, scale, y, last + BAR)
-    key, height = _legend(timeline, left, at + 44)
-    title = html.escape(f"Timeline of {heading(timeline)}")
-    said = html.escape(" ".join(findings(timeline)))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" viewBox="0 0 {WIDTH} {height:.0f}" role="img"'
-        f' aria-labelledby="timeline-title timeline-said"><title id="timeline-title">{title}</title>'
-        f'<desc id="timeline-said">{said}</desc><style>{TIMELINE_STYLE}</style>{_hatch()}{"".join(parts)}{key}</svg>'
-    )
-
-
-def _hatch() -> str:
-    return (
-        '<defs><pattern id="timeline-waiting" width="6" height="6" patternUnits="userSpaceOnUse"'
-        ' patternTransform="rotate(45)"><rect width="6" height="6" fill="var(--wait)" opacity="0.12"/>'
-        '<rect width="2" height="6" fill="var(--wait)"/></pattern></defs>'
-    )
-
-
-def _fill(part: str, odd: bool = False) -> str:
-    if part == WAITING:
-        return 'fill="url(#timeline-waiting)"'
-    colour = "var(--rest)" if part == "other" else LOOK[part][1]
-    return f'fill="{colour}"' + (' opacity="0.72"' if odd else "")
-
-
-def _drawn(lane: Lane, left: float, scale: float, y: float, timeline: Timeline) -> Iterable[str]:
-    line = y + BAR / 2
-    yield f'<line x1="{left:.1f}" x2="{WIDTH - RIGHT}" y1="{line:.1f}" y2="{line:.1f}" stroke="var(--line)"/>'
-    for i, bar in enumerate(coarsened(lane.bars, DOT / scale)):
-        x, width = left + bar.start_ms * scale, (bar.end_ms - bar.start_ms) * scale
-        named = f" ({bar.name})" if bar.name and bar.name != bar.part else ""
-        tip = f"{part_words(bar.part, timeline)}{named}: {format_number(bar.end_ms - bar.start_ms)} ms"
-        odd = bar.part == "fetch" and i % 2 == 1
-        yield (
-            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{BAR}" {_fill(bar.part, odd)}>'
-            f"<title>{html.escape(tip)}</title></rect>"
-        )
-        if width >= LETTER_FROM and bar.part not in (WAITING, "other", "fetch"):
-            yield f'<text class="in" x="{x + width / 2:.1f}" y="{y + 14:.1f}">{LOOK[bar.part][0]}</text>'
-
-
-def _marked(lane: Lane, left: float, scale: float, y: float, bottom: float) -> Iterable[str]:
-    at = [left + mark.start_ms * scale for mark in lane.steps]
-    for i, (x, after) in enumerate(zip(at, (*at[1:], WIDTH - RIGHT), strict=True)):
-        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 8:.1f}" y2="{bottom:.1f}" stroke="var(--ink)" stroke-width="1"/>'
-        number = str(lane.steps[i].number)
-        texts = (f"step {number}", number) if i == 0 else (number,)
-        text = next((t for t in texts if 7 * len(t) + 3 <= after - x), None)
-        if text is not None:
-            yield f'<text class="small" x="{x + 3:.1f}" y="{y - 3:.1f}">{text}</text>'
-
-
-def _grid(timeline: Timeline, left: float, scale: float, bottom: float) -> str:
-    parts = []
-    for ms in _ticks(timeline.duration_ms, 10):
-        x = left + ms * scale
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom:.1f}" stroke="var(--line)"/>')
-        parts.append(
-            f'<text class="small" x="{x:.1f}" y="{bottom + 14:.1f}" text-anchor="middle">{format_number(ms)}</text>'
-        )
-    middle = (left + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="small" x="{middle:.1f}" y="{bottom + 30:.1f}" text-anchor="middle">milliseconds</text>')
-    return "".join(parts)
-
-
-def _legend(timeline: Timeline, left: float, y: float) -> tuple[str, float]:
-    """With the height that the picture needs."""
-    parts, x = [], left
-    for part in _used(timeline):
-        words = part_words(part, timeline)
-        if x + 40 + 7 * len(words) > WIDTH:
-            x, y = left, y + 20
-        letter = LOOK[part][0] if part not in (WAITING, "other", "fetch") else ""
-        parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="16" height="14" rx="2" {_fill(part)}/>')
-        parts.append(f'<text class="in" x="{x + 8:.1f}" y="{y + 11:.1f}">{letter}</text>')
-        parts.append(f'<text x="{x + 21:.1f}" y="{y + 12:.1f}">{words}</text>')
-        x += 42 + 7 * len(words)
-    return "".join(parts), y + 24

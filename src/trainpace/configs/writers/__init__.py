@@ -1,1 +1,1 @@
-"""One writer a format: the keys that a change concerns, and why the format cannot say the rest."""
+"""One writer per format, with the reasons for the settings that the format cannot state."""

@@ -19,7 +19,6 @@ OTHER_FILE = "deepspeed_config_file"
 
 
 def write_accelerate(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """Write the settings `names` of `want`."""
     draft.leave_all(names, _CANNOT)
     if names & {"nnodes", "nproc_per_node", "world_size"}:
         _write_world(draft, names, want)
@@ -47,7 +46,7 @@ def write_accelerate(draft: Draft, names: frozenset[str], want: Mapping[str, Val
 
 
 def precision_word(precision: str, beside: frozenset[str]) -> tuple[str, str]:
-    """(accelerate's word, why it has none)."""
+    """accelerate's word for a precision, and the reason where it has none."""
     if "DeepSpeed" in beside:
         precision = {"bf16": "amp_bf16", "fp16": "amp_fp16"}.get(precision, precision)
     if precision not in PRECISION:
@@ -56,7 +55,7 @@ def precision_word(precision: str, beside: frozenset[str]) -> tuple[str, str]:
 
 
 def kind_of(draft: Draft) -> str:
-    """The distributed_type; an unquoted NO is false to YAML."""
+    """The distributed_type; YAML reads an unquoted NO as false."""
     kind: Any = draft.get(("distributed_type",))
     return "NO" if kind in (None, False) else str(kind).upper()
 
@@ -80,7 +79,7 @@ def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value])
 
 
 def _write_mesh(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """tp and cp; and dp_shard where it is written, since accelerate wants the sizes to multiply to the processes."""
+    """Write tp and cp, and dp_shard where it is stated, since the sizes must multiply to the number of processes."""
     stated = draft.get(("parallelism_config",))
     section = stated if isinstance(stated, dict) else {}
     if not section and kind_of(draft) != "FSDP":
@@ -107,7 +106,7 @@ def _write_mesh(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) 
 
 
 def _free(draft: Draft, *names: str) -> bool:
-    """Whether DeepSpeed's settings stand here, and not in a file of their own, beside which accelerate refuses them."""
+    """Whether DeepSpeed's settings stand in this file. accelerate refuses them beside a DeepSpeed file of its own."""
     other = draft.get(("deepspeed_config", OTHER_FILE))
     if other:
         for name in names:

@@ -30,8 +30,7 @@ _NO_FLAG = "the launch command has no flag for it"
 
 
 def write_command(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """Write the settings `names` of `want` into the first launch command."""
-    launch = _found(draft)
+    launch = _launch_of(draft)
     script = _is_hugging_face(launch)
     _write_world(draft, names, want)
     for name in sorted(names & NAMES_OF.keys()):
@@ -47,14 +46,14 @@ def write_command(draft: Draft, names: frozenset[str], want: Mapping[str, Value]
 
 
 def note_meeting(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """What a launcher needs on several nodes, where its command does not have it."""
-    launch = _found(draft)
+    """Note what a launcher needs on several nodes, where its command does not have it."""
+    launch = _launch_of(draft)
     meets = launch.flags.keys() & {"rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file"}
     if "nnodes" in draft.wrote & names and want["nnodes"] != 1 and not meets:
         draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
 
 
-def _found(draft: Draft) -> Launch:
+def _launch_of(draft: Draft) -> Launch:
     launch = find_launch(draft.text)
     if launch is None:
         raise UnreadableInput(f"{draft.file} holds no launch command that can be changed.")
@@ -66,8 +65,8 @@ def _is_hugging_face(launch: Launch) -> bool:
 
 
 def _place(draft: Draft, name: str, written: str, value: str, adds: bool = True) -> bool:
-    """Write a launcher's flag. Says whether the command now has it."""
-    launch = _found(draft)
+    """Write a launcher's flag; returns whether the command now has it."""
+    launch = _launch_of(draft)
     flag = _flag(launch, written)
     if flag is not None and flag.value is not None:
         old = flag.value.value
@@ -93,7 +92,7 @@ def _flag(launch: Launch, written: str) -> Flag | None:
 
 
 def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    launch = _found(draft)
+    launch = _launch_of(draft)
     flags = _WORLD.get(launch.name, _WORLD["torchrun"])
     include = next((launch.flags[key] for key in ("include", "i") if key in launch.flags), None)
     if launch.name == "accelerate" and names & {"nnodes", "nproc_per_node"}:
@@ -110,27 +109,27 @@ def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value])
     if launch.name == "accelerate":
         if "world_size" in draft.wrote:
             draft.wrote |= names & {"nproc_per_node"}
-        multi = _found(draft).flags.get("multi-gpu")
+        multi = _launch_of(draft).flags.get("multi-gpu")
         if multi is not None and want["world_size"] == 1 and "world_size" in names:
             draft.text = without(draft.text, multi)
 
 
 def _write_accelerate(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    script = _is_hugging_face(_found(draft))
+    script = _is_hugging_face(_launch_of(draft))
     for name, written in _OWN.items():
         if name in names and name not in draft.wrote:
             _place(draft, name, written, str(want[name]), adds=name == "accumulation")
-    if "precision" in names and (not script or "mixed-precision" in _found(draft).flags):
+    if "precision" in names and (not script or "mixed-precision" in _launch_of(draft).flags):
         word, why = precision_word(str(want["precision"]), draft.beside)
         if why:
             draft.leave("precision", why)
         else:
             _place(draft, "precision", "--mixed_precision", word)
-    if "compile" in names and "compile" not in draft.wrote and "use-deepspeed" in _found(draft).flags:
+    if "compile" in names and "compile" not in draft.wrote and "use-deepspeed" in _launch_of(draft).flags:
         draft.leave("compile", NO_DYNAMO)
     elif "compile" in names and "compile" not in draft.wrote:
         _place(draft, "compile", "--dynamo_backend", "inductor" if want["compile"] else "no")
-    if "activation_checkpointing" in names and "use-fsdp" in _found(draft).flags:
+    if "activation_checkpointing" in names and "use-fsdp" in _launch_of(draft).flags:
         value, why = argument("activation_checkpointing", want["activation_checkpointing"])
         if not why:
             _place(draft, "activation_checkpointing", "--fsdp_activation_checkpointing", str(value).lower())
@@ -140,7 +139,7 @@ def _write_accelerate(draft: Draft, names: frozenset[str], want: Mapping[str, Va
 
 
 def _write_sharding(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    launch, stage = _found(draft), int(want["zero_stage"])
+    launch, stage = _launch_of(draft), int(want["zero_stage"])
     if "use-fsdp" in launch.flags:
         if stage == 3:
             draft.wrote |= names & {"zero_stage"}
@@ -160,13 +159,13 @@ def _write_sharding(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
             draft.leave_all(names, dict.fromkeys(names, COMPILED))
             return
         draft.text = with_flag(draft.text, launch.flags_end, launch.flags, "--use_deepspeed", None)
-        multi = _found(draft).flags.get("multi-gpu")
+        multi = _launch_of(draft).flags.get("multi-gpu")
         if multi is not None:  # accelerate takes one of the two
             draft.text = without(draft.text, multi)
     if "zero_stage" in names:
         _place(draft, "zero_stage", "--zero_stage", str(stage))
     for name, written in _OFFLOADS.items():
-        flag = _flag(_found(draft), written)
+        flag = _flag(_launch_of(draft), written)
         old = None if flag is None or flag.value is None else flag.value.value
         if name in names and ((old is None and not want[name]) or (old == "nvme" and want[name])):
             draft.wrote.add(name)
@@ -179,13 +178,13 @@ def _write_argument(draft: Draft, name: str, wanted: Value) -> None:
     if why:
         draft.leave(name, why)
         return
-    script = _found(draft).script
+    script = _launch_of(draft).script
     key = next((key for key in NAMES_OF[name] if key in script), NAMES_OF[name][-1])
     _place_in_script(draft, name, key, value)
 
 
 def _place_in_script(draft: Draft, name: str, key: str, value: Value) -> None:
-    launch = _found(draft)
+    launch = _launch_of(draft)
     flag = launch.script.get(key)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if flag is not None and flag.value is not None and "$" in flag.value.value:
@@ -205,7 +204,7 @@ def _place_in_script(draft: Draft, name: str, key: str, value: Value) -> None:
 
 def _write_formats(draft: Draft, precision: str) -> None:
     on, why = formats_on(precision, draft.beside)
-    script = _found(draft).script
+    script = _launch_of(draft).script
     if not any(key in script for key in on) and "precision" not in draft.may_add:
         why = why or ELSEWHERE
     if why:

@@ -8,7 +8,7 @@ from trainpace.configs.draft import Draft
 from trainpace.configs.settings import Value
 
 TRAINERS = frozenset(("Hugging Face TrainingArguments", "accelerate"))
-"""They compare DeepSpeed's number format with their own, and call autocast in bf16 what DeepSpeed calls bf16."""
+"""Trainers that check DeepSpeed's precision against their own, and call bf16 autocast what DeepSpeed calls bf16."""
 _CANNOT = {
     "nnodes": "DeepSpeed takes the number of nodes from the launch command",
     "nproc_per_node": "DeepSpeed takes the processes of a node from the launch command",
@@ -24,7 +24,6 @@ _BATCH = {
 
 
 def write_deepspeed(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """Write the settings `names` of `want`."""
     draft.leave_all(names, _CANNOT)
     for name, key in _BATCH.items():
         if name in names:

@@ -23,12 +23,11 @@ NAMES_OF = {
     "compile": ("torch_compile",),
     "dataloader_workers": ("dataloader_num_workers",),
 }
-"""Names that a file may have; the last one, which transformers 4 and 5 both know, is written where it has none."""
+"""The arguments for a setting; the last one, which transformers 4 and 5 both know, is added where the file has none."""
 _ON = {"amp_bf16": "bf16", "amp_fp16": "fp16", "tf32": "tf32"}
 
 
 def write_training_arguments(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """Write the settings `names` of `want`."""
     draft.leave_all(names, _CANNOT)
     for name in sorted(names & NAMES_OF.keys()):
         value, why = argument(name, want[name])
@@ -45,14 +44,14 @@ def write_training_arguments(draft: Draft, names: frozenset[str], want: Mapping[
 
 
 def argument(name: str, value: Value) -> tuple[Value, str]:
-    """(the value as TrainingArguments have it, why they cannot)."""
+    """The setting as a TrainingArguments value, and the reason where it cannot be stated."""
     if name != "activation_checkpointing":
         return value, ""
     return value == "full", "the Trainer recomputes all or nothing" if value == "selective" else ""
 
 
 def formats_on(precision: str, beside: frozenset[str]) -> tuple[dict[str, bool], str]:
-    """({bf16, fp16, tf32: on}, why there is no such argument)."""
+    """The values of bf16, fp16 and tf32, and the reason where no argument states the precision."""
     if "DeepSpeed" in beside:
         precision = {"bf16": "amp_bf16", "fp16": "amp_fp16"}.get(precision, precision)
     if precision not in ("fp32", *_ON):
@@ -68,8 +67,8 @@ def _write_precision(draft: Draft, precision: str) -> None:
         return
     for key, state in on.items():
         # fp32 is said only by both of the others being off
-        said = key in stated or state or (precision == "fp32" and key != "tf32")
-        if said and draft.get((key,)) is not state:
+        needed = key in stated or state or (precision == "fp32" and key != "tf32")
+        if needed and draft.get((key,)) is not state:
             draft.put((key,), state)
     draft.wrote.add("precision")
 

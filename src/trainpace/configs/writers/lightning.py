@@ -24,7 +24,6 @@ _DEEPSPEED_CLASS = "lightning.pytorch.strategies.DeepSpeedStrategy"
 
 
 def write_lightning(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """Write the settings `names` of `want`."""
     draft.leave_all(names, _CANNOT)
     if "nnodes" in names:
         draft.place("nnodes", ("trainer", "num_nodes"), want["nnodes"])
@@ -52,7 +51,7 @@ def write_lightning(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
 
 
 def _strategy(draft: Draft) -> str:
-    """The strategy's bare name: DeepSpeedStrategy is deepspeed."""
+    """The strategy's bare name: "deepspeed" for DeepSpeedStrategy."""
     stated = draft.get(("trainer", "strategy"))
     name = stated.get("class_path") if isinstance(stated, dict) else stated
     return str(name or "auto").rpartition(".")[2].removesuffix("Strategy").casefold()
@@ -70,7 +69,8 @@ def _write_devices(draft: Draft, count: int) -> None:
 
 
 def _write_accumulation(draft: Draft, steps: int) -> None:
-    """Lightning counts val_check_interval in micro-batches, so it is moved along: evaluation stays at the same steps."""
+    """Lightning counts val_check_interval in micro-batches, so it changes as well: evaluation stays at the same
+    steps."""
     path, every = ("trainer", "accumulate_grad_batches"), draft.get(("trainer", "val_check_interval"))
     old = draft.get(path)
     if draft.place("accumulation", path, steps) and isinstance(every, int) and not isinstance(every, bool):
@@ -80,7 +80,7 @@ def _write_accumulation(draft: Draft, steps: int) -> None:
 
 
 def _write_data(draft: Draft, name: str, key: str, value: Value) -> None:
-    """Only where it stands: Lightning stops at an argument that the data module does not have."""
+    """Write only what is there: Lightning stops at an argument that the data module does not have."""
     section = ("data", "init_args") if draft.get(("data", "init_args")) is not None else ("data",)
     keys = (key, "train_batch_size") if name == "micro_batch" else (key,)
     for written in keys:
@@ -122,7 +122,8 @@ def _write_strategy(draft: Draft, names: frozenset[str], want: Mapping[str, Valu
 
 
 def _write_name(draft: Draft, last: str, stage: int, offload: bool, parameters: bool) -> None:
-    """Lightning's own names: stage 2 offloads the optimizer, stage 3 the parameters too; anything else needs a section."""
+    """Use Lightning's names where they fit: stage 2 with the optimizer offloaded, stage 3 with the parameters too; else
+    write a section."""
     path = ("trainer", "strategy")
     if not stage and not offload and not parameters:
         if re.match("deepspeed", last):

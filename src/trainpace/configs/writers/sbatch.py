@@ -15,7 +15,6 @@ _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 
 
 def write_sbatch(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """Write the settings `names` of `want`."""
     launched = find_launch(draft.text) is not None
     if names & {"nnodes", "nproc_per_node", "world_size", "gpus_per_node"}:
         _write_world(draft, names, want, launched)
@@ -29,11 +28,11 @@ def write_sbatch(draft: Draft, names: frozenset[str], want: Mapping[str, Value])
 
 
 def _write_launch(draft: Draft, names: frozenset[str], want: Mapping[str, Value]) -> None:
-    """The flags that Slurm's variables do not already make right."""
-    told: dict[str, Value] = {
+    """Write the flags whose values Slurm's variables do not already give."""
+    stated: dict[str, Value] = {
         s.name: s.value for s in reversed(read_sbatch(draft.text, draft.file).settings) if s.key.startswith("--")
     }
-    right = {name for name in names if told.get(name) == want[name]}
+    right = {name for name in names if stated.get(name) == want[name]}
     write_command(draft, names - right, want)
     for name in right | draft.wrote:
         draft.wrote.add(name)
@@ -63,22 +62,22 @@ def _write_world(draft: Draft, names: frozenset[str], want: Mapping[str, Value],
 
 
 def _write_gpus(draft: Draft, nodes: int, per_node: int) -> None:
-    """Where GPUs are reserved, one for each process."""
+    """Reserve one GPU per process, where GPUs are reserved."""
     for key, count in (("gpus-per-node", per_node), ("gres", per_node), ("gpus", nodes * per_node)):
-        found = _option(draft.text, key)
-        if found is None or "," in found.value:
+        option = _option(draft.text, key)
+        if option is None or "," in option.value:
             continue
         if key == "gres":
             new = re.sub(
-                r"^((?:gres/)?gpu(?:[:=][A-Za-z][\w.-]*)?)(?:[:=][0-9]+)?(?=\(|$)", rf"\g<1>:{count}", found.value
+                r"^((?:gres/)?gpu(?:[:=][A-Za-z][\w.-]*)?)(?:[:=][0-9]+)?(?=\(|$)", rf"\g<1>:{count}", option.value
             )
         else:
-            new = re.sub(r"[0-9]+$", str(count), found.value)
+            new = re.sub(r"[0-9]+$", str(count), option.value)
         _put(draft, key, new)
 
 
 def _write_srun(draft: Draft, nodes: int, per_node: int, starts: int) -> None:
-    """srun's own counts, where it states them."""
+    """Correct srun's own counts, where it states them."""
     wanted = {"nodes": nodes, "ntasks": starts * nodes, "ntasks-per-node": per_node if starts == per_node else starts}
     for key, count in wanted.items():
         for start, end in lines_of(draft.text):
@@ -88,28 +87,27 @@ def _write_srun(draft: Draft, nodes: int, per_node: int, starts: int) -> None:
             stop = next(
                 (i for i, w in enumerate(own) if re.search(r"python|torchrun|\.py$|\.sh$|^bash$", w.value)), len(own)
             )
-            found = _value_among(own[:stop], key)
-            if found is not None and found.value.isdigit():
-                draft.text = draft.text[: found.start] + str(count) + draft.text[found.end :]
+            count_word = _value_among(own[:stop], key)
+            if count_word is not None and count_word.value.isdigit():
+                draft.text = draft.text[: count_word.start] + str(count) + draft.text[count_word.end :]
                 break
 
 
 def _option(text: str, key: str) -> Word | None:
-    """The value of an #SBATCH option, where it stands."""
-    found = None
+    """The value of an #SBATCH option, and where it stands."""
+    value = None
     for match in _directives(text):
-        found = _value_among(words_of(text, match.start(1), match.end(1)), key) or found
-    return found
+        value = _value_among(words_of(text, match.start(1), match.end(1)), key) or value
+    return value
 
 
 def _directives(text: str) -> list[re.Match[str]]:
-    """Those before the first command, which are all that Slurm reads."""
+    """The #SBATCH lines before the first command; Slurm ignores the others."""
     first = next((start for start, end in lines_of(text) if text[start:end].strip()), len(text))
     return [match for match in _DIRECTIVE.finditer(text) if match.start() < first]
 
 
 def _value_among(words: list[Word], key: str) -> Word | None:
-    """The value of `--key=value`, `--key value`, `-k value` or `-kvalue` among words."""
     short = next((letter for letter, name in SHORT.items() if name == key), "")
     for i, word in enumerate(words):
         if word.value.startswith(f"--{key}="):
@@ -124,16 +122,16 @@ def _value_among(words: list[Word], key: str) -> Word | None:
 
 
 def _number(draft: Draft, key: str) -> int | None:
-    found = _option(draft.text, key)
-    return int(found.value) if found is not None and found.value.isdigit() else None
+    option = _option(draft.text, key)
+    return int(option.value) if option is not None and option.value.isdigit() else None
 
 
 def _put(draft: Draft, key: str, value: str) -> None:
-    """Set an #SBATCH option: in its place, or on a line behind the last one."""
-    text, found = draft.text, _option(draft.text, key)
-    if found is not None:
-        if found.value != value:
-            draft.text = text[: found.start] + value + text[found.end :]
+    """Set an #SBATCH option in place, or on a new line after the last one."""
+    text, option = draft.text, _option(draft.text, key)
+    if option is not None:
+        if option.value != value:
+            draft.text = text[: option.start] + value + text[option.end :]
         return
     directives = _directives(text)
     at = directives[-1].end() if directives else text.find("\n") if text.startswith("#!") else 0
@@ -146,7 +144,6 @@ def _put(draft: Draft, key: str, value: str) -> None:
 
 
 def _clock(seconds: float) -> str:
-    """hours:minutes:seconds, or days-hours:minutes:seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,1 +1,1 @@
-"""Runs of the journal into other experiment trackers, under the names that `journal.importing` reads back."""
+"""Runs exported to other experiment trackers, under the names that `journal.importing` reads."""

@@ -1,4 +1,4 @@
-"""Runs into an MLflow tracking store: a folder, a database's or a server's address."""
+"""Runs exported to an MLflow tracking store: a folder, a database or a server."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trainpace.journal.exporting.columns import numbers_of, series_of, settings_
 EXPERIMENT = "trainpace"
 ID_TAG = "trainpace.id"
 LONGEST = 5000
-"""Characters of a tag or a parameter that every MLflow takes."""
+"""The longest tag or parameter, in characters, that every version of MLflow takes."""
 AT_ONCE = 1000
 
 
 def export_mlflow(where: str, entries: Iterable[Entry], experiment: str = EXPERIMENT) -> int:
-    """Add runs to the experiment; how many. One that is there already, by its id, is left as it is."""
+    """Add runs to the experiment; returns how many were new (by id)."""
     client = _client(where)
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found is not None else client.create_experiment(experiment)
+        existing = client.get_experiment_by_name(experiment)
+        place = existing.experiment_id if existing is not None else client.create_experiment(experiment)
         return sum(_add(client, place, entry) for entry in entries)
     except (MlflowException, OSError) as error:
         raise UnreadableInput(f"MLflow at {where} refuses: {str(error).splitlines()[0]}") from None

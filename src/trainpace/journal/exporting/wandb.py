@@ -1,4 +1,4 @@
-"""Runs into Weights & Biases, or, with WANDB_MODE=offline, into a folder that `wandb sync` sends later."""
+"""Runs exported to Weights & Biases, or with WANDB_MODE=offline to a folder for `wandb sync`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from trainpace.journal.exporting.columns import numbers_of, series_of, settings_
 
 
 def export_wandb(project: str, entries: Iterable[Entry]) -> int:
-    """Add runs to a project, NAME or ENTITY/NAME; how many. A run has the journal's id, so a second export makes no second."""
+    """Add runs to a project, NAME or ENTITY/NAME; returns their number. A run keeps its id, so exporting twice makes no
+    second one."""
     try:
         import wandb
     except ImportError:

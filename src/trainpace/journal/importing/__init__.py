@@ -1,4 +1,4 @@
-"""Runs from elsewhere. A format is added by adding a file to this room and a line to FORMATS."""
+"""Runs imported from other files. A format is added as a file in this room and a line in FORMATS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {
 
 
 class Imported(Record):
-    """What became of one file: of the runs in it, how many were new, there already, or skipped (by reason)."""
+    """The result of importing one file: the numbers of runs that were new, already in the journal, or skipped (by
+    reason)."""
 
     file: str
     format: str
@@ -33,14 +34,15 @@ class Imported(Record):
 
 
 def import_file(journal: Journal, path: Path, format_: str = "auto", given: Given | None = None) -> Imported:
-    """Bring a file (or MLflow's folder) into the journal, all of it or, if it raises `UnreadableInput`, nothing."""
+    """Import a file (or MLflow's folder) into the journal as a whole; where it raises UnreadableInput, nothing is
+    imported."""
     name = format_of(path) if format_ == "auto" else format_
     if name not in FORMATS:
         raise UnknownName("format", name, FORMATS)
     skipped: Counter[str] = Counter()
     read = 0
 
-    def kept() -> Iterator[Entry | Sweep]:
+    def items() -> Iterator[Entry | Sweep]:
         nonlocal read
         for item in FORMATS[name](path, given or Given()):
             if isinstance(item, Skipped):
@@ -49,12 +51,12 @@ def import_file(journal: Journal, path: Path, format_: str = "auto", given: Give
                 read += 1
                 yield item
 
-    new = journal.add_many(kept())
+    new = journal.add_many(items())
     return Imported(file=path.name, format=name, new=new, already_there=read - new, skipped=dict(skipped.most_common()))
 
 
 def format_of(path: Path) -> str:
-    """The name of a file's format. Raises `UnreadableInput` for one that is not known."""
+    """The name of a file's format. Raises UnreadableInput for an unknown one."""
     if path.is_dir():
         if is_mlruns(path):
             return "mlflow"

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer: ``all_results.json`` (or ``train_results.json``) and ``trainer_state.json``.
 
-Their step time is the run's wall clock over its steps, so evaluation, checkpoints and the first steps are in it. What they
-do not state (device, precision, optimizer) stands in training_args.bin, which is a pickle and is never opened.
+The step time is the run's wall-clock time divided by its steps, so it includes evaluation, checkpoints and the first
+steps. Device, precision and optimizer are stated only in training_args.bin, a pickle that is never opened.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from trainpace.journal.importing.reading import (
 )  # fmt: skip
 
 _ROUNDED_BELOW = 0.1
-"""Steps per second are rounded to three decimals; below this that is more than half a per cent."""
+"""Steps per second are rounded to three decimals; below this value that exceeds half a per cent."""
 
 
 def is_huggingface(data: Any) -> bool:
-    """Is this the content of such a file?"""
     return isinstance(data, dict) and ("log_history" in data or "train_runtime" in data)
 
 
 def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
-    """The one run of a file. A file that states no training is skipped with its reason."""
+    """The run of a file. A file that states no training is skipped with its reason."""
     data = _load(path)
     if not is_huggingface(data):
         raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
@@ -94,7 +93,7 @@ def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
 
 
 def _model(config: Path) -> str:
-    """The model's name as config.json beside the results has it."""
+    """The model's name in the config.json beside the results."""
     data = _load(config) if config.is_file() else {}
     if not isinstance(data, dict):
         return UNKNOWN

@@ -1,7 +1,7 @@
 """MLflow's local stores, read without mlflow: a folder ``mlruns`` (meta.yaml, params/, metrics/) or ``mlflow.db``.
 
-A run is taken if it states a model, a batch size and a precision, and logged a step time or a throughput under one of the
-names below, which are those of Hugging Face's, Lightning's and our own loggers. Names count by their last component.
+A run is imported if it states a model, a batch size and a precision, and logged a step time or a throughput under one
+of the names below, which Hugging Face's, Lightning's and our own loggers use. Only a name's last component counts.
 """
 
 from __future__ import annotations
@@ -56,12 +56,11 @@ class Logged(NamedTuple):
 
 
 def is_mlruns(path: Path) -> bool:
-    """A folder of experiments, one experiment, or one run."""
+    """Whether the folder holds experiments, is one experiment, or is one run."""
     return (path / "meta.yaml").is_file() or any(child.is_file() for child in path.glob("*/meta.yaml"))
 
 
 def is_mlflow_db(path: Path) -> bool:
-    """An SQLite file with MLflow's tables."""
     try:
         with closing(_connected(path)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -71,7 +70,7 @@ def is_mlflow_db(path: Path) -> bool:
 
 
 def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
-    """Every run of a store; deleted ones are left out."""
+    """Every run of a store that is not deleted."""
     for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
         try:
             yield finished(_entry(logged, given), given)
@@ -174,7 +173,7 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Keys and their files; a key with slashes is a file in folders. Links are not followed out of the store."""
+    """Keys and their files; a key with slashes is a file in folders. Links out of the store are not followed."""
     for root, _, names in os.walk(folder, followlinks=False):
         for name in sorted(names):
             file = Path(root, name)
@@ -187,7 +186,7 @@ def _text(file: Path) -> str:
 
 
 def _metric(file: Path) -> list[float]:
-    """Lines of ``timestamp value step``."""
+    """The values in lines of ``timestamp value step``."""
     values = []
     for line in read_bytes(file).decode("utf-8", "replace").splitlines():
         words = line.split()

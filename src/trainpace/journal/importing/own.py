@@ -1,4 +1,4 @@
-"""Trainpace's own files: measurements as ``trainpace measure --output`` writes them, and exports of a journal."""
+"""Trainpace's own files: measurements from ``trainpace measure --output``, and exports of a journal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
 
 
 def read_own(path: Path, given: Given) -> Iterator[Item]:
-    """Runs and sweeps as they are; a measurement becomes a run whose id is a hash of it.
+    """Runs and sweeps unchanged; a measurement becomes a run whose id is a hash of it.
 
-    Raises `UnreadableInput` for a damaged record: such a file is not half-imported.
+    Raises UnreadableInput for a damaged record, so that no file is imported in part.
     """
     _, rows = columns_and_rows(path)
     ids = ContentIds()
@@ -51,7 +51,7 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
 
 
 def content_id_of(data: dict[str, Any], ids: ContentIds) -> str:
-    """The id of a measurement, the same whichever version of the file's schema it was saved under."""
+    """The id of a measurement, equal for all versions of the file's schema."""
     return ids.of({key: value for key, value in data.items() if key != "schema_version"})
 
 

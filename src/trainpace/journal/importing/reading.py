@@ -1,4 +1,4 @@
-"""What every importer shares: what it yields, ids made of content, and tables from CSV, Parquet or JSON."""
+"""Helpers of all importers: items, ids made from content, and tables in CSV, Parquet or JSON."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trainpace.journal.exchange import read_json_records
 from trainpace.journal.identity import anonymous_entry
 
 UNKNOWN = "unknown"
-"""A condition that the source does not state. Nothing is guessed: a forecast would believe it."""
+"""A condition that the source does not state. It is not guessed, because forecasts would use the guess."""
 
 
 class Skipped(NamedTuple):
-    """Something in a file that is no run, and why."""
+    """Content of a file that is not a run, and the reason."""
 
     reason: str
 
 
 class Given(NamedTuple):
-    """What the user adds for files that do not say it, and whether names and paths are kept."""
+    """Facts that the user adds where a file does not state them, and whether names and paths are stored as they are."""
 
     device: str = ""
     precision: Precision | None = None
@@ -39,25 +39,25 @@ Item = Entry | Sweep | Skipped
 
 
 class ContentIds:
-    """Ids from content: the same file gives the same ids again, while two equal rows of one file are two runs."""
+    """Ids from content: reading a file again gives the same ids, and two equal rows of one file are two runs."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
 
     def of(self, content: Any) -> str:
-        """The id of something that JSON can hold."""
+        """The id of any JSON-serialisable content."""
         text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=True)
         self._seen[text] += 1
         return content_id(text if self._seen[text] == 1 else f"{text}#{self._seen[text]}")
 
 
 def finished(entry: Entry, given: Given) -> Entry:
-    """The entry as it is kept."""
+    """The entry as it is stored."""
     return entry if given.keep_identity else anonymous_entry(entry)
 
 
 def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """A table's columns, and its rows one by one. Raises `UnreadableInput` for what is none."""
+    """A table's columns, and an iterator over its rows. Raises UnreadableInput for a file that is not a table."""
     with opened(path) as file:
         head = file.read(64)
     if head[:4] == b"PAR1":
@@ -70,7 +70,7 @@ def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 def opened(path: Path) -> Any:
-    """The file, open for reading bytes. Raises `UnreadableInput` for one that cannot be."""
+    """The file, open for reading bytes. Raises UnreadableInput."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -80,7 +80,7 @@ def opened(path: Path) -> Any:
 
 
 def as_precision(word: str) -> Precision:
-    """A precision by its name. Raises `TrainpaceError` for any other word."""
+    """A precision by name. Raises TrainpaceError for an unknown one."""
     for precision in PRECISIONS:
         if word == precision:
             return precision
@@ -88,7 +88,7 @@ def as_precision(word: str) -> Precision:
 
 
 def number(value: Any) -> float | None:
-    """A finite number from 0; None for an empty field. Raises `TrainpaceError` for anything else."""
+    """A finite number from 0; None for an empty field. Raises TrainpaceError for anything else."""
     if value is None or str(value).strip().lower() in ("", "nan", "none"):
         return None
     try:

@@ -28,7 +28,7 @@ _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
 
 
 def read_published(path: Path, given: Given) -> Iterator[Item]:
-    """One run a row. A number that is none refuses the file; a row that does not say enough is skipped."""
+    """One run per row. A malformed number rejects the file; a row that states too little is skipped."""
     columns, rows = columns_and_rows(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(f"{path} has neither a column model_spec nor model.")

@@ -1,7 +1,7 @@
-"""timm's ``benchmark.py``: CSV such as ``benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv``.
+"""Tables of timm's ``benchmark.py``, such as ``benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv``.
 
-The file's name says what the rows do not: precision, memory format, versions, device, and whether torch.compile was on.
-Times are milliseconds a step; training is a whole step with SGD and momentum on a batch that is on the device already.
+The file's name states the precision, memory format, versions, device, and whether torch.compile was on. Times are
+milliseconds per step; training is a whole step with SGD and momentum on a batch that is already on the device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PRECISIONS: dict[str, Precision] = {
 
 
 class FileName(NamedTuple):
-    """What the name of a benchmark file says."""
+    """Conditions stated in the name of a benchmark file."""
 
     precision: Precision | None
     channels_last: bool
@@ -43,7 +43,7 @@ class FileName(NamedTuple):
 
 
 def read_name(name: str) -> FileName:
-    """The parts of a name between hyphens, those that are known; the last other one is the device."""
+    """Parse a file name at its hyphens; the last part that is nothing else is the device."""
     precision: Precision | None = None
     environment, device, channels_last, compiled = {"framework": "timm benchmark.py"}, "", False, False
     for part in re.sub(r"\.\w+$", "", name.lower()).split("-"):
@@ -55,17 +55,16 @@ def read_name(name: str) -> FileName:
             channels_last = True
         elif part in ("dynamo", "compile", "inductor"):
             compiled = True
-        elif found := re.fullmatch(r"pt(1)(\d\d)|pt([2-9])(\d)(\d)", part):
-            environment["torch"] = ".".join(digits for digits in found.groups() if digits)
-        elif found := re.fullmatch(r"cu(\d\d)(\d)", part):
-            environment["cuda"] = ".".join(found.groups())
+        elif version := re.fullmatch(r"pt(1)(\d\d)|pt([2-9])(\d)(\d)", part):
+            environment["torch"] = ".".join(digits for digits in version.groups() if digits)
+        elif version := re.fullmatch(r"cu(\d\d)(\d)", part):
+            environment["cuda"] = ".".join(version.groups())
         else:
             device = part
     return FileName(precision, channels_last, compiled, device, environment)
 
 
 def is_timm(columns: list[str]) -> bool:
-    """Does a table with these columns come from timm's benchmark?"""
     return "model" in columns and bool({"train_samples_per_sec", "infer_samples_per_sec"} & set(columns))
 
 

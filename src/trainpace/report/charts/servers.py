@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainpace.offers.match import Match
+from trainpace.offers.match import Match, Rejected
+from trainpace.offers.offer import Offer
 from trainpace.report.charts.chart import Axis, Chart, Mark, Series
 from trainpace.units import format_duration, format_usd
 
@@ -22,22 +23,18 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
     rest = sorted((m for m in able if not m.on_front), key=lambda m: m.mean_usd)[:MOST_POINTS]
     cheapest, fastest = front[-1], front[0]
     hours, usd = tuple(m.mean_hours for m in front), tuple(m.mean_usd for m in front)
-    series = [_points("dearer and slower than another", "muted", rest)] if rest else []
+    series = [_points("worse in both time and cost", "muted", rest)] if rest else []
     series += [
         Series(name="no other is both faster and cheaper", kind="line", tone="best", x=hours, y=usd),
-        _points("these, with the 90 % interval of their cost", "best", front, spread=True),
+        _points("the same, with the 90 % interval of the cost", "best", front, spread=True),
     ]
-    said = f"Cheapest: {server(cheapest)}, {format_usd(cheapest.mean_usd)} in {format_duration(3600 * cheapest.mean_hours)}."
-    marks = [_named("cheapest", cheapest)]
-    if fastest is not cheapest:
-        marks.append(_named("fastest", fastest))
-        said += f" Fastest: {server(fastest)}, {format_duration(3600 * fastest.mean_hours)} for {format_usd(fastest.mean_usd)}."
+    marks = [_named("cheapest", cheapest)] + ([] if fastest is cheapest else [_named("fastest", fastest)])
     shown = f"all {len(able)}"
     if len(able) > len(front) + len(rest):
         shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
     return Chart(
         title="Cost against time",
-        finding=said,
+        finding=" ".join(cheapest_and_fastest(able)),
         x=Axis(label="hours of the whole job", unit="h", scale="log10"),
         y=Axis(label="cost of the whole job", unit="$", scale="log10"),
         series=tuple(series),
@@ -47,11 +44,27 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
     )
 
 
-def server(m: Match) -> str:
+def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
+    """The two in a sentence each, or in one where they are the same."""
+    best, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=lambda m: m.mean_hours)
+    between = f"{format_duration(3600 * best.hours.low)} to {format_duration(3600 * best.hours.high)} in 9 of 10 cases"
+    sentences = [f"Cheapest: {server(best)}, {usd_and_hours(best)} ({between})."]
+    return sentences if fastest is best else [*sentences, f"Fastest: {server(fastest)}, {usd_and_hours(fastest)}."]
+
+
+def usd_and_hours(m: Match) -> str:
+    return f"{format_usd(m.mean_usd)} in {format_duration(3600 * m.mean_hours)}"
+
+
+def server(choice: Match | Rejected) -> str:
     """How many of which, from whom."""
-    nodes = f"{m.nodes} x " if m.nodes > 1 else ""
-    gpus = f"{m.offer.count} x {m.offer.device}" if m.offer.count > 1 else m.offer.device
-    return f"{nodes}{m.offer.provider} {m.offer.instance_type} ({gpus}){' spot' if m.spot else ''}"
+    nodes = f"{choice.nodes} x " if choice.nodes > 1 else ""
+    spot = ", spot" if isinstance(choice, Match) and choice.spot else ""
+    return f"{nodes}{choice.offer.provider} {choice.offer.instance_type} ({gpus(choice.offer)}{spot})"
+
+
+def gpus(offer: Offer) -> str:
+    return f"{offer.count} x {offer.device}" if offer.count > 1 else offer.device
 
 
 def _named(what: str, m: Match) -> Mark:

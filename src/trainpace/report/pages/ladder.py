@@ -5,17 +5,14 @@ from __future__ import annotations
 from trainpace.report.charts.changes import rung_times, speedups
 from trainpace.report.charts.chart import Picture
 from trainpace.report.ladder import LadderTable, cells_of, head_of
-from trainpace.report.pages.figure import drawn, section, table
-from trainpace.report.pages.frame import document
+from trainpace.report.pages.render import page
 
 
 def ladder_page(t: LadderTable, data: object) -> str:
     """The page as text."""
-    pictures = "".join(drawn(picture) for picture in ladder_pictures(t))
-    kept = [i for i, row in enumerate(t.rows) if i and row.kept]
-    return document(
-        t.title, t.verdict, pictures + section("Rung by rung", table(head_of(t), cells_of(t), hits=kept)), data
-    )
+    kept = [i > 0 and row.kept for i, row in enumerate(t.rows)]
+    rows = list(zip(kept, cells_of(t), strict=True))
+    return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head_of(t), rows=rows)
 
 
 def ladder_pictures(t: LadderTable) -> list[Picture]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
 from typing import Any
 
-from trainpace.offers.match import Job, Match, Ranking
+from trainpace.offers.match import Job, Ranking
 from trainpace.offers.offer import is_stale
 from trainpace.report.charts.breakdown import Timed, step_breakdown
 from trainpace.report.charts.chart import Picture
-from trainpace.report.charts.servers import cost_against_time, server
-from trainpace.report.pages.figure import drawn, lines, section, table
-from trainpace.report.pages.frame import document
-from trainpace.units import format_duration, format_number, format_usd
+from trainpace.report.charts.servers import cheapest_and_fastest, cost_against_time, server
+from trainpace.report.match import ranked_by
+from trainpace.report.pages.render import page
 from trainpace.workload import Workload
 
 MOST_ROWS = 60
@@ -27,28 +25,24 @@ def match_page(
 ) -> str:
     """The page as text. `why_none`: what binds where nothing meets the demands. `data`: `match --json`, of which the page keeps
     the rows that it shows."""
-    found = ranking.matches
-    title = f"{workload.model}: which server"
-    shown = _shown(found)
-    rows = [data["rows"][rank - 1] for rank, _ in shown]
-    kept = {**data, "rows": rows, "missed": data["missed"][:MOST_REJECTED], "rejected": []}
-    if not found:
-        return document(title, [f"No server meets this. {why_none}"], _rest(ranking), kept, answer=False)
-    ways = "1 way" if len(found) == 1 else f"{len(found)} ways"
-    what = f"{found[0].steps:,} steps of {job.global_batch:,} samples; {ways} to train it, ranked by {by}."
-    best, fastest = min(found, key=lambda m: m.mean_usd), min(found, key=lambda m: m.mean_hours)
-    said = [f"Cheapest: {server(best)}, {format_usd(best.mean_usd)} ({_usd(best)}) in {_hours(best)}."]
-    if fastest is not best:
-        said.append(
-            f"Fastest: {server(fastest)}, {_hours(fastest)} for {format_usd(fastest.mean_usd)} ({_usd(fastest)})."
-        )
-    stale = sum(is_stale(m.offer, today) for _, m in shown)
-    said.append("Forecasts, not measurements: the intervals should hold 9 of 10 cases.")
-    if stale:
-        said.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
-    body = lines([what], "soft") + "".join(drawn(picture) for picture in match_pictures(ranking))
-    body += section("Ranks", _table(shown, len(found))) + _rest(ranking)
-    return document(title, said, body, kept)
+    matches = ranking.matches
+    shown = [(rank, m) for rank, m in enumerate(matches, 1) if rank <= MOST_ROWS or m.on_front]
+    data = {**data, "rows": [data["rows"][rank - 1] for rank, _ in shown], "missed": data["missed"][:MOST_REJECTED]}
+    data["rejected"] = []
+    sentences = [f"No server meets this. {why_none}"]
+    if matches:
+        sentences = [
+            *cheapest_and_fastest(matches),
+            "Forecasts, not measurements: the intervals should hold in 9 of 10 cases.",
+        ]
+        stale = sum(is_stale(m.offer, today) for _, m in shown)
+        if stale:
+            sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
+    return page(
+        "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
+        ranked_by(matches, job, by) if matches else "", shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown),
+        left_out=_left_out(ranking), server=server,
+    )  # fmt: skip
 
 
 def match_pictures(ranking: Ranking) -> list[Picture]:
@@ -61,42 +55,8 @@ def match_pictures(ranking: Ranking) -> list[Picture]:
     return [*([] if plot is None else [plot]), *([step_breakdown(steps)] if steps else [])]
 
 
-def _shown(found: Sequence[Match]) -> list[tuple[int, Match]]:
-    """(rank, match): the first, and the front wherever it lies."""
-    return [(rank, m) for rank, m in enumerate(found, 1) if rank <= MOST_ROWS or m.on_front]
-
-
-def _table(shown: Sequence[tuple[int, Match]], found: int) -> str:
-    note = "* No other is both faster and cheaper."
-    if found > len(shown):
-        note += f" {found - len(shown)} further ranks are in trainpace match --json."
-    first, rest = shown[:FIRST_ROWS], shown[FIRST_ROWS:]
-    more = f"<details><summary>{len(rest)} more ranks</summary>{_rows(rest)}</details>" if rest else ""
-    return _rows(first) + more + lines([note], "note")
-
-
-def _rows(shown: Sequence[tuple[int, Match]]) -> str:
-    head = ["#", "server", "region", "run", "step ms", "hours", "90 %", "cost", "90 %", "price of"]
-    rows = [
-        [f"{rank}{' *' if m.on_front else ''}", server(m), m.offer.region,
-         f"{m.forecast.execution.precision}, {m.forecast.execution.micro_batch} x {m.forecast.execution.accumulation}",
-         "" if m.forecast.step is None else format_number(m.forecast.step.total_ms), format_number(m.mean_hours),
-         f"{format_number(m.hours.low)} to {format_number(m.hours.high)}", format_usd(m.mean_usd), _usd(m), m.offer.as_of or "?"]
-        for rank, m in shown
-    ]  # fmt: skip
-    return table(head, rows, left=4, hits=[i for i, (_, m) in enumerate(shown) if m.on_front])
-
-
-def _rest(ranking: Ranking) -> str:
+def _left_out(ranking: Ranking) -> list[str]:
     reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
     more = [f"And {len(reasons) - MOST_REJECTED} more."] if len(reasons) > MOST_REJECTED else []
     missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] if ranking.missed else []
-    return section("Left out", lines([*missed, *reasons[:MOST_REJECTED], *more], "soft"))
-
-
-def _usd(m: Match) -> str:
-    return f"{format_usd(m.usd.low)} to {format_usd(m.usd.high)}"
-
-
-def _hours(m: Match) -> str:
-    return format_duration(3600 * m.mean_hours)
+    return [*missed, *reasons[:MOST_REJECTED], *more]

@@ -9,8 +9,7 @@ import msgspec
 from trainpace.outcome import Interval, StepTime
 from trainpace.records import Record
 from trainpace.report.charts.breakdown import Timed, step_breakdown
-from trainpace.report.pages.figure import drawn, section, table
-from trainpace.report.pages.frame import document
+from trainpace.report.pages.render import page
 from trainpace.units import format_number
 
 
@@ -42,10 +41,10 @@ def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair])
         steps.append(Timed(group, f"{pair.device}, forecast", pair.forecast, pair.interval_ms))
         if pair.measured is not None:
             steps.append(Timed(group, f"{pair.device}, measured", pair.measured))
-    body = drawn(step_breakdown(steps)) + section(
-        "Forecast and measurement", table(HEAD, cells_of_pairs(pairs), left=3)
+    data = msgspec.to_builtins(list(pairs))
+    return page(
+        "side_by_side.html", title, meaning, [step_breakdown(steps)], data, head=HEAD, rows=cells_of_pairs(pairs)
     )
-    return document(title, meaning, body, msgspec.to_builtins(list(pairs)))
 
 
 def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:
