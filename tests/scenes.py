@@ -37,8 +37,7 @@ from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
 from trainpace.report.validation import print_validation
 from trainpace.schedule import Schedule
-from trainpace.validation.evaluate import Row
-from trainpace.validation.summary import by, summarise
+from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.question import Equivalence, Facts, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording

@@ -9,17 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from ladder_world import result
-from trainpace.cli.launchers import LauncherChoice
-from trainpace.cli.running import Options, _keeper
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.hardware import find_device
 from trainpace.journal import Journal
 from trainpace.ladder.climbed import Tried, measured_of
 from trainpace.ladder.foresee import Foreseen
+from trainpace.ladder.launchers import LauncherChoice
 from trainpace.ladder.rungs import Ladder, Rung, Setup
 from trainpace.launch.job import Job
 from trainpace.launch.slurm_script import SlurmOptions
+from trainpace.verbs.run import RunRequest, _keeper
 
 TASK = """
 import torch
@@ -90,7 +90,7 @@ def test_options_for_a_launcher_that_no_rung_needs_are_a_contradiction():
 
 
 def test_the_journals_device_is_the_one_that_measured(tmp_path):
-    options = Options(**dict.fromkeys(Options._fields) | {"launcher": "slurm", "sbatch": (), "keep_identity": False})
+    options = RunRequest(ladder="ladder.toml", launcher="slurm")
     climb, kept = replace(ladder(), device="cuda"), []
     with Journal.open(str(tmp_path / "j.db")) as journal:
         keep = _keeper(climb, options, journal)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
+from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import JobConditions, Question, answer, state_bytes, training_of
 from trainpace.ladder.climbed import Tried, job_time
@@ -67,7 +67,7 @@ def test_forecast_match_plan_run_and_schedule_agree(conditions, gpus, samples, e
     per_device = offer.price_usd_per_hour / gpus  # price * gpus / gpus may differ in the last digit
 
     cluster = Cluster(device=device, devices_per_node=gpus, price_usd_per_device_hour=per_device)
-    f = forecast(MODEL, e, cluster, schedule, conditions=conditions)
+    f = Forecaster(MODEL, Target(cluster)).forecast(e, schedule, conditions)
     setting = Setting(MODEL, cluster, schedule, conditions=conditions)
     outlook = Judge(setting, e).outlook(Choice(execution=e), 0)
     space = a_rows_space(e)

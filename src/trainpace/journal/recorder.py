@@ -1,5 +1,4 @@
-"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep keeps its measurements and can be
-resumed."""
+"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep keeps its measurements and can be resumed."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def program_command() -> str:
 
 
 class RecordedSweep(NamedTuple):
-    """A sweep's id in the journal, all its outcomes, and the number of them that an earlier, interrupted run had
-    measured."""
+    """A sweep's id in the journal, all its outcomes, and the number of them that an earlier, interrupted run had measured."""
 
     id: str
     outcomes: list[Outcome]

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from trainpace.report.columns import Column, words
 from trainpace.report.terminal import print_lines, print_table, print_verdict
 from trainpace.units import format_number
-from trainpace.validation.evaluate import Row
-from trainpace.validation.summary import Summary
+from trainpace.validation import Row, Summary
 
 WORST = 10
 

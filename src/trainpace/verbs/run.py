@@ -1,0 +1,294 @@
+"""`run`: a ladder or a plan, climbed rung by rung."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.hardware.cluster import HostLinks
+from trainpace.journal import Journal, anonymous_entry
+from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
+from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
+from trainpace.ladder.entries import entry_of_trial
+from trainpace.ladder.foresee import Foreseen, Known
+from trainpace.ladder.inputs import SCRIPT_STEPS, read_ladder
+from trainpace.ladder.launchers import LauncherChoice
+from trainpace.ladder.rungs import Ladder, Script, Setup
+from trainpace.ladder.script import keep_files, prepare, started_by, try_script
+from trainpace.ladder.sights import Sights, has_data
+from trainpace.launch.engines.rules import why_no_noise_scale
+from trainpace.launch.slurm_script import SlurmOptions
+from trainpace.launch.trial import FailedTrial, TrialResult
+from trainpace.launch.trials import job_of, run_trial
+from trainpace.machine import detect
+from trainpace.machine.environment import device_in
+from trainpace.process import usable_cores
+from trainpace.records import cannot_write_into, load, make_folder, save
+from trainpace.schedule import total_steps
+from trainpace.verbs.fields import JournalPlace, KeepIdentity
+from trainpace.verbs.progress import Progress, Work
+from trainpace.verbs.request import Argument, Field, Misuse, Request
+from trainpace.verbs.this_machine import device_of, profile_here, profile_or_brief
+from trainpace.verbs.units import ABOVE_0_S, COUNT, USD
+
+STATE = "ladder.json"
+TryIt = Callable[[Setup, int, str], TrialResult | FailedTrial]
+
+
+class RunRequest(Request):
+    """A ladder, on what it is climbed, and what is left out."""
+
+    ladder: Annotated[str, Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER")]
+    task: Annotated[str | None, Field("FILE.py:FUNCTION or a model, in place of the file's own.", metavar="SPEC")] = (
+        None
+    )
+    command: Annotated[
+        str | None, Field("An unchanged script's own launch command, to climb with it.", metavar="TEXT")
+    ] = None
+    config: Annotated[tuple[str, ...], Field("A settings file that the script reads; several.", metavar="FILE")] = ()
+    precompute: Annotated[str, Field("The dataset that a plan's shards are made of.", metavar="FILE.py:NAME")] = ""
+    out: Annotated[str | None, Field("Where state, logs and shards go.  [default: NAME-run]", metavar="FOLDER")] = None
+    launcher: Annotated[
+        Literal["auto", "process", "torchrun", "slurm"],
+        Field("auto: one process, torchrun for several, Slurm for several nodes."),
+    ] = "auto"
+    partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
+    account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
+    sbatch: Annotated[
+        tuple[str, ...], Field("A further option of sbatch, as --sbatch=--qos=debug.", metavar="TEXT")
+    ] = ()
+    device: Annotated[Literal["cpu", "cuda"] | None, Field("Where to train.  [default: the file's]")] = None
+    seconds: Annotated[float | None, Field("Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S)] = None
+    steps: Annotated[
+        int | None, Field("Steps of a trial, in place of --seconds.  [default for a script: 30]", COUNT)
+    ] = None
+    timeout: Annotated[float, Field("A trial that takes longer is ended and undone.", ABOVE_0_S)] = 600.0
+    price: Annotated[float | None, Field("Dollars per node and hour.  [default: the file's]", USD)] = None
+    allow_global_batch: Annotated[bool, Field("Rungs may change the global batch: another training.")] = False
+    stop_early: Annotated[bool, Field("Stop after the first rung that does not help.")] = False
+    no_forecast: Annotated[bool, Field("Do not forecast: saves a brief look at machine, model and samples.")] = False
+    fresh: Annotated[bool, Field("Begin anew where an earlier run could be taken up.")] = False
+    journal: JournalPlace = None
+    no_journal: Annotated[bool, Field("Keep nothing in the journal.")] = False
+    keep_identity: KeepIdentity = False
+
+    @property
+    def launchers(self) -> LauncherChoice:
+        slurm = SlurmOptions(partition=self.partition, account=self.account, extra=self.sbatch)
+        return LauncherChoice(self.launcher, slurm)
+
+    @property
+    def folder(self) -> Path:
+        """Where the state and the logs of this ladder go."""
+        return Path(self.out or f"{Path(self.ladder).stem}-run")
+
+
+class Preview(NamedTuple):
+    """Every rung before anything is measured, and what would be started for each."""
+
+    rungs: list[Ahead]
+    commands: list[list[str]]
+
+
+def run(request: RunRequest, progress: Progress) -> Climbed:
+    """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
+    ladder = _ladder(request)
+    if ladder.script is None:
+        request.launchers.check(ladder)
+    folder = request.folder
+    make_folder(folder)
+    with _alone(folder), _journal(request) as journal, progress.work(f"running {Path(request.ladder).name}") as work:
+        before = _before(folder, request)
+        means = _means(ladder, request, journal, before, progress, work)
+        counted = means._replace(try_it=_counted(means.try_it, ladder, before, work))
+        try:
+            climbed = climb(ladder, counted, before, request.stop_early)
+        except KeyboardInterrupt:
+            work.say(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
+            raise
+        if ladder.script is not None:
+            files = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
+            work.say(f"the settings files as they are kept: {files}")
+    return climbed
+
+
+def dry_run(request: RunRequest, progress: Progress) -> Preview:
+    """Setups, commands and forecasts of all rungs. Trains nothing."""
+    ladder, folder = _ladder(request), request.folder
+    make_folder(folder)
+    with _alone(folder), progress.work(f"running {Path(request.ladder).name}") as work:
+        ahead = preview(ladder, _means(ladder, request, None, None, progress, work))
+        return Preview(ahead, [_commands(rung, ladder, request) for rung in ahead])
+
+
+def _ladder(request: RunRequest) -> Ladder:
+    """The ladder as the request changes it. Raises TrainpaceError for whatever can be known to fail before anything starts."""
+    if request.config and not request.command:
+        raise Misuse("`config` belongs to `command`.")
+    script = None if request.command is None else Script(command=request.command, configs=request.config)
+    ladder = read_ladder(Path(request.ladder), request.task, request.precompute, script)
+    given = {
+        "device": request.device,
+        "seconds": request.seconds,
+        "steps": request.steps,
+        "price_usd_per_hour": request.price,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    ladder = replace(ladder, allow_global_batch=ladder.allow_global_batch or request.allow_global_batch, **changes)
+    if ladder.job is not None:
+        total_steps(ladder.job, ladder.start.execution)
+    if ladder.script is not None and (request.launcher != "auto" or request.launchers.slurm != SlurmOptions()):
+        raise Contradiction(
+            "a script is started by its own command, not by `launcher` or Slurm's options.", "Leave them out."
+        )
+    return ladder
+
+
+def _before(folder: Path, request: RunRequest) -> Climbed | None:
+    if request.fresh or not (folder / STATE).exists():
+        return None
+    try:
+        return load(folder / STATE, Climbed)
+    except TrainpaceError as error:
+        raise TrainpaceError(error.message, "Begin anew with `fresh`, or name another folder with `out`.") from None
+
+
+def _counted(try_it: TryIt, ladder: Ladder, before: Climbed | None, work: Work) -> TryIt:
+    """The same, and `work` says how many trials are left, unless two are too close and are tried again."""
+    expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
+    there = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
+    done = there
+
+    def counted(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
+        nonlocal done
+        work.to(done, max(expected, done + 1), name, done - there)
+        outcome = try_it(setup, seed, name)
+        done += 1
+        return outcome
+
+    return counted
+
+
+def _means(
+    ladder: Ladder, request: RunRequest, journal: Journal | None, before: Climbed | None, progress: Progress, work: Work
+) -> Means:
+    from trainpace.ladder.shards import make_shards
+
+    folder = request.folder
+
+    def links() -> HostLinks | None:
+        profile = profile_here(progress)
+        return None if profile is None else profile.host_links
+
+    gathered = None if before is None else noise_scale_of(before)
+    noise = [] if gathered is None else [gathered[1]]  # gathered once
+    sights = Sights(
+        folder, ladder.device, lambda: profile_or_brief(progress), work.say, request.timeout, ladder.seed, links
+    )
+
+    def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
+        try:
+            if ladder.script is not None:
+                return try_script(
+                    ladder.script, ladder.start, setup, folder / "trials" / name, ladder.steps or SCRIPT_STEPS,
+                    ladder.warmup_steps, request.timeout,
+                )  # fmt: skip
+            launcher = request.launchers.over(ladder.slurm).of(setup.execution)
+            trial = _trial(ladder, setup, seed)
+            gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
+            found = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, request.timeout)
+            if isinstance(found, TrialResult) and found.noise_scale:
+                noise.append(found.noise_scale)
+            return found
+        except TrainpaceError as error:
+            return FailedTrial(kind="misuse", reason=str(error))
+
+    def foresee(setups: Sequence[Setup], known: Sequence[Known]) -> list[Foreseen]:
+        if request.no_forecast:
+            return [Foreseen(reason="--no-forecast") for _ in setups]
+        if not ladder.start.task:
+            return [Foreseen(reason="a script shows no model; --task MODEL names it") for _ in setups]
+        return sights.foresee(setups, known)
+
+    return Means(
+        try_it=try_it, foresee=foresee, tell=work.say,
+        precompute=lambda spec: make_shards(spec, folder, usable_cores(), work.say),
+        keep=lambda climbed: save(climbed, folder / STATE),
+        journal=_keeper(ladder, request, journal),
+    )  # fmt: skip
+
+
+def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
+    return setup.trial(
+        device=ladder.device, seconds=ladder.seconds, steps=ladder.steps, warmup_steps=ladder.warmup_steps, seed=seed
+    )
+
+
+def _commands(rung: Ahead, ladder: Ladder, request: RunRequest) -> list[str]:
+    """What would be started. The requests that it names are written, so that it can be started by hand."""
+    commands = []
+    for i, setup in enumerate(rung.setups):
+        if isinstance(setup, Setup):
+            with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
+                folder = request.folder / "dry-run" / file_name(rung.title, i)
+                if ladder.script is not None:
+                    commands.append(_text_of_script(ladder, ladder.script, setup, folder))
+                    continue
+                job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
+                commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
+    return commands
+
+
+def _text_of_script(ladder: Ladder, script: Script, setup: Setup, folder: Path) -> str:
+    """The command on the copies, and how they differ from the user's files."""
+    prepared = prepare(script, ladder.start, setup, folder, ladder.steps or SCRIPT_STEPS, ladder.warmup_steps)
+    return "\n".join([started_by(prepared.trial), *(written.diff for written in prepared.files if written.diff)])
+
+
+def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Callable[[Tried], None]:
+    if journal is None:
+        return lambda _: None
+    local = request.launchers.of(ladder.start.execution).name != "slurm"
+    device = device_of(ladder.device, detect()) if local else "CPU" if ladder.device == "cpu" else "NVIDIA GPU"
+
+    def keep(one: Tried) -> None:
+        nonlocal device  # of a trial that failed: that of the latest one that did not
+        device = (device_in(one.measured.environment) if one.measured is not None else "") or device
+        entry = entry_of_trial(one, device, ladder.seed, ladder.name)
+        journal.add(entry if request.keep_identity else anonymous_entry(entry))
+
+    return keep
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two climbs in one folder would write over each other's state. The lock goes with the process, however that ends."""
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise cannot_write_into(folder, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainpaceError(
+                f"another trainpace run is at work in {folder}.", "Wait for it, or name another folder with `out`."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+@contextlib.contextmanager
+def _journal(request: RunRequest) -> Iterator[Journal | None]:
+    if request.no_journal:
+        yield None
+        return
+    with Journal.open(request.journal) as journal:
+        yield journal
