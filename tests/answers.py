@@ -16,7 +16,7 @@ from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster, find_device
-from trainpace.ladder.climb import climb
+from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer

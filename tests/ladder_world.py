@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 
 from trainpace.execution import Execution
-from trainpace.ladder.climb import Means
 from trainpace.ladder.climbed import Climbed
+from trainpace.ladder.climbing import Means
 from trainpace.ladder.foresee import Foreseen
 from trainpace.ladder.rungs import Ladder, Rung, Setup
 from trainpace.launch.trial import FailedTrial, TrialResult

@@ -9,7 +9,7 @@ from trainpace.forecast.timings import OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Cluster, Device, Figure, find_device
 from trainpace.job import JobConditions, Question, answer
 from trainpace.machine import MachineProfile
-from trainpace.machine.detect import detect
+from trainpace.machine.detection import detect
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.plan import Change, Plan
 from trainpace.schedule import Schedule

@@ -13,7 +13,7 @@ from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import ONLY_STEPS, Question, answer
 from trainpace.journal import compare, scores
-from trainpace.ladder.climb import climb
+from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from ladder_world import LOSSES, World, ladder, result, rung
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.ladder.climb import climb, preview
 from trainpace.ladder.climbed import Climbed
+from trainpace.ladder.climbing import climb, preview
 from trainpace.launch.trial import FailedTrial
 from trainpace.records import from_json, to_json
 from trainpace.schedule import Schedule

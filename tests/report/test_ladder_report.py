@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ladder_world import World, ladder, result, rung
-from trainpace.ladder.climb import climb, preview
+from trainpace.ladder.climbing import climb, preview
 from trainpace.launch.trial import FailedTrial
 from trainpace.report.ladder import (
     ahead_json,

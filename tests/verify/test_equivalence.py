@@ -9,8 +9,8 @@ import pytest
 
 from trainpace.errors import TrainpaceError
 from trainpace.verify import Question
+from trainpace.verify.equivalence import candidates
 from trainpace.verify.question import CHANGES, Facts, Variant
-from trainpace.verify.verify import candidates
 
 TASKS = """
 import os, torch

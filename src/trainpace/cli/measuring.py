@@ -17,13 +17,17 @@ from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster
 from trainpace.journal import Circumstances, Foresight, Journal, RecordedSweep, execution_of, foresee, record_sweep
-from trainpace.machine.detect import Machine, detect
-from trainpace.machine.disturbances import warnings_of
-from trainpace.measure.analysis import SweepAnalysis, analyse
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.probes import measure_noise_scale
-from trainpace.measure.suite import SuiteItem, suite
-from trainpace.measure.sweep import SweepPlan, run_sweep
+from trainpace.machine import Machine, detect, warnings_of
+from trainpace.measure import (
+    Conditions,
+    SuiteItem,
+    SweepAnalysis,
+    SweepPlan,
+    analyse,
+    measure_noise_scale,
+    run_sweep,
+    suite,
+)
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import to_jsonable, write_whole
 from trainpace.report.measurement import print_sweep, sweep_json
@@ -240,7 +244,7 @@ def _most_probes(plan: SweepPlan) -> int | None:
     if plan.until_oom:
         return None
     if plan.adaptive:
-        from trainpace.measure.adaptive import most_probes
+        from trainpace.measure import most_probes
 
         return most_probes(len(plan.batches))
     return len(plan.batches) * plan.repeats

@@ -16,8 +16,7 @@ from trainpace.journal.entry import Entry, Sweep, entry_of, measurement_of, new_
 from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
 from trainpace.journal.store import Journal
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.sweep import Outcome, SweepPlan, run_sweep
+from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
 from trainpace.outcome import FailedProbe
 
 

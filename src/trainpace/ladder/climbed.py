@@ -12,8 +12,8 @@ from trainpace.ladder.foresee import Foreseen
 from trainpace.ladder.gains import Gain
 from trainpace.ladder.losses import LossCheck
 from trainpace.ladder.rungs import Ladder, Setup
-from trainpace.launch.trial import TrialResult
-from trainpace.measure.repeats import noise_of, repeat_interval
+from trainpace.launch import TrialResult
+from trainpace.measure import noise_of, repeat_interval
 from trainpace.outcome import Interval, JobTime
 from trainpace.records import Record
 

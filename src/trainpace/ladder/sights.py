@@ -18,10 +18,9 @@ from trainpace.hardware.cluster import HostLinks
 from trainpace.job import state_bytes
 from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
 from trainpace.ladder.rungs import Setup
-from trainpace.launch.engines.rules import engine_for
+from trainpace.launch import engine_for
 from trainpace.loader.model import LoaderCost
-from trainpace.machine import MachineProfile, calibrate
-from trainpace.machine.allreduce import AllReduce, measure_allreduce
+from trainpace.machine import AllReduce, MachineProfile, calibrate, measure_allreduce
 from trainpace.outcome import Forecast
 from trainpace.process import run_isolated, usable_cores
 from trainpace.records import load, save
@@ -202,7 +201,7 @@ def _cost_key(setup: Setup) -> tuple[str | None, int, bool]:
 
 
 def _gpu() -> str:
-    from trainpace.machine.detect import detect
+    from trainpace.machine import detect
 
     gpus = detect().gpus
     if not gpus or not gpus[0].name:

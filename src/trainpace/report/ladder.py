@@ -8,9 +8,7 @@ from typing import Any
 import msgspec
 
 from trainpace.job import assumed_in_words
-from trainpace.ladder.climb import Ahead
-from trainpace.ladder.climbed import Climbed, RungResult, job_time, noise_scale_of
-from trainpace.ladder.rungs import Rung, Setup, words_of
+from trainpace.ladder import Ahead, Climbed, Rung, RungResult, Setup, job_time, noise_scale_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.chart import bars

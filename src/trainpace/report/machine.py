@@ -6,8 +6,7 @@ import numpy as np
 
 from trainpace.forecast.timings import step_factor
 from trainpace.hardware.cluster import HostLinks
-from trainpace.machine.detect import Machine
-from trainpace.machine.profile import MachineProfile
+from trainpace.machine import Machine, MachineProfile
 from trainpace.report.columns import words
 from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.units import format_number

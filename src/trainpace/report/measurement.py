@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.measure.analysis import SweepAnalysis, SweepPoint
-from trainpace.measure.changes import MeasuredJump
+from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint
 from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement
 from trainpace.report.chart import chart
 from trainpace.report.columns import Column, words

@@ -8,7 +8,7 @@ from trainpace.records import to_jsonable
 from trainpace.report.columns import Column, words
 from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_number
-from trainpace.verify.question import Change, Equivalence, WayResult
+from trainpace.verify import Change, Equivalence, WayResult
 
 IN_WORDS: dict[Change, str] = {
     "fp32": "the number format: in fp32 they are equal",

@@ -13,21 +13,33 @@ from msgspec.structs import replace
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware.cluster import HostLinks
 from trainpace.journal import Journal, anonymous_entry
-from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
-from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
-from trainpace.ladder.entries import entry_of_trial
-from trainpace.ladder.foresee import Foreseen, Known
-from trainpace.ladder.inputs import SCRIPT_STEPS, read_ladder
-from trainpace.ladder.launchers import LauncherChoice
-from trainpace.ladder.rungs import Ladder, Script, Setup
-from trainpace.ladder.script import keep_files, prepare, started_by, try_script
-from trainpace.ladder.sights import Sights, has_data
-from trainpace.launch.engines.rules import why_no_noise_scale
-from trainpace.launch.slurm_script import SlurmOptions
-from trainpace.launch.trial import FailedTrial, TrialResult
-from trainpace.launch.trials import job_of, run_trial
-from trainpace.machine import detect
-from trainpace.machine.environment import device_in
+from trainpace.ladder import (
+    SCRIPT_STEPS,
+    Ahead,
+    Climbed,
+    Foreseen,
+    Known,
+    Ladder,
+    LauncherChoice,
+    Means,
+    Script,
+    Setup,
+    Sights,
+    Tried,
+    climb,
+    entry_of_trial,
+    file_name,
+    has_data,
+    keep_files,
+    noise_scale_of,
+    prepare,
+    preview,
+    read_ladder,
+    started_by,
+    try_script,
+)
+from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_trial, why_no_noise_scale
+from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
@@ -178,7 +190,7 @@ def _counted(try_it: TryIt, ladder: Ladder, before: Climbed | None, work: Work) 
 def _means(
     ladder: Ladder, request: RunRequest, journal: Journal | None, before: Climbed | None, progress: Progress, work: Work
 ) -> Means:
-    from trainpace.ladder.shards import make_shards
+    from trainpace.ladder import make_shards
 
     folder = request.folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainpace.measure.analysis import SweepAnalysis
+from trainpace.measure import SweepAnalysis
 from trainpace.outcome import Forecast, Jump
 from trainpace.report.charts.chart import MOST_INTERVAL, Axis, Chart, Mark, Series, sentence
 from trainpace.report.charts.palette import SERIES_TONES

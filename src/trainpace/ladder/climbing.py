@@ -19,7 +19,7 @@ from trainpace.ladder.losses import LossCheck, compare, own_spread
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
 from trainpace.ladder.script import changed_files, fingerprint_of_script
 from trainpace.ladder.sources import fingerprint
-from trainpace.launch.trial import FailedTrial, TrialResult
+from trainpace.launch import FailedTrial, TrialResult
 
 ROUNDS = 2
 """Of the kept setup and the new one in turn, where the first trials are too close to tell."""
