@@ -179,7 +179,7 @@ def test_offers_are_listed_and_refreshed(run, tmp_path):
     done = run("offers", "--gpu", "H200", "--provider", "aws")
     assert done.returncode == 0
     assert "3200" in done.stdout
-    assert "stale" in done.stdout
+    assert "prices are old" in done.stdout
     (tmp_path / "gpuhunt.py").write_text(
         "from types import SimpleNamespace as N\n"
         "def query():\n"

@@ -189,7 +189,8 @@ def test_a_plan_says_what_it_brings():
     assert plan_ladder(slower, end).finding == "2 changes bring the job from 1 h to 2 h, 100% more."
     too_big = replace(plan, changes=(change(0, makes_fit=True), change(7200)), start_fits=False)
     assert (
-        plan_ladder(too_big, end).finding == "As it is, it does not fit. With 2 changes it does, and the job takes 2 h."
+        plan_ladder(too_big, end).finding
+        == "As it is, it does not fit in memory. With 2 changes it does, and the job takes 2 h."
     )
 
 
@@ -207,7 +208,7 @@ def test_forecasts_that_held_are_counted():
     made = rung_times(
         "a step", [("a", 100.0, between, 105.0, None), ("b", 100.0, between, 120.0, None), ("c", None, None, 5.0, None)]
     )
-    assert made.finding == "1 of 2 forecasts held what was then measured."
+    assert made.finding == "Forecast intervals that contain the measurement: 1 of 2."
     assert [len(group.bars) for group in made.groups] == [2, 2, 1]
 
 
