@@ -11,9 +11,9 @@ from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import JobConditions, Question, answer, state_bytes, training_of
-from trainpace.ladder.climbed import Tried, job_time
-from trainpace.ladder.foresee import Foreseen
+from trainpace.ladder.climbed import Attempt, job_time
 from trainpace.ladder.rungs import Ladder, Setup
+from trainpace.ladder.step_forecast import StepForecast
 from trainpace.offers import Offer
 from trainpace.offers.match import Job, rank
 from trainpace.plan import Choice, Judge, Setting
@@ -90,7 +90,7 @@ def test_forecast_match_plan_run_and_schedule_agree(conditions, gpus, samples, e
     ladder = Ladder(
         start=setup, rungs=(), job=schedule, conditions=conditions, price_usd_per_hour=offer.price_usd_per_hour
     )
-    run = job_time(ladder, Tried(setup=setup, foreseen=Foreseen(state_bytes=state)), step_ms)
+    run = job_time(ladder, Attempt(setup=setup, foreseen=StepForecast(state_bytes=state)), step_ms)
 
     hours = {f.training_time.hours, match.mean_hours, said.time.hours, run.hours, outlook.job_s / 3600, ranked / 3600}
     dollars = {f.cost_usd, match.mean_usd, said.cost_usd, run.usd, outlook.cost_usd}

@@ -8,10 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.job import training_of
-from trainpace.ladder.foresee import Foreseen
 from trainpace.ladder.gains import Gain
 from trainpace.ladder.losses import LossCheck
 from trainpace.ladder.rungs import Ladder, Setup
+from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch import TrialResult
 from trainpace.measure import noise_of, repeat_interval
 from trainpace.outcome import Interval, JobTime
@@ -61,11 +61,11 @@ def _compute_ms(result: TrialResult) -> float:
     return statistics.median(step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True))
 
 
-class Tried(Record):
+class Attempt(Record):
     """One alternative: what was foreseen, and what was measured or why not."""
 
     setup: Setup
-    foreseen: Foreseen
+    foreseen: StepForecast
     measured: Measured | None = None
     failure: str = ""
 
@@ -79,7 +79,7 @@ class RungResult(Record):
 
     title: str
     key: str
-    tried: tuple[Tried, ...]
+    tried: tuple[Attempt, ...]
     chosen: int | None
     kept: bool
     reason: str
@@ -96,7 +96,7 @@ class RungResult(Record):
         return self.chosen is not None or ended
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> Attempt | None:
         """The alternative that was judged."""
         return None if self.chosen is None else self.tried[self.chosen]
 
@@ -136,11 +136,11 @@ def noise_scale_of(climbed: Climbed) -> tuple[Setup, dict[str, float]] | None:
     return next((one for one in found if "samples" in one[1]), found[0] if found else None)
 
 
-def job_time(ladder: Ladder, tried: Tried, step_ms: float, precompute_s: float = 0.0) -> JobTime | None:
+def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0) -> JobTime | None:
     """The whole job at so many ms a step, with what shards take once; None where no job was named."""
     if ladder.job is None:
         return None
-    e, price = tried.setup.execution, ladder.price_usd_per_hour
+    e, price = attempt.setup.execution, ladder.price_usd_per_hour
     per_device = None if price is None else price / e.nproc_per_node
     conditions = replace(ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s)
-    return training_of(ladder.job, e, conditions, tried.foreseen.state_bytes).time(step_ms / 1e3)
+    return training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes).time(step_ms / 1e3)
