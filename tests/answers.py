@@ -146,7 +146,7 @@ def a_ladder():
         rung("compile", compile=True),
         rung("shards"),
     )
-    climbed = climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).means())
+    climbed = climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).actions())
     return ladder_page(table_of(climbed), ladder_json(climbed))
 
 
