@@ -298,7 +298,7 @@ def test_a_journal_is_asked_for_a_device_before_it_is_opened(tmp_path):
     with Journal.open(place) as opened:
         assert not may_know(place, {"T4"})
         opened.add(entry(device="T4", outcome="ok"))
-        opened.add(entry(device="V100", outcome="failed", step_time_ms=None, reason="no."))
+        opened.add(entry(device="V100", outcome="out_of_memory", step_time_ms=None, reason="no."))
         assert may_know(place, {"A100", "T4"})
         assert not may_know(place, {"A100", "V100"})
     assert may_know(place, {"T4"})
