@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
+    from trainpace.job import Answer
     from trainpace.journal import Journal
     from trainpace.ladder import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
-    from trainpace.schedule import Answer
     from trainpace.shards import Estimate, Precomputed
     from trainpace.verbs.forecast import Forecasts
     from trainpace.verbs.loader import MeasuredLoader
@@ -110,7 +110,7 @@ def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
     """
     from trainpace.cli.schedule import question_of
     from trainpace.cli.schedule import schedule as command
-    from trainpace.schedule import answer
+    from trainpace.job import answer
 
     p = _options(command, o.ScheduleOptions, options)
     with _plainly():
