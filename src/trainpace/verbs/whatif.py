@@ -144,12 +144,8 @@ def run(request: WhatIfRequest, workload: Workload, device: Device, price: Price
         return WhatIf(request=r, reason=str(error))
     if forecast.step is None:
         return WhatIf(request=r, forecast=forecast, price=price, reason=forecast.reason)
-    cost, time = None, forecast.training_time_interval_s
-    if time is not None and price is not None:
-        per_s = price.usd_per_device_hour * cluster.num_devices / 3600
-        cost = Interval(low=per_s * time.low, high=per_s * time.high, coverage=time.coverage, basis=time.basis)
     return WhatIf(
-        request=r, forecast=forecast, price=price, cost_usd=cost, curve=_curve(forecaster, execution)
+        request=r, forecast=forecast, price=price, cost_usd=forecast.cost_interval_usd, curve=_curve(forecaster, execution)
     )  # fmt: skip
 
 

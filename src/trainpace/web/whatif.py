@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
 from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series
@@ -65,6 +66,7 @@ def _verdict(f: Forecast, cost: Interval | None) -> tuple[str, ...]:
         if t
         else ""
     )
+    lines += [assumed_in_words(f.training_time.assumed)] if f.training_time is not None else []
     return tuple(s for s in lines if s)
 
 
