@@ -10,17 +10,7 @@ from trainpace.journal.entry import Entry
 from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.records import Record
 
-_CONDITIONS = (
-    "model",
-    "device",
-    "num_devices",
-    "sequence_length",
-    "image_size",
-    "mode",
-    "seed",
-    "commit",
-    "workload_key",
-)
+_CONDITIONS = "model device num_devices sequence_length image_size mode seed commit workload_key".split()
 
 
 class Ratio(Record):
