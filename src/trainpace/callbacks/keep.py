@@ -17,7 +17,7 @@ def keep_run(
     model: str, notes: str, engine: str, keep_identity: bool, sequence_length: int | None = None, seed: int | None = None,
 ) -> Entry:  # fmt: skip
     """Store a training's latest steps in the journal; `device` is "cpu" or "cuda". Imports torch."""
-    from trainpace.machine.environment import device_in, environment
+    from trainpace.machine import device_in, environment
 
     warm = warmup_steps(step_s)
     step_ms = tuple(1e3 * s for s in step_s[warm:])

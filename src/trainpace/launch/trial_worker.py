@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trainpace.launch.engines.engine import Engine
     from trainpace.launch.noise import Norms
     from trainpace.launch.samples import NextBatch
-    from trainpace.trace.task import Task
+    from trainpace.trace import Task
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
@@ -54,11 +54,10 @@ def train(trial: Trial) -> TrialResult:
     from trainpace.launch.engines.rules import why_no_noise_scale
     from trainpace.launch.noise import estimate, norms_of
     from trainpace.launch.samples import batches_of
-    from trainpace.machine.environment import environment
-    from trainpace.measure.formats import allow_tf32, check_device
-    from trainpace.measure.memory import MemoryMeter
+    from trainpace.machine import environment
+    from trainpace.measure import MemoryMeter, allow_tf32, check_device
     from trainpace.medians import median, median_interval
-    from trainpace.trace.task import build_task, make_optimizer
+    from trainpace.trace import build_task, make_optimizer
 
     e = trial.execution
     check_engine(trial.engine, e)
@@ -110,7 +109,7 @@ class _Steps:
     """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
-        from trainpace.measure.marks import marks_of
+        from trainpace.measure import marks_of
 
         self._trial, self._task, self._engine = trial, task, engine
         self._next_batch = next_batch

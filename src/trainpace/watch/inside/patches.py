@@ -298,11 +298,7 @@ def _loader(module: Any, recorder: Recorder) -> None:
                 seen.add(self)
                 _note_loader(recorder, self)
         recorder.begins_batch()
-        depth = recorder.enter(LOADER_START if self.num_workers else DATA)
-        try:
-            return plain_iter(self)
-        finally:
-            recorder.leave(depth, "start of the loader")
+        return recorder.charged(LOADER_START if self.num_workers else DATA, "start of the loader", plain_iter, self)
 
     iterator.__next__, loader.__iter__ = next_batch, start
 
@@ -374,11 +370,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
                 run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
             if recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
                 return run(self, *args, **kwargs)
-            depth = recorder.enter(part)
-            try:
-                return run(self, *args, **kwargs)
-            finally:
-                recorder.leave(depth, name)
+            return recorder.charged(part, name, run, self, *args, **kwargs)
 
         setattr(torch.Tensor, name, call)
 
@@ -395,8 +387,10 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
 
 def _outputs(recorder: Recorder) -> None:
-    builtins.print = trials.muted(recorder, recorder.wraps(builtins.print, LOGGING, "print"))
-    os.fsync = trials.muted(recorder, recorder.wraps(os.fsync, LOGGING, "fsync"))
-    logging.Handler.handle = trials.muted(  # type: ignore[method-assign]
-        recorder, recorder.wraps(logging.Handler.handle, LOGGING, "logging")
-    )
+    for owner, function, name in (
+        (builtins, "print", "print"),
+        (os, "fsync", "fsync"),
+        (logging.Handler, "handle", "logging"),
+    ):
+        charged = recorder.wraps(getattr(owner, function), LOGGING, name)
+        setattr(owner, function, trials.muted(recorder, charged))
