@@ -193,7 +193,7 @@ def _functions(part: int, *names: str, of: str | None = None) -> Callable[[Modul
     return install
 
 
-ENGINES: dict[str, Callable[[ModuleType, Recorder], None]] = {
+ENGINES: dict[str, Callable[..., None]] = {
     "torch.distributed.distributed_c10d": _collectives,
     "torch.nn.parallel.distributed": _data_parallel,
     "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),

@@ -35,7 +35,9 @@ LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_lo
 
 def install(torch: Any, recorder: Recorder, folder: str) -> None:
     recorder.capture = Capture(recorder)
-    _modules(torch, recorder)
+    calls = _Calls(torch, recorder)
+    if recorder.trials is None:
+        calls.losses(torch.nn.functional)
     _optimizers(torch, recorder)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
     if recorder.losses is not None:
@@ -187,12 +189,6 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
     })  # fmt: skip
 
 
-def _modules(torch: Any, recorder: Recorder) -> None:
-    calls = _Calls(torch, recorder)
-    if recorder.trials is None:
-        calls.losses(torch.nn.functional)
-
-
 def _counted(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:
     charged = recorder.wraps(backward, BACKWARD, "backward")
 
@@ -337,14 +333,10 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
     recorder.trail.note({
-        "loader": id(loader),
-        "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
-        "samples_in_dataset": length(loader.dataset),
-        "batches": batches,
-        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None),
-        "workers": loader.num_workers,
-        "prefetch_factor": loader.prefetch_factor,
-        "pin_memory": bool(loader.pin_memory),
+        "loader": id(loader), "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
+        "samples_in_dataset": length(loader.dataset), "batches": batches,
+        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
         "persistent_workers": bool(loader.persistent_workers),
     })  # fmt: skip
 
