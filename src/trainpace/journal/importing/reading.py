@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.execution import PRECISIONS, Precision
 from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, Sweep, content_id, now_utc, printable
@@ -78,7 +78,7 @@ def opened(path: Path) -> Any:
     try:
         return path.open("rb")
     except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
     except ValueError as error:
         raise UnreadableInput(f"cannot read {str(path)!r}: {error}.") from None
 
