@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from trainpace.diagnose.interventions import part_ms
 from trainpace.diagnose.shares import Split
-from trainpace.loader.model import LoaderCost, step_ms
+from trainpace.loader import LoaderCost, step_ms
 from trainpace.records import Record
 from trainpace.units import format_number
 from trainpace.watch import Rank, batches_per_step
