@@ -10,11 +10,11 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import click
+import numpy as np
 
 from trainpace.cli.machine import device_of, profile_here
 from trainpace.cli.pictures import save_pictures
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster
 from trainpace.journal import Circumstances, Foresight, Journal, RecordedSweep, execution_of, foresee, record_sweep
 from trainpace.machine import Machine, detect, warnings_of
@@ -205,14 +205,14 @@ def _forecast_jumps(foresight: Foresight, plan: SweepPlan, conditions: Condition
     """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
     from msgspec.structs import replace
 
-    if not plan.adaptive or foresight.model is not None:
+    if not plan.adaptive or foresight.forecaster.target.kernels.traces_cpu:
         return ()
     execution = execution_of(conditions, plan.batches[0], foresight.workload.optimizer)
     steps = [foresight.at(replace(execution, micro_batch=b)).step for b in plan.batches]
     step_ms = [step.total_ms for step in steps if step is not None]
     if len(step_ms) != len(plan.batches):
         return ()
-    return jumps_of(foresight.workload, execution, foresight.cluster.device, plan.batches, step_ms)
+    return foresight.forecaster.jumps_in(execution, plan.batches, np.array(step_ms))
 
 
 def _run(

@@ -116,7 +116,8 @@ def _entry(
     if foresight is None:
         return entry
     entry = replace(entry, workload_key=workload_key(foresight.workload, outcome.execution))
-    plain, foreseen = foresight.plain_and_sharp(outcome.execution)
+    plain = foresight.forecaster.forecast(outcome.execution)
+    foreseen = foresight.corrected(plain)
     if plain.step is None or foreseen.step is None or foreseen.step_time_interval_ms is None:
         return entry
     interval = foreseen.step_time_interval_ms

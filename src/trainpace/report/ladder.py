@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.ladder import Ahead, Climbed, Rung, RungResult, Setup, job_s, job_usd, noise_scale_of, words_of
+from trainpace.ladder import Climbed, Rung, RungPreview, RungResult, Setup, job_s, job_usd, noise_scale_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.chart import bars
@@ -240,7 +240,7 @@ def ladder_json(climbed: Climbed) -> dict[str, Any]:
     return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
 
 
-def print_ahead(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> None:
+def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> None:
     """A dry run: every rung's setups, the forecast of each, and what would be started."""
     rows = []
     for rung in ahead:
@@ -253,7 +253,7 @@ def print_ahead(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> None:
         console().print(text, markup=False, soft_wrap=True)  # to be copied whole
 
 
-def ahead_json(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
+def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
     """The twin of a dry run."""
     return {
         "record": "LadderPreview", "schema_version": 1,
