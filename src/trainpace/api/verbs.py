@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from trainpace.api.results import MeasuredSweep
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
+    from trainpace.job import Answer
     from trainpace.journal import Journal
     from trainpace.ladder import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
-    from trainpace.schedule import Answer
     from trainpace.verbs.forecast import Forecasts
     from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
@@ -113,7 +113,7 @@ def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
     """
     from trainpace.cli.schedule import question_of
     from trainpace.cli.schedule import schedule as command
-    from trainpace.schedule import answer
+    from trainpace.job import answer
 
     p = _options(command, o.ScheduleOptions, options)
     with _plainly():

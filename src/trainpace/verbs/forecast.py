@@ -14,6 +14,7 @@ from trainpace.errors import UnreadableInput
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.forecast.transfer import transfer_ratio, transferred
 from trainpace.hardware import Cluster, Device, HostLinks, find_device
+from trainpace.job import JobConditions, with_job
 from trainpace.journal import foresight_of
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, Table, from_json, load, read_bytes
@@ -122,7 +123,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
             execution = execution_of(r, forecaster.workload)
-            rows = forecaster.over_batches(execution, r.batch).forecasts(schedule)
+            rows = forecaster.over_batches(execution, r.batch).forecasts()
             device = target.cluster.device.name
             if measured is not None:
                 source = Target(Cluster(device=find_device(measured.device, own_devices(r.hardware))))
@@ -132,6 +133,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
                 foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
                 rows = [foresight.corrected(row) for row in rows]
                 notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
+            conditions = JobConditions(price_usd_per_device_hour=r.price)
+            rows = [with_job(row, forecaster.workload, schedule, conditions) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
             step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])
             if not target.kernels.traces_cpu and len(step_ms) == len(r.batch):
