@@ -72,7 +72,7 @@ class Forecaster:
             reasons.append(reason)
 
         kinds = (grid.precision * len(EXECUTION_FIELDS["engine"].choices) + grid.engine) * 2 + grid.channels_last
-        for kind in np.unique(kinds).tolist():
+        for kind in sorted(set(kinds.tolist())):
             rows = np.flatnonzero(kinds == kind)
             some = grid.at(rows)
             precision = PRECISIONS[int(some.precision[0])]
@@ -200,7 +200,7 @@ def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:
     wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1}
     cuts = sum(flags * 2**i for i, flags in enumerate(wanted.values()))
     refused = []
-    for code in np.unique(cuts[cuts > 0]).tolist():
+    for code in sorted(set(cuts[cuts > 0].tolist())):
         names = " and ".join(name for i, name in enumerate(wanted) if code >> i & 1)
         refused.append((
             cuts == code,

@@ -55,7 +55,7 @@ class RankTable:
         self.updates = phase == "optimizer"
         self.grouped = np.isin(kind, CONVOLUTION_KINDS) & (operators.dims[:, CONV.groups].sum(axis=1) > 1)
         self.half = bool(operators.half.any())
-        first = (kind == "embedding") | np.char.startswith(np.array(operators.function), "embedding")
+        first = (kind == "embedding") | np.array([name.startswith("embedding") for name in operators.function])
         core = np.zeros(len(operators), dtype=bool)
         if blocks is None:
             first = np.ones(len(operators), dtype=bool)

@@ -119,7 +119,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     notes: list[str] = []
-    with _journal_if_there(r) as journal:
+    with _journal_if_needed(r, {target.cluster.device.name for target in targets}) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
             execution = execution_of(r, forecaster.workload)
@@ -186,11 +186,14 @@ def _fleet(request: ForecastRequest, device: Device, links: HostLinks | None = N
 
 
 @contextlib.contextmanager
-def _journal_if_there(request: ForecastRequest) -> Iterator[Any]:
-    """The journal, if there is one: a forecast makes none."""
-    from trainpace.journal import is_there
+def _journal_if_needed(request: ForecastRequest, devices: set[str]) -> Iterator[Any]:
+    """The journal, if there is one that knows a device: a forecast makes none."""
+    from trainpace.journal import default_place, is_there, may_know
 
     if request.no_journal or (request.journal is None and not is_there()):
+        yield None
+        return
+    if not may_know(request.journal or default_place(), devices):
         yield None
         return
     from trainpace.journal import Journal
