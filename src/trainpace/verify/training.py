@@ -15,7 +15,7 @@ from torch import nn
 
 from trainpace.measure import map_tensors
 from trainpace.records import to_json, write_whole
-from trainpace.trace.task import Task, build_task, make_optimizer
+from trainpace.trace import Task, build_task, make_optimizer
 from trainpace.verify.changes import (
     dropout_off,
     hooks_of,
