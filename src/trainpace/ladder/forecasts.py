@@ -19,7 +19,7 @@ from trainpace.job import state_bytes
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.step_forecast import MeasuredCompute, RankShare, StepForecast, forecast_step, nearest
 from trainpace.launch import engine_for
-from trainpace.loader.model import LoaderCost
+from trainpace.loader import LoaderCost
 from trainpace.machine import AllReduce, MachineProfile, calibrate, measure_allreduce
 from trainpace.outcome import Forecast
 from trainpace.process import run_isolated, usable_cores

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Sampler
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.trial import LoaderSettings, Trial
-from trainpace.shards.dataset import ShardDataset
+from trainpace.shards import ShardDataset
 from trainpace.trace import Task
 
 MADE_SAMPLES = 64
