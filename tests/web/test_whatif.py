@@ -1,25 +1,20 @@
 """What-if says what `forecast` says, and no combination of sliders stops it."""
 
-import html
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
 
 from nouns import stacked, workload
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, catalogue, find_device
-from trainpace.journal import Journal
 from trainpace.offers.snapshot import snapshot
 from trainpace.outcome import STEP_PARTS
 from trainpace.schedule import Schedule
-from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest, run, sizes_around
-from trainpace.web.app import application
-from trainpace.web.models import BUILT_IN, Models
+from trainpace.web.models import BUILT_IN
 from trainpace.web.whatif import page_of
 
 GPUS = [d for d in catalogue() if d.kind == "gpu"]
@@ -92,14 +87,3 @@ def test_the_built_in_names_are_the_zoos():
     from trainpace.trace.zoo import MODELS
 
     assert set(BUILT_IN) == {name for name in MODELS if not name.endswith("_keras")}
-
-
-def test_the_form_has_every_field_of_the_request_with_its_words_and_its_value(tmp_path):
-    with Journal.open(str(tmp_path / "journal.db")) as journal:
-        page = TestClient(application(journal, Models(tmp_path), (), ())).get("/whatif?zero=2&epochs=2.5").text
-    form = html.unescape(page[page.index('<form id="sliders"') : page.index("</form>")])
-    for name, field in fields_of(WhatIfRequest).items():
-        assert f'name="{name}"' in form
-        assert f"<label>{field.about.help}<" in form or f'<label class="slider">{field.about.help}<' in form
-    assert 'name="zero" type="number" inputmode="decimal" value="2" min="0"' in form
-    assert 'value="2.5" min="1" step="any" data-low="1" data-high="300"' in form

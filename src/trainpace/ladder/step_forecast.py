@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trainpace.execution import Execution
 from trainpace.forecast.transfer import AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD
 from trainpace.ladder.rungs import Setup
-from trainpace.loader.model import LoaderCost, step_ms
+from trainpace.loader import LoaderCost, step_ms
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
 
