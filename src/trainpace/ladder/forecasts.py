@@ -181,12 +181,9 @@ def links_of(a: AllReduce) -> HostLinks:
     per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
     works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)
     return HostLinks(
-        start_us=a.latency_us,
-        message_us=0.0,
-        host_us_per_mib=works,
-        gb_per_s=a.bandwidth_gb_per_s or 1e3,
+        start_us=a.latency_us, message_us=0.0, host_us_per_mib=works, gb_per_s=a.bandwidth_gb_per_s or 1e3,
         link_share=1.0,
-    )
+    )  # fmt: skip
 
 
 def _as_it_is(setup: Setup) -> Setup:
