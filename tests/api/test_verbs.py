@@ -152,9 +152,9 @@ def test_options_are_the_command_lines(given, words):
         (lambda: trainpace.forecast(nn.Linear(2, 2), gpu="T4"), "example"),
         (lambda: trainpace.measure(nn.Linear(2, 2)), "process of its own"),
         (lambda: trainpace.schedule(samples=10, epochs=1, global_batch=0), "0"),
-        (lambda: trainpace.match("resnet18", samples=10), "--epochs or --max-steps"),
+        (lambda: trainpace.match("resnet18", samples=10), "`epochs` or `max_steps`"),
         (lambda: trainpace.watch([]), "command"),
-        (lambda: trainpace.plan("resnet18", gpu="T4", checkpointing=True, compile=True), "--checkpointing takes a value"),
+        (lambda: trainpace.plan("resnet18", gpu="T4", checkpointing=True, compile=True), "`checkpointing`: it takes a value"),
         (lambda: trainpace.measure("resnet18", noise_scale=True), "FILE.py:FUNCTION"),
         (
             lambda: trainpace.trace(Head(), example={"pixels": batch()[0]}, loss=nn.CrossEntropyLoss()),

@@ -46,6 +46,21 @@ class TraceOptions(Traced, total=False):
     mode: Mode
 
 
+class Training(Traced, total=False):
+    """What a training does besides its steps."""
+
+    epochs: float
+    startup: Duration
+    evaluation_samples: Count
+    checkpoint_every: Duration
+    mtbf: Duration
+    step_variation: float
+    data_gb: float
+    download: float
+    sample_bytes: Count
+    storage: float
+
+
 class ForecastOptions(TraceOptions, total=False):
     """`trainpace forecast --help` describes them."""
 
@@ -80,11 +95,10 @@ class ForecastOptions(TraceOptions, total=False):
     hardware: Path
 
 
-class MatchOptions(Traced, total=False):
+class MatchOptions(Training, total=False):
     """`trainpace match --help` describes them."""
 
     samples: Count
-    epochs: float
     max_steps: Count
     global_batch: Count
     precision: Precision | Iterable[Precision]
@@ -97,17 +111,8 @@ class MatchOptions(Traced, total=False):
     max_nodes: Count
     spot: bool
     preempted_every: Duration
-    data_gb: float
     data_from: str
-    download: float
-    sample_bytes: Count
-    storage: float
     loader_rate: float
-    evaluation_samples: Count
-    startup: Duration
-    checkpoint_every: Duration
-    mtbf: Duration
-    step_variation: float
     machines: Path
     only_machines: bool
     hardware: Path
@@ -116,7 +121,7 @@ class MatchOptions(Traced, total=False):
     checkpointing: bool
 
 
-class PlanOptions(Traced, total=False):
+class PlanOptions(Training, total=False):
     """`trainpace plan --help` describes them."""
 
     gpu: str
@@ -147,7 +152,6 @@ class PlanOptions(Traced, total=False):
     cores: Count
     samples: Count
     tokens: Count
-    epochs: float
     max_steps: Count
     allow_global_batch: bool
     noise_scale: float | Path

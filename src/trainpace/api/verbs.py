@@ -69,14 +69,10 @@ def match(model: Model, **options: Unpack[o.MatchOptions]) -> Ranking:
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
-    from trainpace.cli.match import match as command
-    from trainpace.cli.match import ranking_of
-    from trainpace.workload import form_of
+    from trainpace.api.live import request_about
+    from trainpace.verbs.match import MatchRequest, run
 
-    p = _options(command, o.MatchOptions, options)
-    forms = tuple(dict.fromkeys(form_of(precision) for precision in p["precisions"] or ("amp_bf16", "amp_fp16")))
-    with _plainly():
-        return ranking_of(_traced(model, options, p, forms), p)[1]
+    return run(request_about(MatchRequest, model, options), TerminalProgress()).ranking
 
 
 def plan(model: Model, **options: Unpack[o.PlanOptions]) -> Plan:
@@ -84,12 +80,10 @@ def plan(model: Model, **options: Unpack[o.PlanOptions]) -> Plan:
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
     """
-    from trainpace.cli.plan import plan as command
-    from trainpace.cli.plan import planned
+    from trainpace.api.live import request_about
+    from trainpace.verbs.plan import PlanRequest, run
 
-    p = _options(command, o.PlanOptions, options)
-    with _plainly():
-        return planned(_traced(model, options, p, ("fp32", "amp", "half")), p)[0]
+    return run(request_about(PlanRequest, model, options), TerminalProgress()).plan
 
 
 def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
@@ -232,32 +226,10 @@ def _options(command: Any, keywords: type, options: Any, *arguments: str) -> dic
     return options_of(command, keywords, options, *(arguments or (("MODEL",) if named else ())))
 
 
-def _live(options: Any) -> dict[str, Any]:
-    return {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
-
-
 def _plainly() -> Any:
     from trainpace.api.words import in_our_words
 
     return in_our_words()
-
-
-def _traced(model: Model, options: Any, p: dict[str, Any], forms: tuple[Any, ...], cpu: bool = False) -> str | Workload:
-    """The model, or its workload where it is live: a live model cannot go to another process."""
-    from trainpace.api.live import is_live, live_workload
-    from trainpace.cli.traced import variant_of
-
-    if not is_live(model):
-        if any(value is not None for value in _live(options).values()):
-            from trainpace.errors import TrainpaceError
-
-            raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
-        return _spec(model)
-    return live_workload(model, _live(options), forms, variant_of(p)._replace(cpu=cpu))
-
-
-def _spec(model: Any) -> str | Workload:
-    return os.fspath(model) if isinstance(model, os.PathLike) else cast("str | Workload", model)
 
 
 def _spec_only(model: object) -> str:

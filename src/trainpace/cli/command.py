@@ -82,6 +82,12 @@ def in_options(text: str, *kinds: type[Request]) -> str:
     return text
 
 
+def typed_words() -> list[str]:
+    """The command line as it was typed; nothing where a program runs the command."""
+    typed = click.get_current_context().find_root().obj
+    return ["trainpace", *typed] if typed else []
+
+
 def echo_json(value: Any) -> None:
     """Print JSON for a program to read."""
     click.echo(json.dumps(value, indent=1, allow_nan=False))

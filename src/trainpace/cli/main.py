@@ -53,9 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     never_fail_to_encode()
     try:
-        if not (sys.argv[1:] if arguments is None else arguments):
-            arguments = ["--help"]
-        code = _cli.main(arguments, prog_name="trainpace", standalone_mode=False)
+        words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+        code = _cli.main(words, prog_name="trainpace", standalone_mode=False, obj=words)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except TrainpaceError as error:

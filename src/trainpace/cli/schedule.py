@@ -77,15 +77,15 @@ def schedule(**options: Any) -> int:
             {**to_jsonable(result), "total_s": None if result.time is None else result.time.total_s, **files.as_json()}
         )
     else:
-        files.print()
+        _print_settings(files.combined)
         print_answer(result)
     return 1 if result.meets_limit is False else 0
 
 
 def question_of(o: dict[str, Any]) -> tuple[Any, Any]:
     """(the question that the options and settings files ask, those files)."""
-    from trainpace.cli.settings import SettingsSource
     from trainpace.schedule import Question, Schedule, SpeedUp
+    from trainpace.verbs.settings import SettingsSource
 
     files = SettingsSource.read(o["configs"], o["launch"])
     pick = files.pick
@@ -130,3 +130,14 @@ def question_of(o: dict[str, Any]) -> tuple[Any, Any]:
         base_global_batch=o["base_global_batch"],
     )
     return question, files
+
+
+def _print_settings(combined: Any) -> None:
+    """What the files say, one line a setting."""
+    if combined is None:
+        return
+    for setting in combined.values.values():
+        click.echo(f"  {setting.name:22} {setting.value!s:14} {setting.file}: {setting.key}")
+    for note in combined.notes:
+        click.echo(f"  {'warning' if note.severity == 'warning' else 'note'}: {note.file}: {note.text}")
+    click.echo()

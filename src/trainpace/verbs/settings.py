@@ -1,10 +1,8 @@
-"""Settings from files beside settings from options: an option that contradicts a file is an error, never a guess."""
+"""Settings from files beside those of a request: a request that contradicts a file is an error, never a guess."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
-
-import click
 
 from trainpace.errors import Contradiction
 
@@ -56,9 +54,9 @@ class SettingsSource(NamedTuple):
             if nodes * processes != total:
                 raise Contradiction(f"world size {total} in the files is not {nodes} nodes x {processes} processes.")
             return nodes, processes
-        known = nodes or processes
-        if known and total % known:
-            raise Contradiction(f"world size {total} in the files cannot be split by {known}.")
+        divisor = nodes or processes
+        if divisor and total % divisor:
+            raise Contradiction(f"world size {total} in the files cannot be split by {divisor}.")
         if processes:
             return total // processes, processes
         return nodes or 1, total // (nodes or 1)
@@ -72,13 +70,3 @@ class SettingsSource(NamedTuple):
         notes = [msgspec.to_builtins(note) for note in self.combined.notes]
         settings = {name: msgspec.to_builtins(s) for name, s in self.combined.values.items()}
         return {"settings": settings, "notes_on_files": notes}
-
-    def print(self) -> None:
-        """What the files say, one line a setting."""
-        if self.combined is None:
-            return
-        for setting in self.combined.values.values():
-            click.echo(f"  {setting.name:22} {setting.value!s:14} {setting.file}: {setting.key}")
-        for note in self.combined.notes:
-            click.echo(f"  {'warning' if note.severity == 'warning' else 'note'}: {note.file}: {note.text}")
-        click.echo()

@@ -1,0 +1,109 @@
+"""`match`: servers ranked by what a whole training costs or how long it takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from trainpace.execution import Precision
+from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, nearest, rank
+from trainpace.records import Record
+from trainpace.schedule import Schedule
+from trainpace.units import hours_from_s
+from trainpace.verbs.fields import ChannelsLast
+from trainpace.verbs.own_hardware import HardwareFile, own_devices
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Field, Misuse
+from trainpace.verbs.servers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
+from trainpace.verbs.traced import workload_started
+from trainpace.verbs.training import TrainingRequest, conditions_of
+from trainpace.verbs.units import ABOVE_0, ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, USD, within
+from trainpace.workload import Form, Workload, form_of
+
+
+class MatchRequest(TrainingRequest, kw_only=True):
+    """A training, and which servers may do it."""
+
+    samples: Annotated[int, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)]
+    max_steps: Annotated[
+        int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
+    ] = None
+    global_batch: Annotated[int, Field("Samples per update, on every server.", AT_LEAST_1)] = 256
+    precision: Annotated[
+        tuple[Precision, ...],
+        Field("Allowed number formats; each card takes its fastest.  [default: amp_bf16, amp_fp16]"),
+    ] = ()  # fmt: skip
+    by: Annotated[Literal["cost", "hours"], Field("What to rank by.")] = "cost"
+    deadline: Annotated[float | None, Field("Time available: 24h, 3 days.", DURATION)] = None
+    budget: Annotated[float | None, Field("Money available: 500, $2k.", USD)] = None
+    provider: Providers = ()
+    region: Regions = ()
+    gpu: Gpus = ()
+    max_nodes: Annotated[int, Field("Join up to this many servers of a kind.", DEVICES)] = 4
+    spot: Annotated[bool, Field("Also spot prices, with what preemption costs.")] = False
+    preempted_every: Annotated[
+        float | None, Field("Mean time between preemptions of one spot server.  [default: 24h, assumed]", ABOVE_0_S)
+    ] = None
+    data_from: Annotated[
+        str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")
+    ] = ""  # fmt: skip
+    loader_rate: Annotated[
+        float | None, Field("Samples per second that one CPU thread prepares.", within("rate", ABOVE_0, 1e9))
+    ] = None
+    machines: MachinesFile = None
+    only_machines: Annotated[bool, Field("Only those.")] = False
+    hardware: HardwareFile = None
+    channels_last: ChannelsLast = False
+    compile: Annotated[bool, Field("Under torch.compile.")] = False
+    checkpointing: Annotated[bool, Field("Recompute activations block by block, for models with repeated blocks.")] = (
+        False
+    )
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        return self.precision or ("amp_bf16", "amp_fp16")
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return tuple(dict.fromkeys(form_of(precision) for precision in self.precisions))
+
+
+class Matches(Record):
+    """All servers ranked for a job; where none matches, `nearest` has what binds, why, and the server nearest to it."""
+
+    workload: Workload
+    job: Job
+    ranking: Ranking
+    nearest: tuple[Binding, str, Match | Rejected] | None
+
+
+def run(request: MatchRequest, progress: Progress) -> Matches:
+    r = request
+    if (r.epochs is None) == (r.max_steps is None):
+        raise Misuse("Give `epochs` or `max_steps`.")
+    if r.only_machines and not r.machines:
+        raise Misuse("`only_machines` needs `machines` FILE.toml.")
+    if r.data_from and not r.data_gb:
+        raise Misuse("`data_from` needs `data_gb`, the size of the data.")
+    # the offers are read while the model is traced
+    with workload_started(r, progress, recompute=r.checkpointing) as traced:
+        known = known_offers(r.machines, progress, r.only_machines)
+        if r.data_from:
+            check_provider(r.data_from, known)
+        offers, devices = chosen_offers(known, r.provider, r.region, r.gpu, own_devices(r.hardware))
+        job = _job(r)
+        workload = traced()
+    ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours")
+    return Matches(
+        workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job)
+    )
+
+
+def _job(request: MatchRequest) -> Job:
+    r = request
+    preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
+    return Job(
+        schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
+        precisions=r.precisions, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
+        budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
+        conditions=conditions_of(r, samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
+    )  # fmt: skip
