@@ -6,7 +6,7 @@ The words are the field's: a *micro-batch* is what one data-parallel rank proces
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
@@ -18,6 +18,33 @@ Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8
 autocast, which FSDP does by its MixedPrecision. bf16, fp16: weights, gradients and activations in that format; what the
 optimizer keeps is the engine's (`trainpace.forecast.states`). fp8: bf16 with matrix products in FP8."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Form = Literal["fp32", "amp", "half"]
+"""How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
+a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
+
+
+class NumberFormat(NamedTuple):
+    """The `form` that a workload must have been traced in, and the format in which matrix products multiply."""
+
+    form: Form
+    products: Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+
+    @property
+    def autocasts(self) -> bool:
+        return self.form == "amp"
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 if self.form == "half" else 4
+
+
+NUMBER_FORMATS: dict[Precision, NumberFormat] = {
+    "fp32": NumberFormat("fp32", "fp32"), "tf32": NumberFormat("fp32", "tf32"), "amp_fp16": NumberFormat("amp", "fp16"),
+    "amp_bf16": NumberFormat("amp", "bf16"), "bf16": NumberFormat("half", "bf16"), "fp16": NumberFormat("half", "fp16"),
+    "fp8": NumberFormat("half", "fp8"),
+}  # fmt: skip
+"""What every precision means; whoever needs to know asks here."""
 
 ZeroStage = Literal[0, 1, 2, 3]
 
@@ -37,6 +64,10 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 interleaved: 1f1b over several smaller stages a device (`virtual_stages`; Narayanan et al. 2021)."""
 
 
+def _help(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
 class Execution(Record):
     """One way to execute a workload. Sizes are counts >= 1.
 
@@ -49,35 +80,41 @@ class Execution(Record):
     over the tensor-parallel ranks; `async_tensor_parallel` splits products to hide their communication.
     """
 
-    micro_batch: int = 1
-    accumulation: int = 1
-    nnodes: int = 1
-    nproc_per_node: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    precision: Precision = "fp32"
-    optimizer: str = "sgd"
-    engine: Engine = "ddp"
-    zero_stage: ZeroStage = 0
-    shard_size: int | None = None
-    reshard_after_forward: bool = True
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
-    activation_checkpointing: Checkpointing | bool = "none"
-    sequence_parallel: bool = False
-    async_tensor_parallel: bool = False
-    pipeline_schedule: PipelineSchedule = "1f1b"
-    virtual_stages: int = 1
-    compile: bool = False
-    channels_last: bool = False
+    micro_batch: Annotated[
+        int, _help("samples that one data-parallel rank processes in one forward and backward pass")
+    ] = 1
+    accumulation: Annotated[int, _help("micro-batches an optimizer step")] = 1
+    nnodes: Annotated[int, _help("nodes")] = 1
+    nproc_per_node: Annotated[int, _help("processes on each node, one a GPU")] = 1
+    tp: Annotated[int, _help("tensor-parallel ranks")] = 1
+    pp: Annotated[int, _help("pipeline stages")] = 1
+    cp: Annotated[int, _help("context-parallel ranks")] = 1
+    precision: Annotated[Precision, _help("number format of weights and matrix products")] = "fp32"
+    optimizer: Annotated[str, _help("optimizer")] = "sgd"
+    engine: Annotated[Engine, _help("how gradients and parameters are exchanged")] = "ddp"
+    zero_stage: Annotated[ZeroStage, _help("ZeRO stage: what is sharded over the data-parallel ranks")] = 0
+    shard_size: Annotated[
+        int | None, _help("data-parallel ranks over which states are sharded; all where not given")
+    ] = None
+    reshard_after_forward: Annotated[bool, _help("FSDP frees gathered parameters after the forward pass")] = True
+    offload_optimizer: Annotated[bool, _help("optimizer states and update on the host")] = False
+    offload_parameters: Annotated[bool, _help("parameters on the host, of ZeRO stage 3")] = False
+    activation_checkpointing: Annotated[
+        Checkpointing | bool, _help("activations computed again in the backward pass")
+    ] = "none"
+    sequence_parallel: Annotated[bool, _help("norms and residuals divided along the sequence")] = False
+    async_tensor_parallel: Annotated[bool, _help("products cut to hide their tensor-parallel exchange")] = False
+    pipeline_schedule: Annotated[PipelineSchedule, _help("order of a pipeline's forward and backward passes")] = "1f1b"
+    virtual_stages: Annotated[int, _help("stages on each device of an interleaved pipeline")] = 1
+    compile: Annotated[bool, _help("torch.compile")] = False
+    channels_last: Annotated[bool, _help("images in the memory format NHWC")] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.activation_checkpointing, bool):  # as older records have it
             msgspec.structs.force_setattr(
                 self, "activation_checkpointing", "full" if self.activation_checkpointing else "none"
             )
-        for name in ("micro_batch", "accumulation", "nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value < 1:
                 raise TrainpaceError(f"{name} is {value}; it must be a whole number from 1.")
@@ -114,3 +151,44 @@ class Execution(Record):
     def global_batch(self) -> int:
         """Samples per optimizer update: micro-batch x accumulation x data-parallel size."""
         return self.micro_batch * self.accumulation * self.data_parallel_size
+
+
+class ExecutionField(NamedTuple):
+    """A field of `Execution`, for whoever derives columns, options or forms from them.
+
+    `choices` are the values of a field of kind choice; a value's code is its position among them. Of a count that need not be
+    given the code 0 stands for None.
+    """
+
+    name: str
+    kind: Literal["count", "optional count", "choice", "flag", "text"]
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+
+    def encode(self, value: Any) -> int | bool:
+        """The number that stands for a value in an array."""
+        if self.kind == "choice":
+            return self.choices.index(value)
+        return 0 if value is None else value
+
+    def decode(self, code: int | bool) -> Any:
+        """The value that a number stands for."""
+        if self.kind == "choice":
+            return self.choices[code]
+        return None if self.kind == "optional count" and not code else code
+
+
+def _field(info: msgspec.structs.FieldInfo) -> ExecutionField:
+    hint, meta = get_args(info.type)
+    kinds: dict[Any, Any] = {int: "count", bool: "flag", str: "text", int | None: "optional count"}
+    if hint in kinds:
+        return ExecutionField(info.name, kinds[hint], info.default, meta.description)
+    options = hint if get_origin(hint) is Literal else next(a for a in get_args(hint) if get_origin(a) is Literal)
+    return ExecutionField(info.name, "choice", info.default, meta.description, get_args(options))
+
+
+EXECUTION_FIELDS: dict[str, ExecutionField] = {info.name: _field(info) for info in msgspec.structs.fields(Execution)}
+"""Every field of `Execution` by its name, in order. A field is declared there alone; arrays of executions
+(`trainpace.forecast.Grid`), a search's columns and the verbs' options follow from this table."""
+_COUNTS = tuple(field.name for field in EXECUTION_FIELDS.values() if field.kind == "count")

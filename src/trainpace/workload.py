@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Precision
+from trainpace.execution import NUMBER_FORMATS, Precision
+from trainpace.execution import Form as Form
 from trainpace.records import Record
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -21,10 +22,6 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Mode = Literal["train", "forward_backward", "inference"]
 """How much of a step was traced: all of it, all but the optimizer, or a forward pass in evaluation mode."""
-
-Form = Literal["fp32", "amp", "half"]
-"""How numbers are stored. fp32: everything in fp32. amp: fp32 weights under autocast. half: weights and activations in
-a 16-bit format. The operators differ between the forms (casts, upcasts), so each is traced on its own."""
 
 
 class Variant(NamedTuple):
@@ -66,9 +63,7 @@ Array = NDArray[np.float64]
 
 def form_of(precision: Precision) -> Form:
     """The form in which a workload must have been traced to be forecast in `precision`."""
-    if precision in ("fp32", "tf32"):
-        return "fp32"
-    return "amp" if precision.startswith("amp") else "half"
+    return NUMBER_FORMATS[precision].form
 
 
 class Operators(Record):

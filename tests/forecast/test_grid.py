@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from nouns import LAYERS, stacked
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
-from trainpace.forecast import execution_at, forecast, forecast_grid, grid_from, grid_of
+from trainpace.forecast import Forecaster, Grid, Target, forecast
 from trainpace.forecast.exchanges import step_exchanges
-from trainpace.forecast.grid import CLASHES
 from trainpace.forecast.layout import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET, step_memory
-from trainpace.forecast.shapes import divisors
-from trainpace.forecast.stages import stage_costs
+from trainpace.forecast.shapes import CLASHES, divisors
+from trainpace.forecast.stages import RankTable, StageCosts
+from trainpace.forecast.target import FITTED
 from trainpace.hardware import Cluster, find_device
 
 WORKLOAD = stacked()
@@ -46,10 +46,15 @@ def executions(draw):
     )  # fmt: skip
 
 
+def at(executions):
+    grid = executions if isinstance(executions, Grid) else Grid.of(executions)
+    return Forecaster(WORKLOAD, Target(cluster())).at(grid)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(executions(), min_size=1, max_size=4))
 def test_a_grid_gives_what_forecasts_give_one_by_one(many):
-    found = forecast_grid(WORKLOAD, many[0], grid_of(many), cluster())
+    found = at(many)
     assert found.feasible.shape == (len(many),)
     for i, execution in enumerate(many):
         one = forecast(WORKLOAD, execution, cluster())
@@ -60,15 +65,16 @@ def test_a_grid_gives_what_forecasts_give_one_by_one(many):
         assert one.memory.allocated_gib == pytest.approx(found.memory.allocated_gib[i])
         assert one.fits == found.fits[i]
         assert (one.scaling_efficiency is None) == (one.scaling_reference_devices is None)
-        assert execution_at(grid_of(many), i, execution, cluster()) == execution
+        assert Grid.of(many).execution(i) == execution
 
 
-def test_memory_that_is_known_is_not_worked_out_again(monkeypatch):
-    many = grid_from(run(), micro_batch=[1, 2, 4], zero_stage=[0, 1, 3])
-    whole = forecast_grid(WORKLOAD, run(), many, cluster())
-    monkeypatch.setattr("trainpace.forecast.grid.rank_memory", None)
-    again = forecast_grid(WORKLOAD, run(), many, cluster(name="A100"), memory=whole.memory)
-    assert again.memory is whole.memory
+def test_memory_is_worked_out_once_for_all_devices(monkeypatch):
+    many = Grid.vary(run(), micro_batch=[1, 2, 4], zero_stage=[0, 1, 3])
+    forecaster = Forecaster(WORKLOAD, Target(cluster()))
+    whole = forecaster.at(many)
+    monkeypatch.setattr("trainpace.forecast.memory.MemoryModel.at", None)
+    again = forecaster.on(cluster(name="A100")).at(many)
+    assert (again.memory.allocated_gib == whole.memory.allocated_gib).all()
     assert (again.step_ms > whole.step_ms).all()
 
 
@@ -220,7 +226,7 @@ def test_uneven_stages_are_forecast_with_a_warning():
 
 
 def test_a_grid_says_which_of_its_executions_are_impossible():
-    found = forecast_grid(WORKLOAD, run(), grid_from(run(), tp=[1, 2, 32], pp=[1, 3, 1]), cluster())
+    found = at(Grid.vary(run(), tp=[1, 2, 32], pp=[1, 3, 1]))
     assert [CLASHES[i] for i in found.clash] == ["", "tp x pp x cp", "tp"]
     assert np.isfinite(found.step_ms).tolist() == [True, False, False]
     assert found.feasible.tolist() == [bool(found.fits[0]), False, False]
@@ -278,9 +284,9 @@ def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each,
             seen[precision] = gradients[0].sum() / (stages.parameters[0].sum())
             return step_exchanges(grid, groups, stages, gradients, *others)
 
-        monkeypatch.setattr("trainpace.forecast.grid.step_exchanges", spy)
+        monkeypatch.setattr("trainpace.forecast.assembly.step_exchanges", spy)
         many = [replace(run(micro_batch=4, **changes), precision=precision)]
-        forecast_grid(WORKLOAD, many[0], grid_of(many), cluster())
+        at(many)
     assert seen == pytest.approx(bytes_each)
 
 
@@ -372,7 +378,7 @@ def test_an_embedding_without_a_head_is_the_first_stage_s():
     form = WORKLOAD.forms["half"]
     roles = tuple("" if not n else r for r, n in zip(form.blocks.roles, form.blocks.operator_counts, strict=True))
     for blocks, share in ((form.blocks, 0.5), (replace(form.blocks, roles=roles), 0.0)):
-        stages = stages_of(grid_of([run(pp=2)]), blocks, 1.0)
+        stages = stages_of(Grid.of([run(pp=2)]), blocks, 1.0)
         behind = stages.parameters[0, 2] - LAYERS // 2 * blocks.parameters
         assert behind == pytest.approx(share * blocks.outside_parameters)
 
@@ -397,7 +403,11 @@ def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
     dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # of one number
     patches = replace(form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops))
     device = find_device("H100")
-    costs = [stage_costs(f, grid_of([run(pp=2)]), "bf16", device, None, 1.0, False) for f in (form, patches)]
+    tables = [RankTable(f.operators, f.blocks) for f in (form, patches)]
+    costs = [
+        StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, "bf16", False, False)))
+        for table in tables
+    ]
     assert (costs[0].first_host > 0).all()
     assert costs[1].first_host == pytest.approx(costs[0].first_host)
 

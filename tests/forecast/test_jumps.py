@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.execution import Execution
-from trainpace.forecast.jumps import find_jumps, jumps_of
-from trainpace.forecast.sweep import sweep_ms
-from trainpace.hardware import find_device
+from trainpace.forecast import Forecaster, Target
+from trainpace.forecast.jumps import find_jumps
+from trainpace.hardware import Cluster, find_device
 from trainpace.trace.trace import trace
 
 BATCHES = list(range(1, 71))
@@ -35,9 +35,7 @@ def test_vgg_jumps_after_multiples_of_16_and_resnet_does_not(device):
     run, card = Execution(precision="fp32"), find_device(device)
     found = {}
     for name in ("vgg16", "resnet50"):
-        model = trace(name)
-        step_ms = sweep_ms(model, run, [card], BATCHES)[0]
-        found[name] = jumps_of(model, run, card, BATCHES, step_ms)
+        found[name] = Forecaster(trace(name), Target(Cluster(device=card))).jumps(run, BATCHES)
     assert [jump.batch for jump in found["vgg16"]] == [17, 33, 49, 65]
     assert found["resnet50"] == ()
     for jump in found["vgg16"]:

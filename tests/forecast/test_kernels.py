@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from nouns import operators, workload
 from trainpace.execution import Execution
-from trainpace.forecast import fitted_constants, forecast
+from trainpace.forecast import Forecaster, Target, fitted_constants, forecast
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.sweep import sweep_ms
 from trainpace.forecast.tiles import TileModel, product_s
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.trace.trace import trace
@@ -50,13 +49,14 @@ def models():
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "amp_fp16"])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_a_sweep_gives_the_numbers_of_single_forecasts(models, name, precision):
-    devices = [find_device(d) for d in ("T4", "A100", "RTX 4090", "K80")]
     batches = [1, 7, 33, 70]
-    swept = sweep_ms(models[name], Execution(precision=precision), devices, batches)
-    for i, device in enumerate(devices):
-        for j, batch in enumerate(batches):
-            f = forecast(models[name], Execution(precision=precision, micro_batch=batch), Cluster(device=device))
-            assert swept[i, j] == pytest.approx(f.step.total_ms)
+    run = Execution(precision=precision)
+    for device in ("T4", "A100", "RTX 4090", "K80"):
+        target = Target(Cluster(device=find_device(device)))
+        swept = Forecaster(models[name], target).over_batches(run, batches).step_ms
+        for step_ms, batch in zip(swept, batches, strict=True):
+            alone = Forecaster(models[name], target).forecast(replace(run, micro_batch=batch))
+            assert step_ms == pytest.approx(alone.step.total_ms, rel=1e-12)
 
 
 def scores_s(precision, head_size, device="A100 SXM 80GB", batched=True):
@@ -82,9 +82,15 @@ def test_products_of_unaligned_heads_leave_the_matrix_units_of_an_a100(precision
 
 
 def test_a_device_that_cannot_is_nan_in_a_sweep():
-    swept = sweep_ms(workload(), Execution(precision="bf16"), [find_device("T4"), find_device("A100")], [1, 2])
-    assert np.isnan(swept[0]).all()
-    assert (swept[1] > 0).all()
+    old, new = (
+        Forecaster(workload(), Target(Cluster(device=find_device(name)))).over_batches(
+            Execution(precision="bf16"), [1, 2]
+        )
+        for name in ("T4", "A100")
+    )
+    assert np.isnan(old.step_ms).all()
+    assert "bf16" in old.reason(0)
+    assert (new.step_ms > 0).all()
 
 
 def test_channels_last_helps_matrix_units_only(models):

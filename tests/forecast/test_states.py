@@ -5,7 +5,7 @@ import pytest
 
 from nouns import stacked
 from trainpace.execution import Execution
-from trainpace.forecast.executions import grid_of
+from trainpace.forecast import Grid
 from trainpace.forecast.memory import step_memory
 from trainpace.forecast.states import widths
 from trainpace.units import BYTES_PER_GIB
@@ -18,7 +18,7 @@ D = 8
 def bytes_a_parameter(precision="bf16", **changes):
     """(weights, gradients, states, what the update adds) with Adam, before anything is divided, of a half form's trace."""
     execution = Execution(micro_batch=1, precision=precision, nproc_per_node=D * changes.get("tp", 1), **changes)
-    w = widths(grid_of([execution]), half=True, trains=True)
+    w = widths(Grid.of([execution]), half=True, trains=True)
     shards, gradients, states, masters, update = (
         float(a[0, 0]) for a in (w.shards, w.gradients, w.states, w.masters, w.update)
     )
@@ -49,7 +49,7 @@ def test_the_update_is_the_peak_where_nothing_shares_it():
 
 def test_forms_of_full_width_are_not_widened():
     for stage in range(3):
-        w = widths(grid_of([Execution(nproc_per_node=8, zero_stage=stage)]), half=False, trains=True)
+        w = widths(Grid.of([Execution(nproc_per_node=8, zero_stage=stage)]), half=False, trains=True)
         assert all(np.all(factor == 1) for factor in (w.shards, w.gathered, w.states, w.gradients))
         assert not w.masters.any()
         assert not w.update.any()

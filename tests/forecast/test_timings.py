@@ -81,9 +81,10 @@ def test_whole_networks_correct_the_step_and_make_its_interval():
 
 
 def test_operators_that_are_not_known_widen_the_interval():
-    times, log_sd = machine_times(operators(), 8, machine_model())
-    sure = machine_spread(machine_model(), times, np.zeros(3))
-    unsure = machine_spread(machine_model(), times, log_sd + 1)
+    model = machine_model()
+    times, log_sd = machine_times(operators(), 8, model, Interpolator(model.timings, model.form))
+    sure = machine_spread(model, times.device_s, np.zeros(3))
+    unsure = machine_spread(model, times.device_s, log_sd + 1)
     assert unsure.high > sure.high
 
 

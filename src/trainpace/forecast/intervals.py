@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainpace.execution import Execution
-from trainpace.forecast.kernels import KernelTimes
-from trainpace.hardware.cluster import Cluster
+from trainpace.hardware.device import Device
 from trainpace.outcome import StepTime
 from trainpace.records import Record, from_json
 from trainpace.workload import Operators
+
+Floats = NDArray[np.float64]
 
 COVERAGE = 0.9
 HOST_SHARE = 0.3
@@ -59,19 +61,17 @@ def fitted_spreads() -> Spreads:
     return from_json(text, Spreads, "trainpace's own intervals.json")
 
 
-def spread_of(
-    step: StepTime, operators: Operators, times: KernelTimes, execution: Execution, cluster: Cluster
-) -> Spread:
-    """The spread of a forecast, by what dominates it."""
+def class_spread(run_class: str, device: Device) -> Spread:
+    """The spread of runs of a class on a device."""
     spreads = fitted_spreads()
-    seen = "seen card" if cluster.device.name in spreads.devices else "new card"
-    name = f"{seen}, {kind_of_run(step, operators, times, execution)}"
-    found = spreads.classes.get(name) or spreads.classes[f"{seen}, any"]
-    return Spread(found.low, found.high, COVERAGE, f"{name}: {found.n} held-out runs")
+    seen = "seen card" if device.name in spreads.devices else "new card"
+    name = f"{seen}, {run_class}"
+    quantiles = spreads.classes.get(name) or spreads.classes[f"{seen}, any"]
+    return Spread(quantiles.low, quantiles.high, COVERAGE, f"{name}: {quantiles.n} held-out runs")
 
 
-def kind_of_run(step: StepTime, operators: Operators, times: KernelTimes, execution: Execution) -> str:
-    """What decides the time of a run; else the width of its numbers."""
+def run_class(step: StepTime, operators: Operators, device_s: Floats, execution: Execution) -> str:
+    """What decides the time of a run whose rows take `device_s`; else the width of its numbers."""
     if step.host_overhead_ms > HOST_SHARE * step.total_ms:
         return "launches"
     if execution.world_size > 1 and (
@@ -80,7 +80,7 @@ def kind_of_run(step: StepTime, operators: Operators, times: KernelTimes, execut
         return "communication"
     groups = operators.dims[:, 1].sum(axis=1)
     grouped = np.array([kind.startswith("conv") for kind in operators.kind]) & (groups > 1)
-    if times.device_s[grouped].sum() > GROUPED_SHARE * times.device_s.sum():
+    if device_s[grouped].sum() > GROUPED_SHARE * device_s.sum():
         return "grouped convolutions"
     return "16 bits" if operators.half.any() else "32 bits"
 
@@ -93,3 +93,11 @@ def student_t_95(degrees: int) -> float:
     z, v = 1.6448536, degrees
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("spread_of",):
+        from trainpace.forecast import old
+
+        return getattr(old, name)
+    raise AttributeError(name)

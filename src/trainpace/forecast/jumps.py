@@ -7,17 +7,12 @@ blocks, another tile, another algorithm), there is a jump: the batch before it i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.execution import Execution
-from trainpace.forecast.constants import KernelConstants, fitted_constants
-from trainpace.forecast.kernels import KernelTable
-from trainpace.forecast.rates import sustained_rates
-from trainpace.hardware.device import Device
-from trainpace.outcome import Jump
-from trainpace.workload import Workload
+from trainpace.workload import Operators
 
 Floats = NDArray[np.float64]
 
@@ -46,41 +41,19 @@ def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float
     return jumps
 
 
-def jumps_of(
-    workload: Workload,
-    execution: Execution,
-    device: Device,
-    batches: Sequence[int],
-    step_ms: Sequence[float],
-    constants: KernelConstants | None = None,
-) -> tuple[Jump, ...]:
-    """The jumps of forecast steps over ascending batch sizes, with the operators that grow most beyond proportion there."""
-    found = find_jumps(batches, np.asarray(step_ms))
-    if not found:
-        return ()
-    c = constants or fitted_constants()
-    operators = workload.form(execution.precision).operators
-    rates = sustained_rates(device, execution.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
-    assert not isinstance(rates, str), "steps were forecast at these rates"
-    table = KernelTable(operators)
-    jumps = []
-    for i, excess in found:
-        pair = np.asarray([batches[i - 1], batches[i]], dtype=float)[:, None]
-        device_s = table.times(pair, rates, c, execution.channels_last, execution.compile).device_s
-        growth = device_s[1] - device_s[0] * batches[i] / batches[i - 1]
-        order = np.argsort(-growth)[:MOST_CAUSES]
-        causes = tuple(
-            f"{operators.module[j] or operators.kind[j]} ({operators.kind[j]}, {operators.phase[j]})"
-            for j in order
-            if growth[j] > 0.1 * max(growth[order[0]], 1e-12)
-        )
-        jumps.append(
-            Jump(
-                batch=batches[i],
-                before_ms=float(step_ms[i - 1]),
-                after_ms=float(step_ms[i]),
-                excess_ms=excess,
-                causes=causes,
-            )
-        )
-    return tuple(jumps)
+def jump_causes(operators: Operators, growth: Floats) -> tuple[str, ...]:
+    """The rows that grow most, by the seconds of their `growth` beyond proportion."""
+    order = np.argsort(-growth)[:MOST_CAUSES]
+    return tuple(
+        f"{operators.module[j] or operators.kind[j]} ({operators.kind[j]}, {operators.phase[j]})"
+        for j in order
+        if growth[j] > 0.1 * max(growth[order[0]], 1e-12)
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("jumps_of",):
+        from trainpace.forecast import old
+
+        return getattr(old, name)
+    raise AttributeError(name)

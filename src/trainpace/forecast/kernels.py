@@ -142,9 +142,10 @@ class KernelTable:
 
     def _traffic_shares(self, channels_last: Flags, c: KernelConstants) -> Floats:
         """Shares of the bandwidth; those of the last constants are kept, as sweeps ask for them again and again."""
-        if self._shares is None or self._shares[0] is not c:
-            self._shares = (c, *self._shares_of(c))
-        result: Floats = np.where(channels_last, self._shares[2], self._shares[1])
+        cached = self._shares
+        if cached is None or cached[0] is not c:
+            cached = self._shares = (c, *self._shares_of(c))
+        result: Floats = np.where(channels_last, cached[2], cached[1])
         return result
 
     def _shares_of(self, c: KernelConstants) -> tuple[Floats, Floats]:
@@ -156,20 +157,6 @@ class KernelTable:
             [getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self.traffic, shares, strict=True)]
         )
         return shares, nhwc
-
-
-_kept_tables: dict[int, KernelTable] = {}
-MOST_KEPT = 4
-
-
-def kernel_table(operators: Operators) -> KernelTable:
-    """The table of these operators. The last few are kept, so that forecasts of one workload sort its rows once."""
-    table = _kept_tables.get(id(operators))
-    if table is None:  # a kept table holds its operators, so that their id is not given to others
-        while len(_kept_tables) >= MOST_KEPT:
-            del _kept_tables[next(iter(_kept_tables))]
-        table = _kept_tables[id(operators)] = KernelTable(operators)
-    return table
 
 
 MISALIGNED = 0.7

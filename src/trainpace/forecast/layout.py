@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.forecast.executions import Grid
+from trainpace.forecast.grid import Grid
 from trainpace.workload import Blocks
 
 Floats = NDArray[np.float64]

@@ -7,34 +7,18 @@ micro-batches in flight (Narayanan et al. 2021).
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainpace.execution import Engine, Execution
-from trainpace.forecast.executions import (
-    FULL,
-    GPIPE,
-    INTERLEAVED,
-    SELECTIVE,
-    Counts,
-    Grid,
-    Groups,
-    grid_from,
-    grid_of,
-    groups_of,
-)
+from trainpace.execution import Execution
+from trainpace.forecast.grid import Counts, Flags, Floats, Grid, Groups, groups_of
 from trainpace.forecast.layout import Stages, has_vocabulary_head, stages_of
 from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
 from trainpace.forecast.states import widths
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import Blocks, TracedForm, form_of
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 RESERVED_FACTOR = 1.18
 """Reserved over allocated while there is room: torch's caching allocator keeps what it once took, cuDNN's trial workspaces
@@ -60,6 +44,8 @@ FIT_MARGIN = 0.97
 OFFLOAD_BUCKET = 5e8
 """Numbers in the gradients that wait for their copy to the host: DeepSpeed's default reduce_bucket_size."""
 MOST_FRONTS = 4096
+Front = tuple[tuple[float, float], ...]
+"""Pairs of gradient and activation bytes."""
 GATHERED_BLOCKS = 2.0
 """Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
@@ -75,80 +61,120 @@ class RankMemory(NamedTuple):
     reserved_gib: Floats
     device_gib: Floats
 
-    def at(self, i: int) -> Memory:
-        """One execution's."""
+    def at(self, i: int) -> Memory:  # the old name
+        return self.record(i)
+
+    def record(self, i: int) -> Memory:
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
 
 
-def rank_memory(
-    form: TracedForm, grid: Grid, half: bool, on_gpu: bool, engine: Engine = "ddp", checkpointed: bool = False
-) -> RankMemory:
-    """Peak memory of every execution, each on its fullest stage. `checkpointed`: the trace already recomputes.
+class MemoryModel:
+    """The memory of one traced form. `checkpointed`: the trace recomputes activations already."""
 
-    With accumulation or a pipeline the gradients stay over all micro-steps, so they count in full at the peak. ZeRO shards
-    optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020); how wide they are is in
-    `states`. With the optimizer on the host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of
-    them stays.
-    """
-    blocks = form.blocks
-    groups = groups_of(grid, 1)
-    total = 1.0 if blocks is None else float(blocks.count * blocks.parameters + blocks.outside_parameters)
-    stages = stages_of(grid, blocks, total)
-    held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
-    stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
-    parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
-    gradient_bytes = float(form.memory.peaks[:, 0].max())
-    trains = "optimizer" in form.operators.phase
-    width = widths(grid, half, trains)
-    states = held * (width.states * state_bytes + width.masters * parameter_bytes)
-    states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
-    whole = held * parameter_bytes
-    sharded = whole * width.shards / shard
-    parameters = np.where(stage >= 3, sharded * ~grid.offload_parameters[:, None], whole)
-    parameters += _gathered(grid, blocks, stages, whole * width.gathered, shard > 1) * (stage >= 3)
-    collected = grid.collects_gradients[:, None]
-    wide = width.gradients * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
-    leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
-    bucket = OFFLOAD_BUCKET * (2.0 if half else 4.0) / np.maximum(held * gradient_bytes, 1.0)
-    wide = np.where(leaves, np.minimum(wide, bucket), wide)
-    buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1) & (engine != "data_parallel")
-    reduced = held * gradient_bytes * buckets[:, None]
-    activations, working, is_plain = _activations(grid, form, stages, checkpointed)
-    kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
-    # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
-    alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
+    def __init__(self, form: TracedForm, half: bool, checkpointed: bool = False) -> None:
+        self.form, self.half, self.checkpointed = form, half, checkpointed
+        peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
+        updates = peaks[:, 2] == 0
+        self._updates = _upper_hull(peaks[updates], 0.0)
+        self._moments = peaks[~updates]
+        self._fronts: dict[float, Front] = {}
 
-    def consider(gradient: Floats | float, activation: Floats) -> None:
-        more = np.where(kept, gradient_bytes, gradient) * held * wide + reduced
-        higher = more + activation > alive + active
-        np.copyto(alive, more, where=higher)
-        np.copyto(active, activation, where=higher)
+    def _front(self, batch: float) -> Front:
+        """The front of the passes' moments at a batch size, worked out once."""
+        front = self._fronts.get(batch)
+        if front is None:
+            if len(self._fronts) >= MOST_FRONTS:
+                self._fronts = {}
+            front = self._fronts[batch] = _upper_hull(self._moments, batch)
+        return front
 
-    peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
-    of_updates = peaks[:, 2] == 0  # the optimizer's own temporaries, which are sharded as its states are
-    for gradient, constant in _front(peaks[of_updates].tobytes(), 0.0):
-        consider(gradient, held * constant / np.where(stage >= 1, shard, 1.0))
-    update = whole * width.update / shard
-    consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
-    # what the blocks keep for any batch are autocast's copies of their weights
-    spared = (0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]) * (is_plain & grid.casts_shards[:, None])
-    moments = peaks[~of_updates].tobytes()
-    batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
-    fronts = [_front(moments, float(batch)) for batch in batches]
-    for position in range(max(map(len, fronts))):
-        moment = np.array([front[min(position, len(front) - 1)] for front in fronts])[batch_of]
-        consider(moment[:, :1], np.maximum(activations * moment[:, 1:] - spared, 0.0))
-    allocated = np.where(stages.number > 0, alive + active + parameters + states, -1.0)
-    fullest = allocated.argmax(axis=1)
-    every = np.arange(len(fullest))
-    parts = [values[every, fullest] for values in (parameters, alive, states, active)]
-    parameters, gradients, states, activation = (values / BYTES_PER_GIB for values in parts)
-    total_gib = parameters + gradients + states + activation
-    # the update's flat copies are larger than any block that was freed before them, and the allocator never joins segments
-    beside = update[every, fullest] / BYTES_PER_GIB
-    reserved = total_gib * RESERVED_FACTOR + np.where(activation > beside, beside, 0.0) if on_gpu else total_gib
-    device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups) if on_gpu else 0.0)
-    return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device)
+    def at(self, grid: Grid, on_gpu: bool) -> RankMemory:
+        """Peak memory of every execution, each on its fullest stage.
+
+        With accumulation or a pipeline the gradients stay over all micro-steps, so they count in full at the peak. ZeRO shards
+        optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020); how wide they are is in
+        `states`. With the optimizer on the host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of
+        them stays.
+        """
+        form, half, checkpointed = self.form, self.half, self.checkpointed
+        blocks = form.blocks
+        groups = groups_of(grid, 1)
+        total = 1.0 if blocks is None else float(blocks.count * blocks.parameters + blocks.outside_parameters)
+        stages = stages_of(grid, blocks, total)
+        held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
+        stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
+        parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
+        gradient_bytes = float(form.memory.peaks[:, 0].max())
+        trains = "optimizer" in form.operators.phase
+        width = widths(grid, half, trains)
+        states = held * (width.states * state_bytes + width.masters * parameter_bytes)
+        states = np.where(stage >= 1, states / shard, states) * ~grid.offload_optimizer[:, None]
+        whole = held * parameter_bytes
+        sharded = whole * width.shards / shard
+        parameters = np.where(stage >= 3, sharded * ~grid.offload_parameters[:, None], whole)
+        parameters += _gathered(grid, blocks, stages, whole * width.gathered, shard > 1) * (stage >= 3)
+        collected = grid.collects_gradients[:, None]
+        wide = width.gradients * np.where((stage >= 2) & ~collected, 1 / shard, 1.0)
+        leaves = (grid.offload_optimizer & (grid.zero_stage >= 1))[:, None] & ~collected
+        bucket = OFFLOAD_BUCKET * (2.0 if half else 4.0) / np.maximum(held * gradient_bytes, 1.0)
+        wide = np.where(leaves, np.minimum(wide, bucket), wide)
+        buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1)
+        buckets &= ~grid.has("engine", "data_parallel")
+        reduced = held * gradient_bytes * buckets[:, None]
+        activations, working, is_plain = _activations(grid, form, stages, checkpointed)
+        kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
+        # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
+        alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
+
+        def consider(gradient: Floats | float, activation: Floats) -> None:
+            more = np.where(kept, gradient_bytes, gradient) * held * wide + reduced
+            higher = more + activation > alive + active
+            np.copyto(alive, more, where=higher)
+            np.copyto(active, activation, where=higher)
+
+        for gradient, constant in self._updates:  # the optimizer's own temporaries, sharded as its states are
+            consider(gradient, held * constant / np.where(stage >= 1, shard, 1.0))
+        update = whole * width.update / shard
+        consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
+        # what the blocks keep for any batch are autocast's copies of their weights
+        spared = (0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]) * (
+            is_plain & grid.casts_shards[:, None]
+        )
+        batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
+        fronts = [self._front(float(batch)) for batch in batches]
+        for position in range(max(map(len, fronts))):
+            moment = np.array([front[min(position, len(front) - 1)] for front in fronts])[batch_of]
+            consider(moment[:, :1], np.maximum(activations * moment[:, 1:] - spared, 0.0))
+        allocated = np.where(stages.number > 0, alive + active + parameters + states, -1.0)
+        fullest = allocated.argmax(axis=1)
+        every = np.arange(len(fullest))
+        parts = [values[every, fullest] for values in (parameters, alive, states, active)]
+        parameters, gradients, states, activation = (values / BYTES_PER_GIB for values in parts)
+        total_gib = parameters + gradients + states + activation
+        # the update's flat copies are larger than any block that was freed before them, and the allocator never joins segments
+        beside = update[every, fullest] / BYTES_PER_GIB
+        reserved = total_gib * RESERVED_FACTOR + np.where(activation > beside, beside, 0.0) if on_gpu else total_gib
+        device = reserved + (CONTEXT_GIB + _communicators_gib(grid, groups) if on_gpu else 0.0)
+        return RankMemory(parameters, gradients, states, activation, total_gib, reserved, device)
+
+    def largest_micro_batch(self, execution: Execution, capacity_gib: float) -> int:
+        """The largest micro-batch that fits a GPU; 0 where not even one does."""
+
+        def first_that_does_not(batches: Counts) -> int:
+            """Position of the first of these ascending batches that does not fit; their number where all do."""
+            within = fits(self.at(Grid.vary(execution, micro_batch=batches), True), capacity_gib)
+            return len(batches) if within.all() else int(np.argmin(within))
+
+        doubling = 2 ** np.arange(MOST_SAMPLES.bit_length(), dtype=np.int64)
+        position = first_that_does_not(doubling)
+        if position in (0, len(doubling)):
+            return 0 if position == 0 else int(doubling[-1])
+        low, high = int(doubling[position - 1]), int(doubling[position])
+        while high - low > 1:
+            between = np.unique(np.linspace(low, high, MOST_BETWEEN, dtype=np.int64))
+            position = first_that_does_not(between)
+            low, high = int(between[position - 1]), int(between[position])
+        return low
 
 
 def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
@@ -161,14 +187,12 @@ def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
     return found + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
 
 
-@functools.lru_cache(maxsize=MOST_FRONTS)
-def _front(peaks: bytes, batch: float) -> tuple[tuple[float, float], ...]:
+def _upper_hull(peaks: Floats, batch: float) -> Front:
     """The moments that are the highest under some weights of gradients and activations: their upper convex hull.
 
-    `peaks` are rows of a MemoryProfile's, as bytes, so that they can be kept: clusters and executions ask for the same again.
+    `peaks` are rows of a MemoryProfile's.
     """
-    table = np.frombuffer(peaks).reshape(-1, 3)
-    gradients, activations = table[:, 0], table[:, 1] + table[:, 2] * batch
+    gradients, activations = peaks[:, 0], peaks[:, 1] + peaks[:, 2] * batch
     front: list[tuple[float, float]] = []
     for i in np.lexsort((gradients, activations)).tolist()[::-1]:  # activations fall from one to the next
         x, y = float(gradients[i]), float(activations[i])
@@ -223,13 +247,14 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     entering, outside, in_all = at(blocks.input_bytes, grid.cp), at(blocks.outside_saved_bytes), at(blocks.saved_bytes)
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     has_backward = "backward" in operators.phase  # without one nothing is kept that could be computed again
-    recompute = np.where(checkpointed or not has_backward, 0, grid.activation_checkpointing)
+    recomputes = has_backward and not checkpointed
+    full, some = (grid.has("activation_checkpointing", what) & recomputes for what in ("full", "selective"))
     whole_block = divided / grid.tp + (saved - divided) / sequence
     if gives_up_attention(blocks):
         selective = whole_block - core / grid.tp
     else:
         selective = whole_block * np.minimum(1.0, at(kept_bytes(operators, blocks)) / np.maximum(in_all, 1.0))
-    block = np.select([recompute == FULL, recompute == SELECTIVE], [entering / sequence, selective], whole_block)
+    block = np.select([full, some], [entering / sequence, selective], whole_block)
     at_work = working / grid.tp + whole_block - block
     moments = form.memory.peaks[form.memory.peaks[:, 2] != 0]
     in_one_piece = (moments[:, 1:2] + moments[:, 2:] * batch).max(axis=0, initial=0.0)
@@ -240,7 +265,7 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     at_head = stages.has_last * loss[:, None]
     sent = waiting * (1 - stages.has_last) * (grid.virtual_stages * entering / sequence)[:, None]
     bytes_alive = flying * block[:, None] + sent + np.maximum(at_head, at_work[:, None])
-    is_plain = (grid.tp * grid.pp * grid.cp == 1) & (recompute == 0)
+    is_plain = (grid.tp * grid.pp * grid.cp == 1) & ~(full | some)
     ratio = bytes_alive / np.maximum(in_one_piece, 1.0)[:, None]
     return np.where(is_plain[:, None], 1.0, ratio), at_work[:, None] * np.ones(shape), is_plain[:, None]
 
@@ -276,20 +301,20 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
     one_by_one = np.minimum(m[:, None], pp[:, None] - position)
     chunks = 2 * (pp[:, None] - 1 - position) + ((v - 1) * pp)[:, None] + 1
     chunks = np.minimum(chunks, (m * v)[:, None]) / v[:, None]
-    schedule = grid.pipeline_schedule[:, None]
+    gpipe, interleaved = (grid.has("pipeline_schedule", name) for name in ("gpipe", "interleaved"))
     staged = np.select(
-        [schedule == GPIPE, schedule == INTERLEAVED], [m[:, None] * np.ones_like(position), chunks], one_by_one
+        [gpipe[:, None], interleaved[:, None]], [m[:, None] * np.ones_like(position), chunks], one_by_one
     )
     flying = np.where(pp[:, None] > 1, staged, 1.0)
     # DeepSpeed's and torch's pipelines keep them; Megatron frees their data (Korthikanti et al. 2022, appendix B)
     waiting = flying * ((grid.pp > 1) & (grid.zero_stage > 0))[:, None]
-    return flying * stages.blocks, waiting, np.where((grid.pipeline_schedule == GPIPE) & (grid.pp > 1), m, 1.0)
+    return flying * stages.blocks, waiting, np.where(gpipe & (grid.pp > 1), m, 1.0)
 
 
 def step_memory(form: TracedForm, execution: Execution, is_gpu: bool, checkpointed: bool = False) -> Memory:
     """Peak memory of the fullest rank of one execution."""
     half = form_of(execution.precision) == "half"
-    return rank_memory(form, grid_of([execution]), half, is_gpu, execution.engine, checkpointed).at(0)
+    return MemoryModel(form, half, checkpointed).at(Grid.of([execution]), is_gpu).record(0)
 
 
 def needed_gib(memory: Memory | RankMemory) -> Floats:
@@ -311,23 +336,6 @@ def fits(memory: Memory | RankMemory, capacity_gib: float) -> Flags:
 
 
 def largest_micro_batch(form: TracedForm, execution: Execution, capacity_gib: float, checkpointed: bool = False) -> int:
-    """The largest micro-batch that fits; 0 where not even one does."""
-
+    """The largest micro-batch of one execution that fits a GPU; 0 where not even one does."""
     half = form_of(execution.precision) == "half"
-
-    def first_that_does_not(batches: Counts) -> int:
-        """Position of the first of these ascending batches that does not fit; their number where all do."""
-        grid = grid_from(execution, micro_batch=batches)
-        within = fits(rank_memory(form, grid, half, True, execution.engine, checkpointed), capacity_gib)
-        return len(batches) if within.all() else int(np.argmin(within))
-
-    doubling = 2 ** np.arange(MOST_SAMPLES.bit_length(), dtype=np.int64)
-    position = first_that_does_not(doubling)
-    if position in (0, len(doubling)):
-        return 0 if position == 0 else int(doubling[-1])
-    low, high = int(doubling[position - 1]), int(doubling[position])
-    while high - low > 1:
-        between = np.unique(np.linspace(low, high, MOST_BETWEEN, dtype=np.int64))
-        position = first_that_does_not(between)
-        low, high = int(between[position - 1]), int(between[position])
-    return low
+    return MemoryModel(form, half, checkpointed).largest_micro_batch(execution, capacity_gib)

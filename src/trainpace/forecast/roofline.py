@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainpace.execution import Execution
 from trainpace.forecast.rates import Peak, matrix_peak
-from trainpace.forecast.sharding import rank_operators
-from trainpace.forecast.stages import rank_times
-from trainpace.forecast.timings import MachineModel
-from trainpace.hardware.cluster import Cluster
-from trainpace.workload import Workload, at_batch
+from trainpace.hardware.device import Device
+from trainpace.workload import Operators, at_batch
+
+Floats = NDArray[np.float64]
 
 MOST_OPERATORS = 40
 
@@ -36,24 +36,12 @@ class Roofline(NamedTuple):
     share: float
 
 
-def roofline(
-    workload: Workload, execution: Execution, cluster: Cluster, model: MachineModel | None = None
-) -> Roofline | None:
-    """Of one rank; None where a roof is not known, or the device cannot compute this."""
-    form, device = workload.form(execution.precision), cluster.device
-    operators = rank_operators(form.operators, form.blocks, execution.tp, execution.cp, execution.sequence_parallel)
-    peaks = [matrix_peak(device, execution.precision, bool(half)) for half in np.unique(operators.half)]
+def roofline_of(table: Operators, seconds: Floats, execution: Execution, device: Device) -> Roofline | None:
+    """A rank's operators, which take `seconds`; None where a roof is not known."""
+    peaks = [matrix_peak(device, execution.precision, bool(half)) for half in np.unique(table.half)]
     rates = [peak.flop_per_s for peak in peaks if isinstance(peak, Peak)]
     if not rates or device.memory_bandwidth_gb_per_s is None:
         return None
-    timed = rank_times(
-        operators, np.array([float(execution.micro_batch)]), execution.precision, device, model, 1.0, execution.channels_last,
-        execution.compile,
-    )  # fmt: skip
-    if isinstance(timed, str):
-        return None
-    # the table after fusion by torch.compile, where there is any
-    table, seconds = timed.operators, np.broadcast_arrays(*timed.times)[0][0]
     count = table.count
     flops = at_batch(table.flops, execution.micro_batch) * count
     moved = (
@@ -72,3 +60,11 @@ def roofline(
         return None
     bandwidth = device.memory_bandwidth_gb_per_s.value
     return Roofline(points, max(rates) / 1e12, bandwidth, float(seconds[heaviest].sum() / seconds.sum()))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("roofline",):
+        from trainpace.forecast import old
+
+        return getattr(old, name)
+    raise AttributeError(name)

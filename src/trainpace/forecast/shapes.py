@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from trainpace.errors import Contradiction
-from trainpace.forecast.executions import INTERLEAVED, SCHEDULES, Counts, Grid
+from trainpace.execution import EXECUTION_FIELDS
+from trainpace.forecast.grid import Counts, Grid
 from trainpace.hardware.cluster import Cluster
 from trainpace.workload import Blocks
 
@@ -18,9 +19,7 @@ CLASHES = (
 """What of an execution clashes; its position is `GridForecast.clash`. 0: nothing."""
 
 
-def clashes(
-    grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster, engine: str = "ddp"
-) -> Counts:
+def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster) -> Counts:
     """The first clash of every execution, as a position in CLASHES."""
     shards = grid.tp * grid.pp * grid.cp
     count = 0 if blocks is None else blocks.count
@@ -28,6 +27,7 @@ def clashes(
     groups = 0 if blocks is None else blocks.key_value_heads
     one = np.ones_like(grid.tp)
     stages = grid.pp * grid.virtual_stages
+    interleaved, one_process = grid.has("pipeline_schedule", "interleaved"), grid.has("engine", "data_parallel")
     share = grid.data_parallel_size % np.where(grid.shard_size > 0, grid.shard_size, one)
     found = {
         "world_size": grid.world_size != cluster.num_devices,
@@ -38,11 +38,11 @@ def clashes(
         "key_value_heads": (grid.tp > 1) & (groups > 0) & ((groups % grid.tp != 0) & (grid.tp % max(1, groups) != 0)),
         "pp": stages > max(1, count),
         "cp": (grid.cp > 1) & ((sequence_length or 1) % grid.cp != 0),
-        "virtual_stages": (grid.virtual_stages > 1) & ((grid.pp == 1) | (grid.pipeline_schedule != INTERLEAVED)),
-        "accumulation": (grid.pipeline_schedule == INTERLEAVED) & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
+        "virtual_stages": (grid.virtual_stages > 1) & ((grid.pp == 1) | ~interleaved),
+        "accumulation": interleaved & (grid.pp > 1) & (grid.accumulation % grid.pp != 0),
         "shard_size": (grid.shard_size > 0) & (share != 0),
-        "engine": (engine == "data_parallel") & ((shards > 1) | (grid.zero_stage > 0)),
-        "nodes": (engine == "data_parallel") & (grid.world_size > cluster.devices_per_node),
+        "engine": one_process & ((shards > 1) | (grid.zero_stage > 0)),
+        "nodes": one_process & (grid.world_size > cluster.devices_per_node),
         "offload_parameters": grid.offload_parameters & (grid.zero_stage < 3),
     }
     result = np.zeros_like(grid.tp)
@@ -61,7 +61,7 @@ def contradiction(
     heads = 0 if blocks is None else blocks.heads
     groups = 0 if blocks is None else blocks.key_value_heads
     world, accumulation = int(grid.world_size[i]), int(grid.accumulation[i])
-    schedule = SCHEDULES[int(grid.pipeline_schedule[i])]
+    schedule = EXECUTION_FIELDS["pipeline_schedule"].decode(int(grid.pipeline_schedule[i]))
     said = {
         "world_size": (
             f"the execution has {world} processes, and the cluster {cluster.num_devices} devices"

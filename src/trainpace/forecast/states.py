@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.forecast.executions import Grid
+from trainpace.forecast.grid import Grid
 
 Floats = NDArray[np.float64]
 

@@ -183,22 +183,11 @@ class Interpolator:
         return self._processes[name, kind]
 
 
-_LAST: list[tuple[OperatorTimings, Interpolator]] = []
-
-
-def interpolator_of(model: MachineModel) -> Interpolator:
-    """The interpolator of a machine, kept for the next question, which is nearly always about the same machine."""
-    for timings, interpolator in _LAST:
-        if timings is model.timings:
-            return interpolator
-    made = Interpolator(model.timings, model.form)
-    _LAST[:] = [(model.timings, made)]
-    return made
-
-
-def machine_times(operators: Operators, batch: int, model: MachineModel) -> tuple[KernelTimes, Floats]:
+def machine_times(
+    operators: Operators, batch: int, model: MachineModel, interpolator: Interpolator
+) -> tuple[KernelTimes, Floats]:
     """(times of every row, all its operators together; the standard deviation of each one's logarithm)."""
-    predicted = interpolator_of(model).predict(operators, batch)
+    predicted = interpolator.predict(operators, batch)
     traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
     matrix = np.isin(operators.kind, list(MATRIX_KINDS))
     flops = np.where(matrix, at_batch(operators.flops, batch), 0.0)
@@ -228,13 +217,13 @@ def step_factor(model: MachineModel) -> float:
     return float(np.exp(np.mean(np.log(model.step_factors)))) if model.step_factors else 1.0
 
 
-def machine_spread(model: MachineModel, times: KernelTimes, log_sd: Floats) -> Spread:
+def machine_spread(model: MachineModel, device_s: Floats, log_sd: Floats) -> Spread:
     """Factors on a corrected step that hold 90 of 100: how the random networks scatter, and how sure each operator's time is.
 
     Operators err apart from each other, so that their shares' errors add up in squares.
     """
     n = len(model.step_factors)
-    shares = times.device_s / max(float(times.device_s.sum()), 1e-12)
+    shares = device_s / max(float(device_s.sum()), 1e-12)
     variance = float(((shares * log_sd) ** 2).sum())
     degrees = max(1, n - 1)
     scatter = float(np.var(np.log(model.step_factors), ddof=1)) if n > 1 else WHOLE_STEP_SD**2

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast.forecast import forecast
+from trainpace.forecast.old import forecast
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import STEP_PARTS, Forecast, Interval, Measurement, StepTime
 from trainpace.workload import Workload

@@ -13,8 +13,9 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.forecast import forecast
 from trainpace.forecast.executions import CHECKPOINTINGS, SCHEDULES
-from trainpace.forecast.grid import CLASHES, Grid, forecast_grid, grid_from
+from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import needed_gib, room_gib
+from trainpace.forecast.old import CLASHES, forecast_grid, grid_from
 from trainpace.hardware.cluster import Cluster
 from trainpace.outcome import Forecast
 from trainpace.plan.changes import Choice, DataPath, Outlook

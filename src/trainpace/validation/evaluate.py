@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from trainpace import records
 from trainpace.errors import TrainpaceError
-from trainpace.forecast import KernelConstants, fitted_constants, forecast
+from trainpace.forecast import FittedKernels, Forecaster, KernelConstants, Target, fitted_constants
 from trainpace.outcome import Forecast
 from trainpace.records import Record
 from trainpace.trace import is_saved, trace_many
@@ -105,19 +106,14 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
     """The forecast of a case under its own conditions, its host's software included."""
     c = constants or fitted_constants()
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
-    copied = 0.0
-    if case.copies_to_device:
-        copied = 1e3 * workload.sample_bytes * case.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9)
-        if case.execution.engine == "data_parallel":
-            copied *= case.execution.data_parallel_size
     if case.attention == "native":
         constants = replace(c, attention_hopper=1.0)
     elif case.attention == "first":
         share = c.attention_first
         constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
-    return forecast(
-        workload, case.execution, case.cluster, model=constants, host_factor=factor, host_to_device_ms=copied
-    )
+    copies = PAGEABLE_COPY_GB_PER_S if case.copies_to_device else math.inf
+    target = Target(case.cluster, FittedKernels(constants, factor), copies)
+    return Forecaster(workload, target).forecast(case.execution)
 
 
 def trace_file(traces: Path, case: Case) -> Path:

@@ -1,0 +1,199 @@
+"""Steps of many executions at once: kernel times of a stage, exchanges, the pipeline's bubble, the optimizer.
+
+A pipeline of pp stages takes m times its slowest stage, and once all others' turn as a bubble, which v virtual stages cut to
+1/v: (pp - 1) / (m + pp - 1) of the time for equal stages (Huang et al. 2019; Narayanan et al. 2021). The passes of
+a step are those of a rank of the slowest stage; what a stage does once a step is that of the stage where it takes longest.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Checkpointing, Engine
+from trainpace.forecast.exchanges import (
+    Links,
+    MissingLink,
+    PassExchanges,
+    StepExchanges,
+    data_parallel_ms,
+    exposed,
+    micro_batch_exchanges,
+    row_products,
+    step_exchanges,
+)
+from trainpace.forecast.grid import Flags, Floats, Grid, Groups, groups_of
+from trainpace.forecast.layout import Stages, stages_of
+from trainpace.forecast.stages import StageCosts
+from trainpace.forecast.step import PhaseTimes
+from trainpace.forecast.target import Target
+from trainpace.workload import TracedForm, Workload
+
+ACCUMULATE_SHARE = 0.8
+"""Share of the memory bandwidth at which gradients are added up."""
+HOST_MEMORY_GB_PER_S = 250.0
+"""Of a node, for Adam on its CPUs: two sockets of eight channels of DDR4-3200 have 410 GB/s, of which STREAM reaches about
+80 %, and updates that read and write in turn about 60. The cluster does not say what its hosts have."""
+CPU_ADAM_BYTES = 30.0
+"""A parameter: Adam reads gradient, weight and two moments in fp32, writes three, and a 16-bit copy (Ren et al. 2021)."""
+
+
+class Assembly:
+    """The steps of executions of one precision and engine, whose sizes all go together."""
+
+    def __init__(self, workload: Workload, form: TracedForm, grid: Grid, target: Target) -> None:
+        self.workload, self.form, self.grid, self.target, self.cluster = workload, form, grid, target, target.cluster
+        self.half = NUMBER_FORMATS[PRECISIONS[int(grid.precision[0])]].form == "half"
+        self.engine: Engine = EXECUTION_FIELDS["engine"].decode(int(grid.engine[0]))
+        self.groups: Groups = groups_of(grid, self.cluster.devices_per_node)
+        blocks = form.blocks
+        self.total = 1.0 if blocks is None else float(blocks.count * blocks.parameters + blocks.outside_parameters)
+        self.stages: Stages = stages_of(grid, blocks, self.total)
+        self.held = self.stages.parameters / self.total
+
+    def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]] | str:
+        """(parts of the step, exposed exchanges by kind), or the reason why there are none."""
+        passes = self._passes(costs)
+        try:
+            return self._assembled(costs, passes)
+        except MissingLink as missing:
+            return str(missing)
+
+    def _passes(self, costs: StageCosts) -> PhaseTimes:
+        """Device and host times of a micro-batch's two passes on each kind of stage (n x 3 x 2)."""
+        s = self.stages
+
+        def staged(block: Floats, first: Floats, last: Floats) -> Floats:
+            result: Floats = (
+                s.blocks[:, :, None] * block[:, None] + s.has_first[:, :, None] * first[:, None]
+                + s.has_last[:, :, None] * last[:, None]
+            )  # fmt: skip
+            return result
+
+        device = staged(costs.block_device, costs.first_device, costs.last_device)
+        host = staged(costs.block_host, costs.first_host, costs.last_host)
+        if self.form.blocks is not None:
+            full, some = self._recomputes("full")[:, None], self._recomputes("selective")[:, None]
+            for times, block, repeated in (
+                (device, costs.block_device, costs.repeated_device), (host, costs.block_host, costs.repeated_host)
+            ):  # fmt: skip
+                again = np.where(full, block[:, :1], 0.0) + np.where(some, repeated[:, None], 0.0)
+                times[:, :, 1] += s.blocks * again
+        return PhaseTimes(device, host)
+
+    def _recomputes(self, what: Checkpointing) -> Flags:
+        """Executions that compute blocks again in the backward pass, where the trace does not do so itself."""
+        plain = self.workload.mode != "inference" and not self.workload.checkpointed
+        return self.grid.has("activation_checkpointing", what) & plain
+
+    def _assembled(self, costs: StageCosts, passes: PhaseTimes) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        grid, cluster, stages, m = self.grid, self.cluster, self.stages, self.grid.accumulation.astype(np.float64)
+        on_gpu = cluster.device.kind == "gpu"
+        overhead = passes.together_ms() - passes.device_ms if on_gpu else np.array(passes.host_ms)
+        if self.engine == "data_parallel":
+            # one Python process drives all replicas: their forward passes launch one after the other
+            overhead[:, :, 0] += passes.host_ms[:, :, 0] * (grid.data_parallel_size - 1)[:, None]
+        took = passes.device_ms + overhead
+        gradients, parameters = self._exchanged_bytes()
+        links = Links(cluster)
+        each, once = self._exchanges(costs, took, gradients, parameters, links)
+        busy = took.sum(axis=2) + each.tensor + each.context + each.pipeline
+        exists = stages.number > 0
+        slowest = np.where(exists, busy, -1.0).argmax(axis=1)
+        every = np.arange(len(slowest))
+
+        def slow(values: Floats) -> Floats:
+            picked: Floats = values[every, slowest]
+            return picked
+
+        turn = each.pipeline + (busy - each.pipeline) * stages.mean_share
+        bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
+        optimizer, optimizer_overhead = self._optimizer(costs, on_gpu)
+        bandwidth = cluster.device.memory_bandwidth_gb_per_s
+        sharded = (grid.zero_stage >= 2) & ~grid.collects_gradients
+        added = gradients / np.where(sharded, self.groups.shard, 1)[:, None]
+        moved = 3 * added * (m - 1)[:, None]  # read both, write one
+        accumulate = moved / (np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE)
+        # what each stage does besides its passes ends with the slowest of them, whichever stage that is
+        tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
+        last = np.where(exists, tail, -1.0).argmax(axis=1)
+        exposed = {
+            "data_parallel": once.data_parallel[every, last], "parameters": once.parameters[every, last],
+            "tensor_parallel": m * slow(each.tensor), "context_parallel": m * slow(each.context),
+            "pipeline": m * slow(each.pipeline), "offload": once.offload[every, last],
+        }  # fmt: skip
+        if self.engine == "data_parallel":
+            exposed["data_parallel"] = data_parallel_ms(grid, self._gradient_bytes, self._parameter_bytes, cluster)
+        parts = {
+            "forward_ms": m * slow(passes.device_ms[:, :, 0]),
+            "backward_ms": m * slow(passes.device_ms[:, :, 1]) + accumulate[every, last],
+            "optimizer_ms": optimizer[every, last],
+            "communication_ms": sum(exposed.values(), np.zeros(len(m))),
+            "data_wait_ms": np.zeros(len(m)),
+            "host_to_device_ms": self._host_copy_ms() * m,
+            "host_overhead_ms": m * slow(overhead.sum(axis=2)) + optimizer_overhead[every, last] + costs.start,
+            "idle_ms": np.maximum(bubble, 0.0),
+        }  # fmt: skip
+        return parts, exposed
+
+    def _exchanges(
+        self, costs: StageCosts, took: Floats, gradients: Floats, parameters: Floats, links: Links
+    ) -> tuple[PassExchanges, StepExchanges]:
+        grid, groups, blocks, mode = self.grid, self.groups, self.form.blocks, self.workload.mode
+        products = row_products(self.form.operators, blocks)
+        each = micro_batch_exchanges(
+            grid, groups, blocks, self.stages, products, self._recomputes("full"), costs.attention_device, mode, links
+        )
+        if self.engine == "megatron_core":
+            beside = exposed(each.pipeline, np.zeros_like(each.pipeline), took[:, :, :2].sum(axis=2))
+            each = each._replace(pipeline=np.where(grid.virtual_stages[:, None] > 1, beside, each.pipeline))
+        if self.engine == "data_parallel":
+            nothing = np.zeros_like(gradients)
+            return each, StepExchanges(nothing, nothing, nothing)
+        once = step_exchanges(
+            grid, groups, self.stages, gradients, parameters, took[:, :, 0], took[:, :, 1], self.engine, mode, links
+        )  # fmt: skip
+        return each, once
+
+    def _host_copy_ms(self) -> Floats:
+        """Copying one micro-batch to the device; nn.DataParallel's one process copies those of all replicas."""
+        if math.isinf(self.target.host_copy_gb_per_s):
+            return np.zeros(len(self.grid))
+        copied: Floats = (
+            1e3 * self.workload.sample_bytes * self.grid.micro_batch / (self.target.host_copy_gb_per_s * 1e9)
+        )
+        return copied * self.grid.data_parallel_size if self.engine == "data_parallel" else copied
+
+    @property
+    def _gradient_bytes(self) -> Floats:
+        """Of the whole model, in the format in which gradients are exchanged (n)."""
+        trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
+        return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
+
+    @property
+    def _parameter_bytes(self) -> Floats:
+        """Of the whole model, as parameters are exchanged (n)."""
+        return self.workload.parameters * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
+
+    def _exchanged_bytes(self) -> tuple[Floats, Floats]:
+        return self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
+
+    def _optimizer(self, costs: StageCosts, on_gpu: bool) -> tuple[Floats, Floats]:
+        """(device milliseconds, what the host adds) of the update on each kind of stage (n x 3): it moves what a rank holds,
+        and with 16-bit weights twice as many bytes where its states are in fp32."""
+        grid, blocks = self.grid, self.form.blocks
+        sharded = (grid.zero_stage >= 1)[:, None]
+        wide = self.half & (sharded | grid.is_megatron[:, None])
+        device = costs.optimizer_device[:, None] * self.held * np.where(wide, 2.0, 1.0)
+        device = np.where(sharded, device / self.groups.shard[:, None], device)
+        share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count
+        host = costs.optimizer_host[:, None] * share
+        overhead = PhaseTimes(device, host).together_ms() - device if on_gpu else host
+        ranks = np.where(sharded, self.groups.shard[:, None], 1.0)
+        on_host = (
+            self.held * self.workload.trainable_parameters / ranks * CPU_ADAM_BYTES * self.cluster.devices_per_node
+        )
+        on_host = on_host / (HOST_MEMORY_GB_PER_S * 1e6)
+        away = grid.offload_optimizer[:, None] & (self.workload.mode == "train")
+        return np.where(away, on_host, device), np.where(away, 0.0, overhead)

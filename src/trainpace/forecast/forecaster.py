@@ -1,0 +1,211 @@
+"""`Forecaster(workload, target)`: whoever wants to know what steps take asks one.
+
+It answers for whole arrays of executions: kernels are evaluated once for every distinct way to shard the operators and every
+micro-batch, all else is array expressions. What costs more a row (the heaviest operators, scaling, the largest micro-batch)
+is worked out for the rows that are asked for in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
+from trainpace.forecast.assembly import Assembly
+from trainpace.forecast.exchanges import KINDS
+from trainpace.forecast.forecasts import Forecasts
+from trainpace.forecast.grid import Flags, Floats, Grid
+from trainpace.forecast.jumps import find_jumps, jump_causes
+from trainpace.forecast.memory import RankMemory, fits
+from trainpace.forecast.roofline import Roofline, roofline_of
+from trainpace.forecast.shapes import clashes
+from trainpace.forecast.stages import StageCosts
+from trainpace.forecast.tables import KernelKey, Sharding, Tables, kernel_key
+from trainpace.forecast.target import Target
+from trainpace.hardware.cluster import Cluster
+from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
+from trainpace.schedule import Schedule
+from trainpace.workload import Workload, form_of
+
+
+class Forecaster:
+    """Forecasts of one workload on one target. Safe to share between threads."""
+
+    def __init__(self, workload: Workload, target: Target, tables: Tables | None = None) -> None:
+        self.workload, self.target = workload, target
+        self.tables = tables or Tables(workload)
+
+    def on(self, target: Target | Cluster) -> Forecaster:
+        """The same workload on another target, or on another cluster whose devices the same kernel model answers for. The two
+        share what they have worked out."""
+        target = self.target._replace(cluster=target) if isinstance(target, Cluster) else target
+        return Forecaster(self.workload, target, self.tables)
+
+    def forecast(self, execution: Execution, schedule: Schedule | None = None) -> Forecast:
+        """The full record of one execution. Raises `Contradiction` for sizes that do not go together."""
+        return self.at([execution]).forecast(0, schedule)
+
+    def over_batches(self, execution: Execution, batches: Sequence[int]) -> Forecasts:
+        """The same execution at every micro-batch of `batches`."""
+        return self.at(Grid.vary(execution, micro_batch=list(batches)))
+
+    def at(self, executions: Sequence[Execution] | Grid) -> Forecasts:
+        """Every execution. Raises `TrainpaceError` where the workload lacks a precision's form."""
+        grid = executions if isinstance(executions, Grid) else Grid.of(executions)
+        n, cluster, workload = len(grid), self.target.cluster, self.workload
+        parts = {name: np.full(n, np.nan) for name in STEP_PARTS}
+        exposed = {name: np.full(n, np.nan) for name in KINDS}
+        memory = RankMemory(*(np.zeros(n) for _ in RankMemory._fields))
+        clash, why = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        uneven = np.zeros(n, dtype=bool)
+        reasons = [""]
+
+        def refuse(rows: NDArray[np.intp], reason: str) -> None:
+            why[rows] = len(reasons)
+            reasons.append(reason)
+
+        kinds = (grid.precision * len(EXECUTION_FIELDS["engine"].choices) + grid.engine) * 2 + grid.channels_last
+        for kind in np.unique(kinds).tolist():
+            rows = np.flatnonzero(kinds == kind)
+            some = grid.at(rows)
+            precision = PRECISIONS[int(some.precision[0])]
+            form = workload.form(precision)
+            clash[rows] = clashes(some, form.blocks, workload.sequence_length, cluster)
+            held = self.tables.memory(form_of(precision), some, cluster.device.kind == "gpu")
+            for whole, part in zip(memory, held, strict=True):
+                whole[rows] = part
+            able = clash[rows] == 0
+            if form.blocks is None:
+                for sizes, reason in _without_blocks(some, workload):
+                    refuse(rows[sizes], reason)
+                    able &= ~sizes
+            else:
+                uneven[rows] = form.blocks.count % (some.pp * some.virtual_stages) != 0
+            if not able.any():
+                continue
+            legal = some.at(able)
+            costs = self._costs(legal, precision)
+            steps = costs if isinstance(costs, str) else Assembly(workload, form, legal, self.target).steps(costs)
+            if isinstance(steps, str):
+                refuse(rows[able], steps)
+                continue
+            for columns, values in zip((parts, exposed), steps, strict=True):
+                for name, column in values.items():
+                    columns[name][rows[able]] = column
+        capacity = cluster.device.memory_gib
+        fit = np.ones(n, dtype=bool) if capacity is None else fits(memory, capacity.value)
+        step_ms = sum(parts.values(), np.zeros(n))
+        return Forecasts(self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons))
+
+    def memory(self, execution: Execution) -> Memory:
+        """Peak memory of the fullest rank."""
+        grid = Grid.of([execution])
+        return self.tables.memory(form_of(execution.precision), grid, self.target.cluster.device.kind == "gpu").record(
+            0
+        )
+
+    def largest_micro_batch(self, execution: Execution) -> int | None:
+        """The largest micro-batch that fits, 0 where not even one does; None on a CPU and where the memory's size is unknown."""
+        device = self.target.cluster.device
+        if device.kind != "gpu" or device.memory_gib is None:
+            return None
+        model = self.tables.memory_model(form_of(execution.precision))
+        return model.largest_micro_batch(execution, device.memory_gib.value)
+
+    def jumps(self, execution: Execution, batches: Sequence[int]) -> tuple[Jump, ...]:
+        """Where the step grows out of proportion over ascending micro-batches, with the operators that do."""
+        steps = self.over_batches(execution, batches)
+        return self.jumps_in(execution, batches, steps.step_ms) if steps.timed.all() else ()
+
+    def jumps_in(self, execution: Execution, batches: Sequence[int], step_ms: Floats) -> tuple[Jump, ...]:
+        """The jumps of step times that are known, with the operators that are forecast to cause them."""
+        return tuple(
+            Jump(
+                batch=batches[i], before_ms=float(step_ms[i - 1]), after_ms=float(step_ms[i]), excess_ms=excess,
+                causes=self._causes(execution, batches[i - 1], batches[i]),
+            )
+            for i, excess in find_jumps(batches, step_ms)
+        )  # fmt: skip
+
+    def roofline(self, execution: Execution) -> Roofline | None:
+        """The heaviest operators of one rank under the device's roofs; None where these are not known."""
+        key = kernel_key(execution)
+        timed = self.tables.times(key, self.target, np.array([float(execution.micro_batch)]))
+        if isinstance(timed, str):
+            return None
+        return roofline_of(
+            self.tables.table(key.sharding).operators, timed.times.device_s[0], execution, self.target.cluster.device
+        )
+
+    def fewer_devices(self, execution: Execution) -> tuple[Forecast, ...]:
+        """Forecasts on 1, 2, 4, ... devices up to the cluster's, whole nodes beyond one; those that have a time and fit.
+
+        Per device nothing changes, so that the global batch grows with the devices (weak scaling).
+        """
+        cluster, forecasts = self.target.cluster, []
+        shapes = [(1, n) for n in _doubling(cluster.devices_per_node)]
+        for nodes, per_node in shapes + [(n, cluster.devices_per_node) for n in _doubling(cluster.nodes)[1:]]:
+            whole = (nodes, per_node) == (cluster.nodes, cluster.devices_per_node)
+            shard_size = execution.shard_size if whole else None
+            try:
+                e = replace(execution, nnodes=nodes, nproc_per_node=per_node, shard_size=shard_size)
+                one = self.on(replace(cluster, nodes=nodes, devices_per_node=per_node)).forecast(e)
+            except TrainpaceError:  # too few for its tensor or pipeline parallelism
+                continue
+            if one.step is not None and one.fits is not False:
+                forecasts.append(one)
+        return tuple(forecasts)
+
+    def _costs(self, grid: Grid, precision: Precision) -> StageCosts | str:
+        """The costs of every execution of one precision and memory format."""
+        rows = None
+        sequence = grid.sequence_parallel & (grid.tp > 1)
+        codes = ((grid.tp * (int(grid.cp.max()) + 1) + grid.cp) * 2 + sequence) * 2 + grid.compile
+        _, firsts, table_of = np.unique(codes, return_index=True, return_inverse=True)
+        for i, first in enumerate(firsts.tolist()):
+            at = np.flatnonzero(table_of == i)
+            sharding = Sharding(form_of(precision), int(grid.tp[first]), int(grid.cp[first]), bool(sequence[first]))
+            key = KernelKey(sharding, precision, bool(grid.channels_last[first]), bool(grid.compile[first]))
+            batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
+            costs = self.tables.costs(key, self.target, batches.astype(np.float64))
+            if isinstance(costs, str):
+                return costs
+            if rows is None:
+                rows = np.empty((len(grid), costs.shape[1]))
+            rows[at] = costs[batch_of]
+        assert rows is not None
+        return StageCosts.of(rows)
+
+    def _causes(self, execution: Execution, before: int, after: int) -> tuple[str, ...]:
+        key = kernel_key(execution)
+        timed = self.tables.times(key, self.target, np.array([float(before), float(after)]))
+        assert not isinstance(timed, str), "steps were forecast with these times"
+        device_s = timed.times.device_s
+        return jump_causes(self.tables.table(key.sharding).operators, device_s[1] - device_s[0] * after / before)
+
+
+def _doubling(most: int) -> list[int]:
+    return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+
+
+def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:
+    """The executions that a model without repeated blocks cannot have, with the reason."""
+    wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1}
+    cuts = sum(flags * 2**i for i, flags in enumerate(wanted.values()))
+    refused = []
+    for code in np.unique(cuts[cuts > 0]).tolist():
+        names = " and ".join(name for i, name in enumerate(wanted) if code >> i & 1)
+        refused.append((
+            cuts == code,
+            f"{names} parallelism: {workload.model} has no repeated blocks along which it could be cut.",
+        ))  # fmt: skip
+    recomputes = ~grid.has("activation_checkpointing", "none") & (cuts == 0)
+    if recomputes.any() and not workload.checkpointed:
+        refused.append((
+            recomputes, "activation checkpointing: this workload was traced without it, and has no repeated blocks to recompute."
+        ))  # fmt: skip
+    return refused

@@ -1,0 +1,257 @@
+"""`Forecasts`: arrays over executions, and full records of the rows that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import PRECISIONS, Execution
+from trainpace.forecast.cache import MOST_AT_ONCE
+from trainpace.forecast.grid import Counts, Flags, Floats, Grid
+from trainpace.forecast.intervals import Spread, run_class
+from trainpace.forecast.kernels import KernelTimes
+from trainpace.forecast.memory import RankMemory, fits
+from trainpace.forecast.rates import Peak, matrix_peak
+from trainpace.forecast.scaling import alone, fewer_ranks
+from trainpace.forecast.shapes import contradiction
+from trainpace.forecast.stages import RankTable
+from trainpace.forecast.step import heaviest
+from trainpace.forecast.tables import KernelKey, kernel_key
+from trainpace.hardware.cluster import Cluster
+from trainpace.outcome import Forecast, Interval, StepTime
+from trainpace.schedule import Schedule, training_time
+from trainpace.units import hours_from_s
+from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, TracedForm, at_batch
+
+if TYPE_CHECKING:
+    from trainpace.forecast.forecaster import Forecaster
+
+
+class RowKernels(NamedTuple):
+    """The kernels of one execution on the stage of a pipeline that it holds, the optimizer's as they are sharded or moved."""
+
+    operators: Operators
+    times: KernelTimes
+    log_sd: Floats
+
+
+class Forecasts:
+    """Forecasts of n executions: arrays of n, and full records of the rows that are asked for.
+
+    Times are NaN where there are none. parts: milliseconds by the names of `StepTime`'s parts, which add up to step_ms. exposed:
+    communication by kind. clash: a position in CLASHES; 0 is none. fits: within the device's memory (True where its size is not
+    known). uneven: the stages hold unequal numbers of blocks.
+    """
+
+    def __init__(
+        self, forecaster: Forecaster, grid: Grid, step_ms: Floats, parts: dict[str, Floats], exposed: dict[str, Floats],
+        memory: RankMemory, fits: Flags, clash: Counts, uneven: Flags, why: Counts, reasons: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        self.forecaster, self.grid, self.step_ms, self.parts, self.exposed = forecaster, grid, step_ms, parts, exposed
+        self.memory, self.fits, self.clash, self.uneven = memory, fits, clash, uneven
+        self.why, self.reasons = why, reasons
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    @property
+    def timed(self) -> Flags:
+        """Which rows have a time."""
+        return np.asarray((self.clash == 0) & (self.why == 0))
+
+    @property
+    def feasible(self) -> Flags:
+        """Could be run: sizes that go together, a time, and enough memory."""
+        return np.asarray(self.timed & self.fits)
+
+    @cached_property
+    def _spreads(self) -> list[Spread | None]:
+        return [None if row is None else self._spread(i, row) for i, row in enumerate(self._kernels(range(len(self))))]
+
+    @property
+    def low_ms(self) -> Floats:
+        """The lower ends of the intervals of `step_ms`."""
+        low: Floats = np.array([np.nan if spread is None else spread.low for spread in self._spreads])
+        return self.step_ms * low
+
+    @property
+    def high_ms(self) -> Floats:
+        """The upper ends of the intervals of `step_ms`."""
+        high: Floats = np.array([np.nan if spread is None else spread.high for spread in self._spreads])
+        return self.step_ms * high
+
+    def reason(self, i: int) -> str:
+        """Why row `i` has no time; empty where it has one."""
+        if self.why[i]:
+            return self.reasons[int(self.why[i])]
+        return str(self._contradiction(i)) if self.clash[i] else ""
+
+    def forecasts(self, schedule: Schedule | None = None) -> list[Forecast]:
+        """The full records of all rows. Raises `Contradiction` for the first whose sizes do not go together."""
+        kernels = self._kernels(range(len(self)))
+        return [self._record(i, row, schedule) for i, row in enumerate(kernels)]
+
+    def forecast(self, i: int, schedule: Schedule | None = None) -> Forecast:
+        """The full record of row `i`. Raises `Contradiction` for sizes that do not go together."""
+        return self._record(i, self._kernels([i])[0], schedule)
+
+    def _contradiction(self, i: int) -> TrainpaceError:
+        target, workload = self.forecaster.target, self.forecaster.workload
+        form = workload.form(PRECISIONS[int(self.grid.precision[i])])
+        return contradiction(int(self.clash[i]), self.grid, i, form.blocks, workload.sequence_length, target.cluster)
+
+    def _kernels(self, rows: Sequence[int]) -> list[RowKernels | None]:
+        """The kernels of some rows; None for rows without a time."""
+        forecaster, grid = self.forecaster, self.grid
+        tables, target = forecaster.tables, forecaster.target
+        keyed: dict[KernelKey, list[int]] = {}
+        timed = self.timed
+        for position, i in enumerate(rows):
+            if timed[i]:
+                keyed.setdefault(kernel_key(grid.execution(i)), []).append(position)
+        kernels: list[RowKernels | None] = [None] * len(rows)
+        for key, positions in keyed.items():
+            table = tables.table(key.sharding)
+            at = np.array([rows[position] for position in positions])
+            batches, batch_of = np.unique(grid.micro_batch[at], return_inverse=True)
+            for start in range(0, len(batches), MOST_AT_ONCE):
+                ranks = tables.times(key, target, batches[start : start + MOST_AT_ONCE].astype(np.float64))
+                assert not isinstance(ranks, str), "steps were forecast with these times"
+                for j in np.flatnonzero((batch_of >= start) & (batch_of < start + MOST_AT_ONCE)).tolist():
+                    batch = batch_of[j] - start
+                    device_s = ranks.times.device_s[batch]
+                    held = self._held(int(at[j]), table, device_s)
+                    times = KernelTimes(*(seconds[batch] * held for seconds in ranks.times))
+                    kernels[positions[j]] = RowKernels(table.operators, times, ranks.log_sd[batch])
+        return kernels
+
+    def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
+        """Share of each row that a rank has: the blocks of its stage; of the optimizer what it was forecast to take."""
+        held: Floats = 1.0 - table.inside * (1.0 - 1.0 / int(self.grid.pp[i]))
+        whole_ms = 1e3 * float(device_s[table.updates].sum())
+        if whole_ms > 0:
+            offloaded = bool(self.grid.offload_optimizer[i])
+            held[table.updates] = 0.0 if offloaded else float(self.parts["optimizer_ms"][i]) / whole_ms
+        return held
+
+    def _step(self, i: int) -> StepTime:
+        return StepTime(**{name: float(values[i]) for name, values in self.parts.items()})
+
+    def _spread(self, i: int, row: RowKernels) -> Spread:
+        target, step = self.forecaster.target, self._step(i)
+        kind = run_class(step, row.operators, row.times.device_s, self.grid.execution(i))
+        return target.kernels.spread(kind, target.cluster.device, row.times.device_s, row.log_sd)
+
+    def _record(self, i: int, row: RowKernels | None, schedule: Schedule | None) -> Forecast:
+        if self.clash[i] and not self.why[i]:
+            raise self._contradiction(i)
+        target, workload = self.forecaster.target, self.forecaster.workload
+        cluster, execution = target.cluster, self.grid.execution(i)
+        form, device = workload.form(execution.precision), cluster.device
+        memory = None if self.clash[i] else self.memory.record(i)
+        capacity = None if device.memory_gib is None else device.memory_gib.value
+        common = Forecast(
+            model=workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution, step=None,
+            step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
+            fits=None if capacity is None or memory is None else bool(self.fits[i]),
+            largest_micro_batch=None if memory is None else self._largest(execution),
+            mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
+        )  # fmt: skip
+        if row is None:
+            return common
+        step, spread = self._step(i), self._spread(i, row)
+        interval = Interval(
+            low=step.total_ms * spread.low,
+            high=step.total_ms * spread.high,
+            coverage=spread.coverage,
+            basis=spread.basis,
+        )
+        flops = _model_flops(form.operators, execution) * execution.data_parallel_size
+        time = time_interval = cost = None
+        if schedule is not None:
+            time = training_time(schedule, execution, step.total_ms / 1e3)
+            ends = [training_time(schedule, execution, ms / 1e3).total_s for ms in (interval.low, interval.high)]
+            time_interval = replace(interval, low=ends[0], high=ends[1])
+            price = cluster.price_usd_per_device_hour
+            cost = None if price is None else price * cluster.num_devices * hours_from_s(time.total_s)
+        efficiency, reference = self._scaling(execution, step.total_ms)
+        return replace(
+            common, step=step, step_time_interval_ms=interval, reason="",
+            mfu=_mfu(flops, form.operators, step, execution, cluster), model_flops_per_step=flops,
+            heaviest=heaviest(row.operators, row.times, execution), training_time=time, training_time_interval_s=time_interval,
+            cost_usd=cost, exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
+            scaling_efficiency=efficiency, scaling_reference_devices=reference,
+            warnings=_warnings(common.fits, step, bool(self.uneven[i]), form, execution),
+        )  # fmt: skip
+
+    @cached_property
+    def _largest_by_kind(self) -> dict[Execution, int | None]:
+        return {}
+
+    def _largest(self, execution: Execution) -> int | None:
+        """The largest micro-batch, worked out once for executions that differ in theirs alone."""
+        kind = replace(execution, micro_batch=1)
+        if kind not in self._largest_by_kind:
+            self._largest_by_kind[kind] = self.forecaster.largest_micro_batch(kind)
+        return self._largest_by_kind[kind]
+
+    def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:
+        """Throughput a device over that of the reference, and the devices of the reference (see `scaling`); None, None: there is
+        one device, or nothing smaller holds the model. Memory of unknown size is taken to be enough."""
+        if execution.world_size == 1:
+            return None, None
+        forecaster, cluster = self.forecaster, self.forecaster.target.cluster
+        many = [alone(execution), *fewer_ranks(execution, cluster.devices_per_node)]
+        capacity = cluster.device.memory_gib
+        reference = many[0] if capacity is None else next(
+            (e for e in many if fits(forecaster.memory(e), capacity.value)), None
+        )  # fmt: skip
+        if reference is None:
+            return None, None
+        small = replace(cluster, nodes=reference.nnodes, devices_per_node=reference.nproc_per_node)
+        there = forecaster.on(small).at([reference])
+        if there.clash[0]:
+            return None, None
+        each = execution.global_batch / (step_ms * execution.world_size)
+        return each * reference.world_size * float(there.step_ms[0]) / reference.global_batch, reference.world_size
+
+
+def _model_flops(operators: Operators, execution: Execution) -> float:
+    """FLOPs of the model itself on one rank: matrix operators, without what fused attention computes twice."""
+    flops = at_batch(operators.flops, execution.micro_batch) * operators.count
+    weight = {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
+    counted = sum(
+        float(flops[i]) * weight.get(kind, 1.0) for i, kind in enumerate(operators.kind) if kind in MATRIX_KINDS
+    )
+    return counted * execution.accumulation
+
+
+def _mfu(flops: float, operators: Operators, step: StepTime, execution: Execution, cluster: Cluster) -> float | None:
+    """Model FLOPs over what the fastest format in use could do in the same time."""
+    formats = {bool(half) for half in operators.half}
+    peaks = [matrix_peak(cluster.device, execution.precision, half) for half in formats]
+    rates = [peak.flop_per_s for peak in peaks if isinstance(peak, Peak)]
+    return flops / (step.total_ms * 1e-3 * max(rates) * cluster.num_devices) if rates else None
+
+
+def _warnings(
+    fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
+) -> tuple[str, ...]:
+    warnings = []
+    if uneven and form.blocks is not None:
+        stages = execution.pp * execution.virtual_stages
+        warnings.append(
+            f"{form.blocks.count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last"
+        )
+    if fits is False:
+        warnings.append("does not fit in the device's memory; the time is what it would be if it did")
+    if step.host_overhead_ms > 0.3 * step.total_ms:
+        warnings.append(
+            "launch-bound: the host's launches take longer than the device's work; a larger batch costs little"
+        )
+    return tuple(warnings)

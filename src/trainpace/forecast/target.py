@@ -1,0 +1,159 @@
+"""What a forecast is made for: a cluster, and the kernel model that answers for its devices."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainpace.execution import Precision
+from trainpace.forecast.constants import KernelConstants, fitted_constants
+from trainpace.forecast.intervals import Spread, class_spread
+from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.rates import sustained_rates
+from trainpace.forecast.step import host_us
+from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
+from trainpace.forecast.timings import host_us as machine_host_us
+from trainpace.hardware.cluster import Cluster
+from trainpace.hardware.device import Device
+from trainpace.outcome import Provenance
+
+Floats = NDArray[np.float64]
+
+
+class RankTimes(NamedTuple):
+    """Kernel times of one rank (batches x rows), the host's milliseconds of every row and outside of the phases, and
+    how unsure each time is: the standard deviation of its logarithm, 0 where a class of runs says it for all."""
+
+    times: KernelTimes
+    host_ms: Floats
+    start_ms: float
+    log_sd: Floats
+
+    def at(self, rows: NDArray[np.intp]) -> RankTimes:
+        """Some of the batches."""
+        times = KernelTimes(*(seconds[rows] for seconds in self.times))
+        return self._replace(times=times, log_sd=self.log_sd[rows])
+
+
+class KernelModel(ABC):
+    """Answers how long the operators of one rank take. Frozen, and safe to share between threads."""
+
+    provenance: Provenance
+
+    @property
+    @abstractmethod
+    def traces_cpu(self) -> bool:
+        """Whether workloads have to be traced as torch runs them on a CPU (`Variant.cpu`)."""
+
+    @abstractmethod
+    def rank_times(
+        self,
+        table: KernelTable,
+        batches: Floats,
+        device: Device,
+        precision: Precision,
+        channels_last: bool,
+        compiled: bool,
+    ) -> RankTimes | str:
+        """Times of every row at some micro-batch sizes, or the reason why there are none."""
+
+    @abstractmethod
+    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+        """How far off a forecast may be whose rows take `device_s` (rows); `run_class` says what decides its time."""
+
+
+class FittedKernels(KernelModel):
+    """The kernel model of GPUs with constants that fit all of them, those of the package where none are given.
+
+    `host_factor` is how much slower than a common host this one launches kernels.
+    """
+
+    provenance: Provenance = "fitted"
+    traces_cpu = False
+
+    def __init__(self, constants: KernelConstants | None = None, host_factor: float = 1.0) -> None:
+        self._constants, self.host_factor = constants, host_factor
+
+    @property
+    def constants(self) -> KernelConstants:
+        return self._constants or fitted_constants()
+
+    def rank_times(
+        self,
+        table: KernelTable,
+        batches: Floats,
+        device: Device,
+        precision: Precision,
+        channels_last: bool,
+        compiled: bool,
+    ) -> RankTimes | str:
+        if device.kind == "cpu":
+            return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
+        c, operators = self.constants, table.operators
+        rates = sustained_rates(device, precision, bool((~operators.half).any()), bool(operators.half.any()), c)
+        if isinstance(rates, str):
+            return rates
+        times = table.times(batches[:, None], rates, c, channels_last, compiled)
+        factor = self.host_factor * (c.compile_host if compiled else 1.0)
+        host_ms = host_us(operators, c) * 1e-3 * factor
+        times = KernelTimes(*np.broadcast_arrays(*times))
+        return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
+
+    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+        return class_spread(run_class, device)
+
+
+class CalibratedKernels(KernelModel):
+    """The kernel model of one machine, from its own micro-benchmarks."""
+
+    provenance: Provenance = "calibrated"
+    traces_cpu = True
+
+    def __init__(self, machine: MachineModel) -> None:
+        self.machine = machine
+
+    @cached_property
+    def _interpolator(self) -> Interpolator:
+        return Interpolator(self.machine.timings, self.machine.form)
+
+    def rank_times(
+        self,
+        table: KernelTable,
+        batches: Floats,
+        device: Device,
+        precision: Precision,
+        channels_last: bool,
+        compiled: bool,
+    ) -> RankTimes | str:
+        operators, machine = table.operators, self.machine
+        if bool((operators.half & (operators.launches > 0)).any()) and not bool(machine.timings.half.any()):
+            return f"{device.name} has been calibrated in fp32 only."
+        predicted = [machine_times(operators, int(batch), machine, self._interpolator) for batch in batches]
+        factor = step_factor(machine)
+        stacked = [np.stack([np.broadcast_to(t[i], (len(operators),)) for t, _ in predicted]) for i in range(4)]
+        times = KernelTimes(stacked[0] * factor, *stacked[1:])
+        host_ms = machine_host_us(operators, machine) * 1e-3 * factor
+        return RankTimes(times, host_ms, 0.0, np.stack([log_sd for _, log_sd in predicted]))
+
+    def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
+        return machine_spread(self.machine, device_s, log_sd)
+
+
+FITTED = FittedKernels()
+"""The package's own constants, on a common host."""
+
+
+class Target(NamedTuple):
+    """A cluster with the kernel model that answers for its devices.
+
+    `host_copy_gb_per_s` is the rate at which micro-batches are copied to the device where nothing hides it; infinite: hidden.
+    """
+
+    cluster: Cluster
+    kernels: KernelModel = FITTED
+    host_copy_gb_per_s: float = math.inf

@@ -1,0 +1,156 @@
+"""One forecaster: arrays give the numbers of single forecasts, on any target, in any order, and from any thread."""
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from nouns import cpu, machine_model, stacked, workload
+from trainpace.errors import Contradiction
+from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, Grid, Target
+from trainpace.forecast.cache import Bounded
+from trainpace.hardware import Cluster, find_device
+
+FOUR = Cluster(device=find_device("A100"), devices_per_node=4)
+RUN = Execution(nproc_per_node=4, precision="bf16", zero_stage=1)
+
+
+def on(device, **kernels):
+    return Target(Cluster(device=find_device(device)), **kernels)
+
+
+@pytest.mark.parametrize("model", [workload(), stacked()], ids=["one layer", "blocks"])
+def test_a_curve_is_the_forecast_of_every_batch(model):
+    batches = [1, 2, 7, 31, 32, 33, 64, 500]
+    curve = Forecaster(model, Target(FOUR)).over_batches(RUN, batches)
+    records = curve.forecasts()
+    for i, batch in enumerate(batches):
+        alone = Forecaster(model, Target(FOUR)).forecast(replace(RUN, micro_batch=batch))
+        assert records[i] == curve.forecast(i) == alone
+        assert curve.step_ms[i] == pytest.approx(alone.step.total_ms, rel=1e-12)
+        assert curve.low_ms[i] == pytest.approx(alone.step_time_interval_ms.low, rel=1e-12)
+        assert curve.high_ms[i] == pytest.approx(alone.step_time_interval_ms.high, rel=1e-12)
+        assert curve.memory.allocated_gib[i] == pytest.approx(alone.memory.allocated_gib)
+        assert curve.fits[i] == alone.fits
+
+
+def test_a_calibrated_machine_is_a_target_like_others():
+    target = Target(Cluster(device=cpu()), CalibratedKernels(machine_model()))
+    curve = Forecaster(workload(), target).over_batches(Execution(), range(1, 71))
+    for i in (0, 40, 69):
+        alone = Forecaster(workload(), target).forecast(Execution(micro_batch=i + 1))
+        assert alone == curve.forecast(i)
+        assert alone.provenance == "calibrated"
+    assert (curve.low_ms < curve.step_ms).all()
+    refused = Forecaster(workload(), Target(Cluster(device=cpu()))).forecast(Execution())
+    assert "has to be calibrated" in refused.reason
+
+
+def test_rows_that_cannot_be_say_why_and_leave_the_others_alone():
+    rows = [RUN, replace(RUN, precision="fp8"), replace(RUN, tp=4, precision="fp32"), replace(RUN, nproc_per_node=2)]
+    several = Forecaster(workload(), Target(FOUR)).at(rows)
+    assert several.timed.tolist() == [True, False, False, False]
+    assert not several.reason(0)
+    assert "FP8" in several.reason(1)
+    assert "no repeated blocks" in several.reason(2)
+    assert "2 processes" in several.reason(3)
+    assert [several.forecast(i).step is None for i in range(3)] == [False, True, True]
+    with pytest.raises(Contradiction, match="2 processes"):
+        several.forecast(3)
+    assert np.isnan(several.low_ms[1:]).all()
+
+
+def test_executions_of_several_engines_and_memory_formats_in_one_grid():
+    rows = [replace(RUN, zero_stage=0, engine=engine, channels_last=nhwc)
+            for engine in EXECUTION_FIELDS["engine"].choices for nhwc in (False, True)]  # fmt: skip
+    forecaster = Forecaster(workload(), Target(FOUR))
+    together = forecaster.at(rows)
+    for i, execution in enumerate(rows):
+        assert together.forecast(i) == forecaster.forecast(execution)
+        assert together.grid.execution(i) == execution
+
+
+def test_siblings_share_tables_but_not_answers():
+    first = Forecaster(stacked(), on("T4"))
+    run = Execution(micro_batch=4, precision="fp32")
+    slow = first.forecast(run)
+    fast, late = first.on(on("H100").cluster), first.on(on("T4", kernels=FittedKernels(host_factor=50.0)))
+    assert fast.forecast(run).step.total_ms < slow.step.total_ms < late.forecast(run).step.total_ms
+    assert first.forecast(run) == slow
+    assert fast.on(first.target).forecast(run) == slow
+    copied = first.on(first.target._replace(host_copy_gb_per_s=5.0))
+    bytes_s = copied.workload.sample_bytes * 4 / 5e9
+    assert copied.forecast(run).step.host_to_device_ms == pytest.approx(1e3 * bytes_s)
+
+
+def test_every_field_of_an_execution_is_a_column():
+    assert set(EXECUTION_FIELDS) == set(Execution.__struct_fields__)
+    for name, field in EXECUTION_FIELDS.items():
+        assert field.help, name
+        assert field.decode(field.encode(field.default)) == field.default
+    varied = Grid.vary(RUN, precision=["fp32", "bf16"], activation_checkpointing="full", shard_size=2)
+    assert varied.execution(1) == replace(RUN, activation_checkpointing="full", shard_size=2)
+    assert varied.has("precision", "fp32").tolist() == [True, False]
+    assert Grid.vary(RUN, precision=varied.precision).execution(0).precision == "fp32"
+
+
+def test_a_cache_is_bounded_and_gives_the_first_value():
+    made = []
+    cache = Bounded(2)
+    for key in "abab":
+        assert cache.get(key, lambda key=key: made.append(key) or key.upper()) == key.upper()
+    cache.get("c", lambda: "C")
+    assert made == ["a", "b"]
+    assert cache.get("a", lambda: "again") == "again"
+    assert cache.get("c", lambda: "wrong") == "C"
+
+
+def _questions():
+    runs = [
+        Execution(micro_batch=b, precision=p, compile=c)
+        for b in (1, 3, 8, 70)
+        for p in ("fp32", "bf16")
+        for c in (False, True)
+    ]
+    curve = [range(low, low + 40, step) for low in (1, 30) for step in (1, 3)]
+    clusters = [
+        Cluster(device=find_device(name), devices_per_node=n) for name in ("T4", "A100", "H100") for n in (1, 4)
+    ]
+    return [(c, replace(r, nproc_per_node=c.devices_per_node), b) for c in clusters for r in runs for b in curve]
+
+
+def _answer(forecaster, question):
+    cluster, run, batches = question
+    here = forecaster.on(cluster)
+    curve = here.over_batches(run, batches)
+    return here.forecast(run), curve.step_ms.tobytes(), curve.low_ms.tobytes(), curve.memory.allocated_gib.tobytes()
+
+
+def _eight_threads(seconds):
+    questions = _questions()
+    expected = [_answer(Forecaster(stacked(), Target(FOUR)), question) for question in questions]
+    shared, end = Forecaster(stacked(), Target(FOUR)), time.monotonic() + seconds
+
+    def work(seed):
+        order, asked = random.Random(seed), 0
+        while time.monotonic() < end:
+            i = order.randrange(len(questions))
+            assert _answer(shared, questions[i]) == expected[i]
+            asked += 1
+        return asked
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(work, range(8))) > 8
+
+
+def test_eight_threads_get_the_answers_of_one():
+    _eight_threads(2.0)
+
+
+@pytest.mark.slow
+def test_eight_threads_get_the_answers_of_one_for_half_a_minute():
+    _eight_threads(30.0)
