@@ -100,10 +100,13 @@ bench-datapath: $(VENV)/installed .peers/installed
 	$(BIN)/python benchmarks/thesis_case.py
 
 # The measured runs are traced once into out/traces (about six minutes), then every use of them takes seconds.
+# Before, fitting/prepare.py writes what the named collections leave to their readers into columns that any table may have.
 TRACES ?= out/traces
+PREPARED ?= out/prepared
 $(TRACES)/done: $(VENV)/installed .zoo/installed
-	for file in measured_runs timm_inference; do \
-	  PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate $(DATA)/$$file.parquet --traces $(TRACES) --json > /dev/null; done
+	$(BIN)/python -m fitting.prepare --data $(DATA) --output $(PREPARED)
+	for file in measured_runs timm_inference; do PYTHONPATH=.zoo:tests/shims $(BIN)/trainpace validate \
+	  $(PREPARED)/$$file.parquet --models $(DATA) --traces $(TRACES) --json > /dev/null; done
 	@touch $@
 
 fit: $(TRACES)/done

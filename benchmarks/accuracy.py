@@ -23,7 +23,7 @@ from fitting.folds import HeldOut, held_out
 from fitting.runs import Pair, is_same_model, read_pairs
 
 from trainpace.records import write_whole
-from trainpace.validation.conditions import Case
+from trainpace.validation import Case
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/accuracy.md"

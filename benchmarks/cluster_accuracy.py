@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 from fitting.cluster_folds import NOTHING, HeldOutRun, forecasts, held_out_constants
+from fitting.prepare import CONFIGURATIONS
 from fitting.runs import Pair, read_pairs
 
-from trainpace.validation.conditions import Case
+from trainpace.validation import Case
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/cluster_accuracy.md"
@@ -184,7 +185,7 @@ def memory(rows: Rows) -> Iterable[str]:
     for case, row in rows:
         parts = re.search(r"parameters\+optimizer ([\d.]+) GB, activations ([\d.]+) GB", case.run.notes)
         if case.run.peak_mem_gib and row.memory_gib is not None:
-            peak = f"{case.peak}, {FILLED}" if case.tries_convolutions else case.peak
+            peak = f"{case.peak}, {FILLED}" if case.run.cudnn_benchmark == "yes" else case.peak
             key = f"{case.run.file}, {peak}", _execution_text(case)
             errors.setdefault(key, []).append(100 * (row.memory_gib / case.run.peak_mem_gib - 1))
         elif parts and row.states_gib is not None and row.activations_gib is not None:
@@ -220,7 +221,8 @@ def every(rows: Rows) -> Iterable[str]:
         if case.run.file == "lambda_aggregated" or not case.measured_ms or not row.forecast_ms:
             continue
         e = case.execution
-        model = case.run.model if not case.run.model_spec else case.run.model_spec.rpartition("/")[2]
+        sized = f"/{CONFIGURATIONS}/" in case.run.model_spec  # a model that its run names by its sizes
+        model = case.run.model if sized else case.run.model_spec.rpartition("/")[2]
         extra = f", {e.precision}" * (e.precision != "bf16") + ", compiled" * e.compile
         yield (
             f"| {case.run.file} | {model} | {e.world_size} x {case.cluster.device.name} | {case.variant.sequence_length}"

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainpace.machine.detect import detect
+from trainpace.machine.detection import detect
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

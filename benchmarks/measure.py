@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainpace.journal import Entry, Journal
-from trainpace.machine.detect import detect
+from trainpace.machine.detection import detect
 from trainpace.machine.disturbances import warnings_of
 from trainpace.measure import Conditions, measure, probe
 from trainpace.measure.adaptive import next_batch

@@ -38,10 +38,10 @@ from slurm_cluster import Cluster, cluster  # noqa: E402
 
 from trainpace.execution import Execution, ZeroStage  # noqa: E402
 from trainpace.hardware.cluster import HostLinks  # noqa: E402
-from trainpace.ladder.foresee import Foreseen  # noqa: E402
+from trainpace.ladder.forecasts import LadderForecasts  # noqa: E402
 from trainpace.ladder.rungs import Setup  # noqa: E402
 from trainpace.ladder.shards import make_shards  # noqa: E402
-from trainpace.ladder.sights import Sights  # noqa: E402
+from trainpace.ladder.step_forecast import StepForecast  # noqa: E402
 from trainpace.launch.job import Ended  # noqa: E402
 from trainpace.launch.slurm import Slurm  # noqa: E402
 from trainpace.launch.slurm_script import SlurmOptions  # noqa: E402
@@ -70,7 +70,7 @@ class Row(NamedTuple):
     task: str
     nodes: int
     engine: str
-    foreseen: Foreseen
+    foreseen: StepForecast
     trials: list[TrialResult]
 
     @property
@@ -103,22 +103,24 @@ def setup_of(task: str, nodes: int, engine: EngineName, stage: ZeroStage, shards
     return Setup(task=SPECS[task], execution=execution, engine=engine, loader=loader, threads=1)
 
 
-def sights_of(folder: Path, nodes: int, profile: MachineProfile, links: HostLinks) -> Sights:
+def forecasts_of(folder: Path, nodes: int, profile: MachineProfile, links: HostLinks) -> LadderForecasts:
     """What `trainpace run` would know of such nodes, had it been calibrated on them; more nodes than cores take turns."""
     folder.mkdir(parents=True)
     busy = cluster_of(links, nodes, MBIT_PER_S).host_links
     assert busy is not None
     between = replace(busy, gb_per_s=MBIT_PER_S / 8e3)
     profile = replace(profile, kernels=crowded(profile.kernels, nodes))
-    return Sights(folder, "cpu", lambda: profile, say, TIMEOUT_S, between_nodes=lambda: between)
+    return LadderForecasts(folder, "cpu", lambda: profile, say, TIMEOUT_S, between_nodes=lambda: between)
 
 
-def rows_of(sights: Sights, nodes: int, shards: str, folder: Path, seconds: float, repeats: int) -> list[Row]:
+def rows_of(
+    forecasts: LadderForecasts, nodes: int, shards: str, folder: Path, seconds: float, repeats: int
+) -> list[Row]:
     """All forecasts, then all trials, in turn `repeats` times."""
     rows, setups = [], []
     for task, (name, engine, stage) in itertools.product(SPECS, ENGINES):
         setups.append(setup_of(task, nodes, engine, stage, shards))
-        rows.append(Row(task, nodes, name, sights.foresee(setups[-1:], [])[0], []))
+        rows.append(Row(task, nodes, name, forecasts.forecast(setups[-1:], [])[0], []))
     for turn, (row, setup) in itertools.product(range(repeats), zip(rows, setups, strict=True)):
         trial = setup.trial(seconds=seconds)
         name = f"{row.task}-{nodes}-{row.engine.replace(' ', '')}-{turn}"
@@ -242,8 +244,8 @@ def main() -> None:
         shards = make_shards(f"{PHOTOGRAPHS}:photographs", folder, os.cpu_count() or 1, say)
         for nodes in NODES:
             with cluster(nodes, cpus=1, mbit_per_s=MBIT_PER_S) as made:
-                sights = sights_of(folder / f"sights-{nodes}", nodes, profile, links)
-                rows += rows_of(sights, nodes, shards, folder, seconds, repeats)
+                forecasts = forecasts_of(folder / f"sights-{nodes}", nodes, profile, links)
+                rows += rows_of(forecasts, nodes, shards, folder, seconds, repeats)
                 if nodes == NODES[-1]:
                     its = next(r for r in rows if (r.task, r.nodes, r.engine) == ("transformer", 2, "DDP"))
                     requeued = kill_a_node(made, folder, its.measured_ms)

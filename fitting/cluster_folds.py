@@ -19,9 +19,7 @@ from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.records import from_json, to_jsonable
-from trainpace.validation.evaluate import forecast_case
-from trainpace.validation.peaks import stated_peak_gib
-from trainpace.validation.summary import family_of
+from trainpace.validation import family_of, forecast_case, stated_peak_gib
 
 COLLECTIONS = ("mosaic_llm_foundry", "torchtitan", "litgpt_flashattn_misc", "lambda_aggregated")
 NOTHING = "none of it is fitted on"

@@ -16,8 +16,7 @@ from fitting.runs import Pair, RunTable, read_pairs, usable
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.records import write_whole
-from trainpace.validation.evaluate import forecast_case
-from trainpace.validation.summary import family_of
+from trainpace.validation import family_of, forecast_case
 
 FAMILY_FOLDS = 5
 DEVICE_FOLDS = {

@@ -10,20 +10,17 @@ from typing import Any, cast
 import numpy as np
 from msgspec.structs import replace
 
+from fitting.prepare import CONFIGURATIONS, FILES, prepared_case
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import Rates, sustained_rates
 from trainpace.forecast.step import PhaseTimes, host_us
 from trainpace.records import load
-from trainpace.validation.conditions import Case, case_of
-from trainpace.validation.evaluate import CONFIGURATIONS, PAGEABLE_COPY_GB_PER_S, trace_file
-from trainpace.validation.runs import read_runs
+from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
 from trainpace.workload import PHASES, Workload
 
 COLUMNS = ("kind", "function", "half", "count", "launches", "flops", "read_bytes", "written_bytes", "dims", "phase")
-
-FILES = ("measured_runs.parquet", "timm_inference.parquet")
 
 THINNING = 3
 
@@ -37,7 +34,7 @@ def read_pairs(data: Path, traces: Path, timed: bool = True) -> list[Pair]:
     for index, run in enumerate(every):
         run = replace(run, index=index)
         try:
-            case = case_of(run, data.resolve(), traces / CONFIGURATIONS)
+            case = prepared_case(run, data.resolve(), traces / CONFIGURATIONS)
         except TrainpaceError:
             continue
         file = trace_file(traces, case)
@@ -88,7 +85,7 @@ class RunTable:
         self.run = np.repeat(np.arange(len(pairs)), lengths)
         self.batch = np.array([float(case.execution.micro_batch) for case, _ in pairs])[self.run]
         self.channels_last = np.array([case.execution.channels_last for case, _ in pairs])[self.run]
-        self.first_attention = np.array([case.attention == "first" for case, _ in pairs])[self.run]
+        self.first_attention = np.array([case.attention == "flash1" for case, _ in pairs])[self.run]
         self.compiled = np.array([case.execution.compile for case, _ in pairs])[self.run]
         self.phase = np.array([PHASES.index(p) for p in self.columns["phase"]])
         self.measured_ms = np.array([case.measured_ms or np.nan for case, _ in pairs])
@@ -101,7 +98,7 @@ class RunTable:
         self.repeats = np.array([[c.execution.accumulation] * 2 + [1 / (c.execution.world_size if c.execution.zero_stage else 1)]
                                  for c, _ in pairs])  # fmt: skip
         self.copy_ms = np.array([
-            1e3 * w.sample_bytes * c.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9) if c.copies_to_device else 0.0
+            1e3 * w.sample_bytes * c.execution.micro_batch / (PAGEABLE_COPY_GB_PER_S * 1e9) * (c.run.host_copy == "yes")
             for c, w in pairs
         ])  # fmt: skip
         self.host = np.array([case.host for case, _ in pairs])

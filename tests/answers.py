@@ -13,10 +13,9 @@ from made_trails import simple_run, write_worker
 from nouns import measurement, workload
 from trainpace.diagnose import diagnose
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
-from trainpace.forecast.jumps import jumps_of
+from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
-from trainpace.ladder.climb import climb
+from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer
@@ -28,7 +27,7 @@ from trainpace.plan.evaluate import forecast_of
 from trainpace.report.ladder import ladder_json, table_of
 from trainpace.report.match_json import ranking_json
 from trainpace.report.pages.diagnosis import diagnosis_page
-from trainpace.report.pages.forecast import Asked, forecast_page
+from trainpace.report.pages.forecast import forecast_page
 from trainpace.report.pages.ladder import ladder_page
 from trainpace.report.pages.match import match_page
 from trainpace.report.pages.plan import plan_page
@@ -37,6 +36,7 @@ from trainpace.report.pages.sweep import sweep_page
 from trainpace.report.pages.timeline import timeline_page
 from trainpace.schedule import Schedule
 from trainpace.trace import load_workload
+from trainpace.verbs.forecast import Sweep
 from trainpace.watch import timeline_of
 
 HOSTILE = '<script>document.title="broken"</script><img src=x onerror="document.title=\'broken\'">'
@@ -50,13 +50,14 @@ def traced():
 def asked(model, gpu="T4", batches=(8,), **cluster):
     of = Cluster(device=find_device(gpu), **cluster)
     e = Execution(micro_batch=8, nproc_per_node=of.devices_per_node, nnodes=of.nodes, optimizer=model.optimizer)
-    return Asked(model, of, None, [forecast(model, replace(e, micro_batch=b), of) for b in batches])
+    forecaster = Forecaster(model, Target(of))
+    return Sweep(forecaster, forecaster.over_batches(e, batches).forecasts())
 
 
 def jumps(one):
-    steps = [row.step.total_ms for row in one.rows]
     batches = [row.execution.micro_batch for row in one.rows]
-    return {one.cluster.device.name: jumps_of(one.workload, one.rows[0].execution, one.cluster.device, batches, steps)}
+    device = one.forecaster.target.cluster.device.name
+    return {device: one.forecaster.jumps(one.rows[0].execution, batches)}
 
 
 def a_forecast():
@@ -145,7 +146,7 @@ def a_ladder():
         rung("compile", compile=True),
         rung("shards"),
     )
-    climbed = climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).means())
+    climbed = climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).actions())
     return ladder_page(table_of(climbed), ladder_json(climbed))
 
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 
 from trainpace.execution import Execution
-from trainpace.ladder.climb import Means
 from trainpace.ladder.climbed import Climbed
-from trainpace.ladder.foresee import Foreseen
+from trainpace.ladder.climbing import ClimbActions
 from trainpace.ladder.rungs import Ladder, Rung, Setup
+from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.outcome import Forecast, Interval
 
@@ -54,17 +54,17 @@ class World:
         found = self.ms_of(setup)
         return result(found) if isinstance(found, float | int) else found
 
-    def foresee(self, setups, known):
+    def forecast(self, setups, known):
         interval = Interval(low=90, high=110, coverage=0.9, basis="made up")
-        return [Foreseen(step_ms=100.0, interval_ms=interval, basis=f"{len(known)} known") for _ in setups]
+        return [StepForecast(step_ms=100.0, interval_ms=interval, basis=f"{len(known)} known") for _ in setups]
 
     def precompute(self, spec):
         self.precomputed.append(spec)
         return "shards"
 
-    def means(self) -> Means:
-        return Means(
-            self.try_it, self.foresee, self.precompute, self.said.append, self.kept.append, self.journal.append
+    def actions(self) -> ClimbActions:
+        return ClimbActions(
+            self.try_it, self.forecast, self.precompute, self.said.append, self.kept.append, self.journal.append
         )
 
 

@@ -8,7 +8,7 @@ from trainpace.forecast import MachineModel, fitted_constants, forecast
 from trainpace.forecast.timings import OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Cluster, Device, Figure, find_device
 from trainpace.machine import MachineProfile
-from trainpace.machine.detect import detect
+from trainpace.machine.detection import detect
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.plan import Change, Plan
 from trainpace.schedule import Question, Schedule, answer

@@ -12,7 +12,7 @@ from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.journal import compare, scores
-from trainpace.ladder.climb import climb
+from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
 from trainpace.measure.analysis import analyse
 from trainpace.offers import Offer
@@ -36,8 +36,7 @@ from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
 from trainpace.report.validation import print_validation
 from trainpace.schedule import Question, Schedule, answer
-from trainpace.validation.evaluate import Row
-from trainpace.validation.summary import by, summarise
+from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.question import Equivalence, Facts, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording
@@ -123,7 +122,7 @@ def climbed_ladder():
         table_of(
             climb(
                 ladder(*rungs, **job),
-                World(lambda s: result(ms_of(s)) if isinstance(ms_of(s), float) else ms_of(s)).means(),
+                World(lambda s: result(ms_of(s)) if isinstance(ms_of(s), float) else ms_of(s)).actions(),
             )
         )
     )
@@ -133,9 +132,9 @@ def verified(equal):
     question = VerifyQuestion(model="train.py:task", batch=10, parts=4)
     apart = WayResult(way="accumulate", sizes=(3, 3, 2, 2), difference=2.4e-2, worst="layer4.1.conv2.weight", moved=0.3, equal=False,
                       cause=("weight_by_samples",), tried=({"changes": ("weight_by_samples",), "difference": 1e-7},))  # fmt: skip
-    from trainpace.verify.question import Tried
+    from trainpace.verify.question import Attempt
 
-    apart = replace(apart, tried=(Tried(changes=("weight_by_samples",), difference=1e-7),))
+    apart = replace(apart, tried=(Attempt(changes=("weight_by_samples",), difference=1e-7),))
     ddp = WayResult(way="ddp", sizes=(5, 5), difference=1.2e-7, worst="fc.bias", moved=0.3, equal=True)
     ways = (replace(apart, equal=True, difference=2e-7, cause=()) if equal else apart, ddp)
     verify.print_equivalence(Equivalence(question=question, ways=ways, facts=Facts(losses=(2.3, 2.2))))

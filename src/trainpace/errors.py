@@ -1,4 +1,4 @@
-"""Everything that a user can cause to go wrong.
+"""Errors that a user can cause.
 
     TrainpaceError (a ValueError)   misuse: one sentence, what to try, exit code 2
      ├── UnknownName                a name that is not in a catalogue; lists the nearest
@@ -6,7 +6,7 @@
      ├── UnreadableInput            a file, config or record that cannot be read
      └── UserCodeError              the user's model or data raised or died
           ├── OutOfMemory           ... for want of memory
-          └── TimedOut              ... or took longer than it was given
+          └── TimedOut              ... or exceeded its time limit
 
 A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an ``assert``.
 """
@@ -50,7 +50,7 @@ class TimedOut(UserCodeError):
 
 
 class UnknownName(TrainpaceError):
-    """A name that is not known; the message lists the nearest known ones."""
+    """An unknown name; the message lists the nearest known ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
         near = nearest_names(name, known)

@@ -1,4 +1,4 @@
-"""Medians, their intervals, and where a series becomes steady."""
+"""Medians, their intervals, and the start of a steady state in a series."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from trainpace.forecast.intervals import student_t_95
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value."""
     return statistics.median(values)
 
 
@@ -27,7 +26,7 @@ def median_interval(values: Sequence[float], z: float = 1.645) -> tuple[float, f
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of its 90 % interval by Student's t; of one value, half of the interval is the value itself."""
+    """The mean and half of its 90 % interval by Student's t; for one value, half of the interval is the value itself."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, abs(mean)
@@ -35,7 +34,7 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 
 def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2) -> int:
-    """How many first steps are warm-up: up to the last one of the first half that is far slower than the steady half."""
+    """The number of warm-up steps: up to the last one of the first half that is far slower than the steady half."""
     half = len(times) // 2
     if half < least:
         return 0

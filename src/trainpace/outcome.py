@@ -1,4 +1,4 @@
-"""What comes out: a step's time in named parts, memory, and the same record for forecast and measurement."""
+"""Results of forecasts and measurements: a step's time in named parts, memory, throughput."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trainpace.records import Record, Table
 from trainpace.schedule import NoiseScale, TrainingTime
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
-"""Where a number comes from, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
+"""Sources of a number, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
 
 MFU_LIMIT = 4.0
-"""1, but for Winograd's convolutions, which do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3)), and
-for GeForce cards, which clock up to a fifth above the sheet that the peak is taken from."""
+"""Above 1 because Winograd convolutions do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3)),
+and because GeForce cards clock up to a fifth above the datasheet from which the peak is taken."""
 
 STEP_PARTS = (
     "forward_ms",
@@ -34,7 +34,7 @@ STEP_PARTS = (
 class StepTime(Record):
     """Wall-clock milliseconds of one optimizer step, in parts that add up to `total_ms`.
 
-    `communication_ms`, `data_wait_ms` and `host_overhead_ms` count only what nothing else hides.
+    `communication_ms`, `data_wait_ms` and `host_overhead_ms` count only exposed time, which nothing else hides.
     """
 
     forward_ms: float = 0.0
@@ -54,12 +54,11 @@ class StepTime(Record):
 
     @property
     def total_ms(self) -> float:
-        """The whole step."""
         return math.fsum(getattr(self, name) for name in STEP_PARTS)
 
 
 class Interval(Record):
-    """A range that should hold the true value in `coverage` of cases, and what it rests on."""
+    """A range that should hold the true value in `coverage` of cases, and the basis of that claim."""
 
     low: float
     high: float
@@ -74,8 +73,8 @@ class Interval(Record):
 class Memory(Record):
     """GiB on one device at the step's peak. The parts add up to `allocated_gib`.
 
-    allocated: what live tensors hold. reserved: what the framework's allocator keeps. device: what the device's own
-    monitor shows, with the driver's context.
+    allocated: live tensors. reserved: memory held by the framework's allocator. device: memory shown by the device's
+    own monitor, with the driver's context.
     """
 
     parameters_gib: float
@@ -87,12 +86,11 @@ class Memory(Record):
 
     @property
     def allocated_gib(self) -> float:
-        """Peak of live tensors."""
         return self.parameters_gib + self.gradients_gib + self.optimizer_states_gib + self.activations_gib
 
 
 class OperatorShare(Record):
-    """One of the most expensive groups of alike operators in a step."""
+    """One of the most expensive groups of similar operators in a step."""
 
     module: str
     kind: str
@@ -104,8 +102,8 @@ class OperatorShare(Record):
 
 
 class Jump(Record):
-    """One more sample costs far more than usual: the first batch size after the jump, the steps before and after it, the
-    milliseconds beyond the usual slope, and the operators that cause it."""
+    """A batch size at which one more sample costs far more than usual: the first batch size after the jump, the steps
+    before and after it, the milliseconds beyond the usual slope, and the operators that cause it."""
 
     batch: int
     before_ms: float
@@ -115,7 +113,7 @@ class Jump(Record):
 
 
 class Forecast(Record):
-    """One model on one cluster under one execution. Where it cannot be done, `reason` says why and times are None."""
+    """One model on one cluster under one execution. Where that is impossible, `reason` says why and times are None."""
 
     model: str
     device: str
@@ -136,12 +134,12 @@ class Forecast(Record):
     training_time_interval_s: Interval | None = None
     cost_usd: float | None = None
     exposed_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    """What of `step.communication_ms` each kind of exchange takes; the kinds add up to it."""
+    """The part of `step.communication_ms` of each kind of communication; they add up to it."""
     scaling_efficiency: float | None = None
-    """Throughput of a device over that on `scaling_reference_devices` doing the same micro-batches; None on one device, and
-    where nothing smaller holds the model."""
+    """Throughput per device relative to that on `scaling_reference_devices` with the same micro-batches; None on one
+    device, and where nothing smaller holds the model."""
     scaling_reference_devices: int | None = None
-    """1 where one device holds the model, else the fewest of this execution's kind that do."""
+    """1 where one device holds the model, else the fewest devices of this kind that do."""
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -151,14 +149,13 @@ class Forecast(Record):
 
     @property
     def samples_per_second(self) -> float | None:
-        """Throughput of all devices together."""
         return None if self.step is None else 1e3 * self.execution.global_batch / self.step.total_ms
 
 
 class MeasuredNoiseScale(Record):
     """The gradient noise scale over the first steps of a training, each of `batch` samples in `parts`.
 
-    `norms_ms` is what the two norms of a step take, `step_ms` the rest of it: what gathering them costs a training loop.
+    `norms_ms`: the time of the two norms of a step; `step_ms`: the rest of the step. Together they show the cost of measuring.
     """
 
     batch: int
@@ -172,9 +169,9 @@ class Measurement(Record, Table):
     """Real steps of one model at one batch size, on the machine that `environment` describes.
 
     `step_times_ms` are the timed steps in order; `warmup_ms` those before the steady state, kept as data. `step` holds
-    the medians of the parts, scaled by nothing: what of the median step no part explains is in `idle_ms`.
-    `peak_memory_gib` is what live tensors held at most, on a CPU what the process held above its size before training;
-    `reserved_memory_gib` what the framework's allocator kept, on a CPU the whole process.
+    the unscaled medians of the parts; the rest of the median step is in `idle_ms`. `peak_memory_gib`: the peak of live
+    tensors, on a CPU the growth of the process since before training; `reserved_memory_gib`: memory held by the
+    framework's allocator, on a CPU the whole process.
     """
 
     model: str
@@ -195,11 +192,10 @@ class Measurement(Record, Table):
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput at the median step."""
         return 1e3 * self.execution.global_batch / self.median_ms
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a step in order, the warm-up first: its time, whether it is warm-up, and its loss where that was kept."""
+        """One row per step in order, the warm-up first: its time, whether it is warm-up, and its loss where recorded."""
         times = [*self.warmup_ms, *self.step_times_ms]
         losses = (
             self.losses if len(self.losses) == len(times) else (None,) * len(times)
@@ -215,7 +211,7 @@ ProbeFailure = Literal["out_of_memory", "timeout", "crashed"]
 
 
 class FailedProbe(Record):
-    """A batch size that could not be measured, and why: an answer as good as a time."""
+    """A batch size that could not be measured, and the reason."""
 
     model: str
     device: str
@@ -228,7 +224,7 @@ class FailedProbe(Record):
 
 
 def forecast_row(f: Forecast) -> dict[str, Any]:
-    """A forecast as a row of `trainpace forecast --json`, whose fields are documented."""
+    """A row of `trainpace forecast --json`, whose fields are documented."""
     interval = f.step_time_interval_ms
     return {
         "model": f.model,

@@ -1,7 +1,7 @@
-"""The base of every noun: frozen, keyword-only, checked when made, and the same after a trip through JSON.
+"""The base of all records: frozen, keyword-only, validated when made, and unchanged by a trip through JSON.
 
-On disk a record is one JSON object headed by its name and the schema version that wrote it:
-``{"record": "Schedule", "schema_version": 1, ...}``. A reader refuses a version newer than its own.
+On disk a record is one JSON object headed by its name and the schema version that wrote it: ``{"record": "Schedule",
+"schema_version": 1, ...}``. A reader refuses a version newer than its own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Table:
-    """A result that is a table."""
-
     __slots__ = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """The rows, each a dict of plain values by column."""
+        """Rows as dicts of plain values by column."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
@@ -54,13 +52,13 @@ def to_jsonable(record: Record) -> dict[str, Any]:
 
 
 def to_json(record: Record, indent: int = 0) -> str:
-    """The record as JSON text; `indent` spaces a level, 0 for one line."""
+    """The record as JSON text; `indent` spaces per level, 0 for one line."""
     encoded = msgspec.json.encode(to_jsonable(record))
     return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
 
 
 def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -> R:
-    """Read a `kind` back. Raises `UnreadableInput`, naming `source`, for anything else."""
+    """Read a `kind` back. Raises UnreadableInput, naming `source`, for anything else."""
     try:
         data = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -92,7 +90,7 @@ def save(record: Record, path: str | os.PathLike[str]) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """A file's bytes. Raises `UnreadableInput` for a file that is missing, a folder, or not readable."""
+    """A file's bytes. Raises UnreadableInput for a file that is missing, a folder, or not readable."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -102,7 +100,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """A text file in UTF-8. Raises `UnreadableInput` for anything else."""
+    """A text file in UTF-8. Raises UnreadableInput for anything else."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
@@ -110,13 +108,13 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write text aside, then rename, so that a reader sees the old file or the new one and never half of it."""
+    """Write text to a temporary file, then rename it, so that a reader sees the old file or the new one, never half of it."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def make_folder(path: Path) -> None:
-    """With those above it, where they are missing. Raises TrainpaceError for whatever the file system refuses."""
+    """Make a folder with its parents. Raises TrainpaceError where the file system refuses."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,15 +122,15 @@ def make_folder(path: Path) -> None:
 
 
 def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
-    """One sentence of it."""
+    """The error for a folder that cannot be written into."""
     return TrainpaceError(f"cannot write into {folder}: {(error.strerror or str(error)).lower()}.")
 
 
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A new file beside `path`, which takes its place when the block ends, and is removed when the block raises.
+    """A new file beside `path`, which replaces it when the block ends, and is removed when the block raises.
 
-    Raises UnreadableInput for whatever the file system refuses.
+    Raises UnreadableInput where the file system refuses.
     """
     target = Path(path)
     try:

@@ -1,7 +1,7 @@
-"""Units as people write them, in and out.
+"""Units as people write them, parsed and formatted.
 
-Inside trainpace every number is in the unit that its name ends with: ``_s``, ``_ms``, ``_gib`` (2**30 bytes),
-``_gb`` (1e9 bytes), ``_usd``. Text is parsed and formatted here and nowhere else.
+Inside trainpace every number is in the unit that its name ends with: ``_s``, ``_ms``, ``_gib`` (2**30 bytes), ``_gb``
+(1e9 bytes), ``_usd``. Text is parsed and formatted here and nowhere else.
 """
 
 from __future__ import annotations
@@ -29,22 +29,18 @@ _DAYS_PER_YEAR = 365.25
 
 
 def ms_from_s(seconds: float) -> float:
-    """Seconds to milliseconds."""
     return seconds * 1e3
 
 
 def s_from_ms(milliseconds: float) -> float:
-    """Milliseconds to seconds."""
     return milliseconds * 1e-3
 
 
 def hours_from_s(seconds: float) -> float:
-    """Seconds to hours."""
     return seconds / 3600.0
 
 
 def gib_from_bytes(count: float) -> float:
-    """Bytes to GiB (2**30 bytes)."""
     return count / BYTES_PER_GIB
 
 
@@ -72,7 +68,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """A whole number from ``1281167``, ``1_281_167``, ``1.28M``, ``7B``, ``300 billion`` is not understood."""
+    """A whole number from ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
     match = re.fullmatch(rf"\s*({_NUMBER})\s*([a-zA-Z]?)\s*", text)
     if not match or match.group(2).casefold() not in _COUNTS:
         raise TrainpaceError(f"{text!r} is not a count.", "Write a number such as 50000, 1.28M or 7B.")
@@ -124,7 +120,7 @@ def parse_ratio(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration that a person reads at a glance: two units at most, as ``1 h 12 min`` or ``713 days (1.95 years)``."""
+    """A duration in at most two units, such as ``1 h 12 min`` or ``713 days (1.95 years)``."""
     if not math.isfinite(seconds):
         return "forever"
     if seconds < 0:
@@ -148,7 +144,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three significant figures, without an exponent where a person would not write one."""
+    """Three significant figures, with an exponent only for very large or small numbers."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) >= 999.5:
@@ -165,7 +161,7 @@ def format_count(value: float) -> str:
 
 
 def format_usd(value: float) -> str:
-    """Dollars with cents below 100, without above; below a cent in three figures."""
+    """Dollars with cents below 100, without above; in three figures below a cent."""
     if 0 < abs(value) < 0.01:
         return f"${format_number(value)}"
     return f"${value:,.2f}" if abs(value) < 99.995 else f"${value:,.0f}"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.callbacks.fit_counts import FitState, left_of
+from trainpace.callbacks.fit_counts import FitState, remaining_counts
 
 
 def loop(s):
@@ -50,7 +50,7 @@ def states(draw):
 
 @given(states())
 def test_as_the_loop_goes(state):
-    left = left_of(state)
+    left = remaining_counts(state)
     assert (left.batches, left.evaluations, left.epochs) == loop(state)
     assert left.total_batches == state.total_batch + left.batches
 
@@ -58,10 +58,10 @@ def test_as_the_loop_goes(state):
 def test_a_fit_without_batches_is_over():
     for max_steps in (None, 100):
         state = FitState(0, 0, 0, 0, max_epochs=5, max_steps=max_steps, accumulation=2, val_every_batches=None)
-        assert left_of(state) == (0, 0, 0, 0)
+        assert remaining_counts(state) == (0, 0, 0, 0)
 
 
 def test_an_end_that_nobody_knows():
-    assert left_of(FitState(0, 3, 3, None, max_epochs=2)) is None
-    assert left_of(FitState(0, 3, 3, 10, max_epochs=None)) is None
-    assert left_of(FitState(0, 3, 3, None, max_epochs=None, global_step=3, max_steps=10)).batches == 7
+    assert remaining_counts(FitState(0, 3, 3, None, max_epochs=2)) is None
+    assert remaining_counts(FitState(0, 3, 3, 10, max_epochs=None)) is None
+    assert remaining_counts(FitState(0, 3, 3, None, max_epochs=None, global_step=3, max_steps=10)).batches == 7

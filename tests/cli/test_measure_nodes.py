@@ -15,7 +15,7 @@ import slurm_cluster
 
 from trainpace.cli.suite_nodes import _OF_A_PROBE, _job
 from trainpace.journal import Journal
-from trainpace.measure.suite import SuiteItem
+from trainpace.measure.suites import SuiteItem
 
 NEEDS_SLURM = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
 SUITE = """

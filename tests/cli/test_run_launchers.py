@@ -13,10 +13,10 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.hardware import find_device
 from trainpace.journal import Journal
-from trainpace.ladder.climbed import Tried, measured_of
-from trainpace.ladder.foresee import Foreseen
+from trainpace.ladder.climbed import Attempt, measured_of
 from trainpace.ladder.launchers import LauncherChoice
 from trainpace.ladder.rungs import Ladder, Rung, Setup
+from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch.job import Job
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.verbs.run import RunRequest, _keeper
@@ -100,7 +100,7 @@ def test_the_journals_device_is_the_one_that_measured(tmp_path):
             None,
             measured_of(replace(result(9.0), environment={"cpu": "a CPU"})),
         ):
-            keep(Tried(setup=climb.start, foreseen=Foreseen(reason=""), measured=measured, failure="failed"))
+            keep(Attempt(setup=climb.start, foreseen=StepForecast(reason=""), measured=measured, failure="failed"))
             kept = [entry.device for entry in journal.every()]
     assert sorted(kept) == sorted(["NVIDIA GPU", *2 * [find_device("Tesla V100-SXM2-16GB").name], "a CPU"])
 

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from nouns import measurement, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
+from trainpace.forecast import Forecaster, Target, forecast
 from trainpace.hardware import Cluster, find_device
-from trainpace.journal import Circumstances, foresee, record_sweep, workload_key
+from trainpace.journal import Circumstances, foresight_of, record_sweep, workload_key
 from trainpace.measure import Conditions
 from trainpace.measure.sweep import SweepPlan
 from trainpace.outcome import FailedProbe
@@ -96,13 +96,14 @@ def test_fresh_begins_anew(journal, probes):
     assert record_sweep(journal, CONDITIONS, plan, HERE, fresh=True).resumed == 0
 
 
-def foresight_of(journal, name="one layer", **sizes):
+def foresight(journal, name="one layer", **sizes):
     w = replace(workload(**sizes), model=name)
-    return foresee(w, Execution(optimizer="sgd_momentum"), Cluster(device=find_device(DEVICE)), None, journal)
+    forecaster = Forecaster(w, Target(Cluster(device=find_device(DEVICE))))
+    return foresight_of(forecaster, Execution(optimizer="sgd_momentum"), journal)
 
 
 def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, probes):
-    before = foresight_of(journal)
+    before = foresight(journal)
     assert before.in_words() == ""
     record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, before)
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
@@ -111,7 +112,7 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
     assert entry.forecast_ms == pytest.approx(before.at(replace(run, micro_batch=8)).step.total_ms)
     assert entry.forecast_factor == 1.0
     assert entry.workload_key == workload_key(workload(), run)
-    after = foresight_of(journal)
+    after = foresight(journal)
     assert "batch 8, 64" in after.in_words()
     sharp = after.at(run)
     assert sharp.provenance == "transferred"
@@ -123,13 +124,11 @@ def test_the_forecast_of_before_is_kept_and_the_next_one_knows_better(journal, p
 
 
 def test_other_models_on_the_device_shift_a_forecast_a_little(journal, probes):
-    record_sweep(
-        journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, foresight_of(journal)
-    )
-    other = foresight_of(journal, "another layer", n=512)
+    record_sweep(journal, replace(CONDITIONS, model="one layer"), SweepPlan(batches=(8, 64)), HERE, foresight(journal))
+    other = foresight(journal, "another layer", n=512)
     assert "1 other model" in other.in_words()
     run = Execution(micro_batch=16, optimizer="sgd_momentum")
-    plain = forecast(other.workload, run, other.cluster)
+    plain = other.forecaster.forecast(run)
     (ratio,) = other.others
     shifted = other.at(run)
     assert min(1, ratio) < shifted.step.total_ms / plain.step.total_ms < max(1, ratio)

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from ladder_world import LOSSES, World, ladder, result, rung
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.ladder.climb import climb, preview
 from trainpace.ladder.climbed import Climbed
+from trainpace.ladder.climbing import climb, preview
 from trainpace.launch.trial import FailedTrial
 from trainpace.records import from_json, to_json
 from trainpace.schedule import Schedule
@@ -23,7 +23,9 @@ def by(setup):
 
 def test_what_helps_is_kept_and_what_loses_does_not_carry_over():
     world = World(by)
-    found = climb(ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16"), rung("shards")), world.means())
+    found = climb(
+        ladder(rung("workers", workers=2), rung("bf16", precision="amp_bf16"), rung("shards")), world.actions()
+    )
     assert [r.kept for r in found.rungs] == [True, False, True]
     assert found.rungs[1].reason.startswith("slower: 0.50x")
     setup, measured = found.kept
@@ -39,13 +41,15 @@ def test_the_best_of_alternatives_is_kept():
     start = replace(
         start, start=replace(start.start, execution=replace(start.start.execution, micro_batch=4, accumulation=4))
     )
-    found = climb(start, World(by).means())
+    found = climb(start, World(by).actions())
     assert found.rungs[0].chosen == 1
     assert found.kept[0].execution.micro_batch == 16
 
 
 def test_alternatives_that_cannot_be_are_left_out_and_a_rung_of_none_is_undone():
-    found = climb(ladder(rung("five", micro_batch=5), rung("some", micro_batch=(5, 16), workers=2)), World(by).means())
+    found = climb(
+        ladder(rung("five", micro_batch=5), rung("some", micro_batch=(5, 16), workers=2)), World(by).actions()
+    )
     assert not found.rungs[0].kept
     assert "does not divide" in found.rungs[0].reason
     assert found.rungs[1].chosen == 1
@@ -58,7 +62,7 @@ def test_a_rung_that_diverges_is_undone_however_fast():
             return 100.0
         return result(10.0, [loss + 0.5 * i / 40 for i, loss in enumerate(LOSSES)])
 
-    found = climb(ladder(rung("bf16", precision="amp_bf16")), World(ms_of).means())
+    found = climb(ladder(rung("bf16", precision="amp_bf16")), World(ms_of).actions())
     assert not found.rungs[0].kept
     assert found.rungs[0].losses.verdict == "diverges"
     assert found.rungs[0].gain.faster
@@ -69,7 +73,7 @@ def test_a_rung_that_fails_or_hangs_is_undone_with_its_reason(kind):
     def ms_of(setup):
         return FailedTrial(kind=kind, reason="it went wrong.") if setup.loader.workers else 100.0
 
-    found = climb(ladder(rung("workers", workers=2), rung("shards")), World(ms_of).means())
+    found = climb(ladder(rung("workers", workers=2), rung("shards")), World(ms_of).actions())
     assert not found.rungs[0].kept
     assert found.rungs[0].reason == f"{kind}: it went wrong."
     assert found.rungs[1].tried[0].setup.loader.workers == 0
@@ -77,20 +81,20 @@ def test_a_rung_that_fails_or_hangs_is_undone_with_its_reason(kind):
 
 def test_a_baseline_that_fails_ends_it():
     with pytest.raises(UserCodeError, match="the baseline cannot be measured: no disk"):
-        climb(ladder(rung("shards")), World(lambda _: FailedTrial(kind="failed", reason="no disk.")).means())
+        climb(ladder(rung("shards")), World(lambda _: FailedTrial(kind="failed", reason="no disk.")).actions())
 
 
 def test_shards_that_cannot_be_made_undo_their_rung():
     world = World(by)
-    means = world.means()._replace(precompute=lambda _: (_ for _ in ()).throw(TrainpaceError("the disk is full.")))
-    found = climb(ladder(rung("shards"), rung("workers", workers=1)), means)
+    actions = world.actions()._replace(precompute=lambda _: (_ for _ in ()).throw(TrainpaceError("the disk is full.")))
+    found = climb(ladder(rung("shards"), rung("workers", workers=1)), actions)
     assert [r.kept for r in found.rungs] == [False, True]
     assert "the disk is full" in found.rungs[0].reason
 
 
 def test_close_times_are_measured_again_in_turn():
     world = World(lambda setup: 98.0 if setup.loader.workers else 100.0)
-    found = climb(ladder(rung("workers", workers=1)), world.means())
+    found = climb(ladder(rung("workers", workers=1)), world.actions())
     again = [(s.loader.workers, name) for s, _, name in world.tried if "again" in name]
     assert [workers for workers, _ in again] == [0, 1, 0, 1]
     assert found.rungs[0].gain.trials == 5
@@ -99,14 +103,14 @@ def test_close_times_are_measured_again_in_turn():
 
 def test_the_baseline_is_measured_with_two_seeds():
     world = World(by)
-    climb(ladder(rung("workers", workers=1), seed=7), world.means())
+    climb(ladder(rung("workers", workers=1), seed=7), world.actions())
     assert [seed for _, seed, _ in world.tried] == [7, 8, 7]
 
 
 def test_it_stops_early_only_when_asked():
     rungs = (rung("bf16", precision="amp_bf16"), rung("workers", workers=2))
-    assert len(climb(ladder(*rungs), World(by).means()).rungs) == 2
-    early = climb(ladder(*rungs), World(by).means(), stop_early=True)
+    assert len(climb(ladder(*rungs), World(by).actions()).rungs) == 2
+    early = climb(ladder(*rungs), World(by).actions(), stop_early=True)
     assert len(early.rungs) == 1
     assert not early.finished
     assert "bf16" in early.stopped
@@ -117,13 +121,13 @@ def test_an_interrupted_climb_goes_on_where_it_was():
     world = World(by)
     world.try_it = _interrupted_at(world.try_it, 4)
     with pytest.raises(KeyboardInterrupt):
-        climb(ladder(*rungs), world.means())
+        climb(ladder(*rungs), world.actions())
     state = from_json(to_json(world.kept[-1]), Climbed)
     assert [r.title for r in state.rungs] == ["workers"]
     second = World(by)
-    found = climb(ladder(*rungs), second.means(), state)
+    found = climb(ladder(*rungs), second.actions(), state)
     assert [name for _, _, name in second.tried] == ["shards-0", "bf16-0"]
-    assert found == replace(climb(ladder(*rungs), World(by).means()), rungs=found.rungs, baseline=found.baseline)
+    assert found == replace(climb(ladder(*rungs), World(by).actions()), rungs=found.rungs, baseline=found.baseline)
 
 
 def _interrupted_at(try_it, count):
@@ -139,20 +143,20 @@ def _interrupted_at(try_it, count):
 
 def test_only_what_is_the_same_is_taken_up():
     rungs = (rung("workers", workers=2), rung("shards"))
-    done = climb(ladder(*rungs), World(by).means())
+    done = climb(ladder(*rungs), World(by).actions())
     for other in (
         ladder(rung("workers", workers=(1, 2)), rungs[1]),  # other settings
         ladder(rungs[1], rungs[0]),  # on top of something else
     ):
         world = World(by)
-        climb(other, world.means(), done)
+        climb(other, world.actions(), done)
         assert {name for _, _, name in world.tried} >= {"shards-0"} or "workers-1" in str(world.tried)
         assert "baseline" not in {name for _, _, name in world.tried}
     world = World(by)
-    climb(replace(ladder(*rungs), seconds=1.0), world.means(), done)  # another kind of trial
+    climb(replace(ladder(*rungs), seconds=1.0), world.actions(), done)  # another kind of trial
     assert len(world.tried) == 4
     world = World(by)
-    assert climb(ladder(*rungs), world.means(), done) == done
+    assert climb(ladder(*rungs), world.actions(), done) == done
     assert world.tried == []
 
 
@@ -160,15 +164,15 @@ def test_only_what_is_the_same_is_taken_up():
 def test_what_may_be_mended_elsewhere_is_tried_again(kind, again):
     rungs = ladder(rung("workers", workers=2))
     failing = World(lambda s: FailedTrial(kind=kind, reason="x.") if s.loader.workers else 100.0)
-    done = climb(rungs, failing.means())
+    done = climb(rungs, failing.actions())
     world = World(by)
-    assert climb(rungs, world.means(), done).rungs[0].kept == bool(again)
+    assert climb(rungs, world.actions(), done).rungs[0].kept == bool(again)
     assert len(world.tried) == again
 
 
 def test_another_global_batch_is_judged_by_sample_and_its_losses_are_not_compared():
     world = World(lambda setup: 100.0 if setup.execution.global_batch == 16 else 200.0)
-    found = climb(ladder(rung("64", global_batch=64, micro_batch=16), allow_global_batch=True), world.means())
+    found = climb(ladder(rung("64", global_batch=64, micro_batch=16), allow_global_batch=True), world.actions())
     assert found.rungs[0].kept
     assert found.rungs[0].gain.ratio == pytest.approx(2)
     assert found.rungs[0].losses.verdict == "not compared"
@@ -176,13 +180,15 @@ def test_another_global_batch_is_judged_by_sample_and_its_losses_are_not_compare
 
 def test_every_measured_alternative_goes_into_the_journal():
     world = World(by)
-    climb(ladder(rung("micro", micro_batch=(4, 8)), job=Schedule(max_steps=10)), world.means())
+    climb(ladder(rung("micro", micro_batch=(4, 8)), job=Schedule(max_steps=10)), world.actions())
     assert [t.setup.execution.micro_batch for t in world.journal] == [16, 4, 8]
 
 
 def test_a_dry_run_tries_nothing():
     world = World(by)
-    ahead = preview(ladder(rung("shards"), rung("five", micro_batch=5), rung("workers", workers=(1, 2))), world.means())
+    ahead = preview(
+        ladder(rung("shards"), rung("five", micro_batch=5), rung("workers", workers=(1, 2))), world.actions()
+    )
     assert world.tried == world.precomputed == []
     assert [a.title for a in ahead] == ["baseline", "shards", "five", "workers"]
     assert isinstance(ahead[2].setups[0], str)

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.measure.suite import CLASSIC, OPTIMIZERS, RANDOM_BATCHES, SuiteItem, suite
+from trainpace.measure.suites import CLASSIC, OPTIMIZERS, RANDOM_BATCHES, SuiteItem, suite
 from trainpace.trace import task, zoo
 from trainpace.trace.generator import architecture
 
@@ -86,5 +86,5 @@ def test_a_missing_or_binary_file(tmp_path):
 
 
 def test_a_suite_needs_no_torch():
-    code = "import sys; from trainpace.measure.suite import suite; suite('random', 9); print('torch' in sys.modules)"
+    code = "import sys; from trainpace.measure.suites import suite; suite('random', 9); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -12,8 +12,7 @@ from nouns import stacked, workload
 from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast.fewer_devices import fewer_devices
-from trainpace.forecast.roofline import roofline
+from trainpace.forecast import Forecaster, Target
 from trainpace.measure.analysis import analyse
 from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.plan import Change, DataPath, Plan, Setting, plan_changes
@@ -133,17 +132,21 @@ def test_memory_adds_up_to_what_the_card_shows():
 
 def test_the_roofs_are_the_datasheets():
     one = asked(workload())
-    found = roofline(one.workload, one.rows[0].execution, one.cluster)
+    found = one.forecaster.roofline(one.rows[0].execution)
     roofs = roofline_chart(found, "T4").series[0]
     ridge = roofs.x[1]
-    assert roofs.y[1] == roofs.y[2] == one.cluster.device.fp32_tflops.value
-    assert roofs.y[0] / roofs.x[0] == pytest.approx(one.cluster.device.memory_bandwidth_gb_per_s.value / 1e3)
-    assert ridge == pytest.approx(roofs.y[1] * 1e3 / one.cluster.device.memory_bandwidth_gb_per_s.value)
+    assert roofs.y[1] == roofs.y[2] == one.forecaster.target.cluster.device.fp32_tflops.value
+    assert roofs.y[0] / roofs.x[0] == pytest.approx(
+        one.forecaster.target.cluster.device.memory_bandwidth_gb_per_s.value / 1e3
+    )
+    assert ridge == pytest.approx(
+        roofs.y[1] * 1e3 / one.forecaster.target.cluster.device.memory_bandwidth_gb_per_s.value
+    )
 
 
 def test_scaling_is_against_the_fewest_devices():
     one = asked(workload(), devices_per_node=2, nodes=2, network_gb_per_s_per_device=1.0)
-    made = scaling_chart(fewer_devices(one.workload, one.rows[0].execution, one.cluster))
+    made = scaling_chart(one.forecaster.fewer_devices(one.rows[0].execution))
     ideal, forecast, _ = made.series
     assert forecast.x == (1, 2, 4)
     assert ideal.y == tuple(forecast.y[0] * n for n in ideal.x)
@@ -153,9 +156,9 @@ def test_scaling_is_against_the_fewest_devices():
 
 def test_scaling_of_what_needs_several_devices_begins_there():
     model = stacked()
-    cluster = asked(workload(), devices_per_node=4).cluster
+    cluster = asked(workload(), devices_per_node=4).forecaster.target.cluster
     e = Execution(micro_batch=2, tp=2, nproc_per_node=4, optimizer="adam")
-    assert [f.num_devices for f in fewer_devices(model, e, cluster)] == [2, 4]
+    assert [f.num_devices for f in Forecaster(model, Target(cluster)).fewer_devices(e)] == [2, 4]
 
 
 def test_a_wide_interval_does_not_flatten_the_bars():
@@ -165,7 +168,9 @@ def test_a_wide_interval_does_not_flatten_the_bars():
 
 
 def test_a_plan_comes_down_step_by_step():
-    setting = Setting(workload(), asked(workload(), "A100").cluster, Schedule(samples=100_000, epochs=3.0))
+    setting = Setting(
+        workload(), asked(workload(), "A100").forecaster.target.cluster, Schedule(samples=100_000, epochs=3.0)
+    )
     plan = plan_changes(setting, asked(workload()).rows[0].execution, (DataPath(workers=0, ms_per_sample=8.0, beside=False),
                                                                        DataPath(workers=1, ms_per_sample=0.01, precomputed=True)))  # fmt: skip
     bars = plan_ladder(plan, plan.best).groups[0].bars
@@ -189,7 +194,8 @@ def test_a_plan_says_what_it_brings():
     assert plan_ladder(slower, end).finding == "2 changes bring the job from 1 h to 2 h, 100% more."
     too_big = replace(plan, changes=(change(0, makes_fit=True), change(7200)), start_fits=False)
     assert (
-        plan_ladder(too_big, end).finding == "As it is, it does not fit. With 2 changes it does, and the job takes 2 h."
+        plan_ladder(too_big, end).finding
+        == "As it is, it does not fit in memory. With 2 changes it does, and the job takes 2 h."
     )
 
 
@@ -207,7 +213,7 @@ def test_forecasts_that_held_are_counted():
     made = rung_times(
         "a step", [("a", 100.0, between, 105.0, None), ("b", 100.0, between, 120.0, None), ("c", None, None, 5.0, None)]
     )
-    assert made.finding == "1 of 2 forecasts held what was then measured."
+    assert made.finding == "Forecast intervals that contain the measurement: 1 of 2."
     assert [len(group.bars) for group in made.groups] == [2, 2, 1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ladder_world import World, ladder, result, rung
-from trainpace.ladder.climb import climb, preview
+from trainpace.ladder.climbing import climb, preview
 from trainpace.launch.trial import FailedTrial
 from trainpace.report.ladder import (
     ahead_json,
@@ -43,7 +43,7 @@ def climbed():
         rung("compile", compile=True),
         rung("shards"),
     )
-    return climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).means())
+    return climb(ladder(*rungs, job=Schedule(max_steps=36_000), price_usd_per_hour=2.0), World(ms_of).actions())
 
 
 def test_the_table(climbed):
@@ -64,9 +64,9 @@ def test_the_verdict(climbed):
     assert "20.0x in total: a step takes 5 ms instead of 100 ms, 5 % of the time." in said
     assert "The whole job: 3 min instead of 1 h, $0.10 instead of $2.00." in said
     assert "bf16: undone, out of memory: the memory is not enough." in said
-    assert "2 of 4 forecasts held" in said
+    assert "Forecast intervals that contain the measurement: 2 of 4." in said
     assert "shards (micro-batch 16 x 1, 2 workers, shards): 5 ms is outside 90 to 110 ms" in said
-    assert "Next: put what is kept into your training: micro-batch 16 x 1, 2 workers, shards." in said
+    assert "Next: use the settings that were kept in your training: micro-batch 16 x 1, 2 workers, shards." in said
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_the_verdict(climbed):
         ({"samples": 160.0, "low": 90.0, "high": 300.0, "steps": 200.0},
          "Gradient noise scale: 160 samples (90 %: 90 to 300), from 200 steps of 16"),
         ({"samples": 160.0, "low": 90.0, "steps": 200.0}, "90 to no upper limit"),
-        ({"steps": 40.0}, "not told from 40 steps of 16"),
+        ({"steps": 40.0}, "too large to be estimated from 40 steps of 16"),
     ],
 )  # fmt: skip
 def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
     def with_noise(setup):
         return replace(result(100.0), noise_scale=told if setup.loader.workers else {})
 
-    lines = table_of(climb(ladder(rung("workers", workers=2)), World(with_noise).means())).verdict
+    lines = table_of(climb(ladder(rung("workers", workers=2)), World(with_noise).actions())).verdict
     assert any(said in line for line in lines), lines
-    rule = "Global batch 32 in place of 16: 0.55 times the steps"  # (1 + 160 / 32) / (1 + 160 / 16)
+    rule = "Global batch 32 instead of 16: 0.55 times the steps"  # (1 + 160 / 32) / (1 + 160 / 16)
     assert any(line.startswith(rule) and "x 1.83 (SGD)" in line for line in lines) == ("samples" in told)
 
 
 def test_it_says_where_no_rung_helped():
-    table = table_of(climb(ladder(rung("compile", compile=True)), World(lambda _: 100.0).means()))
+    table = table_of(climb(ladder(rung("compile", compile=True)), World(lambda _: 100.0).actions()))
     assert table.verdict[0].startswith("No rung helped")
     assert "whole job" not in head_of(table)
     assert "cost" not in head_of(table)
@@ -113,16 +113,16 @@ def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
 
 def test_names_cannot_break_the_page():
     rungs = (rung("<b>| x", workers=2),)
-    table = table_of(climb(ladder(*rungs), World(ms_of).means()))
+    table = table_of(climb(ladder(*rungs), World(ms_of).actions()))
     assert "<b>" not in ladder_page(table, {"title": "<b>"})
     assert "<b>/ x" in markdown(table)
 
 
 def test_a_dry_run(capsys):
-    ahead = preview(ladder(rung("five", micro_batch=5), rung("workers", workers=1)), World(ms_of).means())
+    ahead = preview(ladder(rung("five", micro_batch=5), rung("workers", workers=1)), World(ms_of).actions())
     print_ahead(ahead, [["env python"], [], ["env python -m x"]])
     printed = capsys.readouterr().out
-    assert "cannot be" in printed
+    assert "not possible" in printed
     assert "env python -m x" in printed
     answer = ahead_json(ahead, [["a"], [], ["b"]])
     assert json.dumps(answer)
@@ -145,6 +145,6 @@ def test_the_thesis_case(monkeypatch):
 
 def test_the_chosen_alternative_stands_beside_the_title():
     table = table_of(
-        climb(ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)), World(ms_of).means())
+        climb(ladder(rung("workers", workers=(0, 2)), rung("compile", compile=True)), World(ms_of).actions())
     )
     assert [r.title for r in table.rows] == ["baseline", "workers (workers 2)", "compile"]

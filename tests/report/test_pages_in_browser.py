@@ -74,12 +74,12 @@ def test_arrow_keys_read_the_values_and_are_told(opened):
     plot = page.locator(".plot").first
     plot.focus()
     page.keyboard.press("Home")
-    assert "samples a micro-batch 1" in plot.locator(".said").inner_text()
+    assert "micro-batch size 1" in plot.locator(".said").inner_text()
     page.keyboard.press("ArrowRight")
-    assert "samples a micro-batch 2" in plot.locator(".said").inner_text()
+    assert "micro-batch size 2" in plot.locator(".said").inner_text()
     assert plot.locator(".tip").is_visible()
     page.keyboard.press("End")
-    assert "samples a micro-batch 40" in plot.locator(".said").inner_text()
+    assert "micro-batch size 40" in plot.locator(".said").inner_text()
     page.keyboard.press("Escape")
     assert not plot.locator(".tip").is_visible()
 

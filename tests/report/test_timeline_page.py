@@ -75,7 +75,9 @@ def test_numbers_of_narrow_steps_are_left_out(tmp_path, capsys, monkeypatch):
 def test_without_workers_data_is_no_waiting(tmp_path):
     simple_run(tmp_path)
     timeline = timeline_of(tmp_path)
-    assert findings(timeline) == ["Training prepares its data itself 40 % of the time (4 ms a step), without workers."]
+    assert findings(timeline) == [
+        "Training spends 40 % of the time (4 ms a step) loading data in the main process, without workers."
+    ]
     assert "waiting for data" not in timeline_page(timeline, "t")
 
 
@@ -99,7 +101,7 @@ def test_each_rank_is_named(tmp_path):
     for rank in (0, 1):
         simple_run(tmp_path, rank=rank, pid=100 + rank)
     timeline = timeline_of(tmp_path)
-    assert [line.split(" prepares")[0] for line in findings(timeline)[:2]] == ["Rank 0", "Rank 1"]
+    assert [line.split(" spends")[0] for line in findings(timeline)[:2]] == ["Rank 0", "Rank 1"]
     assert "rank 1 training" in timeline_svg(timeline)
 
 

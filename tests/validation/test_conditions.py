@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from nouns import workload
 from trainpace.errors import TrainpaceError
-from trainpace.validation.conditions import case_of, network_gb_per_s
-from trainpace.validation.runs import Run
+from trainpace.validation import Run, case_of, forecast_case
+from trainpace.validation.conditions import network_gb_per_s
 
 HERE = Path(".")
 
@@ -80,7 +82,7 @@ def test_step_time_from_throughput():
     [
         ({"precision": ""}, "no precision"),
         ({"precision": "int8"}, "int8"),
-        ({"precision": "fp8", "notes": "float8 rowwise"}, "scale for every row"),
+        ({"precision": "fp8_rowwise"}, "scale for every row"),
         ({"num_gpus": 8.0, "parallelism": "dp=8,ep=8"}, "expert parallelism"),
         ({"num_gpus": 8.0, "parallelism": "pp=8"}, "neither a global batch"),
         ({"num_gpus": 8.0, "parallelism": "dp=8", "global_batch": 300.0}, "not a multiple"),
@@ -98,72 +100,39 @@ def test_what_cannot_be_forecast_says_why(stated, word):
         case(**stated)
 
 
-def megatron(tmp_path, **stated):
-    values = {
-        "index": 0, "file": "megatron_papers_nemo", "model": "GPT 76B", "framework": "pytorch/Megatron-LM", "framework_version": "2021",
-        "model_variant_or_config": "layers=60 hidden=10240 heads=80 vocab=51200", "gpu_canonical": "A100-SXM-80GB", "num_gpus": 1024.0,
-        "num_nodes": 128.0, "precision": "fp16", "batch_per_gpu": 2.0, "global_batch": 1792.0, "seq_len": 2048.0,
-        "parallelism": "tp=8,pp=4,vp_layers=5,dp=32,ac=full(uniform)", "tflops_per_gpu": 140.0, "mode": "train",
-        "notes": "FLOPs counted INCLUDE the activation recomputation", "interconnect": "NVSwitch + 8x HDR 200Gb/s InfiniBand per node",
-    }  # fmt: skip
-    return case_of(Run(**values | stated), HERE, tmp_path)
+def test_a_pipeline_s_schedule_and_virtual_stages_are_words():
+    sizes = {"num_gpus": 8.0, "global_batch": 64.0, "batch_per_gpu": 4.0}
+    for words, expected in (
+        ("", ("1f1b", 1)),
+        ("gpipe", ("gpipe", 1)),
+        ("vp=3", ("interleaved", 3)),
+        ("Interleaved 1F1B", ("interleaved", 2)),
+    ):
+        e = case(**sizes, parallelism=f"pp=8,{words}").execution
+        assert (e.pipeline_schedule, e.virtual_stages) == expected
+        assert (e.micro_batch, e.accumulation) == (4, 16)
 
 
-def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
-    c = megatron(tmp_path)
-    e = c.execution
-    assert (e.micro_batch, e.accumulation, e.data_parallel_size, e.global_batch) == (2, 28, 32, 1792)
-    assert (e.pipeline_schedule, e.virtual_stages) == ("interleaved", 3)  # 60 layers / (4 stages x 5)
-    assert (e.activation_checkpointing, e.engine, e.sequence_parallel) == ("full", "unoverlapped", False)
-    assert c.cluster.network_gb_per_s_per_device == 25
-    assert c.variant.legacy
-    # Narayanan et al. 2021 give this row's 140 TFLOP/s; 76 billion parameters, 4 passes of 2 FLOPs each, plus attention
-    at_least = 8 * 76.1e9 * 1792 * 2048 / (1024 * 140e12) * 1e3
-    assert at_least < c.measured_ms < 1.1 * at_least
-
-
-def test_without_a_place_for_its_configuration_a_model_of_sizes_is_unknown(tmp_path):
-    run = megatron(tmp_path).run
-    with pytest.raises(TrainpaceError, match="no model definition"):
-        case_of(run, HERE)
-
-
-def test_recomputation_that_only_the_flops_tell(tmp_path):
-    """Megatron's own table of 2020: 136.8 TFLOP/s and 1026 ms go together with four passes, not with three."""
-    c = megatron(
-        tmp_path, model="GPT-2 2B", model_variant_or_config="layers=30 hidden=2304 heads=18 vocab=51200", num_gpus=2.0, num_nodes=1.0,
-        batch_per_gpu=16.0, global_batch=16.0, seq_len=1024.0, parallelism="tp=2,dp=1", tflops_per_gpu=136.8, step_time_ms=1026.0,
-    )  # fmt: skip
-    assert c.execution.activation_checkpointing == "full"
-
-
-def test_torchtitan_cuts_a_rank_s_batch_into_as_many_micro_batches_as_stages():
+def test_columns_say_what_a_run_s_software_did():
     c = case(
-        file="torchtitan", model_spec="torchvision:resnet50", gpu_canonical="H100-SXM-96GB", precision="bf16", num_gpus=512.0,
-        num_nodes=64.0, batch_per_gpu=32.0, global_batch=256.0, parallelism="fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full",
-    )  # fmt: skip
-    e = c.execution
-    assert (e.micro_batch, e.accumulation, e.zero_stage, e.virtual_stages) == (4, 8, 3, 2)
-    assert e.async_tensor_parallel
-    assert e.sequence_parallel
-    assert c.cluster.network_gb_per_s_per_device == 50  # not stated: as nodes of H100 have
+        engine="unoverlapped",
+        attention="native",
+        peak_memory_kind="device",
+        assumed="64 heads",
+        num_gpus=16.0,
+        num_nodes=2.0,
+    )
+    assert (c.execution.engine, c.attention, c.peak) == ("unoverlapped", "native", "device")
+    assert c.assumed == "64 heads, a network of 25 GB/s a GPU"
+    plain = case(framework_version="torch 2.1")
+    assert (plain.execution.engine, plain.attention, plain.peak) == ("ddp", "flash1", "allocated")
+    assert case(attention="flash2", framework_version="torch 2.1").attention == "flash2"
 
 
-@pytest.mark.parametrize(
-    ("parallelism", "micro_batch", "accumulation", "schedule"),
-    [("dp=4", 2, 1, "1f1b"), ("tp=4", 8, 1, "1f1b"), ("pp=4", 2, 4, "gpipe")],
-)
-def test_neusight_s_batch_on_four_gpus_is_global(parallelism, micro_batch, accumulation, schedule):
-    c = case(
-        file="neusight_labels", num_gpus=4.0, batch_per_gpu=8.0, parallelism=parallelism, mode="forward_backward",
-        gpu_canonical="A100-SXM-40GB",
-    )  # fmt: skip
-    e = c.execution
-    assert (e.micro_batch, e.accumulation, e.pipeline_schedule) == (micro_batch, accumulation, schedule)
-    assert e.global_batch == 8
-    assert e.optimizer == "none"
-    with pytest.raises(TrainpaceError, match="divided over 4"):
-        case(file="neusight_labels", num_gpus=4.0, batch_per_gpu=6.0, parallelism="dp=4")
+def test_samples_copied_from_the_host_take_time():
+    saved = replace(workload(), sample_bytes=1e6)
+    plain, copied = (forecast_case(case(host_copy=word), saved).step.host_to_device_ms for word in ("", "yes"))
+    assert (plain, copied > 0) == (0.0, True)
 
 
 def test_hybrid_sharding_and_gathered_parameters_kept():
@@ -185,12 +154,3 @@ def test_hybrid_sharding_and_gathered_parameters_kept():
 )
 def test_networks(text, gpus, expected):
     assert network_gb_per_s(text, gpus) == expected
-
-
-def test_blooms_trials_had_16_bit_gradients_until_the_bf16_optimizer():
-    def precision(notes):
-        return case(file="bigscience_bloom", precision="bf16", notes=notes).execution.precision
-
-    assert precision("section 'x'; row date 02-25") == "fp16"
-    assert precision("section 'Rebalancing layers'; row date 02-28") == "bf16"
-    assert precision("") == "bf16"

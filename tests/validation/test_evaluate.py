@@ -10,8 +10,7 @@ import pytest
 
 from nouns import workload
 from trainpace.records import save
-from trainpace.validation.evaluate import Row
-from trainpace.validation.summary import by, family_of, summarise
+from trainpace.validation import Row, by, family_of, summarise
 
 CSV = """file,model_spec,gpu_canonical,precision,batch_per_gpu,step_time_ms,optimizer,mode,img_size,peak_mem_gib,memory_format
 a,resnet18,T4,fp32,32,200,sgd momentum,train,224,,nchw

@@ -6,9 +6,8 @@ import pytest
 
 from trainpace.forecast.memory import CONTEXT_GIB
 from trainpace.outcome import Memory
-from trainpace.validation.conditions import case_of
+from trainpace.validation import Run, case_of
 from trainpace.validation.peaks import EAGER_CONTEXT_GIB, stated_peak_gib
-from trainpace.validation.runs import Run
 
 SMALL = Memory(
     parameters_gib=1.0,
@@ -18,7 +17,6 @@ SMALL = Memory(
     reserved_gib=8.0,
     device_gib=9.0,
 )
-EXAMPLES = "pytorch (NVIDIA DeepLearningExamples, NGC container)"
 
 
 def case(**stated):
@@ -31,30 +29,27 @@ def case(**stated):
 
 def test_allocators_and_monitors_show_different_numbers():
     assert stated_peak_gib(case(), SMALL) == SMALL.allocated_gib
-    assert stated_peak_gib(case(notes="peak by nvidia-smi"), SMALL) == SMALL.device_gib
+    assert stated_peak_gib(case(peak_memory_kind="device"), SMALL) == SMALL.device_gib
 
 
 def test_old_software_loads_all_kernels():
     old, new = (
-        stated_peak_gib(case(notes="peak by nvidia-smi", framework_version=v), SMALL) for v in ("1.10.0", "2.3.0")
+        stated_peak_gib(case(peak_memory_kind="device", framework_version=v), SMALL) for v in ("1.10.0", "2.3.0")
     )
     assert old - new == pytest.approx(EAGER_CONTEXT_GIB - CONTEXT_GIB)
 
 
 def test_cudnns_trials_fill_the_card_whatever_its_size():
-    shown = stated_peak_gib(case(framework=EXAMPLES), SMALL)
+    shown = stated_peak_gib(case(peak_memory_kind="device", cudnn_benchmark="yes"), SMALL)
     assert 30 < shown < 32
-    large = stated_peak_gib(case(framework=EXAMPLES, gpu_canonical="A100-SXM-40GB"), SMALL)
+    large = stated_peak_gib(
+        case(peak_memory_kind="device", cudnn_benchmark="yes", gpu_canonical="A100-SXM-40GB"), SMALL
+    )
     assert large == pytest.approx(shown * 40 / 32)
 
 
-def test_text_models_try_no_convolutions(tmp_path):
-    (tmp_path / "bert.json").write_text("{}")
-    run = Run(
-        index=0, model_spec="transformers:bert.json", gpu_canonical="V100-SXM-32GB", precision="fp32", batch_per_gpu=8.0,
-        step_time_ms=100.0, framework=EXAMPLES,
-    )  # fmt: skip
-    assert not case_of(run, tmp_path).tries_convolutions
+def test_what_the_allocator_reserved():
+    assert stated_peak_gib(case(peak_memory_kind="reserved"), SMALL) == SMALL.reserved_gib
 
 
 def test_a_monitor_shows_no_more_than_the_card():
@@ -62,4 +57,4 @@ def test_a_monitor_shows_no_more_than_the_card():
         parameters_gib=1.0, gradients_gib=1.0, optimizer_states_gib=2.0, activations_gib=24.0, reserved_gib=33.0,
         device_gib=34.0,
     )  # fmt: skip
-    assert stated_peak_gib(case(notes="peak by nvidia-smi"), kept) <= 32
+    assert stated_peak_gib(case(peak_memory_kind="device"), kept) <= 32

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainpace.errors import TrainpaceError
-from trainpace.validation.runs import read_runs
+from trainpace.validation import read_runs
 
 CSV = """model_spec,gpu_canonical,precision,batch_per_gpu,step_time_ms,seq_len,unknown
 resnet18,T4,fp32,32,200.5,,x
@@ -41,6 +41,7 @@ def test_csv_and_parquet_read_alike(tmp_path):
         ("model_spec,batch_per_gpu\nresnet18,-4\n", "from 0"),
         ("model_spec,step_time_ms\nresnet18,inf\n", "finite"),
         ("", "neither"),
+        ("model_spec,attention\nresnet18,flash9\n", "flash1, flash2, native"),
     ],
 )
 def test_wrong_files_are_one_sentence(tmp_path, text, word):

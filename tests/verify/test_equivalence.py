@@ -9,8 +9,8 @@ import pytest
 
 from trainpace.errors import TrainpaceError
 from trainpace.verify import Question
+from trainpace.verify.equivalence import candidates
 from trainpace.verify.question import CHANGES, Facts, Variant
-from trainpace.verify.verify import candidates
 
 TASKS = """
 import os, torch
@@ -97,7 +97,7 @@ def test_equal_ways_are_equal(folder):
     for way in said["ways"]:
         assert 0 < way["difference"] <= 1e-5
         assert way["moved"] > 0.01
-    assert "The same training" in said["verdict"][0]
+    assert "Equivalent training" in said["verdict"][0]
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     warm_up(trials, Batches(TRAINING, [16] * 4))
     rank.now = 1
     warm_up(second, Batches(TRAINING, [3] * 4))  # too few for fewer still, and it has no data of its own to take away
-    second.kept.clear()
+    second.remembered.clear()
     assert second.programme == trials.programme
     assert FEW_SAMPLES in [kind for kind, _ in second.programme]
     ended = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.measure.analysis import SweepAnalysis
+from trainpace.measure import SweepAnalysis
 from trainpace.outcome import FailedProbe, Forecast, Measurement
 from trainpace.records import Record, Table
 

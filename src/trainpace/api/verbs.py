@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
     from trainpace.journal import Journal
-    from trainpace.ladder.climbed import Climbed
+    from trainpace.ladder import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
@@ -158,7 +158,7 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
 
     from trainpace.cli.calibrate import calibrate as command
     from trainpace.cli.calibrate import profile_of
-    from trainpace.machine.detect import detect
+    from trainpace.machine import detect
     from trainpace.verbs.places import default_profile_file
 
     p = _options(command, o.CalibrateOptions, options)
@@ -166,7 +166,7 @@ def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
     if p["storage"] is not None:
         from msgspec.structs import replace
 
-        from trainpace.machine.storage import measure_storage
+        from trainpace.machine import measure_storage
 
         machine = replace(machine, storage=measure_storage(p["storage"]))
     target = Path(p["output"]) if p["output"] else default_profile_file()

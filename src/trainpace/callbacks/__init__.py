@@ -1,6 +1,7 @@
-"""Callbacks that tell a training's time left with an interval, and keep the run in the journal.
+"""Callbacks that report a training's remaining time with an interval, and store the run in the journal.
 
-`trainpace.callbacks.huggingface.TimeLeft` and `trainpace.callbacks.lightning.TimeLeft` import their engine; this does not.
+`trainpace.callbacks.huggingface.TimeLeft` and `trainpace.callbacks.lightning.TimeLeft` import their engine; this
+package does not.
 """
 
 from trainpace.callbacks.time_left import Other, TimeLeft, time_left

@@ -1,7 +1,7 @@
-"""What Lightning's fit loop still has to do, by its own rules, as counts. Pure.
+"""The remaining work of Lightning's fit loop as counts, by the loop's own rules. Pure.
 
-Batches, not optimizer steps, are counted: with manual optimization a batch may step several optimizers or none. Rules as in
-lightning 2.6, loops/training_epoch_loop.py and loops/fit_loop.py.
+Batches are counted rather than optimizer steps: with manual optimization a batch may step several optimizers or none.
+Rules as in lightning 2.6, loops/training_epoch_loop.py and loops/fit_loop.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from trainpace.callbacks.time_left import multiples_in
 
 
 class FitState(NamedTuple):
-    """Where a fit stands after a batch, before the validation that may follow it.
+    """The state of a fit after a batch, before the validation that may follow it.
 
-    `epoch` of `max_epochs` (None: no limit) is the current one, from 0; `batch` of
-    `epoch_batches` (None: nobody knows) were done in it. `global_step` of `max_steps` (None) counts optimizer steps.
+    `epoch` is the current one, from 0, of `max_epochs` (None: no limit); `batch` batches of `epoch_batches` (None:
+    unknown) are done in it. `global_step` counts optimizer steps, of `max_steps` (None: no limit).
 
-    Validation runs after every `val_every_batches` of an epoch, in every `val_every_epochs`-th; where that is None, after
-    as many batches of the whole run. None for `val_every_batches`: at the end of epochs. 0: never.
+    Validation runs after every `val_every_batches` batches of an epoch, in every `val_every_epochs`-th epoch; where the
+    latter is None, after as many batches of the whole run. `val_every_batches` None: at the end of epochs; 0: never.
     """
 
     epoch: int
@@ -35,8 +35,8 @@ class FitState(NamedTuple):
     val_every_epochs: int | None = 1
 
 
-class Left(NamedTuple):
-    """Counts until the end; `total_batches` is done and left together."""
+class Remaining(NamedTuple):
+    """Remaining counts; `total_batches` includes those that are done."""
 
     batches: int
     evaluations: int
@@ -44,21 +44,21 @@ class Left(NamedTuple):
     total_batches: int
 
 
-def left_of(s: FitState) -> Left | None:
-    """What is left, or None where the end is not known (no limit, or a stream of unknown length)."""
+def remaining_counts(s: FitState) -> Remaining | None:
+    """The remaining counts, None where the end is unknown (no limit, or a stream of unknown length)."""
     if s.epoch_batches == 0:  # such a fit is skipped
-        return Left(0, 0, 0, s.total_batch)
+        return Remaining(0, 0, 0, s.total_batch)
     by_epochs = _batches_by_epochs(s)
     by_steps = _batches_by_steps(s)
-    known = [batches for batches in (by_epochs, by_steps) if batches is not None]
-    if not known:
+    limits = [batches for batches in (by_epochs, by_steps) if batches is not None]
+    if not limits:
         return None
-    batches = max(0, min(known))
+    batches = max(0, min(limits))
     if s.epoch_batches is None:
-        return Left(batches, 0, 0, s.total_batch + batches)
+        return Remaining(batches, 0, 0, s.total_batch + batches)
     last = s.batch + batches  # counted from the start of the current epoch
     epochs = max(0, math.ceil(last / s.epoch_batches) - 1)
-    return Left(batches, _evaluations(s, batches), epochs, s.total_batch + batches)
+    return Remaining(batches, _evaluations(s, batches), epochs, s.total_batch + batches)
 
 
 def _batches_by_epochs(s: FitState) -> int | None:
@@ -68,7 +68,7 @@ def _batches_by_epochs(s: FitState) -> int | None:
 
 
 def _batches_by_steps(s: FitState) -> int | None:
-    """Batches until `max_steps` updates. An epoch's last batches are an update, full or not."""
+    """Batches until `max_steps` updates. The last batches of an epoch are an update, even where they are fewer."""
     if s.max_steps is None:
         return None
     steps = max(0, s.max_steps - s.global_step)

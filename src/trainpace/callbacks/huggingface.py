@@ -1,11 +1,11 @@
-"""Time left for Hugging Face's Trainer.
+"""Remaining time for Hugging Face's Trainer.
 
     trainer = Trainer(...)
     trainer.add_callback(TimeLeft(trainer))
 
-Its own bar extrapolates all that has passed over all that is left: skipped batches of a resumed run, the first slow steps and
-an evaluation that just happened are all taken to come again at that rate. Here steps are steps, from `state.max_steps`, which
-counts accumulation, partial batches and resumes; evaluations and checkpoints are counted apart.
+The Trainer's own bar extrapolates all elapsed time over the remaining steps: skipped batches of a resumed run, slow first
+steps and the latest evaluation included. Here steps come from `state.max_steps`, which allows for accumulation, partial
+batches and resumes; evaluations and checkpoints are counted separately.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _READ = ("per_device_train_batch_size gradient_accumulation_steps bf16 fp16 tf32
 
 
 class TimeLeft(Reporter, TrainerCallback):
-    """Prints the time left with a 90 % interval, and keeps the run in the journal at its end, also when it is interrupted.
+    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is interrupted.
 
-    With `trainer`, an evaluation is reckoned with before the first one ran. Other arguments: see `Reporter`.
+    With `trainer`, evaluations are included before the first one has run. Other arguments: see `Reporter`.
     """
 
     def __init__(self, trainer: Any = None, **options: Any) -> None:
@@ -44,7 +44,6 @@ class TimeLeft(Reporter, TrainerCallback):
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The clock starts."""
         self._args, self._state, self._resumed = args, state, state.global_step > 0
         self._total = state.max_steps
         self._evaluated_epochs = self._saved_epochs = int(state.epoch or 0)
@@ -59,7 +58,7 @@ class TimeLeft(Reporter, TrainerCallback):
 
     @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What lies between two steps: the next one's data, or the start of an epoch, which is told apart."""
+        """Charge the time between two steps to the next one's data or, where one began, to the start of an epoch."""
         watch = self._watch
         if watch is None:
             return
@@ -75,7 +74,6 @@ class TimeLeft(Reporter, TrainerCallback):
 
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A step is done; now and then, say what is left."""
         watch = self._watch
         if watch is None:
             return
@@ -87,26 +85,22 @@ class TimeLeft(Reporter, TrainerCallback):
 
     @harmless
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Workers start and the first batch is fetched until its first step begins."""
         if self._watch is not None:
             self._watch.mark("epoch")
 
     @harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Workers end."""
         if self._watch is not None:
             self._watch.mark("epoch")
 
     @harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation is done."""
         if self._watch is not None:
             self._watch.mark("evaluation")  # and not done: of several evaluation sets, each calls this
             self._evaluated_epochs = round(state.epoch or 0)
 
     @harmless
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint is written."""
         if self._watch is not None:
             self._watch.mark("checkpoint")
             self._watch.done("checkpoint")
@@ -114,17 +108,15 @@ class TimeLeft(Reporter, TrainerCallback):
 
     @harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Losses go with the run."""
         if self._watch is not None and isinstance((logs or {}).get("loss"), int | float):
             self._losses.append(float(logs["loss"]))
 
     @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The run goes into the journal."""
         self._close("")
 
     def time_left(self, control: Any = None) -> Left | None:
-        """What is left now, or None before the first steps. `control` tells whether an evaluation or a checkpoint is due."""
+        """The remaining time, None before the first steps. `control` tells whether an evaluation or a checkpoint is due."""
         if self._watch is None:
             return None
         watch, state, args = self._watch, self._state, self._args
@@ -142,7 +134,7 @@ class TimeLeft(Reporter, TrainerCallback):
         return self._left(steps_left, others)
 
     def _times_left(self, what: str, control: Any, epochs: int) -> int:
-        """Evaluations or checkpoints still to come, with one that is due at this very step."""
+        """The number of evaluations or checkpoints to come, including one that is due at this step."""
         args, state = self._args, self._state
         strategy = str(getattr(args, f"{what}_strategy", "no")).rpartition(".")[2].lower()
         due = int(bool(getattr(control, "should_evaluate" if what == "eval" else "should_save", False)))
@@ -159,7 +151,7 @@ class TimeLeft(Reporter, TrainerCallback):
         return due + multiples_in(every, after, last) + at_the_end
 
     def _evaluation_samples(self) -> float | None:
-        """On one device."""
+        """Samples of an evaluation on one device."""
         data: Any = getattr(self._trainer, "eval_dataset", None)
         try:
             sets: Any = data.values() if isinstance(data, dict) else [data]
@@ -182,7 +174,7 @@ class TimeLeft(Reporter, TrainerCallback):
 
 
 def _execution_of(args: Any) -> Execution:
-    """As a settings file with these arguments reads."""
+    """The execution that a settings file with these arguments states."""
     data = args.to_dict()
     reading = Reading("TrainingArguments", "Hugging Face TrainingArguments")
     put_training_arguments(reading, {name: data[name] for name in _READ if name in data})

@@ -1,4 +1,4 @@
-"""The run of a callback, as the journal keeps it."""
+"""A callback's training, stored as a run of the journal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def keep_run(
     place: str | None, execution: Execution, device: str, step_s: tuple[float, ...], losses: tuple[float | None, ...], *,
     model: str, notes: str, engine: str, keep_identity: bool, sequence_length: int | None = None, seed: int | None = None,
 ) -> Entry:  # fmt: skip
-    """Add a training's latest steps to the journal; `device` is "cpu" or "cuda". Imports torch."""
-    from trainpace.machine.environment import device_in, environment
+    """Store a training's latest steps in the journal; `device` is "cpu" or "cuda". Imports torch."""
+    from trainpace.machine import device_in, environment
 
     warm = warmup_steps(step_s)
     step_ms = tuple(1e3 * s for s in step_s[warm:])

@@ -1,8 +1,8 @@
-"""Time left for Lightning's Trainer.
+"""Remaining time for Lightning's Trainer.
 
     trainer = L.Trainer(callbacks=[TimeLeft()])
 
-Its own bar shows the time left of the epoch, not of the training, and takes no account of the validation in it.
+The Trainer's own bar shows the remaining time of the epoch, not of the training, and leaves out validation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ else:
     except ImportError:
         from pytorch_lightning.callbacks import Callback  # the same under its other name
 
-from trainpace.callbacks.fit_counts import FitState, left_of
-from trainpace.callbacks.fit_counts import Left as Counts
+from trainpace.callbacks.fit_counts import FitState, Remaining, remaining_counts
 from trainpace.callbacks.reporter import Reporter, harmless
 from trainpace.callbacks.time_left import Other
 from trainpace.callbacks.time_left import TimeLeft as Left
@@ -31,9 +30,9 @@ _PRECISIONS = {
 
 
 class TimeLeft(Reporter, Callback):
-    """Prints the time left with a 90 % interval, and keeps the run in the journal at its end, also when it is interrupted.
+    """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is interrupted.
 
-    Arguments: see `Reporter`. Counts are of batches.
+    Arguments: see `Reporter`. Remaining are batches.
     """
 
     counted = "batch"
@@ -47,24 +46,21 @@ class TimeLeft(Reporter, Callback):
 
     @harmless
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Two batches of validation run before the training: what they take is known before the first real one."""
+        """Start timing the two validation batches of the sanity check: their time serves until the first real validation."""
         self._sanity_batch_s = []
 
     @harmless
     def on_validation_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Times the batches of the sanity check."""
         if trainer.sanity_checking:
             self._sanity_last = self._clock()
 
     @harmless
     def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Times the batches of the sanity check."""
         if trainer.sanity_checking and self._sanity_last is not None:
             self._sanity_batch_s.append(self._clock() - self._sanity_last)
 
     @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The clock starts."""
         self._trainer = trainer
         if self._name is None:
             self._name = type(pl_module).__name__
@@ -74,13 +70,12 @@ class TimeLeft(Reporter, Callback):
 
     @harmless
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Workers start and the first batch is fetched until its training begins."""
         if self._watch is not None:
             self._settle("epoch")
 
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Before it: its data, or a checkpoint, or the start of an epoch."""
+        """Charge the time before a batch to its data, to a checkpoint, or to the start of an epoch."""
         watch = self._watch
         if watch is None:
             return
@@ -92,7 +87,6 @@ class TimeLeft(Reporter, Callback):
 
     @harmless
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A batch is done; now and then, say what is left."""
         watch = self._watch
         if watch is None:
             return
@@ -104,42 +98,37 @@ class TimeLeft(Reporter, Callback):
 
     @harmless
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Validation begins."""
         if self._watch is not None:
             self._settle("step")
 
     @harmless
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Validation is done."""
         if self._watch is not None:
             self._watch.mark("evaluation")
             self._watch.done("evaluation")
 
     @harmless
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """A checkpoint is about to be written: until the next hook."""
+        """Charge the time until the next hook to the checkpoint that is about to be written."""
         if self._watch is not None and "checkpoint" not in self._watch.pending:
             self._settle("step")
             self._watch.pending["checkpoint"] = 0.0
 
     @harmless
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Workers end."""
         if self._watch is not None:
             self._settle("epoch")
 
     @harmless
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The run so far goes into the journal."""
         self._close(type(exception).__name__)
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The run goes into the journal."""
         self._close("")
 
     def time_left(self) -> Left | None:
-        """What is left now, or None before the first steps and where the end is not known."""
+        """The remaining time, None before the first steps and where the end is unknown."""
         counts = None if self._watch is None else self._counts()
         if counts is None or self._watch is None:
             return None
@@ -158,7 +147,7 @@ class TimeLeft(Reporter, Callback):
         return _at_most(left, limit)
 
     def _settle(self, work: Any) -> None:
-        """Charge to `work`, unless a checkpoint was being written until now."""
+        """Charge the time to `work`, unless a checkpoint was being written until now."""
         watch = self._watch
         assert watch is not None
         if "checkpoint" in watch.pending:
@@ -168,7 +157,7 @@ class TimeLeft(Reporter, Callback):
         else:
             watch.mark(work)
 
-    def _counts(self) -> Counts | None:
+    def _counts(self) -> Remaining | None:
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
         batches_done = max(1, loop.batch_progress.total.ready - self._begun_batch)
@@ -177,7 +166,7 @@ class TimeLeft(Reporter, Callback):
         accumulation = int(trainer.accumulate_grad_batches) if automatic else 1
         validated = trainer.enable_validation and sum(map(_count, trainer.num_val_batches or [0])) > 0
         every = trainer.val_check_batch
-        return left_of(FitState(
+        return remaining_counts(FitState(
             epoch=trainer.current_epoch, batch=loop.batch_progress.current.ready, total_batch=loop.batch_progress.total.ready,
             epoch_batches=_finite(trainer.num_training_batches),
             max_epochs=None if trainer.max_epochs in (None, -1) else int(trainer.max_epochs),
@@ -187,15 +176,16 @@ class TimeLeft(Reporter, Callback):
         ))  # fmt: skip
 
     def _guess_s(self) -> float | None:
-        """Of one validation before the first: the sanity check's last batch, else a third of as many training batches."""
+        """Seconds of a validation before the first one: from the sanity check's last batch, else from a third of the
+        training batch time."""
         assert self._watch is not None
         batches = sum(map(_count, self._trainer.num_val_batches or [0]))
         if len(self._sanity_batch_s) > 1:
             return self._sanity_batch_s[-1] * batches
         return self._guess_evaluation_s(batches, 1)
 
-    def _checkpoints_left(self, counts: Counts) -> float:
-        """As each ModelCheckpoint is set; how many it really writes may depend on a metric."""
+    def _checkpoints_left(self, counts: Remaining) -> float:
+        """Checkpoints to come by the settings of each ModelCheckpoint; how many are really written may depend on a metric."""
         left = 0.0
         for callback in getattr(self._trainer, "checkpoint_callbacks", []):
             steps, epochs = getattr(callback, "_every_n_train_steps", 0), getattr(callback, "_every_n_epochs", 0)
@@ -249,7 +239,7 @@ def _count(batches: float) -> float:
 
 
 def _timer_s(trainer: Any) -> float | None:
-    """What the Trainer's `max_time` still allows."""
+    """The time that the Trainer's `max_time` still allows."""
     for callback in trainer.callbacks:
         if type(callback).__name__ == "Timer":
             remaining = callback.time_remaining()

@@ -1,4 +1,5 @@
-"""What the callbacks of all engines share: when to speak, what to say, the run in the journal, and never to harm the training."""
+"""The part that the callbacks of all engines share: when to report, what to say, the run in the journal, and safety for
+the training."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ FIRST_S = 5.0
 FIRST_STEPS = 5
 KEPT_IN_JOURNAL = 1000
 FORWARD_SHARE = 1 / 3
-"""Of a sample's forward and backward pass together: the backward pass has twice the products (Kaplan et al. 2020,
-arXiv:2001.08361, section 2.1)."""
+"""The forward pass as a share of a sample's forward and backward pass: the backward pass has twice the products (Kaplan
+et al. 2020, arXiv:2001.08361, section 2.1)."""
 
 Self_ = TypeVar("Self_", bound="Reporter")
 P = ParamSpec("P")
 
 
 def harmless(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
-    """A hook that can break nothing: at the first error it says so once, and the callback does nothing from then on."""
+    """A hook that cannot break the training: its first error is reported, and the callback is inactive from then on."""
 
     @functools.wraps(hook)
     def guarded(self: Self_, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -47,7 +48,7 @@ def harmless(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenat
 
 
 def say(words: str) -> None:
-    """One line on stderr, above a progress bar where tqdm draws one."""
+    """Print one line on stderr, above a progress bar where tqdm draws one."""
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     try:
         if tqdm is not None:
@@ -59,14 +60,14 @@ def say(words: str) -> None:
 
 
 class Reporter:
-    """Says the time left of a training every `every_s` seconds, and keeps the run in the journal at its end.
+    """Reports a training's remaining time every `every_s` seconds, and stores the run in the journal at its end.
 
-    `tell` takes each `TimeLeft` in place of the line on stderr. `journal` is a path or URL, by default the user's own; with
-    `no_journal` nothing is kept. `model` names the run there, by default the model's class or configuration.
+    `tell` receives each `TimeLeft` in place of the line on stderr. `journal` is a path or URL, by default the user's
+    own; with `no_journal` nothing is stored. `model` names the run, by default after the model's class or configuration.
     """
 
     counted = "step"
-    """What the engine's hooks count: optimizer steps, or batches."""
+    """The unit that the engine's hooks count: optimizer steps, or batches."""
 
     def __init__(
         self, *, every_s: float = EVERY_S, tell: Callable[[TimeLeft], None] | None = None, journal: str | None = None,
@@ -89,7 +90,7 @@ class Reporter:
     # What an engine's hooks call
 
     def _begin(self, speaks: bool, step: int) -> None:
-        """A training begins, or is taken up at `step`. Only one rank speaks and writes."""
+        """Begin or resume a training at `step`. Only one rank reports and stores."""
         self._watch = Stopwatch(self._clock)
         self._speaks, self._begun_at, self._step, self._losses = speaks, step, step, []
         self._next_s = self._watch.begun + min(FIRST_S, self.every_s)
@@ -110,16 +111,16 @@ class Reporter:
         )
 
     def _guess_evaluation_s(self, samples: float | None, samples_per_step: float) -> float | None:
-        """Before the first evaluation: its samples' forward passes, as a share of what a step's samples take."""
+        """Seconds of an evaluation before the first one: the forward passes of its samples, as a share of a step's time."""
         watch = self._watch
         if samples is None or watch is None or not watch.times["step"]:
             return None
         return FORWARD_SHARE * statistics.median(watch.times["step"]) * samples / samples_per_step
 
     def _end(self, execution: Execution, device: str, ended: str = "", micro_steps: int = 1, **fields: Any) -> None:
-        """The training is over, or stopped for the reason `ended`: say what it took, and keep it.
+        """End the training, for the reason `ended` where it was stopped: report its time, and store it.
 
-        `micro_steps`: how many of what was counted make an optimizer step.
+        `micro_steps`: how many counted units make an optimizer step.
         """
         watch, self._watch = self._watch, None
         if watch is None or not self._speaks or not watch.times["step"]:
@@ -139,7 +140,7 @@ class Reporter:
 
 
 def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
-    """Optimizer steps of so many micro-steps each, counted from the end; all of them one, where there are fewer."""
+    """Seconds of optimizer steps from those of their micro-steps, counted from the end; one step where there are too few."""
     if micro_steps == 1 or not seconds:
         return tuple(seconds)
     first = len(seconds) % micro_steps if len(seconds) >= micro_steps else 0
@@ -147,7 +148,7 @@ def steps_of(seconds: Sequence[float], micro_steps: int) -> tuple[float, ...]:
 
 
 def words_of(left: TimeLeft, now: datetime.datetime | None = None, counted: str = "step") -> str:
-    """One line: the step, the time left with its interval, when it ends, and what is not in it."""
+    """One line: the step, the remaining time with its interval, the time of the end, and what is not included."""
     now = now or datetime.datetime.now()
     end = now + datetime.timedelta(seconds=left.seconds)
     at = f"{end:%H:%M}" if end.date() == now.date() else f"{end:%a %d %b %H:%M}"
@@ -160,7 +161,7 @@ def words_of(left: TimeLeft, now: datetime.datetime | None = None, counted: str 
 
 
 def summary_of(watch: Stopwatch, steps: int, counted: str = "step", ended: str = "") -> str:
-    """One line at the end: the steps, the whole time, and what was not steps."""
+    """One line at the end: the steps, the total time, and the time outside steps."""
     median = format_duration(statistics.median(watch.times["step"]))
     works: tuple[Work, ...] = ("evaluation", "checkpoint")
     beside = [f"{watch.count[w]} {w}s in {format_duration(watch.total_s[w])}" for w in works if watch.count[w]]

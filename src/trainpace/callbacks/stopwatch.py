@@ -1,4 +1,4 @@
-"""Where a training's time goes, charged on transition: every second goes to the kind of work that ends at a mark."""
+"""A stopwatch for a training's kinds of work: the time between two marks is charged to the work that ends at the second."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ KEPT_TIMES = 64
 
 
 class Stopwatch:
-    """Collects the latest steps and the other work between them. `clock` gives seconds, and never goes back.
+    """Collects the times of the latest steps and of other work between them. `clock` gives monotonic seconds.
 
-    A step may be charged in pieces (its data before, its computation after an evaluation); `done` closes what was charged.
+    A step may be charged in pieces (its data before an evaluation, its computation after); `done` completes it.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._last = self.begun = clock()
         self.pending: dict[Work, float] = {}
-        """Charged, and not complete."""
+        """Seconds charged to work that is not complete."""
         self.times: dict[Work, deque[float]] = {
             "step": deque(maxlen=KEPT_STEPS), "evaluation": deque(maxlen=KEPT_TIMES), "checkpoint": deque(maxlen=KEPT_TIMES),
             "epoch": deque(maxlen=KEPT_TIMES),
@@ -31,14 +31,14 @@ class Stopwatch:
         self.count: dict[Work, int] = dict.fromkeys(self.times, 0)
 
     def mark(self, work: Work) -> float:
-        """Charge the time since the last mark to `work`; the present."""
+        """Charge the time since the last mark to `work`; returns the present time."""
         now = self._clock()
         self.pending[work] = self.pending.get(work, 0.0) + now - self._last
         self._last = now
         return now
 
     def done(self, work: Work) -> None:
-        """One `work` is complete with what was charged to it since the last one."""
+        """Complete one `work` with all time charged to it since the last one."""
         seconds = self.pending.pop(work, None)
         if seconds is None:
             return
@@ -47,15 +47,13 @@ class Stopwatch:
         self.count[work] += 1
 
     def forget(self, work: Work) -> None:
-        """What was charged and is not complete is not to be expected again."""
+        """Drop charged time of incomplete work that is not expected again."""
         self.pending.pop(work, None)
 
     @property
     def since_s(self) -> float:
-        """Seconds since the last mark."""
         return self._clock() - self._last
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
         return self._clock() - self.begun

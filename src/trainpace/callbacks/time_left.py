@@ -1,14 +1,13 @@
-"""How long a running training still takes, with an interval, from what it has done so far. Pure: no engine, no clock.
+"""The remaining time of a running training with an interval, from its progress so far. Pure: no engine, no clock.
 
-    time left = steps left x mean step + for each other kind of work: times left x its mean
+    remaining time = remaining steps x mean step + for each other kind of work: remaining count x its mean
 
-The latest stretch of steps that looks like one process is told apart: looking back in doubling blocks, the first block whose
-median lies elsewhere ends it (the smallest of windows that agree, after Lepski 1991), where two levels fit best. A pace that
-has held for w steps is expected to hold for another as long: of R steps to come, w ln(1 + R / w) go at that pace (Gott 1993,
-doi:10.1038/363315a0), the rest at the mean of all. So a change that lasts is soon believed, and ten quick steps are not. First
-steps that compile are warm-up and belong to neither. Rare spikes are winsorised (Tukey 1962): the slowest hundredth
-counts as the slowest of the rest, so that one stall of half a minute is not taken to come again, while a pause at every
-fiftieth step is.
+The current pace is found by looking back in doubling blocks: the first block with a different median ends it (the smallest
+of windows that agree, after Lepski 1991), where two levels fit best. A pace that has held for w steps is expected to hold
+for as long again: of R steps to come, w ln(1 + R / w) go at that pace (Gott 1993, doi:10.1038/363315a0), the rest at the
+mean of all steps. So a lasting change soon counts, and ten quick steps do not. The first steps, which may compile, are
+left out as warm-up. Rare spikes are winsorised (Tukey 1962): the slowest hundredth counts as the slowest of the other
+steps, so that a single stall of half a minute is not expected again, while a pause at every fiftieth step is.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ COVERAGE = 0.9
 LEAST_BLOCK = 8
 BLOCKS = 8
 DRIFT = 0.05
-"""A part of the half-width that more steps do not narrow: machines speed up and slow down. Assumed, and held against real runs
-in benchmarks/results/time_left.md."""
+"""The part of the half-width that more steps do not narrow, since machines speed up and slow down. An assumption,
+checked against real runs in benchmarks/results/time_left.md."""
 SHIFT = 0.08
 """Medians of neighbouring blocks that differ by more than this share, and by more than their noise, are two paces."""
 UNSEEN = 2.0
-"""What was never timed may take this many times as long as guessed, or that part of it."""
+"""Work that was never timed may take this many times its estimate, or this fraction of it."""
 SEEN_ONCE = 0.25
-"""How far a second evaluation may lie from the only one that was timed."""
+"""The spread expected of a second evaluation, as a share of the only one that was timed."""
 
 
 class Other(NamedTuple):
-    """Work beside steps: evaluations, checkpoints, the starts of epochs.
+    """Work outside steps: evaluations, checkpoints, the starts of epochs.
 
-    `seconds`: each time that it was done, in order. `times_left`: how often it still comes. `guess_s`: what it may take, where
-    it was not done yet; None where nothing is known.
+    `seconds`: its durations so far, in order. `times_left`: how often it is still to come. `guess_s`: an estimate for
+    work that was not done yet, None where there is none.
     """
 
     name: str
@@ -53,10 +52,10 @@ class Other(NamedTuple):
 
 
 class TimeLeft(Record):
-    """Seconds until the end of a training, as known at `step` of `total_steps`.
+    """Seconds until the end of a training, as estimated at `step` of `total_steps`.
 
-    `other_s`: what of `seconds` each kind of work beside steps takes. `unseen`: kinds that still come but were not seen yet, and
-    are left out because nothing is known of them.
+    `other_s`: the part of `seconds` for each kind of work outside steps. `unseen`: kinds that are still to come but
+    have no estimate, and are left out.
     """
 
     step: int
@@ -69,7 +68,7 @@ class TimeLeft(Record):
 
 
 class Pace(NamedTuple):
-    """Mean seconds of a step to come, the half-width of its interval, and how many latest steps go at one pace."""
+    """Mean seconds of the steps to come, the half-width of the interval, and the number of latest steps at the current pace."""
 
     mean_s: float
     half_width_s: float
@@ -79,12 +78,12 @@ class Pace(NamedTuple):
 def time_left(
     step: int, total_steps: int, step_s: Sequence[float], steps_left: float, others: Sequence[Other] = (), since_s: float = 0.0
 ) -> TimeLeft | None:  # fmt: skip
-    """Seconds until the end. `step_s`: seconds of the latest steps that were timed, the oldest first, without other work in
-    them. `since_s`: seconds since the last of them ended. None before any step was timed.
+    """Seconds until the end. `step_s`: seconds of the latest timed steps, the oldest first, without other work.
+    `since_s`: seconds since the last of them ended. None before any step was timed.
 
-    `step` of `total_steps` is for people; `steps_left`, which may count micro-steps, is what is multiplied.
+    `step` of `total_steps` is shown to people; `steps_left`, which may count micro-steps, enters the estimate.
 
-    Raises TrainpaceError for numbers below 0.
+    Raises TrainpaceError for negative numbers.
     """
     if steps_left < 0 or since_s < 0 or any(o.times_left < 0 for o in others) or any(s < 0 for s in step_s):
         raise TrainpaceError("steps, times and what is left of them are 0 or more.")
@@ -117,7 +116,7 @@ def time_left(
 
 
 def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
-    """The mean pace of `steps_left` steps to come, after these; one step at least."""
+    """The mean pace of `steps_left` steps to come, at least one, after steps that took `step_s`."""
     steady = _without_warm_up(list(step_s))
     recent = _latest(steady)
     n, whole = len(recent), statistics.fmean(_winsorised(steady))
@@ -131,8 +130,8 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
 
 
 def _chance(values: Sequence[float], steps_left: float) -> float:
-    """Half-width of the interval for the mean of `steps_left` more, by the means of blocks: steps near one another are alike,
-    so that single steps would promise too much."""
+    """Half-width of the interval for the mean of `steps_left` more steps, from the means of blocks, since neighbouring
+    steps are correlated."""
     blocks = _block_means(values)
     # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
     coming = max(1.0, steps_left / (len(values) / len(blocks)))
@@ -140,12 +139,12 @@ def _chance(values: Sequence[float], steps_left: float) -> float:
 
 
 def multiples_in(every: int, after: int, last: int) -> int:
-    """How many multiples of `every` lie in (after, last]; none where `every` is 0 or less."""
+    """How many multiples of `every` lie in (after, last]; 0 where `every` is not above 0."""
     return 0 if every <= 0 or last <= after else last // every - after // every
 
 
 def _latest(values: list[float]) -> list[float]:
-    """The longest run of latest values, in doubling blocks, whose medians agree."""
+    """The longest run of latest values whose medians agree in doubling blocks."""
     window = LEAST_BLOCK
     while 2 * window <= len(values) + window // 2:
         if _differ(values[-window:], values[-2 * window : -window]):
@@ -156,7 +155,7 @@ def _latest(values: list[float]) -> list[float]:
 
 
 def _change(values: Sequence[float]) -> int:
-    """Where two levels split the values with the least squares left, at least a few values from either end."""
+    """The index that splits the values into two levels with the least squared error, at least a few values from either end."""
     edge = min(LEAST_BLOCK // 2, len(values) // 2)
     total, best, at = math.fsum(values), -1.0, edge
     before = math.fsum(values[: edge - 1])
@@ -181,7 +180,7 @@ def _quartiles(values: Sequence[float]) -> float:
 
 
 def _without_warm_up(values: list[float]) -> list[float]:
-    """Without the first steps, of which the very first usually compile, allocate and open files."""
+    """The values without the first steps, which may compile, allocate and open files."""
     return values[warmup_steps(values) if len(values) >= 6 else len(values) // 2 :]
 
 
@@ -195,7 +194,7 @@ def _winsorised(values: Sequence[float]) -> list[float]:
 
 
 def _block_means(values: Sequence[float]) -> list[float]:
-    """Means of equal stretches."""
+    """Means of equally long consecutive blocks."""
     values = _winsorised(values)
     blocks = min(BLOCKS, len(values))
     ends = [round(i * len(values) / blocks) for i in range(blocks + 1)]
@@ -203,7 +202,7 @@ def _block_means(values: Sequence[float]) -> list[float]:
 
 
 def _each(other: Other) -> tuple[float, float, float] | None:
-    """(low, mean, high) seconds of one time; None where nothing is known."""
+    """(low, mean, high) seconds of one occurrence; None where there is no estimate."""
     if not other.seconds:
         return None if other.guess_s is None else (other.guess_s / UNSEEN, other.guess_s, other.guess_s * UNSEEN)
     latest = list(other.seconds)[-BLOCKS:]

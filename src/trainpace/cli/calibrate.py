@@ -11,8 +11,7 @@ from trainpace.cli.options import COUNT, DURATION, echo_json
 from trainpace.errors import TrainpaceError
 
 if TYPE_CHECKING:
-    from trainpace.machine.detect import Machine
-    from trainpace.machine.profile import MachineProfile
+    from trainpace.machine import Machine, MachineProfile
 
 
 @click.command()
@@ -44,8 +43,7 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
     """
     from msgspec.structs import replace
 
-    from trainpace.machine.detect import detect
-    from trainpace.machine.disturbances import warnings_of
+    from trainpace.machine import detect, warnings_of
     from trainpace.records import to_jsonable
     from trainpace.report.machine import print_machine, print_profile
     from trainpace.verbs.places import default_profile_file
@@ -57,7 +55,7 @@ def calibrate(seconds: float, ranks: int | None, backend: Any, storage: str | No
         return _calibrate_hosts(target, o["network"], o["as_json"])
     machine = detect()
     if storage is not None:
-        from trainpace.machine.storage import measure_storage
+        from trainpace.machine import measure_storage
 
         machine = replace(machine, storage=measure_storage(storage))
     if not o["as_json"]:
@@ -88,7 +86,7 @@ def profile_of(seconds: float, machine: Machine, ranks: int | None, backend: Any
     with Bar("calibrating", seconds=seconds):
         profile = measure_machine(seconds, machine)
     if ranks is not None:
-        from trainpace.machine.allreduce import measure_allreduce
+        from trainpace.machine import measure_allreduce
 
         with Bar(f"timing all-reduce between {ranks} processes") as bar:
             bar.to(0)
@@ -102,8 +100,7 @@ def _calibrate_hosts(target: Path, gb_per_s: float | None, as_json: bool) -> int
     """Rank 0 puts the links into the profile that an earlier `trainpace calibrate` left."""
     from msgspec.structs import replace
 
-    from trainpace.machine.host_links_rank import measure_host_links
-    from trainpace.machine.profile import MachineProfile
+    from trainpace.machine import MachineProfile, measure_host_links
     from trainpace.records import load, save, to_jsonable
     from trainpace.report.machine import print_host_links
 

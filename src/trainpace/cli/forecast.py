@@ -51,12 +51,14 @@ def forecast(request: ForecastRequest, view: ForecastView) -> int:
             "jumps": shown_jumps,
         })  # fmt: skip
     else:
-        print_forecasts(answer.sweeps[0].workload, rows, jumps, answer.notes, request.model_name)
+        print_forecasts(answer.sweeps[0].forecaster.workload, rows, jumps, answer.notes, request.model_name)
     if view.html or view.figure:
-        from trainpace.report.pages.forecast import Asked, forecast_page, forecast_pictures
+        from trainpace.report.pages.forecast import forecast_page, forecast_pictures
 
-        asked = [Asked(*sweep) for sweep in answer.sweeps]
-        save_pictures(view, lambda: forecast_page(asked, jumps, answer.notes), lambda: forecast_pictures(asked, jumps))
+        sweeps = answer.sweeps
+        save_pictures(
+            view, lambda: forecast_page(sweeps, jumps, answer.notes), lambda: forecast_pictures(sweeps, jumps)
+        )
     if all(row.step is None for row in rows):
         for reason in dict.fromkeys(row.reason for row in rows if row.reason):
             click.echo(f"trainpace: not forecast: {reason}", err=True)

@@ -8,8 +8,7 @@ import click
 
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import catalogue_name
-from trainpace.machine.detect import Machine, cpu_name
-from trainpace.machine.profile import MachineProfile
+from trainpace.machine import Machine, MachineProfile, cpu_name
 from trainpace.records import load
 from trainpace.verbs.places import default_profile_file
 

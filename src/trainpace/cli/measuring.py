@@ -10,20 +10,24 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import click
+import numpy as np
 
 from trainpace.cli.machine import device_of, profile_here
 from trainpace.cli.pictures import save_pictures
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.forecast.jumps import jumps_of
 from trainpace.hardware import Cluster
 from trainpace.journal import Circumstances, Foresight, Journal, RecordedSweep, execution_of, foresee, record_sweep
-from trainpace.machine.detect import Machine, detect
-from trainpace.machine.disturbances import warnings_of
-from trainpace.measure.analysis import SweepAnalysis, analyse
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.probes import measure_noise_scale
-from trainpace.measure.suite import SuiteItem, suite
-from trainpace.measure.sweep import SweepPlan, run_sweep
+from trainpace.machine import Machine, detect, warnings_of
+from trainpace.measure import (
+    Conditions,
+    SuiteItem,
+    SweepAnalysis,
+    SweepPlan,
+    analyse,
+    measure_noise_scale,
+    run_sweep,
+    suite,
+)
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import to_jsonable, write_whole
 from trainpace.report.measurement import print_sweep, sweep_json
@@ -201,14 +205,14 @@ def _forecast_jumps(foresight: Foresight, plan: SweepPlan, conditions: Condition
     """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
     from msgspec.structs import replace
 
-    if not plan.adaptive or foresight.model is not None:
+    if not plan.adaptive or foresight.forecaster.target.kernels.traces_cpu:
         return ()
     execution = execution_of(conditions, plan.batches[0], foresight.workload.optimizer)
     steps = [foresight.at(replace(execution, micro_batch=b)).step for b in plan.batches]
     step_ms = [step.total_ms for step in steps if step is not None]
     if len(step_ms) != len(plan.batches):
         return ()
-    return jumps_of(foresight.workload, execution, foresight.cluster.device, plan.batches, step_ms)
+    return foresight.forecaster.jumps_in(execution, plan.batches, np.array(step_ms))
 
 
 def _run(
@@ -240,7 +244,7 @@ def _most_probes(plan: SweepPlan) -> int | None:
     if plan.until_oom:
         return None
     if plan.adaptive:
-        from trainpace.measure.adaptive import most_probes
+        from trainpace.measure import most_probes
 
         return most_probes(len(plan.batches))
     return len(plan.batches) * plan.repeats

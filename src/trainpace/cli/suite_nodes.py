@@ -20,13 +20,9 @@ import msgspec
 from trainpace.cli.measuring import DEFAULT_BATCHES
 from trainpace.errors import TrainpaceError
 from trainpace.journal import Journal, import_file
-from trainpace.ladder.sources import fingerprint
-from trainpace.launch.job import Ended, Job
-from trainpace.launch.processes import file_name
-from trainpace.launch.slurm import Slurm
-from trainpace.launch.slurm_script import SlurmOptions
-from trainpace.launch.trial_worker import failure_file
-from trainpace.measure.suite import SuiteItem, suite
+from trainpace.ladder import fingerprint
+from trainpace.launch import Ended, Job, Slurm, SlurmOptions, failure_file, file_name
+from trainpace.measure import SuiteItem, suite
 from trainpace.records import cannot_write_into, write_whole
 
 MOST_IN_AN_ARRAY = 1000

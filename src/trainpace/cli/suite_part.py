@@ -18,9 +18,9 @@ from trainpace.cli.machine import device_of
 from trainpace.cli.measuring import measure_item, sparing_the_machine
 from trainpace.errors import TrainpaceError
 from trainpace.journal import Journal, export
-from trainpace.launch.trial_worker import failure_file
-from trainpace.machine.detect import detect
-from trainpace.measure.suite import SuiteItem
+from trainpace.launch import failure_file
+from trainpace.machine import detect
+from trainpace.measure import SuiteItem
 from trainpace.records import write_whole
 
 

@@ -13,7 +13,8 @@ def validate(request: ValidateRequest, view: View) -> int:
     RUNS is CSV or Parquet. Columns: model_spec (or model), gpu_canonical (or gpu), precision, batch_per_gpu,
     step_time_ms (or samples_per_sec), and where they apply num_gpus, num_nodes, interconnect, global_batch, grad_accum,
     seq_len, img_size, optimizer, parallelism, mode (train, forward_backward, inference), memory_format (nchw, nhwc),
-    compile (eager, compile), framework, framework_version, peak_mem_gib, notes, file. An empty field was not stated.
+    compile (eager, compile), framework, framework_version, peak_mem_gib, notes, file; and engine, attention,
+    peak_memory_kind, host_copy, cudnn_benchmark, assumed (docs/verbs/validate.md). An empty field was not stated.
 
     \b
     trainpace validate runs.csv

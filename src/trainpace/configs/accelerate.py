@@ -115,8 +115,7 @@ def _read_kind(reading: Reading, data: dict[str, Any]) -> None:
 
 
 def _read_parallelism(reading: Reading, section: dict[str, Any]) -> None:
-    """Mesh sizes. accelerate itself writes parallelism_config_tp_size inside parallelism_config; tp_size is read as
-    well."""
+    """Mesh sizes. accelerate itself writes parallelism_config_tp_size inside parallelism_config; tp_size is read as well."""
     sizes: dict[str, int] = {}
     for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
         short, long = f"{name}_size", f"parallelism_config_{name}_size"

@@ -90,8 +90,7 @@ def execution_of(values: Mapping[str, Value], base: Execution) -> Execution:
 
 
 def normal(name: str, value: Value) -> Value:
-    """A setting's value in one spelling: files that only switch checkpointing on or off recompute everything or
-    nothing."""
+    """A setting's value in one spelling: files that only switch checkpointing on or off recompute everything or nothing."""
     if name == "activation_checkpointing" and isinstance(value, bool):
         return "full" if value else "none"
     return value

@@ -92,8 +92,7 @@ def has_launcher(line: str) -> bool:
 
 
 def read_launch(text: str, reading: Reading) -> str | None:
-    """Record the settings of the first launch command in `text`; returns the launcher's name, None where there is
-    none."""
+    """Record the settings of the first launch command in `text`; returns the launcher's name, None where there is none."""
     words = split_words(text, reading.file)
     names = [word.rpartition("/")[2] for word in words]
     at = next((i for i, name in enumerate(names) if starts_at(names, i, name)), None)
@@ -121,8 +120,7 @@ def _note_what_is_missing(launcher: Launcher, stated: Set[str], reading: Reading
 
 
 def split_words(text: str, file: str) -> list[str]:
-    """The words that a shell would split `text` into; a substitution that only the shell can resolve stays one word
-    with a $."""
+    """The words that a shell would split `text` into; a substitution that only the shell can resolve stays one word with a $."""
     text = re.sub(r"\\\r?\n", " ", text)
     for _ in range(_DEEPEST_SUBSTITUTION):
         text, substitutions = re.subn(r"\$\([^()]*\)|`[^`]*`", "${command}", text)

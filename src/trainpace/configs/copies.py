@@ -63,8 +63,7 @@ def has_settings(command: str) -> bool:
 
 
 def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: str, output: str) -> tuple[str, ...]:
-    """The command with copies in place of settings files (names relative to `folder`) and `output` in place of output
-    folders."""
+    """The command with copies in place of settings files (names relative to `folder`) and `output` in place of output folders."""
     copied = []
     is_output = False
     for word in words:
@@ -80,8 +79,7 @@ def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: st
 
 
 def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, output: str) -> str:
-    """A settings file's text with the same replacements. Resuming from a checkpoint and pushing to a hub are switched
-    off."""
+    """A settings file's text with the same replacements. Resuming from a checkpoint and pushing to a hub are switched off."""
     read = parse_config(text, file)
     syntax = syntax_of(text, file, read)
     if syntax is None:

@@ -1,5 +1,4 @@
-"""Settings files compared with each other: the values that they agree on, and the settings that contradict each
-other."""
+"""Settings files compared with each other: the values that they agree on, and the settings that contradict each other."""
 
 from __future__ import annotations
 

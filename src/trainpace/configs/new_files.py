@@ -37,8 +37,7 @@ def new_torchrun(execution: Execution, script: str = "train.py", file: str = "la
 def new_sbatch(
     execution: Execution, script: str = "train.py", file: str = "job.sbatch", time_limit_s: float | None = None
 ) -> Written:
-    """A batch script that starts torchrun once per node, with a rendezvous on the first node and one GPU per
-    process."""
+    """A batch script that starts torchrun once per node, with a rendezvous on the first node and one GPU per process."""
     text = (
         "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=1\n\n"
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)\n'

@@ -1,5 +1,4 @@
-"""JSON and YAML parsed more strictly than usual: a duplicate key is an error, where both parsers would take the
-last."""
+"""JSON and YAML parsed more strictly than usual: a duplicate key is an error, where both parsers would take the last."""
 
 from __future__ import annotations
 

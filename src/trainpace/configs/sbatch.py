@@ -34,8 +34,7 @@ def is_sbatch(text: str) -> bool:
 
 
 def read_sbatch(text: str, file: str) -> ConfigFile:
-    """Settings of a batch script. The processes per node are torchrun's where it is used, else the tasks that srun
-    starts."""
+    """Settings of a batch script. The processes per node are torchrun's where it is used, else the tasks that srun starts."""
     reading = Reading(file, "Slurm batch script")
     options = _options(text, reading)
     reading.flag_unknown(options, _COUNTED | _OTHERS, "not an option of sbatch", "#SBATCH --")
@@ -106,8 +105,7 @@ def _options(text: str, reading: Reading) -> dict[str, str]:
 
 
 def _pairs(words: list[str], reading: Reading) -> list[tuple[str, str]]:
-    """Options under their long names with their values: `-N2 --time 1:00 --exclusive` is nodes 2, time 1:00, exclusive
-    ""."""
+    """Options under their long names with their values: `-N2 --time 1:00 --exclusive` is nodes 2, time 1:00, exclusive ""."""
     pairs: list[tuple[str, str]] = []
     i = 0
     while i < len(words):
@@ -256,8 +254,7 @@ def _read_limits(options: dict[str, str], reading: Reading) -> None:
 
 
 def _time_limit_s(value: str, reading: Reading) -> float:
-    """Seconds of minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes[:seconds]; 0: no
-    limit."""
+    """Seconds of minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes[:seconds]; 0: no limit."""
     if value.casefold() in ("infinite", "unlimited"):
         return 0.0
     match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", value)

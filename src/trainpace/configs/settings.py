@@ -28,8 +28,7 @@ class Setting(Record):
 
 
 class Note(Record):
-    """A remark on a key. `leaves_open`: the setting that the key concerns without giving a number ("auto", an elastic
-    range)."""
+    """A remark on a key. `leaves_open`: the setting that the key concerns without giving a number ("auto", an elastic range)."""
 
     file: str
     key: str

@@ -1,8 +1,7 @@
 """The positions of every key and value in a JSON or YAML text, so that one can be changed and nothing else moves.
 
 Positions come from the parsers that read the file: PyYAML's marks, and json's own scanner. A round-trip library would
-reformat the whole document, and ruamel.yaml reads YAML 1.2, in which `no` is a word; the tools that own these files
-read 1.1.
+reformat the whole document, and ruamel.yaml reads YAML 1.2, in which `no` is a word; the tools that own these files read 1.1.
 """
 
 from __future__ import annotations

@@ -72,8 +72,7 @@ def write_changes(
     """Write `changes` into one file's text.
 
     `beside`: formats of the training's other files. `may_add`: settings that the file may gain, None for all.
-    `unchanged`: settings to leave alone. A group of settings is written whole and reads back as intended, or is left as
-    it was.
+    `unchanged`: settings to leave alone. A group of settings is written whole and reads back as intended, or is left as it was.
     """
     read = parse_config(text, file)
     names = changes.names - unchanged
@@ -171,8 +170,7 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
 def save(written: Written) -> str | None:
     """Replace the file, and keep the old one as FILE.bak, FILE.bak2 and so on, never over an older one.
 
-    Returns the backup's name, None where nothing changes. Raises TrainpaceError for a file that has changed since it
-    was read.
+    Returns the backup's name, None where nothing changes. Raises TrainpaceError for a file that has changed since it was read.
     """
     if written.text == written.before:
         return None

@@ -1,4 +1,4 @@
-"""What could be changed about each cause, and how many milliseconds a step it should save. Pure arithmetic on a recording."""
+"""Possible changes for each cause, with the milliseconds per step that each should save. Pure arithmetic on a recording."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainpace.units import format_number
 from trainpace.watch import Rank, batches_per_step
 
 WORTH = 0.03
-"""A change that saves a smaller share of the step than this is said not to be worth making."""
+"""A change that saves a smaller share of the step than this is reported as not worth making."""
 MANY_WORKERS = 16
 SEND_MS = HANDOVER_MS = 0.5
-"""What a worker takes to send a batch and the training process to receive it, at the least (measured on two cores)."""
+"""The least time for a worker to send a batch and for the training process to receive it (measured on two cores)."""
 LEAST_BATCH_MS = 1.0
 """A batch that is made faster than this is not worth preparing offline."""
 LARGER_BATCH = 4
@@ -29,9 +29,9 @@ LEAST_LAUNCH = 0.1
 
 
 class Advice(Record):
-    """One change: what to do, what it should save a step, and its ceiling: all that its cause takes.
+    """One change: its description, the saving per step, and its ceiling, the whole time of its cause.
 
-    `settings` names what to set, where it is a setting; `basis` where the figure comes from.
+    `settings`: the values to set, where it is a setting; `basis`: the source of the figure.
     """
 
     cause: str
@@ -47,7 +47,7 @@ Advisor = Callable[[Sequence[Rank], Split], list[Advice]]
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
-    """All changes that this recording allows a figure for, those that save most first; also the ones that save nothing."""
+    """All changes for which the recording supports a figure, the largest saving first, including those that save nothing."""
     changes: list[Advice] = []
     for advisor in ADVISORS:
         changes += advisor(ranks, split)
@@ -57,7 +57,7 @@ def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
 
 
 def loader_cost(rank: Rank) -> LoaderCost | None:
-    """What a batch costs its loader, in workers or in the training process, as it was seen while training ran."""
+    """The loader's cost of a batch, in workers or in the training process, as observed during training."""
     if rank.fetch is None:
         return None
     batch = round(rank.samples_per_step / batches_per_step(rank)) or (rank.loader and rank.loader.batch_size) or 1
@@ -68,7 +68,7 @@ def loader_cost(rank: Rank) -> LoaderCost | None:
 
 
 def compute_ms(rank: Rank, split: Split) -> float:
-    """A micro-step without its data: measured with a cached batch, else by what the parts leave."""
+    """A micro-step without its data: measured with a cached batch, else the remainder after the other parts."""
     blocks = [b.step_ms for b in rank.blocks if b.trial == "cached_batch"]
     occasional = split.by_cause["checkpoint"] + split.by_cause["evaluation"] + split.by_cause["trainpace"]
     whole = (
@@ -82,7 +82,7 @@ def _cores(ranks: Sequence[Rank]) -> float:
 
 
 def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
-    """A step, without what comes now and then, if its loader had so many workers. The recording must have fetch costs."""
+    """A step, without occasional parts, if its loader had this many workers. The recording must have fetch costs."""
     cost = loader_cost(ranks[0])
     assert cost is not None
     if not ranks[0].loader or not ranks[0].loader.workers:

@@ -1,4 +1,4 @@
-"""Verdict, why and next of one recording."""
+"""Verdict, reasons and next steps for one recording."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainpace.watch import TRIALS, Line, Rank, Recording, batches_per_step
 
 
 class Share(Record):
-    """Milliseconds of the mean step that one cause takes. `proved`: an intervention took it away, or told it apart."""
+    """Milliseconds of the mean step due to one cause. `proved`: an intervention removed or isolated it."""
 
     cause: str
     in_words: str
@@ -24,7 +24,7 @@ class Share(Record):
 
 
 class Diagnosis(Record):
-    """Where a step's time goes and what to change. Shares add up to `step_ms`."""
+    """The causes of a step's time, and what to change. Shares add up to `step_ms`."""
 
     verdict: str
     why: tuple[str, ...]
@@ -41,12 +41,12 @@ class Diagnosis(Record):
     warnings: tuple[str, ...] = ()
 
     def seconds_an_epoch(self, ms: float) -> float | None:
-        """What so many milliseconds a step are in an epoch; None where its length is not known."""
+        """Milliseconds per step as seconds per epoch; None where the epoch's length is unknown."""
         return None if self.steps_per_epoch is None else ms * self.steps_per_epoch / 1000
 
 
 def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
-    """The diagnosis of a recorded command. Raises TrainpaceError, with what was seen, for one that did not step."""
+    """The diagnosis of a recorded command. Raises TrainpaceError, with what was seen, for a command without training steps."""
     if not recording.ranks:
         ended = f" It ended with exit code {recording.exit_code}." if recording.exit_code else ""
         raise TrainpaceError(
@@ -54,16 +54,16 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
             "A step is a call of a torch optimizer's step().",
         )
     ranks = recording.ranks
-    parted = split(ranks)
-    step = math.fsum(parted.by_cause.values())
+    parts = split(ranks)
+    step = math.fsum(parts.by_cause.values())
     proofs = {p.trial: p for trial in TRIALS[2:] if trial != "few_samples" and (p := proof(ranks, trial)) is not None}
     shares = sorted(
-        (Share(cause=c, in_words=IN_WORDS[c], ms=parted.by_cause[c], share=parted.by_cause[c] / step,
-               proved=c in parted.proved) for c in CAUSES),
+        (Share(cause=c, in_words=IN_WORDS[c], ms=parts.by_cause[c], share=parts.by_cause[c] / step,
+               proved=c in parts.proved) for c in CAUSES),
         key=lambda s: -s.ms,
     )  # fmt: skip
     verdict = next(s.cause for s in shares if s.cause != "trainpace")
-    changes = advise(ranks, parted)
+    changes = advise(ranks, parts)
     first = ranks[0]
     return Diagnosis(
         verdict=verdict,
@@ -77,7 +77,7 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
         steps_per_epoch=_steps_per_epoch(first),
         epochs=epochs,
-        share_of_roof=_share_of_roof(first, parted.by_cause["compute"]),
+        share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
         warnings=tuple(_warnings(recording)),
     )
 
@@ -89,7 +89,7 @@ def _steps_per_epoch(rank: Rank) -> float | None:
 
 
 def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
-    """FLOP/s of the model's own operators against a large product of matrices in the same process."""
+    """FLOP/s of the model's operators relative to a large matrix product in the same process."""
     if not (rank.flops and rank.matmul_gflops and compute_ms > 0):
         return None
     return rank.flops / (compute_ms * 1e6) / rank.matmul_gflops
@@ -104,13 +104,13 @@ def _why(
         f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step)} ms) goes into {top.in_words}."
     ]
     shown = {"data": "cached_batch", "communication": "no_sync", "straggler": "no_sync", "logging": "muted"}
-    found = proofs.get(shown.get(verdict, ""))
-    if found is not None:
+    evidence = proofs.get(shown.get(verdict, ""))
+    if evidence is not None:
         what = {"cached_batch": "the same batch again and again", "no_sync": "no exchange between ranks",
-                "muted": "output left out"}[found.trial]  # fmt: skip
+                "muted": "output left out"}[evidence.trial]  # fmt: skip
         lines.append(
-            f"With {what} a step took {format_number(found.without_ms)} ms in place of {format_number(found.plain_ms)}: "
-            f"{format_number(found.saved_ms)} less ({format_number(found.low_ms)} to {format_number(found.high_ms)})."
+            f"With {what} a step took {format_number(evidence.without_ms)} ms in place of {format_number(evidence.plain_ms)}: "
+            f"{format_number(evidence.saved_ms)} less ({format_number(evidence.low_ms)} to {format_number(evidence.high_ms)})."
         )
     if verdict == "data" and first.fetch is not None:
         kind = "waiting" if first.fetch.sample_cpu_ms < 0.5 * first.fetch.sample_wall_ms else "computing"

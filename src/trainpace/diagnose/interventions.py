@@ -1,4 +1,4 @@
-"""What each intervention took away: plain blocks against blocks without one cause, round by round."""
+"""The effect of each intervention: plain blocks against blocks with one cause removed, round by round."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _over_ranks(ranks: Sequence[Rank], trial: str, i: int) -> float:
 
 
 def own_pace_ms(ranks: Sequence[Rank]) -> list[float] | None:
-    """Each rank's step when none waits for another; None where that was not tried."""
+    """Each rank's step when no rank waits for another; None where that was not tried."""
     paces = []
     for rank in ranks:
         blocks = of_trial(rank, "no_sync")
@@ -68,9 +68,10 @@ def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
 
 
 def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
-    """What forward and backward take whatever the batch: the line through a full batch and one of few samples, at none.
+    """The part of forward and backward that does not depend on the batch: the line through a full batch and a small
+    one, extrapolated to zero.
 
-    `not_compute_ms` is what a backward waits for other ranks. None where few samples were not tried.
+    `not_compute_ms`: time of backward spent waiting for other ranks. None where the small batch was not tried.
     """
     full = part_ms(rank, "cached_batch", *FORWARD_AND_BACKWARD)
     few = part_ms(rank, "few_samples", *FORWARD_AND_BACKWARD)

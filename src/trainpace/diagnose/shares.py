@@ -1,4 +1,4 @@
-"""A step's milliseconds by cause: what the parts of the trail and the interventions say together. They add up to the step."""
+"""A step's milliseconds by cause, from the parts of the trail and the interventions together. They add up to the step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainpace.diagnose.interventions import fixed_ms, of_trial, own_pace_ms, pa
 from trainpace.watch import Rank
 
 STRAGGLES = 0.05
-"""A rank whose own pace is so much behind the others' mean makes them wait."""
+"""A rank slower than the others' mean by this share is a straggler that makes them wait."""
 
 CAUSES = (
     "data", "host_to_device", "launch", "compute", "optimizer", "communication", "straggler", "logging", "checkpoint",
@@ -34,8 +34,8 @@ IN_WORDS = {
 
 
 class Split(NamedTuple):
-    """Mean milliseconds a step by cause, over the ranks that wait for the slowest, if there is one, else over all; which
-    causes an intervention has shown. `fixed_ms`: what forward and backward take whatever the batch."""
+    """Mean milliseconds per step by cause, over the ranks that wait for a straggler if there is one, else over all; and
+    the causes that an intervention has shown. `fixed_ms`: the part of forward and backward that does not depend on the batch."""
 
     by_cause: dict[str, float]
     proved: frozenset[str]
@@ -44,8 +44,8 @@ class Split(NamedTuple):
 
 
 def split(ranks: Sequence[Rank]) -> Split:
-    """Divide the step of these ranks. Without interventions, exchange hidden in backward is taken from DDP's own counters,
-    and launching cannot be told from computing."""
+    """Divide the step of these ranks by cause. Without interventions, overlapped communication is taken from DDP's own
+    counters, and launch overhead cannot be told from computation."""
     proved = set()
     paces = own_pace_ms(ranks)
     others, slowest, straggler = ranks, None, 0.0
@@ -59,9 +59,9 @@ def split(ranks: Sequence[Rank]) -> Split:
     communication = parts["communication"]
     if paces is not None and len(ranks) > 1:
         plain = [fmean(b.step_ms for b in of_trial(r, "plain")) for r in ranks]
-        found = proof(ranks, "no_sync")
-        assert found is not None
-        if found.low_ms > 0 or not communication:  # noise may hide what blocking calls show
+        exchange = proof(ranks, "no_sync")
+        assert exchange is not None
+        if exchange.low_ms > 0 or not communication:  # noise may hide what blocking calls show
             communication = max(0.0, fmean(plain) - max(paces))
             proved |= {"communication", "straggler"}
     elif ranks[0].ddp:
@@ -105,13 +105,13 @@ def split(ranks: Sequence[Rank]) -> Split:
 
 
 def _waiting_in_blocks(rank: Rank, waiting_ms: float) -> float:
-    """What of a step's waiting is left in its forward and backward."""
+    """The waiting of a step that remains in its forward and backward."""
     inside = part_ms(rank, "plain", "forward", "backward")
     return min(max(0.0, waiting_ms), inside or 0.0)
 
 
 def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
-    """Communication that backward did not hide, by DistributedDataParallel's counters (nanoseconds a backward)."""
+    """Exposed communication by DistributedDataParallel's counters (nanoseconds per backward)."""
     exposed = []
     for rank in ranks:
         whole = rank.ddp.get("avg_backward_comm_time", 0) - rank.ddp.get("avg_backward_compute_comm_overlap_time", 0)
@@ -120,8 +120,9 @@ def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:
 
 
 def _take(waiting: float, forward: float, backward: float, optimizer: float) -> tuple[float, float, float]:
-    """Waiting that is no part of its own lies in backward first, then in forward (gathered parameters) and the optimizer.
-    Less than nothing: collectives' own time that would have been spent computing anyway, given back to backward."""
+    """Waiting that has no part of its own lies first in backward, then in forward (all-gathered parameters) and the
+    optimizer. A negative value is collectives' own time that would have been spent computing anyway, and is given back
+    to backward."""
     if waiting < 0:
         return forward, backward - waiting, optimizer
     values = []

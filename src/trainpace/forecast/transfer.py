@@ -14,10 +14,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast.old import forecast
-from trainpace.hardware.cluster import Cluster
+from trainpace.forecast.forecaster import Forecaster
 from trainpace.outcome import STEP_PARTS, Forecast, Interval, Measurement, StepTime
-from trainpace.workload import Workload
 
 LARGEST_RATIO = 5.0
 """Beyond this the measurement is of another workload."""
@@ -25,14 +23,15 @@ SHRINKAGE = 2.0
 """So many models that were forecast rightly are assumed beside those that were measured."""
 
 
-def transfer_ratio(workload: Workload, measurement: Measurement, source: Cluster) -> float:
-    """measured / forecast on the measured device. Raises where the two cannot be of one workload."""
-    if measurement.model != workload.model:
+def transfer_ratio(measurement: Measurement, source: Forecaster) -> float:
+    """measured / forecast, by a forecaster for the measured device. Raises where the two cannot be of one workload."""
+    model = source.workload.model
+    if measurement.model != model:
         raise TrainpaceError(
-            f"the measurement is of {measurement.model}, and the forecast of {workload.model}.",
+            f"the measurement is of {measurement.model}, and the forecast of {model}.",
             "Give a measurement of the same model.",
         )
-    there = forecast(workload, measurement.execution, source)
+    there = source.forecast(measurement.execution)
     if there.step is None:
         raise TrainpaceError(
             f"the measured run cannot be forecast, so there is nothing to compare with: {there.reason}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainpace.journal.exchange import export
     from trainpace.journal.exporting.mlflow import export_mlflow
     from trainpace.journal.exporting.wandb import export_wandb
-    from trainpace.journal.foresight import Foresight, foresee, workload_key
+    from trainpace.journal.foresight import Foresight, foresee, foresight_of, workload_key
     from trainpace.journal.identity import anonymous, anonymous_entry, anonymous_sweep, this_machines_names
     from trainpace.journal.importing import Imported, format_of, import_file
     from trainpace.journal.importing.reading import Given, as_precision

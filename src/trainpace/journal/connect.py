@@ -100,8 +100,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """Run `work` in one transaction that writes, again where another process held the lock; all of it happens or
-    nothing.
+    """Run `work` in one transaction that writes, again where another process held the lock; all of it happens or nothing.
 
     SQLite takes the lock at the start: a transaction that read first could not wait for it.
     """
@@ -117,8 +116,7 @@ def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def tidy(engine: Engine) -> None:
-    """Refresh PostgreSQL's statistics after many new rows; its own refresh takes minutes, and queries are slow until
-    then."""
+    """Refresh PostgreSQL's statistics after many new rows; its own refresh takes minutes, and queries are slow until then."""
     if engine.dialect.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM (ANALYZE) runs")

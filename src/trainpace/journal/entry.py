@@ -170,8 +170,7 @@ def measurement_of(entry: Entry) -> Measurement:
 
 
 def printable(text: str) -> str:
-    """Text without control characters (as a crashed process may print) and lone surrogates, which no database
-    stores."""
+    """Text without control characters (as a crashed process may print) and lone surrogates, which no database stores."""
     clean = "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else " " for c in text)
     return clean.encode("utf-8", "replace").decode()
 

@@ -1,5 +1,4 @@
-"""Records written to files and read back. JSON, CSV and Parquet hold every record whole; the tables add columns for
-people.
+"""Records written to files and read back. JSON, CSV and Parquet hold every record whole; the tables add columns for people.
 
 JSON is a list with one record per line, so that long files are written and read line by line. The tables have the
 columns that ``trainpace validate`` reads and a column `record`, from which they are imported.
@@ -32,8 +31,7 @@ COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
 
 
 def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
-    """Write records to FILE.json, .csv or .parquet, whole or not at all; returns their number. Holds a few thousand in
-    memory."""
+    """Write records to FILE.json, .csv or .parquet, whole or not at all; returns their number. Holds a few thousand in memory."""
     writers: dict[str, Callable[[Path, Iterable[Entry | Sweep]], int]] = {
         ".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet,
     }  # fmt: skip

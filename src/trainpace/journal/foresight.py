@@ -6,11 +6,10 @@ import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainpace.execution import Execution
-from trainpace.forecast import KernelConstants, MachineModel, forecast
+from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, KernelConstants, MachineModel, Target
 from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, measured_ratio, sharpened, shifted
 from trainpace.hardware import Cluster
 from trainpace.outcome import Forecast
-from trainpace.schedule import Schedule
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:  # a forecast without a journal loads no database
@@ -18,68 +17,76 @@ if TYPE_CHECKING:  # a forecast without a journal loads no database
 
 
 class Foresight(NamedTuple):
-    """A workload on a cluster, the machine's own kernel model if it was calibrated, and the ratios measured / forecast
-    in the journal.
+    """A forecaster, and the ratios measured / forecast in the journal.
 
-    `known`: of this workload on this device, by batch size; `others`: of other models on this device.
+    `same_workload`: those of this workload on this device, by batch size; `others`: those of other models on this device.
     """
 
-    workload: Workload
-    cluster: Cluster
-    model: MachineModel | KernelConstants | None
-    known: tuple[MeasuredRatio, ...] = ()
+    forecaster: Forecaster
+    same_workload: tuple[MeasuredRatio, ...] = ()
     others: tuple[float, ...] = ()
 
-    def at(self, execution: Execution, schedule: Schedule | None = None) -> Forecast:
-        """The forecast, corrected by measurements of the same workload, else by those of other models."""
-        return self.plain_and_sharp(execution, schedule)[1]
+    @property
+    def workload(self) -> Workload:
+        return self.forecaster.workload
 
-    def plain_and_sharp(self, execution: Execution, schedule: Schedule | None = None) -> tuple[Forecast, Forecast]:
-        """The forecast without the journal, and with it."""
-        plain = forecast(self.workload, execution, self.cluster, schedule, self.model)
-        if self.known:
-            return plain, sharpened(plain, self.known, "journal")
+    def at(self, execution: Execution) -> Forecast:
+        """The forecast, corrected."""
+        return self.corrected(self.forecaster.forecast(execution))
+
+    def corrected(self, plain: Forecast) -> Forecast:
+        """A forecast of the forecaster, corrected by measurements of the same workload, else by those of other models."""
+        if self.same_workload:
+            return sharpened(plain, self.same_workload, "journal")
         source = f"{len(self.others)} other model{'s' if len(self.others) > 1 else ''} on this device (journal)"
-        return plain, shifted(plain, self.others, source)
+        return shifted(plain, self.others, source)
 
     def in_words(self) -> str:
         """One sentence on the journal's part in the forecast; "" where it has none."""
-        if self.known:
-            sizes = ", ".join(str(k.batch) for k in self.known[:8])
+        if self.same_workload:
+            sizes = ", ".join(str(ratio.batch) for ratio in self.same_workload[:8])
             return f"sharpened by the journal, where this workload was measured on this device at batch {sizes}."
         n = len(self.others)
         return f"shifted by the journal: {n} other model{'s' if n > 1 else ''} measured on this device." if n else ""
 
 
-def foresee(
-    workload: Workload,
+def foresight_of(
+    forecaster: Forecaster,
     execution: Execution,
-    cluster: Cluster,
-    model: MachineModel | KernelConstants | None,
     journal: Journal | None,
     sequence_length: int | None = None,
     image_size: int | None = None,
 ) -> Foresight:
     """Look up the journal's runs near this workload and device."""
     if journal is None:
-        return Foresight(workload, cluster, model)
+        return Foresight(forecaster)
     from trainpace.journal.identity import anonymous
     from trainpace.journal.neighbours import neighbours
 
+    workload, device = forecaster.workload, forecaster.target.cluster.device
     near = neighbours(
-        journal, anonymous(workload.model), cluster.device.name, execution, workload_key(workload, execution),
+        journal, anonymous(workload.model), device.name, execution, workload_key(workload, execution),
         sequence_length or workload.sequence_length, image_size,
     )  # fmt: skip
     same_workload = []
     for entry in near.same_workload:
-        there = forecast(workload, entry.execution, cluster, None, model)
+        there = forecaster.forecast(entry.execution)
         if there.step is not None and entry.step_time_ms is not None:
             same_workload.append(
                 measured_ratio(entry.execution.global_batch, there.step, entry.step_time_ms, entry.step)
             )
     others = [r.measured_over_forecast for r in near.same_device]
     plausible = tuple(ratio for ratio in others if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO)
-    return Foresight(workload, cluster, model, tuple(same_workload), plausible)
+    return Foresight(forecaster, tuple(same_workload), plausible)
+
+
+def foresee(
+    workload: Workload, execution: Execution, cluster: Cluster, model: MachineModel | KernelConstants | None,
+    journal: Journal | None, sequence_length: int | None = None, image_size: int | None = None,
+) -> Foresight:  # fmt: skip
+    """The old name of `foresight_of`."""
+    kernels = CalibratedKernels(model) if isinstance(model, MachineModel) else FittedKernels(model)
+    return foresight_of(Forecaster(workload, Target(cluster, kernels)), execution, journal, sequence_length, image_size)
 
 
 def workload_key(workload: Workload, execution: Execution) -> str:

@@ -17,8 +17,7 @@ _SIZES = ("micro_batch", "accumulation")
 
 
 class Ratio(Record):
-    """One other model on the same device: the median of measured step time / forecast without the journal, over `n`
-    runs."""
+    """One other model on the same device: the median of measured step time / forecast without the journal, over `n` runs."""
 
     model: str
     n: int

@@ -1,5 +1,4 @@
-"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep keeps its measurements and can be
-resumed."""
+"""Sweeps recorded in the journal probe by probe, so that an interrupted sweep keeps its measurements and can be resumed."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from trainpace.journal.entry import Entry, Sweep, entry_of, measurement_of, new_
 from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
 from trainpace.journal.store import Journal
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.sweep import Outcome, SweepPlan, run_sweep
+from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
 from trainpace.outcome import FailedProbe
 
 
@@ -43,8 +41,7 @@ def program_command() -> str:
 
 
 class RecordedSweep(NamedTuple):
-    """A sweep's id in the journal, all its outcomes, and the number of them that an earlier, interrupted run had
-    measured."""
+    """A sweep's id in the journal, all its outcomes, and the number of them that an earlier, interrupted run had measured."""
 
     id: str
     outcomes: list[Outcome]
@@ -119,7 +116,8 @@ def _entry(
     if foresight is None:
         return entry
     entry = replace(entry, workload_key=workload_key(foresight.workload, outcome.execution))
-    plain, foreseen = foresight.plain_and_sharp(outcome.execution)
+    plain = foresight.forecaster.forecast(outcome.execution)
+    foreseen = foresight.corrected(plain)
     if plain.step is None or foreseen.step is None or foreseen.step_time_interval_ms is None:
         return entry
     interval = foreseen.step_time_interval_ms

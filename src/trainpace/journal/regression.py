@@ -10,8 +10,7 @@ from trainpace.records import Record
 from trainpace.watch import Recording
 
 TOLERANCE = 0.05
-"""Steps of different processes of one program on one machine differ by a few per cent, more than steps of one
-process."""
+"""Steps of different processes of one program on one machine differ by a few per cent, more than steps of one process."""
 
 
 class Pace(Record):
@@ -25,8 +24,7 @@ class Pace(Record):
 
 
 class Guarded(Record):
-    """`regressed`: the lower end of the ratio's interval, or without intervals the ratio itself, is above 1 +
-    tolerance."""
+    """`regressed`: the lower end of the ratio's interval, or without intervals the ratio itself, is above 1 + tolerance."""
 
     baseline: Pace
     now: Pace

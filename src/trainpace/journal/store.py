@@ -63,8 +63,7 @@ class Journal:
     def open(cls, where: str | None = None, create: bool = True, read_only: bool = False) -> Self:
         """Open the journal at a path or URL, by default the user's own, and migrate it to this version.
 
-        Without `create`, a journal that does not exist is an error. With `read_only`, the database then refuses every
-        change.
+        Without `create`, a journal that does not exist is an error. With `read_only`, the database then refuses every change.
         """
         url = url_of(where or default_place())
         with plainly(url):
@@ -135,8 +134,7 @@ class Journal:
         return new
 
     def get(self, id_or_prefix: str) -> Entry:
-        """The run with this id or unique beginning of an id. Raises UnknownName, or TrainpaceError where several
-        match."""
+        """The run with this id or unique beginning of an id. Raises UnknownName, or TrainpaceError where several match."""
         prefix = id_or_prefix.strip().lower()
         records = []
         if re.fullmatch(r"[0-9a-f]{1,32}", prefix):
@@ -169,8 +167,7 @@ class Journal:
             return connection.execute(filtered(select(func.count()).select_from(runs), query)).scalar_one()
 
     def median_step_ms(self, by: str = "model", query: Query = ALL) -> list[Median]:
-        """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), sorted by
-        it."""
+        """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), sorted by it."""
         if by not in GROUPS:
             raise UnknownName("column", by, GROUPS, f"One of {', '.join(GROUPS)}.")
         group, time = runs.c[by], runs.c.step_time_ms

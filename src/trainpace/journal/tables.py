@@ -112,8 +112,7 @@ def sweep_row_of(sweep: Sweep) -> dict[str, Any]:
 
 
 def version_of(connection: Connection) -> int | None:
-    """The version of the journal's tables; None in an empty database. Raises UnreadableInput for tables of another
-    program."""
+    """The version of the journal's tables; None in an empty database. Raises UnreadableInput for tables of another program."""
     tables = set(inspect(connection).get_table_names())
     if "journal_meta" not in tables:
         if tables & {"runs", "sweeps"}:
@@ -125,8 +124,7 @@ def version_of(connection: Connection) -> int | None:
 
 
 def bring_up_to_date(connection: Connection) -> None:
-    """Create the tables, or run the missing migrations, in the caller's transaction. Two processes may do so at
-    once."""
+    """Create the tables, or run the missing migrations, in the caller's transaction. Two processes may do so at once."""
     one_writer(connection)
     version = version_of(connection)
     if version is None:

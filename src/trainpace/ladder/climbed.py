@@ -6,12 +6,12 @@ import statistics
 
 import msgspec
 
-from trainpace.ladder.foresee import Foreseen
 from trainpace.ladder.gains import Gain
 from trainpace.ladder.losses import LossCheck
 from trainpace.ladder.rungs import Ladder, Setup
-from trainpace.launch.trial import TrialResult
-from trainpace.measure.repeats import noise_of, repeat_interval
+from trainpace.ladder.step_forecast import StepForecast
+from trainpace.launch import TrialResult
+from trainpace.measure import noise_of, repeat_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record
 from trainpace.schedule import training_time
@@ -60,11 +60,11 @@ def _compute_ms(result: TrialResult) -> float:
     return statistics.median(step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True))
 
 
-class Tried(Record):
+class Attempt(Record):
     """One alternative: what was foreseen, and what was measured or why not."""
 
     setup: Setup
-    foreseen: Foreseen
+    foreseen: StepForecast
     measured: Measured | None = None
     failure: str = ""
 
@@ -78,7 +78,7 @@ class RungResult(Record):
 
     title: str
     key: str
-    tried: tuple[Tried, ...]
+    tried: tuple[Attempt, ...]
     chosen: int | None
     kept: bool
     reason: str
@@ -95,7 +95,7 @@ class RungResult(Record):
         return self.chosen is not None or ended
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> Attempt | None:
         """The alternative that was judged."""
         return None if self.chosen is None else self.tried[self.chosen]
 

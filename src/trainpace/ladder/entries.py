@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from trainpace.journal import Entry, new_id, now_utc, printable
-from trainpace.ladder.climbed import Tried
+from trainpace.ladder.climbed import Attempt
 from trainpace.ladder.rungs import words_of
 
 _OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
 
 
-def entry_of_trial(one: Tried, device: str, seed: int, model: str) -> Entry:
+def entry_of_trial(one: Attempt, device: str, seed: int, model: str) -> Entry:
     """The entry of a trial, with what was forecast for it."""
     e, measured, foreseen = one.setup.execution, one.measured, one.foreseen
     fields: dict[str, Any] = {}

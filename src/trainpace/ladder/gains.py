@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from trainpace.forecast.intervals import student_t_95
-from trainpace.measure.repeats import noise_of
+from trainpace.measure import noise_of
 from trainpace.records import Record
 
 BETWEEN_PROCESSES = 0.05

@@ -14,8 +14,7 @@ from trainpace.errors import Contradiction, TrainpaceError, UnknownName, Unreada
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
 from trainpace.ladder.script import present
-from trainpace.launch.slurm_script import SlurmOptions
-from trainpace.launch.trial import LoaderSettings
+from trainpace.launch import LoaderSettings, SlurmOptions
 from trainpace.plan import Change, DataPath, Plan
 from trainpace.records import from_json, read_bytes
 from trainpace.schedule import Schedule

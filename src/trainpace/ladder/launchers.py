@@ -8,12 +8,8 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
-from trainpace.ladder.rungs import Ladder
-from trainpace.launch.job import Launcher
-from trainpace.launch.processes import ThisMachine
-from trainpace.launch.slurm import Slurm
-from trainpace.launch.slurm_script import SlurmOptions
-from trainpace.launch.torchrun import Torchrun
+from trainpace.ladder import Ladder
+from trainpace.launch import Launcher, Slurm, SlurmOptions, ThisMachine, Torchrun
 
 
 class LauncherChoice(NamedTuple):

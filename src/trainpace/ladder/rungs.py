@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName
 from trainpace.execution import Execution
-from trainpace.launch.slurm_script import SlurmOptions
-from trainpace.launch.trial import EngineName, LoaderSettings, Trial
+from trainpace.launch import EngineName, LoaderSettings, SlurmOptions, Trial
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 
@@ -37,7 +36,7 @@ class Setup(Record):
 
     def trial(self, **rest: Any) -> Trial:
         """The trial of it; `rest` are Trial's fields that say how long and on what."""
-        from trainpace.launch.engines.rules import engine_for
+        from trainpace.launch import engine_for
 
         return Trial(
             task=self.task, execution=self.execution, engine=self.engine or engine_for(self.execution), loader=self.loader,

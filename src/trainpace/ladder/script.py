@@ -32,9 +32,7 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import Script, Setup
 from trainpace.ladder.sources import file_of_module, sources_of
-from trainpace.launch.job import OnLine
-from trainpace.launch.script import ScriptTrial, run_script
-from trainpace.launch.trial import FailedTrial, LoaderSettings, TrialResult
+from trainpace.launch import FailedTrial, LoaderSettings, OnLine, ScriptTrial, TrialResult, run_script
 from trainpace.records import make_folder, write_whole
 from trainpace.schedule import accumulation_for_global_batch
 

@@ -14,7 +14,7 @@ import torch
 from trainpace.errors import TrainpaceError
 from trainpace.launch.engines.engine import Engine
 from trainpace.launch.trial import Trial
-from trainpace.measure.noise_norms import DdpNoiseNorms, squared_norm
+from trainpace.measure import DdpNoiseNorms, squared_norm
 from trainpace.schedule import GradientNorms, noise_scale
 
 

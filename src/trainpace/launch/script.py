@@ -21,7 +21,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.launch.job import Ended, Job, OnLine
 from trainpace.launch.processes import run_here
 from trainpace.launch.trial import FailedTrial, TrialResult
-from trainpace.machine.environment import cpu_name
+from trainpace.machine import cpu_name
 from trainpace.medians import median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, write_whole

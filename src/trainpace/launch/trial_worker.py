@@ -54,9 +54,8 @@ def train(trial: Trial) -> TrialResult:
     from trainpace.launch.engines.rules import why_no_noise_scale
     from trainpace.launch.noise import estimate, norms_of
     from trainpace.launch.samples import batches_of
-    from trainpace.machine.environment import environment
-    from trainpace.measure.formats import allow_tf32, check_device
-    from trainpace.measure.memory import MemoryMeter
+    from trainpace.machine import environment
+    from trainpace.measure import MemoryMeter, allow_tf32, check_device
     from trainpace.medians import median, median_interval
     from trainpace.trace.task import build_task, make_optimizer
 
@@ -110,7 +109,7 @@ class _Steps:
     """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
-        from trainpace.measure.marks import marks_of
+        from trainpace.measure import marks_of
 
         self._trial, self._task, self._engine = trial, task, engine
         self._next_batch = next_batch

@@ -25,9 +25,8 @@ from trainpace.loader.runs import (
 from trainpace.loader.samples import choose, first_pass, sample_cost
 from trainpace.loader.target import LoaderTarget, load_target
 from trainpace.loader.transform_costs import is_random, transform_stages
-from trainpace.machine.detect import detect
-from trainpace.machine.environment import environment
-from trainpace.measure.repeats import noise_of, repeat_interval
+from trainpace.machine import detect, environment
+from trainpace.measure import noise_of, repeat_interval
 from trainpace.process import serve
 from trainpace.records import to_json
 from trainpace.shards import opened_files

@@ -1,7 +1,17 @@
-"""What this machine is: its processors, GPUs, links and disks, and what they can do."""
+"""What this machine is: its processors, GPUs, links and disks, and what they can do. Importing this room imports no torch."""
 
-from trainpace.machine.calibration import calibrate
-from trainpace.machine.detect import Machine, detect
-from trainpace.machine.profile import MachineProfile
+from typing import TYPE_CHECKING
 
-__all__ = ["Machine", "MachineProfile", "calibrate", "detect"]
+from trainpace.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.machine.allreduce import AllReduce, measure_allreduce
+    from trainpace.machine.calibration import calibrate
+    from trainpace.machine.detection import Machine, cpu_name, detect
+    from trainpace.machine.disturbances import warnings_of
+    from trainpace.machine.host_links_rank import measure_host_links
+    from trainpace.machine.profile import MachineProfile
+    from trainpace.machine.software import device_in, environment
+    from trainpace.machine.storage import drop_from_cache, filesystem_of, measure_storage, share_in_cache
+
+__getattr__, __all__ = exports(__name__, __file__)

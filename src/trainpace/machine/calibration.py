@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trainpace import records
-from trainpace.machine.detect import Machine, detect
+from trainpace.machine.detection import Machine, detect
 from trainpace.machine.profile import MachineProfile
 from trainpace.process import run_isolated
 

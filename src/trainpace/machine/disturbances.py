@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainpace.machine.detect import Machine
+from trainpace.machine.detection import Machine
 from trainpace.machine.gpus import Gpu
 
 LOAD_SHARE = 0.2

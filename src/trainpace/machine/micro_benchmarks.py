@@ -17,11 +17,11 @@ from torch import nn
 from trainpace.forecast import MachineModel
 from trainpace.forecast.timings import DIMS, FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Device, Figure
-from trainpace.machine.detect import Machine
-from trainpace.machine.environment import environment
+from trainpace.machine.detection import Machine
 from trainpace.machine.kit import block, tiny_step
 from trainpace.machine.operator_timer import OperatorTimer, TimedRow
 from trainpace.machine.profile import MachineProfile
+from trainpace.machine.software import environment
 from trainpace.machine.whole_networks import step_factors
 
 BLOCKS_OF_A_GROUP = 10

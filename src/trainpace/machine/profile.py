@@ -6,7 +6,7 @@ from trainpace.forecast import MachineModel
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.machine.allreduce import AllReduce
-from trainpace.machine.detect import Machine
+from trainpace.machine.detection import Machine
 from trainpace.records import Record
 
 

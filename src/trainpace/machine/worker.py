@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.machine.detect import Machine
+from trainpace.machine.detection import Machine
 from trainpace.machine.micro_benchmarks import calibrate
 from trainpace.process import serve
 from trainpace.records import to_json

@@ -1,6 +1,21 @@
-"""Real steps on this machine. This module itself imports no torch: the work runs in child processes."""
+"""Real steps on this machine, over batch sizes. Importing this room imports no torch: the work runs in child processes."""
 
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.probes import measure, probe
+from typing import TYPE_CHECKING
 
-__all__ = ["Conditions", "measure", "probe"]
+from trainpace.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.measure.adaptive import most_probes
+    from trainpace.measure.analysis import SweepAnalysis, SweepPoint, analyse
+    from trainpace.measure.changes import MeasuredJump
+    from trainpace.measure.conditions import Conditions
+    from trainpace.measure.formats import allow_tf32, autocast, check_device, place_batch, place_model
+    from trainpace.measure.marks import marks_of
+    from trainpace.measure.memory import MemoryMeter
+    from trainpace.measure.noise_norms import DdpNoiseNorms, squared_norm
+    from trainpace.measure.probes import measure, measure_noise_scale, probe
+    from trainpace.measure.repeats import noise_of, repeat_interval
+    from trainpace.measure.suites import SuiteItem, suite
+    from trainpace.measure.sweep import Outcome, SweepPlan, run_sweep
+
+__getattr__, __all__ = exports(__name__, __file__)

@@ -12,7 +12,7 @@ import torch
 
 from trainpace.errors import UserCodeError
 from trainpace.execution import Execution
-from trainpace.machine.environment import cpu_name, environment
+from trainpace.machine import cpu_name, environment
 from trainpace.measure.conditions import Conditions
 from trainpace.measure.formats import allow_tf32, autocast, check_device, place_batch, place_model
 from trainpace.measure.marks import Marks, marks_of

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trainpace.report.offers import print_offers
     from trainpace.report.pages.assets import SCRIPTS, STYLES, asset
     from trainpace.report.pages.diagnosis import diagnosis_page, diagnosis_pictures
-    from trainpace.report.pages.forecast import Asked, forecast_page, forecast_pictures
+    from trainpace.report.pages.forecast import forecast_page, forecast_pictures
     from trainpace.report.pages.ladder import ladder_page, ladder_pictures
     from trainpace.report.pages.match import match_page, match_pictures
     from trainpace.report.pages.plan import plan_page, plan_pictures

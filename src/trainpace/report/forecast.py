@@ -11,6 +11,7 @@ from trainpace.report.chart import chart
 from trainpace.report.charts.breakdown import part_words
 from trainpace.report.charts.step_time import PROVENANCE, best_of
 from trainpace.report.columns import Column, bar, words
+from trainpace.report.phrases import bracketed, devices, interval, number
 from trainpace.report.terminal import BAR_WIDTH, print_lines, print_next, print_table
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
@@ -91,9 +92,10 @@ def _only(f: Forecast) -> str:
 def _job(f: Forecast) -> str:
     if f.training_time is None:
         return ""
-    over, total_s = f.training_time_interval_s, f.training_time.total_s
-    between = "" if over is None else f" ({format_duration(over.low)} to {format_duration(over.high)})"
-    return f"{format_duration(total_s)}{between}" + ("" if f.cost_usd is None else f" for {format_usd(f.cost_usd)}")
+    between = bracketed(f.training_time_interval_s, format_duration)
+    return f"{format_duration(f.training_time.total_s)}{between}" + (
+        "" if f.cost_usd is None else f" for {format_usd(f.cost_usd)}"
+    )
 
 
 def _misfit(done: Sequence[Forecast]) -> str:
@@ -109,9 +111,7 @@ def _misfit(done: Sequence[Forecast]) -> str:
 
 def _step(f: Forecast) -> str:
     assert f.step is not None
-    i = f.step_time_interval_ms
-    between = "" if i is None else f" ({format_number(i.low)} to {format_number(i.high)} in 9 of 10 cases)"
-    return f"{format_number(f.step.total_ms)} ms{between}"
+    return f"{format_number(f.step.total_ms)} ms{bracketed(f.step_time_interval_ms, after=' in 9 of 10 cases')}"
 
 
 def _where(f: Forecast) -> str:
@@ -119,7 +119,7 @@ def _where(f: Forecast) -> str:
 
 
 def fleet(f: Forecast) -> str:
-    return f.device if f.num_devices == 1 else f"{f.num_devices} x {f.device}"
+    return devices(f.num_devices, f.device)
 
 
 def device_and_batch(f: Forecast) -> str:
@@ -227,14 +227,12 @@ def _columns(priced: bool) -> list[Column]:
 
 
 def _cells(f: Forecast, priced: bool) -> list[str]:
-    memory = "-" if f.memory is None else format_number(f.memory.allocated_gib)
-    fits = "?" if f.fits is None else "yes" if f.fits else "NO"
-    step, interval, rate, mfu = "-", "-", "-", "-"
-    if f.step is not None and f.step_time_interval_ms is not None:
-        i = f.step_time_interval_ms
-        step, interval = format_number(f.step.total_ms), f"{format_number(i.low)} to {format_number(i.high)}"
-        rate, mfu = format_number(_throughput(f)), "-" if f.mfu is None else f"{100 * f.mfu:.0f} %"
-    cells = [fleet(f), f"{f.execution.micro_batch:,}", step, interval, rate, memory, fits, mfu]
+    cells = [
+        fleet(f), f"{f.execution.micro_batch:,}", "-" if f.step is None else format_number(f.step.total_ms),
+        interval(f.step_time_interval_ms), number(f.samples_per_second),
+        "-" if f.memory is None else format_number(f.memory.allocated_gib),
+        "?" if f.fits is None else "yes" if f.fits else "NO", "-" if f.mfu is None else f"{100 * f.mfu:.0f} %",
+    ]  # fmt: skip
     if priced:
         cells.append("-" if f.training_time is None else format_duration(f.training_time.total_s))
         cells.append("-" if f.cost_usd is None else format_usd(f.cost_usd))

@@ -24,20 +24,20 @@ def print_catalogue(devices: Sequence[Device]) -> None:
     print_table(columns, rows)
     print_lines("Rates in TFLOP/s, dense, with fp32 accumulation.")
     if devices:
-        print_next(["trainpace", "gpus", devices[0].name], "every figure of one, with its source")
+        print_next(["trainpace", "gpus", devices[0].name], "every figure of one device, with its source")
 
 
 def print_device(device: Device) -> None:
     """Every figure with its source."""
     print_verdict(f"{device.name} ({device.vendor} {device.architecture}, {device.form_factor})")
     if device.aliases:
-        print_lines(f"also: {', '.join(device.aliases)}")
+        print_lines(f"Also known as: {', '.join(device.aliases)}")
     figures = ((name, getattr(device, name)) for name in device.__struct_fields__)
     rows = [(name, f"{f.value:g}", f.kind, f.source) for name, f in figures if isinstance(f, Figure)]
     print_table((words("figure", least=16), Column("value"), words("kind", 1, 6), words("source", least=16)), rows)
     print_next(
         ["trainpace", "forecast", "resnet50", "--gpu", device.name],
-        "a step of a model on it; FILE.py:FUNCTION takes yours",
+        "a step of a model on it; FILE.py:FUNCTION for your own model",
     )
 
 

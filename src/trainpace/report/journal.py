@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainpace.execution import Execution
 from trainpace.journal import Comparison, Difference, Entry, Ratio, Score, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
 from trainpace.report.columns import Column, words
+from trainpace.report.phrases import bracketed, devices, interval, number, plural
 from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.units import format_number
 
@@ -19,29 +21,30 @@ _LISTED = (
     Column("batch"), words("precision", 4), words("optimizer", 6), Column("step ms"), Column("interval", 1), Column("GiB", 7),
     words("outcome", 3, least=7),
 )  # fmt: skip
-_SAID_ONCE = ("device", "precision", "optimizer", "outcome")
+_MAYBE_ALIKE = ("device", "precision", "optimizer", "outcome")
 
 
 def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
-    """One line a run; what is the same in all of them is said once."""
+    """One line a run; columns that are the same in all of them become one line."""
     if not entries:
         print_verdict(f"No such runs in {place}.")
-        print_lines("What trainpace measure and run measured is kept there; recordings of watch stay in their folders.")
+        print_lines(
+            "The journal keeps what trainpace measure and run measured; recordings of watch stay in their folders."
+        )
         return
-    print_verdict(f"{total:,} run{'' if total == 1 else 's'} in {place}{_shown(entries, total)}.")
+    shown = "" if total == len(entries) else f", of which {len(entries)} are shown"
+    print_verdict(f"{plural(total, 'run')} in {place}{shown}.")
     rows = [_line(entry) for entry in entries]
-    same = [i for i, c in enumerate(_LISTED) if c.name in _SAID_ONCE and len({row[i] for row in rows}) == 1 < len(rows)]
-    told = [i for i in range(len(_LISTED)) if i not in same]
-    print_table([_LISTED[i] for i in told], [[row[i] for i in told] for row in rows])
+    same = [
+        i for i, c in enumerate(_LISTED) if c.name in _MAYBE_ALIKE and len({row[i] for row in rows}) == 1 < len(rows)
+    ]
+    others = [i for i in range(len(_LISTED)) if i not in same]
+    print_table([_LISTED[i] for i in others], [[row[i] for i in others] for row in rows])
     if same:
         print_lines(f"All: {', '.join(rows[0][i] for i in same)}.")
     print_next(
-        f"trainpace journal show {entries[0].id[:8]}", "all that is known of a run; --limit and --offset list others"
+        f"trainpace journal show {entries[0].id[:8]}", "everything about one run; --limit and --offset list others"
     )
-
-
-def _shown(entries: Sequence[Entry], total: int) -> str:
-    return "" if total == len(entries) else f", of which {len(entries)} are shown"
 
 
 def print_sweeps(sweeps: Sequence[Sweep]) -> None:
@@ -51,67 +54,60 @@ def print_sweeps(sweeps: Sequence[Sweep]) -> None:
          _when(s.finished_at) if s.finished_at else "not finished")
         for s in sweeps
     ]  # fmt: skip
-    print_verdict(f"{len(sweeps)} sweep{'' if len(sweeps) == 1 else 's'}.")
+    print_verdict(f"{plural(len(sweeps), 'sweep')}.")
     columns = (
         words("id", least=8), words("when (UTC)", 2, least=16), words("model", least=14), words("device", 3, least=20),
         words("batches"), words("finished", 1, least=16),
     )  # fmt: skip
     print_table(columns, rows)
     if sweeps:
-        print_next(f"trainpace journal list --sweep {sweeps[0].id[:8]}", "the runs of one")
+        print_next(f"trainpace journal list --sweep {sweeps[0].id[:8]}", "the runs of one sweep")
 
 
 def print_entry(entry: Entry) -> None:
     """All that is known of a run."""
     e, x = entry, entry.execution
+    step = "" if e.step_time_ms is None else f"{number(e.step_time_ms)} ms"
+    if step and (i := e.interval_ms) is not None:
+        step += bracketed(i, after=f" at {100 * i.coverage:.0f} %, {i.basis}")
+    parts = (
+        {} if e.step is None else {n.removesuffix("_ms"): getattr(e.step, n) for n in STEP_PARTS if getattr(e.step, n)}
+    )
+    memory = {
+        name: gib for name, gib in (("peak", e.peak_memory_gib), ("reserved", e.reserved_memory_gib)) if gib is not None
+    }
     facts = [
-        ("id", e.id), ("made", f"{e.created_at} by {e.kind}"), ("model", e.model),
-        ("device", e.device if e.num_devices == 1 else f"{e.num_devices} x {e.device}"),
+        ("id", e.id), ("made", f"{e.created_at} by {e.kind}"), ("model", e.model), ("device", devices(e.num_devices, e.device)),
         ("execution", ", ".join(f"{name} {getattr(x, name)}" for name in _stated(x))),
         ("shape", ", ".join(f"{n} {v}" for n, v in (("sequence length", e.sequence_length), ("image", e.image_size)) if v)),
-        ("mode", e.mode), ("outcome", e.outcome if not e.reason else f"{e.outcome}: {e.reason}"),
-        ("step", _step(e)),
-        ("parts", ", ".join(f"{n.removesuffix('_ms')} {_ms(getattr(e.step, n))}" for n in STEP_PARTS if getattr(e.step, n))
-         if e.step else ""),
+        ("mode", e.mode), ("outcome", e.outcome if not e.reason else f"{e.outcome}: {e.reason}"), ("step", step),
+        ("parts", ", ".join(f"{name} {number(ms)}" for name, ms in parts.items())),
         ("steps timed", f"{len(e.step_times_ms)} after {len(e.warmup_ms)} of warm-up" if e.step_times_ms else ""),
         ("throughput", f"{format_number(e.samples_per_second)} samples/s" if e.samples_per_second else ""),
-        ("memory", ", ".join(f"{n} {format_number(v)} GiB" for n, v in
-                             (("peak", e.peak_memory_gib), ("reserved", e.reserved_memory_gib)) if v is not None)),
-        ("forecast", _forecast(e)), ("sweep", e.sweep or ""), ("seed", "" if e.seed is None else str(e.seed)),
-        ("commit", e.commit or ""), ("command", e.command), ("source", e.source), ("workload", e.workload_key or ""),
-        *((key, value) for key, value in sorted(e.environment.items())), ("notes", e.notes),
+        ("memory", ", ".join(f"{name} {format_number(gib)} GiB" for name, gib in memory.items())), ("forecast", _forecast(e)),
+        ("sweep", e.sweep or ""), ("seed", "" if e.seed is None else str(e.seed)), ("commit", e.commit or ""),
+        ("command", e.command), ("source", e.source), ("workload", e.workload_key or ""), *sorted(e.environment.items()),
+        ("notes", e.notes),
     ]  # fmt: skip
-    print_verdict(
-        f"{e.outcome}: {_step(e) or 'nothing was timed'}"
-        if e.outcome == "ok"
-        else f"{e.outcome}: {printable(e.reason)}"
-    )
+    print_verdict(f"{e.outcome}: {(step or 'nothing was timed') if e.outcome == 'ok' else printable(e.reason)}")
     print_named("", [(_text(name), _text(value)) for name, value in facts if value])
     print_next(
-        f"trainpace journal compare {e.id[:8]} ID", "this run and another, and whether they differ beyond the noise"
+        f"trainpace journal compare {e.id[:8]} ID", "this run with another: do they differ by more than the noise?"
     )
 
 
-def print_comparison(comparison: Comparison) -> None:
+def print_comparison(c: Comparison) -> None:
     """What differs, the parts, memory, and the verdict."""
-    c = comparison
     print_verdict(_verdict(c))
     if c.conditions:
         print_table((words("differs"), words("A"), words("B")), [_difference(d) for d in c.conditions])
     else:
-        print_lines("A and B ran under the same conditions, as far as they are stated.")
+        print_lines("A and B ran under the same conditions, as far as these were recorded.")
     for title, rows in (("part, ms", c.parts_ms), ("memory, GiB", c.memory_gib)):
         if rows:
             print_table((title, "A", "B"), [_difference(d) for d in rows], spaced=False)
     if c.ratios:
-        columns = (
-            Column("batch"),
-            Column("A ms"),
-            Column("B ms"),
-            Column("B / A"),
-            Column("90 % interval"),
-            words("", 1),
-        )
+        columns = (*map(Column, ("batch", "A ms", "B ms", "B / A", "90 % interval")), words("", 1))
         print_table(columns, [_ratio(r) for r in c.ratios], spaced=False)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
@@ -122,16 +118,14 @@ def print_imported(imported: Sequence[Imported], place: str) -> None:
     """What there is now, one line a file, and why runs were skipped."""
     if imported:
         new, there = (sum(getattr(one, name) for one in imported) for name in ("new", "already_there"))
-        print_verdict(f"{new:,} new run{'' if new == 1 else 's'} in {place}, {there:,} there already.")
+        print_verdict(f"{plural(new, 'new run')} in {place}, {there:,} there already.")
     for one in imported:
         skipped = sum(one.skipped.values())
-        print_lines(
-            f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there already"
-            + (f", {skipped:,} skipped" if skipped else "")
-        )
+        left_out = f", {skipped:,} skipped" if skipped else ""
+        print_lines(f"{one.file} ({one.format}): {one.new:,} new, {one.already_there:,} there already{left_out}")
         print_lines(*(f"  {count:,} skipped: {printable(reason)}" for reason, count in one.skipped.items()))
     if imported:
-        print_next("trainpace journal list", "the newest of them")
+        print_next("trainpace journal list", "the newest runs")
 
 
 def print_scores(scores: Scores) -> None:
@@ -139,14 +133,11 @@ def print_scores(scores: Scores) -> None:
     s = scores.overall
     if s.mean_pct is None or s.median_pct is None or s.bias_pct is None:
         print_verdict("No run in the journal has a forecast that was made before it.")
-        print_next(
-            "trainpace measure resnet50", "measures beside a forecast; any FILE.py:FUNCTION in place of resnet50"
-        )
+        print_next("trainpace measure resnet50", "measures beside a forecast; FILE.py:FUNCTION for your own model")
         return
-    way = "too long" if s.bias_pct > 0 else "too short"
     print_verdict(
         f"{s.n:,} forecasts were off by {s.mean_pct:.1f} % on average (median {s.median_pct:.1f} %)"
-        f", typically {abs(s.bias_pct):.1f} % {way}."
+        f", typically {abs(s.bias_pct):.1f} % too {'long' if s.bias_pct > 0 else 'short'}."
     )
     for title, group in (("device", scores.by_device), ("model", scores.by_model)):
         columns = (
@@ -160,42 +151,30 @@ def print_scores(scores: Scores) -> None:
         )
     if scores.lately.n < s.n and scores.lately.mean_pct is not None:
         print_lines(f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f} % on average.")
-    print_next("trainpace calibrate", "measures this machine anew, which forecasts for it rest on")
+    print_next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
 
 
 def _line(e: Entry) -> tuple[str, ...]:
-    interval = f"{_ms(e.interval_ms.low)} to {_ms(e.interval_ms.high)}" if e.interval_ms else "-"
     x = e.execution
     return (
-        e.id[:8], _when(e.created_at), _text(e.model), _text(e.device if e.num_devices == 1 else f"{e.num_devices} x {e.device}"),
+        e.id[:8], _when(e.created_at), _text(e.model), _text(devices(e.num_devices, e.device)),
         str(x.micro_batch) if x.accumulation == 1 else f"{x.micro_batch} x {x.accumulation}", x.precision, _text(x.optimizer),
-        _ms(e.step_time_ms), interval, "-" if e.peak_memory_gib is None else format_number(e.peak_memory_gib), e.outcome,
+        number(e.step_time_ms), interval(e.interval_ms), number(e.peak_memory_gib), e.outcome,
     )  # fmt: skip
 
 
-def _stated(execution: object) -> list[str]:
+def _stated(execution: Execution) -> list[str]:
     """Settings that are not their defaults, and always the batch, precision and optimizer."""
-    always = ("micro_batch", "precision", "optimizer")
-    fields: tuple[str, ...] = execution.__struct_fields__  # type: ignore[attr-defined]
-    plain = type(execution)()
-    return [n for n in fields if n in always or getattr(execution, n) != getattr(plain, n)]
-
-
-def _step(e: Entry) -> str:
-    if e.step_time_ms is None:
-        return ""
-    if e.interval_ms is None:
-        return f"{_ms(e.step_time_ms)} ms"
-    i = e.interval_ms
-    return f"{_ms(e.step_time_ms)} ms ({_ms(i.low)} to {_ms(i.high)} at {100 * i.coverage:.0f} %, {i.basis})"
+    always, plain = ("micro_batch", "precision", "optimizer"), Execution()
+    return [n for n in execution.__struct_fields__ if n in always or getattr(execution, n) != getattr(plain, n)]
 
 
 def _forecast(e: Entry) -> str:
     if e.forecast_ms is None:
         return ""
-    ends = f" ({_ms(e.forecast_low_ms)} to {_ms(e.forecast_high_ms)})" if e.forecast_low_ms is not None else ""
+    ends = f" ({number(e.forecast_low_ms)} to {number(e.forecast_high_ms)})" if e.forecast_low_ms is not None else ""
     off = f", off by {100 * (e.forecast_ms / e.step_time_ms - 1):+.1f} %" if e.step_time_ms else ""
-    return f"{_ms(e.forecast_ms)} ms{ends}{off}{f', {e.forecast_basis}' if e.forecast_basis else ''}"
+    return f"{number(e.forecast_ms)} ms{ends}{off}{f', {e.forecast_basis}' if e.forecast_basis else ''}"
 
 
 def _difference(d: Difference) -> tuple[str, str, str]:
@@ -203,34 +182,30 @@ def _difference(d: Difference) -> tuple[str, str, str]:
     return _text(d.name), a, b
 
 
+_NOISE = {None: "noise not known", True: "beyond the noise", False: "within the noise"}
+
+
 def _ratio(r: Ratio) -> tuple[str, ...]:
-    interval = "-" if r.low is None or r.high is None else f"{r.low:.3f} to {r.high:.3f}"
-    words = {None: "noise not known", True: "beyond the noise", False: "within the noise"}
-    return str(r.batch), _ms(r.a_ms), _ms(r.b_ms), f"{r.ratio:.3f}", interval, words[r.beyond_noise]
+    between = "-" if r.low is None or r.high is None else f"{r.low:.3f} to {r.high:.3f}"
+    return str(r.batch), number(r.a_ms), number(r.b_ms), f"{r.ratio:.3f}", between, _NOISE[r.beyond_noise]
 
 
 def _verdict(c: Comparison) -> str:
     if c.median_ratio is None:
         return "Nothing was timed on both sides, so the two cannot be compared."
     per_cent = 100 * (c.median_ratio - 1)
-    how = f"{abs(per_cent):.1f} % {'more' if per_cent > 0 else 'less'}"
-    told = [r.beyond_noise for r in c.ratios]
-    if not any(told):
-        unknown = all(one is None for one in told)
-        return f"B takes {how} time a step" + (
-            ", the noise is not known." if unknown else ", which is within the noise of the steps."
-        )
-    where = "" if len(told) == 1 else f" at {sum(map(bool, told))} of {len(told)} batch sizes"
-    return f"B takes {how} time a step, beyond the noise of the steps{where}; runs of another day may differ more."
+    answer = f"B takes {abs(per_cent):.1f} % {'more' if per_cent > 0 else 'less'} time a step"
+    beyond = [r.beyond_noise for r in c.ratios]
+    if not any(beyond):
+        unknown = all(one is None for one in beyond)
+        return f"{answer}; the noise is not known." if unknown else f"{answer}, which is within the noise of the steps."
+    where = "" if len(beyond) == 1 else f" at {sum(map(bool, beyond))} of {len(beyond)} batch sizes"
+    return f"{answer}, beyond the noise of the steps{where}; runs on different days may differ more."
 
 
 def _score(s: Score) -> tuple[str, ...]:
     numbers = (s.mean_pct, s.median_pct, s.bias_pct, s.coverage_pct)
     return (_text(s.name), str(s.n), *("-" if value is None else f"{value:.1f}" for value in numbers))
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else format_number(value)
 
 
 def _when(created_at: str) -> str:

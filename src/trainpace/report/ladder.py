@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from trainpace.ladder.climb import Ahead
-from trainpace.ladder.climbed import Climbed, RungResult, job_s, job_usd, noise_scale_of
-from trainpace.ladder.rungs import Rung, Setup, words_of
+from trainpace.ladder import Climbed, Rung, RungPreview, RungResult, Setup, job_s, job_usd, noise_scale_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.chart import bars
 from trainpace.report.columns import Column, layout, words
+from trainpace.report.phrases import interval, number, span
 from trainpace.report.terminal import console, print_head, print_lines, print_plot, print_table, print_verdict
 from trainpace.schedule import learning_rate_for_noise_scale, steps_factor
 from trainpace.units import format_duration, format_number, format_usd
@@ -93,70 +92,71 @@ def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) 
 
 
 def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
-    last = next((r for r in reversed(rows) if r.kept and r.total is not None), rows[0])
+    first = rows[0]
+    last = next((r for r in reversed(rows) if r.kept and r.total is not None), first)
     assert last.total is not None
     assert last.measured_ms is not None
-    assert rows[0].measured_ms is not None
-    lines = [
-        f"{last.total:.1f}x in total: a step takes {format_duration(last.measured_ms / 1e3)} instead of"
-        f" {format_duration(rows[0].measured_ms / 1e3)}, {100 / last.total:.3g} % of the time."
-        if last is not rows[0] else "No rung helped: the training stays as it is."
-    ]  # fmt: skip
-    if last is not rows[0] and rows[0].job_s is not None and last.job_s is not None:
-        cost = "" if last.cost_usd is None or rows[0].cost_usd is None else (
-            f", {format_usd(last.cost_usd)} instead of {format_usd(rows[0].cost_usd)}"
-        )  # fmt: skip
-        lines.append(f"The whole job: {format_duration(last.job_s)} instead of {format_duration(rows[0].job_s)}{cost}.")
+    assert first.measured_ms is not None
+    lines = ["No rung helped: the training stays as it is."]
+    if last is not first:
+        now, before = format_duration(last.measured_ms / 1e3), format_duration(first.measured_ms / 1e3)
+        lines = [
+            f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {100 / last.total:.3g} % of the time."
+        ]
+        if first.job_s is not None and last.job_s is not None:
+            cost = "" if last.cost_usd is None or first.cost_usd is None else (
+                f", {format_usd(last.cost_usd)} instead of {format_usd(first.cost_usd)}"
+            )  # fmt: skip
+            lines.append(
+                f"The whole job: {format_duration(last.job_s)} instead of {format_duration(first.job_s)}{cost}."
+            )
     lines += [*_forecasts(climbed), *_noise_scale(climbed)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if climbed.stopped:
-        lines.append(f"Rungs left out: {climbed.stopped}.")
-    lines.append(f"Next: put what is kept into your training: {words_of(climbed.kept[0])}.")
-    return lines
+        lines.append(f"Rungs not run: {climbed.stopped}.")
+    return [*lines, f"Next: use the settings that were kept in your training: {words_of(climbed.kept[0])}."]
 
 
 def _forecasts(climbed: Climbed) -> list[str]:
     """How the forecasts did, of every alternative that was measured; those that missed are named."""
     judged = [
-        (r, t) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
+        (r.title, t, t.measured, t.foreseen.interval_ms) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
     ]  # fmt: skip
-    if not judged:
-        return []
-    missed = [(r, t) for r, t in judged if t.measured is not None and not t.foreseen.holds(t.measured.median_ms)]
-    lines = [f"{len(judged) - len(missed)} of {len(judged)} forecasts held what was then measured."]
-    for result, one in missed:
-        interval = one.foreseen.interval_ms
-        assert interval is not None
-        assert one.measured is not None
-        lines.append(
-            f"{result.title} ({words_of(one.setup)}): {format_number(one.measured.median_ms)} ms is outside"
-            f" {format_number(interval.low)} to {format_number(interval.high)} ms, forecast from {one.foreseen.basis}."
-        )
-    return lines
+    missed = [row for row in judged if not row[1].foreseen.holds(row[2].median_ms)]
+    lines = (
+        [f"Forecast intervals that contain the measurement: {len(judged) - len(missed)} of {len(judged)}."]
+        if judged
+        else []
+    )
+    return lines + [
+        f"{title} ({words_of(tried.setup)}): {format_number(measured.median_ms)} ms is outside {interval(foreseen)} ms, forecast"
+        f" from {tried.foreseen.basis}."
+        for title, tried, measured, foreseen in missed
+    ]
 
 
 def _noise_scale(climbed: Climbed) -> list[str]:
-    """What the gradient noise scale says of more data parallelism, where the trials told it."""
-    found = noise_scale_of(climbed)
-    if found is None:
+    """What the gradient noise scale says of more data parallelism, where the trials could tell."""
+    gathered = noise_scale_of(climbed)
+    if gathered is None:
         return []
-    setup, told = found
+    setup, scale = gathered
     batch = setup.execution.global_batch
-    if "samples" not in told:
+    if "samples" not in scale:
         return [
-            f"Gradient noise scale: not told from {told['steps']:.0f} steps of {batch}, for it is far larger than what they show."
-            " More steps would tell: --seconds."
+            f"Gradient noise scale: too large to be estimated from {scale['steps']:.0f} steps of {batch} samples; run more steps"
+            " (--seconds)."
         ]
-    samples = told["samples"]
-    high = "no upper limit" if "high" not in told else format_number(told["high"])
+    samples = scale["samples"]
+    high = "no upper limit" if "high" not in scale else format_number(scale["high"])
     rule = learning_rate_for_noise_scale(batch, 2 * batch, samples)
     return [
-        f"Gradient noise scale: {format_number(samples)} samples (90 %: {format_number(told.get('low', 0.0))} to {high}), from"
-        f" {told['steps']:.0f} steps of {batch}; it grows during training. Beyond a global batch of that size more data"
+        f"Gradient noise scale: {format_number(samples)} samples (90 %: {format_number(scale.get('low', 0.0))} to {high}), from"
+        f" {scale['steps']:.0f} steps of {batch}; it grows during training. Beyond a global batch of that size more data"
         " parallelism saves few steps.",
-        f"Global batch {2 * batch} in place of {batch}: {steps_factor(samples, batch, 2 * batch):.2f} times the steps to the"
-        f" same loss; learning rate x {rule.sgd_factor:.2f} (SGD) or x {rule.adam_factor:.2f} (Adam).",
+        f"Global batch {2 * batch} instead of {batch}: {steps_factor(samples, batch, 2 * batch):.2f} times the steps to the same"
+        f" loss; learning rate x {rule.sgd_factor:.2f} (SGD) or x {rule.adam_factor:.2f} (Adam).",
     ]
 
 
@@ -171,29 +171,29 @@ def cells_of(t: LadderTable) -> list[list[str]]:
 
 
 def _columns(t: LadderTable) -> list[tuple[str, list[str]]]:
-    known = {
+    columns = {
         "rung": [r.title for r in t.rows],
         "forecast": [_timed(r.forecast_ms, r.forecast_interval_ms) for r in t.rows],
         f"{t.what}, measured": [_timed(r.measured_ms, r.measured_interval_ms) for r in t.rows],
         "rung x": ["" if r.ratio is None else f"{r.ratio:.2f}x" for r in t.rows],
         "total x": ["" if r.total is None else f"{r.total:.2f}x" for r in t.rows],
         "of the time": ["" if r.total is None else f"{100 / r.total:.3g} %" for r in t.rows],
-        "GiB": ["" if r.memory_gib is None else format_number(r.memory_gib) for r in t.rows],
+        "GiB": [number(r.memory_gib, "") for r in t.rows],
         "whole job": ["" if r.job_s is None else format_duration(r.job_s) for r in t.rows],
         "cost": ["" if r.cost_usd is None else format_usd(r.cost_usd) for r in t.rows],
         "losses": [r.losses for r in t.rows],
         "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
     }
-    return [(name, cells) for name, cells in known.items() if any(cells)]
+    return [(name, cells) for name, cells in columns.items() if any(cells)]
 
 
-def _timed(ms: float | None, interval: Interval | None) -> str:
+def _timed(ms: float | None, between: Interval | None) -> str:
     if ms is None:
         return ""
-    if interval is None or interval.low == interval.high:
+    if between is None or between.low == between.high:
         return format_duration(ms / 1e3)
     unit, size = ("s", 1e3) if ms >= 1e3 else ("ms", 1.0)
-    return f"{format_number(ms / size)} {unit} ({format_number(interval.low / size)} to {format_number(interval.high / size)})"
+    return f"{format_number(ms / size)} {unit} ({span(between.low / size, between.high / size)})"
 
 
 _RANKS = {"rung x": 1, "result": 2, "of the time": 3, "forecast": 4, "losses": 5, "cost": 6, "whole job": 7, "GiB": 8}
@@ -202,30 +202,27 @@ _WORDS = ("rung", "losses", "result")
 
 
 def print_ladder(t: LadderTable) -> None:
-    """What came of it, the table, the speed-ups as bars, and how each rung did. Where there is no room the intervals give way
+    """What came of it, the table, the speed-ups as bars, and how each rung did. In a narrow terminal the intervals give way
     first, then the columns that decide least."""
-    head, rows = head_of(t), cells_of(t)
+    head, rows, width = head_of(t), cells_of(t), console().width
     print_head(t.title)
     if t.verdict:
         print_verdict(t.verdict[0])
-    columns = [
-        words(name, _RANKS.get(name, 0)) if name in _WORDS else Column(name, _RANKS.get(name, 0)) for name in head
-    ]
-    chosen = layout(columns, rows, console().width)
+    columns = [(words if name in _WORDS else Column)(name, _RANKS.get(name, 0)) for name in head]
+    chosen = layout(columns, rows, width)
     if chosen is None or len(chosen.widths) < len(head):
-        timed_columns = ("forecast", f"{t.what}, measured")
+        timed = [name in ("forecast", f"{t.what}, measured") for name in head]
         rows = [
-            [cell.partition(" (")[0] if name in timed_columns else cell for name, cell in zip(head, row, strict=True)]
-            for row in rows
+            [cell.partition(" (")[0] if cut else cell for cut, cell in zip(timed, row, strict=True)] for row in rows
         ]
     print_table(columns, rows)
-    timed = [
-        (r.title, r.total, f"{r.total:.2f}x" + ("" if r.kept else ", undone"), r.kept)
+    speedups = [
+        (r.title, r.total, f"{r.total:.2f}x{'' if r.kept else ', undone'}", r.kept)
         for r in t.rows
         if r.total is not None
     ]
-    if len(timed) > 1:
-        print_plot(["Speed-up over the baseline", *bars(timed, console().width), ""])
+    if len(speedups) > 1:
+        print_plot(["Speed-up over the baseline", *bars(speedups, width), ""])
     print_lines(*t.verdict[1:])
 
 
@@ -243,21 +240,20 @@ def ladder_json(climbed: Climbed) -> dict[str, Any]:
     return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
 
 
-def print_ahead(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> None:
+def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> None:
     """A dry run: every rung's setups, the forecast of each, and what would be started."""
     rows = []
     for rung in ahead:
         for setup, foreseen in zip(rung.setups, rung.foreseen, strict=True):
-            said = words_of(setup) if isinstance(setup, Setup) else "cannot be"
-            rows.append(
-                [rung.title, said, _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"]
-            )
+            settings = words_of(setup) if isinstance(setup, Setup) else "not possible"
+            foretold = _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"
+            rows.append([rung.title, settings, foretold])
     print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
     for text in (text for each in texts for text in each):
         console().print(text, markup=False, soft_wrap=True)  # to be copied whole
 
 
-def ahead_json(ahead: Sequence[Ahead], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
+def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
     """The twin of a dry run."""
     return {
         "record": "LadderPreview", "schema_version": 1,

@@ -6,8 +6,7 @@ import numpy as np
 
 from trainpace.forecast.timings import step_factor
 from trainpace.hardware.cluster import HostLinks
-from trainpace.machine.detect import Machine
-from trainpace.machine.profile import MachineProfile
+from trainpace.machine import Machine, MachineProfile
 from trainpace.report.columns import words
 from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.units import format_number
@@ -53,10 +52,10 @@ def print_profile(profile: MachineProfile, file: str) -> None:
     """The rates, how steady the machine was, and what comes next."""
     m = profile.kernels
     rows = [
-        ("matrix products, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
-        ("memory traffic of an operator", f"{m.bytes_per_s / 1e9:.1f} GB/s"),
+        ("matrix multiplication, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
+        ("memory bandwidth in an operator", f"{m.bytes_per_s / 1e9:.1f} GB/s"),
         ("smallest operator", f"{m.start_us:.1f} µs"),
-        ("the host's work for an operator", f"{m.host_us_per_operator:.1f} µs"),
+        ("host time per operator", f"{m.host_us_per_operator:.1f} µs"),
         ("operators timed", f"{len(m.timings):,}"),
     ]
     if profile.allreduce is not None:
@@ -69,35 +68,37 @@ def print_profile(profile: MachineProfile, file: str) -> None:
         scatter = float(np.std(np.log(m.step_factors), ddof=1)) if len(m.step_factors) > 1 else 0.0
         print_lines(
             f"{len(m.step_factors)} whole random networks took {step_factor(m):.2f} times the sum of their operators, with a"
-            f" scatter of {100 * scatter:.0f} %: forecasts are multiplied by it, and their intervals rest on it."
+            f" scatter of {100 * scatter:.0f} %: forecasts are multiplied by that factor, and the intervals rest on the scatter."
         )
     print_lines(f"Profile: {file}")
-    print_next("trainpace forecast resnet50 --gpu cpu", "a step on this machine; FILE.py:FUNCTION takes your model")
+    print_next("trainpace forecast resnet50 --gpu cpu", "a step on this machine; FILE.py:FUNCTION for your own model")
 
 
 def _steadiness(profile: MachineProfile) -> str:
     worst = max(profile.spread, profile.drift)
     said = (
-        f"Passes of one block differ by {100 * profile.spread:.0f} % at the median; the machine drifted by"
+        f"Repeated passes differ by {100 * profile.spread:.0f} % (median), and the machine drifted by"
         f" {100 * profile.drift:.0f} %."
     )
     if worst <= STEADY:
         return f"The machine was steady. {said}"
     if worst <= SHAKY:
         return f"The machine was fairly steady. {said}"
-    return f"The machine was not steady. {said} Something else ran meanwhile: calibrate again when it is quiet."
+    return (
+        f"The machine was not steady. {said} Other work ran at the same time: calibrate again when the machine is idle."
+    )
 
 
 def print_host_links(links: HostLinks, file: str) -> None:
     """The figures that forecasts of several hosts rest on."""
     worst = max(links.host_us_per_mib.values(), default=0.0)
     rows = [
-        ("a host sends", f"{links.gb_per_s:.3g} GB/s, {100 * links.link_share:.0f} % of it payload"),
+        ("bandwidth of a host", f"{links.gb_per_s:.3g} GB/s, of which {100 * links.link_share:.0f} % is payload"),
         ("start of a collective", f"{links.start_us:.0f} µs"),
-        ("a step of it", f"{links.message_us:.0f} µs"),
-        ("the hosts' work for a MiB", f"up to {worst:.0f} µs"),
+        ("latency of each of its steps", f"{links.message_us:.0f} µs"),
+        ("host time per MiB", f"up to {worst:.0f} µs"),
     ]
     print_verdict(f"The hosts send {links.gb_per_s:.3g} GB/s to each other.")
     print_table((words("between hosts, gloo"), ""), rows)
     print_lines(f"Profile: {file}")
-    print_next("trainpace forecast resnet50 --gpu cpu --nodes 2", "a step on two of them")
+    print_next("trainpace forecast resnet50 --gpu cpu --nodes 2", "a step on two such hosts")

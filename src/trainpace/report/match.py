@@ -11,8 +11,9 @@ from trainpace.forecast.job import JobConditions
 from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, cheapest_in_time, fastest_within_budget
 from trainpace.offers.offer import is_stale
 from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
-from trainpace.report.charts.servers import cheapest_and_fastest, gpus, server, usd_and_hours
+from trainpace.report.charts.servers import cheapest_and_fastest, server, usd_and_hours
 from trainpace.report.columns import Column, words
+from trainpace.report.phrases import devices, interval, number, plural
 from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number, format_usd
 from trainpace.workload import Workload
@@ -64,8 +65,9 @@ def print_ranking(
 
 def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
     """What was ranked, and by what."""
-    options = "1 option" if len(matches) == 1 else f"{len(matches)} options"
-    return f"{matches[0].steps:,} steps of {job.global_batch:,} samples. {options}, ranked by {by}."
+    return (
+        f"{matches[0].steps:,} steps of {job.global_batch:,} samples. {plural(len(matches), 'option')}, ranked by {by}."
+    )
 
 
 def _trainable(spec: str | None, workload: Workload) -> str:
@@ -86,11 +88,11 @@ def _cells(m: Match) -> list[str]:
     f = m.forecast
     assert f.step is not None
     return [
-        _named(m), m.offer.region, gpus(m.offer),
+        _named(m), m.offer.region, devices(m.offer.count, m.offer.device),
         _run(m), format_number(f.step.total_ms), format_number(m.mean_hours),
-        f"{format_number(m.hours.low)} to {format_number(m.hours.high)}", format_usd(m.mean_usd),
+        interval(m.hours), format_usd(m.mean_usd),
         format_number(f.memory.allocated_gib if f.memory else 0.0), format_number(1e3 * m.usd_per_step),
-        "-" if m.kwh is None else format_number(m.kwh),
+        number(m.kwh),
     ]  # fmt: skip
 
 
@@ -126,7 +128,7 @@ def _overhead(first: Match, job: Job) -> str:
 _UNMET: dict[Binding, str] = {
     "memory": "No server has enough memory.", "batch": "No server can divide this global batch.",
     "device": "No server has a GPU that can run this.", "deadline": "No server meets the deadline.",
-    "budget": "No server meets the budget.", "failures": "No server finishes this, because it would fail too often.",
+    "budget": "No server meets the budget.", "failures": "No server can finish this.",
 }  # fmt: skip
 
 

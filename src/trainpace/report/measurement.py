@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.measure.analysis import SweepAnalysis, SweepPoint
-from trainpace.measure.changes import MeasuredJump
+from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint
 from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement
 from trainpace.report.chart import chart
 from trainpace.report.columns import Column, words
@@ -67,7 +66,7 @@ def print_sweep(
     if measured[-1].noise_scale is not None:
         print_lines(*noise_scale_in_words(measured[-1].noise_scale))
     if sweep:
-        print_next(f"trainpace journal list --sweep {sweep[:8]}", "its runs, kept in the journal")
+        print_next(f"trainpace journal list --sweep {sweep[:8]}", "the runs of this sweep, kept in the journal")
     else:
         command = ["trainpace", "forecast", spec or first.model, "--gpu", "T4", "--batch", str(a.best.best.batch)]
         print_next([*command, "--precision", e.precision], "the same on a GPU that you do not have")
@@ -89,7 +88,7 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
         if best.batch != last.batch and gain > WORTH_SAYING:
             over = f", {100 * gain:.0f} % more than at {last.batch}"
         elif any(p.samples_per_second > best.measured_samples_per_second for p in a.points):
-            over = "; no other is better beyond the noise"
+            over = "; no other batch size is better beyond the noise"
         lines.append(
             f"Best throughput: batch {best.batch}, {format_number(best.measured_samples_per_second)} samples/s{over}."
         )
@@ -109,8 +108,8 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
         )
     if a.best.launch_bound_until is not None:
         lines.append(
-            f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the host, not the device, is"
-            " the limit."
+            f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the limit is the host, which launches"
+            " the operators, not the device."
         )
     lines.append(_noise_in_words(a))
     return lines
@@ -119,15 +118,15 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
 def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
     """What the gradient noise scale says about the global batch, and what it cost."""
     scale, cost = found.scale, found.norms_ms / found.step_ms
-    gathered = f"In a training loop its two norms a step would cost {100 * cost:.1f} % of the step."
+    gathered = f"Gathering it in a training loop, two norms a step, would cost {100 * cost:.1f} % of the step."
     if scale.samples is None:
         return [f"Gradient noise scale: {scale.reason} {gathered}"]
     high = "no upper limit" if scale.high is None else format_number(scale.high)
     return [
         f"Gradient noise scale: {format_number(scale.samples)} samples (90 %: {format_number(scale.low or 0.0)} to {high}),"
         f" from the first {scale.steps} steps of {found.batch}; it grows during training.",
-        "With a global batch far below it, twice the batch needs half the steps; at it, training takes twice the fewest steps and"
-        f" twice the fewest samples; far beyond it a larger batch saves next to no steps. {gathered}",
+        "With a global batch far below it, twice the batch needs half the steps; with one of that size, training takes twice the"
+        f" fewest possible steps and samples; far beyond it, a larger batch saves next to no steps. {gathered}",
     ]
 
 
@@ -170,7 +169,7 @@ def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump])
     )
     known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
     if known is not None and known.causes:
-        sentence += f" The forecast has it from {', '.join(known.causes)}."
+        sentence += f" The forecast attributes it to {', '.join(known.causes)}."
     choice = next((c for c in a.best.before_jumps if c.batch == jump.before), None)
     if choice is not None and jump.size_ms > 0:
         sentence += f" Batch {jump.before} gives {format_number(choice.measured_samples_per_second)} samples/s."
@@ -179,8 +178,8 @@ def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump])
 
 def _noise_in_words(a: SweepAnalysis) -> str:
     if a.noise is None:
-        return "Each batch size was measured once, so the machine's noise is not known: --repeats 2 tells it."
+        return "Each batch size was measured once, so the machine's noise is not known; --repeats 2 measures it."
     return (
-        f"Repeats in processes of their own differ by {100 * a.noise.relative:.1f} % (standard deviation,"
-        f" {a.noise.degrees + 1} of them)."
+        f"Repeats in separate processes differ by {100 * a.noise.relative:.1f} % (standard deviation of"
+        f" {a.noise.degrees + 1} repeats)."
     )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from trainpace.offers.offer import Offer, is_stale
 from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
-from trainpace.report.charts.servers import gpus
 from trainpace.report.columns import Column, words
+from trainpace.report.phrases import devices
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_usd
 
@@ -16,7 +16,7 @@ from trainpace.units import format_usd
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
     """One line an offer, and how old the prices are."""
     rows = [
-        (o.provider, o.instance_type, o.region, gpus(o),
+        (o.provider, o.instance_type, o.region, devices(o.count, o.device),
          format_usd(o.price_usd_per_hour), _spot(o), f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-",
          o.as_of or "undated")
         for o in offers
@@ -32,10 +32,10 @@ def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
     )  # fmt: skip
     print_table(columns, rows)
     stale = sum(is_stale(offer, today) for offer in offers)
-    print_lines("Gbit/s: of a node to others of its kind, where they can be joined.")
+    print_lines("Gbit/s: bandwidth between servers of one kind, where several can be joined.")
     if stale:
         print_lines(
-            f"{stale} prices are stale: undated ones were known on {SNAPSHOT_KNOWN_ON} and may be older."
+            f"{stale} prices are old: undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older."
             " --json shows every source."
         )
         print_next("trainpace offers --refresh", "fetches today's prices")

@@ -10,6 +10,7 @@ from trainpace.hardware import Cluster
 from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
 from trainpace.report.columns import Column, words
+from trainpace.report.phrases import devices, plural
 from trainpace.report.terminal import print_head, print_lines, print_named, print_next, print_table, print_verdict
 from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
 from trainpace.units import format_count, format_duration, format_number, format_usd
@@ -56,7 +57,7 @@ def print_plan_next(command: Sequence[str], file: str | None, task: str | None) 
 
 
 def fleet_of(cluster: Cluster) -> str:
-    return f"{cluster.num_devices} x {cluster.device.name}" if cluster.num_devices > 1 else cluster.device.name
+    return devices(cluster.num_devices, cluster.device.name)
 
 
 def target_of(plan: Plan) -> Outlook | None:
@@ -70,7 +71,7 @@ def verdict(plan: Plan, target: Outlook) -> str:
     """What there is to gain in all."""
     if not plan.changes:
         return f"Nothing to change: no other configuration is faster than {format_duration(target.job_s)}."
-    many = f"{len(plan.changes)} change{'s' if len(plan.changes) > 1 else ''}"
+    many = plural(len(plan.changes), "change")
     if plan.now is None or not plan.start_fits:
         return f"As it is, it does not fit in memory. With {many} it does, and the job takes {format_duration(target.job_s)}."
     return (
@@ -187,7 +188,7 @@ def _figures(outlook: Outlook) -> str:
         f"{format_duration(outlook.job_s)}", f"{format_number(outlook.step_ms)} ms a step",
         f"{format_number(outlook.needed_gib)} GiB a device",
         "" if outlook.cost_usd is None else format_usd(outlook.cost_usd),
-        f"{n} change{'' if n == 1 else 's'}" if n else "",
+        plural(n, "change") if n else "",
     ]  # fmt: skip
     return ", ".join(part for part in parts if part)
 

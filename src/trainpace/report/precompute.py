@@ -20,9 +20,9 @@ def print_precomputed(done: Precomputed, all_shards: int) -> None:
             f" {done.shards_computed} of {all_shards} shards."
         )
     else:
-        print_verdict("Nothing was left to compute.")
+        print_verdict("There was nothing left to compute.")
     if done.bad:
-        print_lines(f"{done.bad:,} bad samples are left out; bad_samples.jsonl has their indices and reasons.")
+        print_lines(f"{done.bad:,} bad samples were skipped; bad_samples.jsonl lists their indices and the reasons.")
     if done.finished:
         print_lines(
             f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {format_bytes(done.total_bytes)}."
@@ -30,19 +30,21 @@ def print_precomputed(done: Precomputed, all_shards: int) -> None:
         print_lines(
             f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.shards.dataset.'
         )
-        print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "reads every byte back")
+        print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte")
     else:
-        print_lines(f"{done.shards} of {all_shards} shards are there. The part that ends last writes the manifest.")
+        print_lines(
+            f"{done.shards} of {all_shards} shards are written. The part that finishes last writes the manifest."
+        )
 
 
 def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
     """One line a damaged shard, and the verdict."""
     if not damaged:
-        print_verdict(f"Yes: all {shards} shards are as they were written.", good=True)
+        print_verdict(f"Yes: all {shards} shards are intact.", good=True)
         return
     print_verdict(f"No: {len(damaged)} of {shards} shards are damaged.", good=False)
     print_lines(*(f"{one.file}: {one.problem}" for one in damaged))
-    print_next(["trainpace", "precompute", "--repair", "--out", folder], "computes those again")
+    print_next(["trainpace", "precompute", "--repair", "--out", folder], "computes them again")
 
 
 def print_estimate(e: Estimate) -> None:
@@ -50,16 +52,16 @@ def print_estimate(e: Estimate) -> None:
     c = e.costs
     rows = [
         ("computing a sample", format_duration(c.compute_s), "one process"),
-        ("reading it back", format_duration(c.read_s), f"from the page cache; {format_duration(c.read_cold_s)} from the disk"),
+        ("reading it back", format_duration(c.read_s), f"from the page cache; {format_duration(c.read_cold_s)} from disk"),
         ("precomputing once", format_duration(e.compute_once_s), f"{e.workers} workers"),
-        ("on the disk", format_bytes(e.total_bytes), f"{format_bytes(c.free_bytes)} are free"),
+        ("space on disk", format_bytes(e.total_bytes), f"{format_bytes(c.free_bytes)} free"),
         ("an epoch now", format_duration(e.epoch_now_s), f"{e.workers} workers"),
-        ("an epoch after", format_duration(e.epoch_after_s), "from the page cache" if e.from_cache else "from the disk"),
+        ("an epoch after", format_duration(e.epoch_after_s), "from the page cache" if e.from_cache else "from disk"),
     ]  # fmt: skip
     if e.pays:
         print_verdict(
-            f"Yes: an epoch becomes {format_duration(e.saved_per_epoch_s)} shorter, and after {e.epochs_to_pay:.1f} epochs it"
-            " has paid.", good=True,
+            f"Yes: every epoch becomes {format_duration(e.saved_per_epoch_s)} shorter, which pays for itself after"
+            f" {e.epochs_to_pay:.1f} epochs.", good=True,
         )  # fmt: skip
     else:
         print_verdict(f"No: {e.reason}.", good=False)

@@ -18,12 +18,12 @@ def print_answer(a: Answer) -> None:
              format_duration(s.new_time_s(a.time.total_s))) for s in a.speedups
         ]  # fmt: skip
         print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows, left=0, spaced=False)
-        print_lines("363 % is read as 3.63 times as fast (old time / new time), not as faster by 363 %.")
+        print_lines("363 % means 3.63 times as fast (old time / new time), not 363 % faster.")
     if a.learning_rate is not None:
         advice = a.learning_rate
         print_lines(
             f"The global batch is {advice.new_global_batch}, and the learning rate was tuned at {advice.old_global_batch}."
-            " Nothing is changed for you; the usual rules:"
+            " Nothing is changed for you; these are the usual rules:"
         )
         for name, value, factor, source in (
             ("linear", advice.linear, advice.linear_factor, advice.linear_source),
@@ -44,41 +44,38 @@ def _print_verdict(a: Answer) -> None:
     if a.time is None:
         return
     cost = "" if a.cost_usd is None else f" for {format_usd(a.cost_usd)}"
-    total_s = a.time.total_s
+    total = format_duration(a.time.total_s)
     if a.meets_limit is None or a.limit_s is None:
-        print_verdict(f"The training takes {format_duration(total_s)}{cost}.")
-    elif "step_time" in a.solved and a.step_time_s is not None:
-        within = format_duration(a.limit_s)
+        print_verdict(f"The training takes {total}{cost}.")
+        return
+    limit = format_duration(a.limit_s)
+    if "step_time" in a.solved and a.step_time_s is not None:
         print_verdict(
-            f"A step may take at most {format_duration(a.step_time_s)} for all to be done within {within}{cost}."
+            f"A step may take at most {format_duration(a.step_time_s)}, for the training to end within {limit}{cost}."
         )
     elif a.meets_limit:
-        print_verdict(f"Yes: {format_duration(total_s)}{cost} is within {format_duration(a.limit_s)}.", good=True)
+        print_verdict(f"Yes: {total}{cost} is within {limit}.", good=True)
     else:
-        over = format_duration(total_s - a.limit_s)
-        print_verdict(f"No: {format_duration(total_s)}{cost} is {over} over {format_duration(a.limit_s)}.", good=False)
+        print_verdict(f"No: {total}{cost} is {format_duration(a.time.total_s - a.limit_s)} over {limit}.", good=False)
 
 
 def _rows(a: Answer) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
-    e = a.execution
+    e, t = a.execution, a.time
     if e is not None:
         formula = f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size} data parallel"
         rows.append(("global batch", f"{e.global_batch:,} samples = {formula}"))
         if e.data_parallel_size != e.world_size:
-            rows.append(
-                ("data parallel", f"{e.world_size} GPUs / (tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}")
-            )
-    if a.epoch is not None and e is not None:
-        last = (
-            "" if a.epoch.last_step_samples == e.global_batch else f", the last of {a.epoch.last_step_samples} samples"
-        )
-        rows.append(("steps per epoch", f"{a.epoch.steps:,}{last}"))
+            sizes = f"(tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}"
+            rows.append(("data parallel", f"{e.world_size} GPUs / {sizes}"))
+        if a.epoch is not None:
+            whole = a.epoch.last_step_samples == e.global_batch
+            last = "" if whole else f", the last of {a.epoch.last_step_samples} samples"
+            rows.append(("steps per epoch", f"{a.epoch.steps:,}{last}"))
     if a.schedule.epochs is not None:
-        solved = "  <- fits" if "epochs" in a.solved else ""
-        rows.append(("epochs", f"{a.schedule.epochs:g}{solved}"))
-    if a.time is not None and a.time.steps:
-        rows.append(("steps", f"{a.time.steps:,}"))
+        rows.append(("epochs", f"{a.schedule.epochs:g}{'  <- fits' if 'epochs' in a.solved else ''}"))
+    if t is not None and t.steps:
+        rows.append(("steps", f"{t.steps:,}"))
     if a.step_time_s is not None:
         solved = "  <- needed" if "step_time" in a.solved else ""
         rows.append(("step time", f"{format_duration(a.step_time_s)}{solved}"))
@@ -89,15 +86,14 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
                 rows.append(("", f"{format_count(tokens)} tokens/s"))
     if a.gpus_choice is not None:
         rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
-    if a.time is not None:
-        t = a.time
-        parts = {"steps": t.stepping_s, "start-up": t.startup_s, "evaluation": t.evaluation_s,
-                 "checkpoints": t.checkpoint_s, "failures": t.failures_s}  # fmt: skip
-        shown = {name: seconds for name, seconds in parts.items() if seconds}
+    if t is not None:
         if t.repeats > 1:
             rows.append(("runs in sequence", f"{t.repeats}"))
+        parts = {"steps": t.stepping_s, "start-up": t.startup_s, "evaluation": t.evaluation_s,
+                 "checkpoints": t.checkpoint_s, "failures": t.failures_s}  # fmt: skip
+        shown = [f"{name} {format_duration(seconds)}" for name, seconds in parts.items() if seconds]
         if len(shown) > 1:
-            rows.append(("of which", ", ".join(f"{name} {format_duration(s)}" for name, s in shown.items())))
+            rows.append(("of which", ", ".join(shown)))
         rows.append(("training time", format_duration(t.total_s)))
     if a.cost_usd is not None:
         rows.append(("cost", format_usd(a.cost_usd)))

@@ -21,7 +21,7 @@ LOOK = {
     "logging": ("l", "#c2b280", "logging"),
     "checkpoint": ("k", "#7a5230", "checkpoint"),
     "evaluation": ("e", "#4f5fc4", "evaluation"),
-    "trainpace": ("t", "#5b6773", "trainpace's own"),
+    "trainpace": ("t", "#5b6773", "overhead of trainpace"),
     "other": ("-", "#c3cbd3", "other"),
     "fetch": ("#", "#2a8c8c", "preparing a batch"),
 }
@@ -34,7 +34,7 @@ NEXT_BATCH = "="
 def part_words(part: str, timeline: Timeline) -> str:
     """What a part is called; without workers the training process does not wait for its data but prepares it."""
     if part == WAITING and not has_workers(timeline):
-        return "preparing data itself"
+        return "loading data in the main process"
     return LOOK[part][2]
 
 
@@ -60,11 +60,11 @@ def findings(timeline: Timeline) -> list[str]:
             begins = f" and for the loader's start {_percent(starting)}" if starting > 0.01 else ""
             lines.append(f"{who} waits for data {share}{begins}; {many} batches {_percent(busy)} of the time.")
         else:
-            lines.append(f"{who} prepares its data itself {share}, without workers.")
+            lines.append(f"{who} spends {share} loading data in the main process, without workers.")
     if len(timeline.ranks) > 1:
-        lines.append("Where a rank waits for another, it does so in its backward or communication.")
+        lines.append("A rank that waits for another does so in its backward pass or communication.")
     if timeline.on_gpu:
-        lines.append("Bars are the host's time: what it starts on the GPU goes on after the bar ends.")
+        lines.append("Bars are host time: what the host starts on the GPU goes on after the bar ends.")
     return lines
 
 

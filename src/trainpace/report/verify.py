@@ -8,30 +8,30 @@ from trainpace.records import to_jsonable
 from trainpace.report.columns import Column, words
 from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_number
-from trainpace.verify.question import Change, Equivalence, WayResult
+from trainpace.verify import Change, Equivalence, WayResult
 
 IN_WORDS: dict[Change, str] = {
-    "fp32": "the number format: in fp32 they are equal",
-    "weight_by_samples": "parts of unequal size whose mean losses count alike: weighted by samples they are equal",
-    "weight_by_targets": "parts with unequal numbers of targets whose mean losses count alike: weighted by targets they"
-    " are equal",
-    "sum": "a loss that sums over samples, of which the mean over parts is taken: added up they are equal",
-    "no_hooks": "hooks on gradients (clipping, say), which act on every part: without them they are equal",
-    "whole_batch_norm": "BatchNorm, which normalises each part by its own statistics: with the whole batch's they are equal",
-    "no_dropout": "dropout, which draws other masks in parts: without it they are equal",
-    "fp64": "rounding that training amplifies: in fp64 they are equal",
+    "fp32": "the number format: in fp32 they agree",
+    "weight_by_samples": "parts of unequal size whose mean losses are averaged without weights: weighted by samples they agree",
+    "weight_by_targets": "parts with unequal numbers of targets whose mean losses are averaged without weights: weighted by"
+    " targets they agree",
+    "sum": "a loss that sums over samples, and is averaged over parts: added up they agree",
+    "no_hooks": "hooks on gradients (such as clipping), which act on every part: without them they agree",
+    "whole_batch_norm": "BatchNorm, which normalises each part by its own statistics: with the whole batch's they agree",
+    "no_dropout": "dropout, which draws different masks for parts: without it they agree",
+    "fp64": "rounding that training amplifies: in fp64 they agree",
 }
 ADVICE: dict[Change, str] = {
-    "fp32": "Rounding of this size is usual for the format; it is no error of the batches.",
+    "fp32": "Rounding of this size is normal for the format, and not an error of accumulation or parallelism.",
     "weight_by_samples": "Use a batch that divides evenly (drop_last), or weight each loss by its share of the samples.",
-    "weight_by_targets": "Sum the loss over targets and divide by the whole batch's number of them.",
-    "sum": "Do not divide the loss by the accumulation steps; on ranks multiply it by their number, which the engine"
-    " divides by.",
+    "weight_by_targets": "Sum the loss over targets and divide by the number of targets in the whole batch.",
+    "sum": "Do not divide the loss by the accumulation steps; with several ranks multiply it by their number, because the engine"
+    " divides by it.",
     "no_hooks": "Clip once a step, after the last backward pass and before the optimizer.",
     "whole_batch_norm": "On GPUs torch.nn.SyncBatchNorm shares the statistics between ranks; accumulation needs GroupNorm"
     " or LayerNorm, or frozen statistics.",
-    "no_dropout": "The masks are as random either way: only the draw differs, not what is trained for.",
-    "fp64": "No error of the batches: the optimizer or the model magnifies the last digits.",
+    "no_dropout": "The masks are equally random either way, so the training is as good; only the draw differs.",
+    "fp64": "Not an error of accumulation or parallelism: the optimizer or the model magnifies rounding.",
 }
 WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
 
@@ -48,7 +48,7 @@ def print_equivalence(found: Equivalence) -> None:
         print_verdict(f"Yes: {first[0].lower()}{first[1:]}", good=True)
     else:
         apart = [WAY_IN_WORDS[way.way] for way in found.ways if not way.equal]
-        print_verdict(f"No: not the same training by {', '.join(apart)}.", good=False)
+        print_verdict(f"No: not equivalent training with {', '.join(apart)}.", good=False)
     columns = (
         words("trained as"), words("parts"), Column("largest relative difference"), words("where", 1), words("verdict", least=7),
     )  # fmt: skip
@@ -56,13 +56,13 @@ def print_equivalence(found: Equivalence) -> None:
     print_lines(*lines)
     if found.equal:
         print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
-                   "what a part costs on a GPU; for the weights any way of dividing the batch is as good as another")  # fmt: skip
+                   "what a part costs on a GPU; for the training, any way of dividing the batch is equally good")  # fmt: skip
     elif found.repeated or any(way.failed for way in found.ways):
         return
     else:
         print_next(
             ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)],
-            "again, once that is changed",
+            "again, after that change",
         )
 
 
@@ -79,13 +79,14 @@ def verdict(found: Equivalence) -> list[str]:
     if found.equal:
         moved = min(way.moved or 0.0 for way in found.ways)
         return [
-            f"The same training: what differs is rounding (up to {q.tolerance:g} is), while the weights moved by {moved:.1e}."
+            f"Equivalent training: the results differ by rounding only (at most {q.tolerance:g}), while the weights moved by"
+            f" {moved:.1e}."
         ]
     lines = []
     if found.repeated:
         lines.append(
-            f"The model does not train the same twice, even in one process: the difference is {found.repeated:.1e}."
-            " Something draws random numbers that no seed of torch, numpy or random decides; make that repeatable first."
+            f"The model does not train the same way twice, even in one process: the difference is {found.repeated:.1e}."
+            " Something draws random numbers outside the seeds of torch, numpy and random; make that reproducible first."
         )
     for way in found.ways:
         lines += [f"{WAY_IN_WORDS[way.way]}: {sentence}" for sentence in _said(way, found)]
@@ -102,10 +103,10 @@ def _said(way: WayResult, found: Equivalence) -> list[str]:
         left = next(tried.difference for tried in way.tried if tried.changes == way.cause)
         return [f"{', and '.join(IN_WORDS[change] for change in way.cause)} ({left:.1e})."]
     if way.difference is None:
-        return ["the weights or the loss are no numbers any more (NaN): lower the learning rate."]
+        return ["the weights or the loss became NaN: lower the learning rate."]
     tolerance = found.question.tolerance
     if way.difference <= tolerance:
-        return [f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Give more --steps."]
+        return [f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Use more --steps."]
     if found.repeated:
         return ["differs."]
     return [f"no cause was found. {_first_loss(way, found)}"]

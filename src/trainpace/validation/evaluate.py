@@ -27,10 +27,8 @@ PAGEABLE_COPY_GB_PER_S = 4.0
 """Host to device from pageable memory: the driver copies through a staging buffer at a third of PCIe 3's rate."""
 
 MODELS_PER_PROCESS = 12
-CONFIGURATIONS = "configurations"
-"""Folder among the traces for the configurations of models that are known by their sizes."""
 TRACE_VERSION = 3
-"""Raise when traces change, so that kept ones are made again."""
+"""Raise when traces change, so that earlier ones are made again."""
 Tell = Callable[[str], None]
 
 
@@ -76,7 +74,7 @@ def evaluate(
     refused: dict[int, str] = {}
     for run in runs:
         try:
-            cases[run.index] = case_of(run, folder, traces / CONFIGURATIONS)
+            cases[run.index] = case_of(run, folder)
         except TrainpaceError as error:
             refused[run.index] = str(error)
     workloads = _workloads(list(cases.values()), traces, tell, progress, workers)
@@ -108,10 +106,10 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
     factor = {"": 1.0, "old_torch": c.host_old_torch, "tensorflow": c.host_tensorflow}[case.host]
     if case.attention == "native":
         constants = replace(c, attention_hopper=1.0)
-    elif case.attention == "first":
+    elif case.attention == "flash1":
         share = c.attention_first
         constants = replace(c, attention=c.attention * share, attention_backward=c.attention_backward * share)
-    copies = PAGEABLE_COPY_GB_PER_S if case.copies_to_device else math.inf
+    copies = PAGEABLE_COPY_GB_PER_S if case.run.host_copy == "yes" else math.inf
     target = Target(case.cluster, FittedKernels(constants, factor), copies)
     return Forecaster(workload, target).forecast(case.execution)
 

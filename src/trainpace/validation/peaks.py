@@ -30,4 +30,4 @@ def stated_peak_gib(case: Case, memory: Memory) -> float:
     more = EAGER_CONTEXT_GIB - CONTEXT_GIB if case.loads_all_kernels else 0.0
     full = max(float(needed_gib(memory)) + more, room_gib(capacity.value))
     # short of memory, an allocator gives back what it only keeps
-    return full if case.tries_convolutions else min(memory.device_gib + more, full)
+    return full if case.run.cudnn_benchmark == "yes" else min(memory.device_gib + more, full)

@@ -1,9 +1,7 @@
 """Measured runs from CSV or Parquet: one row, one training step that somebody timed.
 
-Columns (all optional but a model and a batch): file, model_spec, model, model_variant_or_config, framework, framework_version,
-gpu_canonical, gpu, num_gpus, num_nodes, interconnect, precision, memory_format, compile, batch_per_gpu, global_batch, grad_accum,
-seq_len, img_size, optimizer, parallelism, mode, step_time_ms, samples_per_sec, tokens_per_sec, tflops_per_gpu, mfu,
-peak_mem_gib, notes. An empty field was not stated. Other columns are kept out.
+Columns (all optional but a model and a batch): the fields of `Run` under their own names; docs/verbs/validate.md says what
+each holds. An empty field was not stated. Other columns are left out.
 """
 
 from __future__ import annotations
@@ -12,14 +10,20 @@ import csv
 import io
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.execution import Engine
 from trainpace.records import Record, read_bytes
 
 
 class Run(Record):
-    """One measured run as its source states it. Numbers are None and texts empty where it states nothing."""
+    """One measured run as its source states it. Numbers are None and texts empty where it states nothing.
+
+    engine: how gradients are exchanged, an engine of `Execution`. attention: fused attention's kernels. peak_memory_kind: what
+    peak_mem_gib counts. host_copy: does each step copy its samples from pageable memory? cudnn_benchmark: does cuDNN choose
+    convolutions by trying them (torch.backends.cudnn.benchmark)? assumed: what whoever made the table had to assume.
+    """
 
     index: int
     file: str = ""
@@ -37,6 +41,12 @@ class Run(Record):
     optimizer: str = ""
     parallelism: str = ""
     mode: str = ""
+    engine: Literal["", Engine] = ""
+    attention: Literal["", "flash1", "flash2", "native"] = ""
+    peak_memory_kind: Literal["", "allocated", "reserved", "device"] = ""
+    host_copy: Literal["", "yes", "no"] = ""
+    cudnn_benchmark: Literal["", "yes", "no"] = ""
+    assumed: str = ""
     notes: str = ""
     num_gpus: float | None = None
     num_nodes: float | None = None
@@ -52,10 +62,12 @@ class Run(Record):
     peak_mem_gib: float | None = None
 
 
-_NUMBERS = (
-    "num_gpus num_nodes batch_per_gpu global_batch grad_accum seq_len img_size step_time_ms samples_per_sec tokens_per_sec"
-    " tflops_per_gpu peak_mem_gib"
-).split()
+CONDITIONS = ("engine", "attention", "peak_memory_kind", "host_copy", "cudnn_benchmark", "assumed")
+"""Columns that came later than the others."""
+_CHOICES = {name: get_args(kind) for name, kind in get_type_hints(Run).items() if get_origin(kind) is Literal}
+_NUMBERS = [
+    name for name, default in zip(Run.__struct_fields__[1:], Run.__struct_defaults__, strict=True) if default is None
+]
 _TEXTS = [name for name in Run.__struct_fields__ if name not in (*_NUMBERS, "index")]
 
 
@@ -93,17 +105,22 @@ def _parquet(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(data))
     except (pyarrow.ArrowException, OSError) as error:
         raise UnreadableInput(f"{path} is no readable Parquet file ({str(error).splitlines()[0]}).") from None
-    kept = [name for name in (*_NUMBERS, *_TEXTS) if name in table.column_names]
-    return table.column_names, table.select(kept).to_pylist()
+    columns = [name for name in (*_NUMBERS, *_TEXTS) if name in table.column_names]
+    return table.column_names, table.select(columns).to_pylist()
 
 
 def run_of(path: Path, index: int, row: dict[str, Any]) -> Run:
-    """One row. Raises `UnreadableInput` for a number that is none."""
+    """One row. Raises `UnreadableInput` for a number that is none, and for a word that its column does not know."""
     values: dict[str, Any] = {"index": index}
     row = {"file": path.stem, **{name: value for name, value in row.items() if name != "file" or value}}
     for name in _TEXTS:
         value = row.get(name)
         values[name] = "" if value is None or value != value else str(value).strip()  # a NaN is unlike itself
+    for name, choices in _CHOICES.items():
+        if values[name] not in choices:
+            raise UnreadableInput(
+                f"{path} row {index}: {name} is {values[name]!r}; it should be one of {', '.join(choices[1:])}, or empty."
+            )
     for name in _NUMBERS:
         value = row.get(name)
         if value is None or str(value).strip().lower() in ("", "nan", "none"):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import UnreadableInput
-from trainpace.forecast import MachineModel
-from trainpace.forecast import forecast as forecast_one
-from trainpace.forecast.jumps import jumps_of
+from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.forecast.transfer import transfer_ratio, transferred
-from trainpace.hardware import Cluster, find_device
-from trainpace.journal import foresee
+from trainpace.hardware import Cluster, Device, HostLinks, find_device
+from trainpace.journal import foresight_of
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, Table, from_json, load, read_bytes
 from trainpace.schedule import Schedule
@@ -27,6 +26,9 @@ from trainpace.verbs.request import Field, Misuse
 from trainpace.verbs.traced import workload_of
 from trainpace.verbs.units import AT_LEAST_1, EPOCHS, EXISTING_FILE, USD
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
+
+if TYPE_CHECKING:
+    from trainpace.machine import MachineProfile
 
 
 class ForecastRequest(ExecutedRequest):
@@ -68,11 +70,9 @@ class ForecastRequest(ExecutedRequest):
 
 
 class Sweep(NamedTuple):
-    """The forecasts on one cluster, in order of batch size. `machine`: its own calibration, where it has one."""
+    """The forecasts for one target, in order of batch size."""
 
-    workload: Workload
-    cluster: Cluster
-    machine: MachineModel | None
+    forecaster: Forecaster
     rows: list[Forecast]
 
 
@@ -80,7 +80,7 @@ class Forecasts(Record, Table):
     """A forecast for each GPU and batch size, in the order asked for. Iterates over `rows`.
 
     `jumps`: by device, where one more sample costs far more than usual. `notes`: what runs in the journal did to the forecasts.
-    `sweeps`: the rows of each cluster.
+    `sweeps`: the rows of each target.
     """
 
     rows: tuple[Forecast, ...]
@@ -114,70 +114,72 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     schedule = None if r.samples is None else Schedule(samples=r.samples, epochs=r.epochs)
     targets = _targets(r, progress)
     measured = None if r.transfer_from is None else _nearest_measurement(r.transfer_from, r.batch[0])
-    workloads = _workloads(r, {machine is not None for _, machine in targets}, progress)
+    workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     notes: list[str] = []
     with _journal_if_there(r) as journal:
-        for cluster, machine in targets:
-            workload = workloads[machine is not None]
-            first = execution_of(r, workload)
-            executions = [replace(first, micro_batch=batch) for batch in r.batch]
+        for target in targets:
+            forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
+            execution = execution_of(r, forecaster.workload)
+            rows = forecaster.over_batches(execution, r.batch).forecasts(schedule)
+            device = target.cluster.device.name
             if measured is not None:
-                there = Cluster(device=find_device(measured.device, own_devices(r.hardware)))
-                ratio = transfer_ratio(workload, measured, there)
-                rows = [
-                    transferred(forecast_one(workload, e, cluster, schedule, machine), ratio, measured.device)
-                    for e in executions
-                ]
+                source = Target(Cluster(device=find_device(measured.device, own_devices(r.hardware))))
+                ratio = transfer_ratio(measured, forecaster.on(source))
+                rows = [transferred(row, ratio, measured.device) for row in rows]
             else:
-                foresight = foresee(workload, first, cluster, machine, journal, r.sequence_length, r.image_size)
-                rows = [foresight.at(e, schedule) for e in executions]
-                notes += [f"{cluster.device.name}: {foresight.in_words()}"] if foresight.in_words() else []
-            sweeps.append(Sweep(workload, cluster, machine, rows))
-            step_ms = [row.step.total_ms for row in rows if row.step is not None]
-            if machine is None and len(step_ms) == len(r.batch):
-                jumps[cluster.device.name] = jumps_of(workload, first, cluster.device, r.batch, step_ms)
+                foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
+                rows = [foresight.corrected(row) for row in rows]
+                notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
+            sweeps.append(Sweep(forecaster, rows))
+            step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])
+            if not target.kernels.traces_cpu and len(step_ms) == len(r.batch):
+                jumps[device] = forecaster.jumps_in(execution, r.batch, step_ms)
     rows = [row for sweep in sweeps for row in sweep.rows]
     return Forecasts(rows=tuple(rows), jumps=jumps, notes=tuple(notes), sweeps=tuple(sweeps))
 
 
-def _workloads(request: ForecastRequest, calibrated: set[bool], progress: Progress) -> dict[bool, Workload]:
+def _workloads(request: ForecastRequest, on_cpus: set[bool], progress: Progress) -> dict[bool, Workload]:
     """The workload as GPUs run it (False) and as a CPU does (True), which runs other operators, as far as they are asked for."""
     full = request.checkpointing == "full"
     workloads: dict[bool, Workload] = {}
-    for on_cpu in sorted(calibrated):
+    for on_cpu in sorted(on_cpus):
         variant = request.variant._replace(cpu=on_cpu)
         saved_once = replace(request, save_workload=None) if workloads else request
         workloads[on_cpu] = workload_of(saved_once, progress, variant=variant, recompute=full)
     return workloads
 
 
-def _targets(request: ForecastRequest, progress: Progress) -> list[tuple[Cluster, MachineModel | None]]:
-    """(cluster, the machine's own kernel model or None) for every GPU and profile that was named."""
+def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
+    """A target for every GPU and profile that was named."""
     r, own = request, own_devices(request.hardware)
-    machines: list[tuple[Any, Any, Any]] = []
+    targets = []
     for gpu in r.gpu:
         if gpu.casefold() == "cpu":
             from trainpace.verbs.this_machine import profile_or_brief
 
-            profile = profile_or_brief(progress)
-            machines.append((profile.device, profile.kernels, profile.host_links))
+            targets.append(_machine(r, profile_or_brief(progress)))
         else:
-            machines.append((find_device(gpu, own), None, None))
+            targets.append(Target(_fleet(r, find_device(gpu, own))))
     if r.calibrated:
         from trainpace.machine import MachineProfile
 
-        profile = load(r.calibrated, MachineProfile)
-        machines.append((profile.device, profile.kernels, profile.host_links))
-    for _, _, links in machines:
-        check_fleet(r.num_gpus, r.nodes, r.network, links is not None)
-    network = None if r.network is None else r.network / r.num_gpus
-    return [
-        (Cluster(device=device, devices_per_node=r.num_gpus, nodes=r.nodes, price_usd_per_device_hour=r.price,
-                 network_gb_per_s_per_device=network, host_links=links), kernels)
-        for device, kernels, links in machines
-    ]  # fmt: skip
+        targets.append(_machine(r, load(r.calibrated, MachineProfile)))
+    return targets
+
+
+def _machine(request: ForecastRequest, profile: MachineProfile) -> Target:
+    return Target(_fleet(request, profile.device, profile.host_links), CalibratedKernels(profile.kernels))
+
+
+def _fleet(request: ForecastRequest, device: Device, links: HostLinks | None = None) -> Cluster:
+    r = request
+    check_fleet(r.num_gpus, r.nodes, r.network, links is not None)
+    return Cluster(
+        device=device, devices_per_node=r.num_gpus, nodes=r.nodes, price_usd_per_device_hour=r.price,
+        network_gb_per_s_per_device=None if r.network is None else r.network / r.num_gpus, host_links=links,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -13,21 +13,33 @@ from msgspec.structs import replace
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware.cluster import HostLinks
 from trainpace.journal import Journal, anonymous_entry
-from trainpace.ladder.climb import Ahead, Means, climb, file_name, preview
-from trainpace.ladder.climbed import Climbed, Tried, noise_scale_of
-from trainpace.ladder.entries import entry_of_trial
-from trainpace.ladder.foresee import Foreseen, Known
-from trainpace.ladder.inputs import SCRIPT_STEPS, read_ladder
-from trainpace.ladder.launchers import LauncherChoice
-from trainpace.ladder.rungs import Ladder, Script, Setup
-from trainpace.ladder.script import keep_files, prepare, started_by, try_script
-from trainpace.ladder.sights import Sights, has_data
-from trainpace.launch.engines.rules import why_no_noise_scale
-from trainpace.launch.slurm_script import SlurmOptions
-from trainpace.launch.trial import FailedTrial, TrialResult
-from trainpace.launch.trials import job_of, run_trial
-from trainpace.machine import detect
-from trainpace.machine.environment import device_in
+from trainpace.ladder import (
+    SCRIPT_STEPS,
+    Attempt,
+    ClimbActions,
+    Climbed,
+    Ladder,
+    LadderForecasts,
+    LauncherChoice,
+    MeasuredCompute,
+    RungPreview,
+    Script,
+    Setup,
+    StepForecast,
+    climb,
+    entry_of_trial,
+    file_name,
+    has_data,
+    keep_files,
+    noise_scale_of,
+    prepare,
+    preview,
+    read_ladder,
+    started_by,
+    try_script,
+)
+from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_trial, why_no_noise_scale
+from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
@@ -92,7 +104,7 @@ class RunRequest(Request):
 class Preview(NamedTuple):
     """Every rung before anything is measured, and what would be started for each."""
 
-    rungs: list[Ahead]
+    rungs: list[RungPreview]
     commands: list[list[str]]
 
 
@@ -105,8 +117,8 @@ def run(request: RunRequest, progress: Progress) -> Climbed:
     make_folder(folder)
     with _alone(folder), _journal(request) as journal, progress.work(f"running {Path(request.ladder).name}") as work:
         before = _before(folder, request)
-        means = _means(ladder, request, journal, before, progress, work)
-        counted = means._replace(try_it=_counted(means.try_it, ladder, before, work))
+        actions = _actions(ladder, request, journal, before, progress, work)
+        counted = actions._replace(try_it=_counted(actions.try_it, ladder, before, work))
         try:
             climbed = climb(ladder, counted, before, request.stop_early)
         except KeyboardInterrupt:
@@ -123,8 +135,8 @@ def dry_run(request: RunRequest, progress: Progress) -> Preview:
     ladder, folder = _ladder(request), request.folder
     make_folder(folder)
     with _alone(folder), progress.work(f"running {Path(request.ladder).name}") as work:
-        ahead = preview(ladder, _means(ladder, request, None, None, progress, work))
-        return Preview(ahead, [_commands(rung, ladder, request) for rung in ahead])
+        previews = preview(ladder, _actions(ladder, request, None, None, progress, work))
+        return Preview(previews, [_commands(rung, ladder, request) for rung in previews])
 
 
 def _ladder(request: RunRequest) -> Ladder:
@@ -175,10 +187,10 @@ def _counted(try_it: TryIt, ladder: Ladder, before: Climbed | None, work: Work) 
     return counted
 
 
-def _means(
+def _actions(
     ladder: Ladder, request: RunRequest, journal: Journal | None, before: Climbed | None, progress: Progress, work: Work
-) -> Means:
-    from trainpace.ladder.shards import make_shards
+) -> ClimbActions:
+    from trainpace.ladder import make_shards
 
     folder = request.folder
 
@@ -188,7 +200,7 @@ def _means(
 
     gathered = None if before is None else noise_scale_of(before)
     noise = [] if gathered is None else [gathered[1]]  # gathered once
-    sights = Sights(
+    forecasts = LadderForecasts(
         folder, ladder.device, lambda: profile_or_brief(progress), work.say, request.timeout, ladder.seed, links
     )
 
@@ -209,15 +221,15 @@ def _means(
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 
-    def foresee(setups: Sequence[Setup], known: Sequence[Known]) -> list[Foreseen]:
+    def forecast(setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
         if request.no_forecast:
-            return [Foreseen(reason="--no-forecast") for _ in setups]
+            return [StepForecast(reason="--no-forecast") for _ in setups]
         if not ladder.start.task:
-            return [Foreseen(reason="a script shows no model; --task MODEL names it") for _ in setups]
-        return sights.foresee(setups, known)
+            return [StepForecast(reason="a script shows no model; --task MODEL names it") for _ in setups]
+        return forecasts.forecast(setups, measured)
 
-    return Means(
-        try_it=try_it, foresee=foresee, tell=work.say,
+    return ClimbActions(
+        try_it=try_it, forecast=forecast, tell=work.say,
         precompute=lambda spec: make_shards(spec, folder, usable_cores(), work.say),
         keep=lambda climbed: save(climbed, folder / STATE),
         journal=_keeper(ladder, request, journal),
@@ -230,7 +242,7 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
     )
 
 
-def _commands(rung: Ahead, ladder: Ladder, request: RunRequest) -> list[str]:
+def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
     """What would be started. The requests that it names are written, so that it can be started by hand."""
     commands = []
     for i, setup in enumerate(rung.setups):
@@ -251,13 +263,13 @@ def _text_of_script(ladder: Ladder, script: Script, setup: Setup, folder: Path) 
     return "\n".join([started_by(prepared.trial), *(written.diff for written in prepared.files if written.diff)])
 
 
-def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Callable[[Tried], None]:
+def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Callable[[Attempt], None]:
     if journal is None:
         return lambda _: None
     local = request.launchers.of(ladder.start.execution).name != "slurm"
     device = device_of(ladder.device, detect()) if local else "CPU" if ladder.device == "cpu" else "NVIDIA GPU"
 
-    def keep(one: Tried) -> None:
+    def keep(one: Attempt) -> None:
         nonlocal device  # of a trial that failed: that of the latest one that did not
         device = (device_in(one.measured.environment) if one.measured is not None else "") or device
         entry = entry_of_trial(one, device, ladder.seed, ladder.name)

@@ -28,8 +28,7 @@ def device_of(kind: str, machine: Machine) -> str:
 
 def detected(progress: Progress) -> Machine:
     """This machine, after a note on whatever disturbs measurements on it."""
-    from trainpace.machine import detect
-    from trainpace.machine.disturbances import warnings_of
+    from trainpace.machine import detect, warnings_of
 
     machine = detect()
     for warning in warnings_of(machine):
@@ -55,15 +54,14 @@ def profile_here(progress: Progress) -> MachineProfile | None:
     file = default_profile_file()
     if not file.exists():
         return None
-    from trainpace.machine import MachineProfile
-    from trainpace.machine.detect import detect_cpu
+    from trainpace.machine import MachineProfile, cpu_name
 
     try:
         profile = load(file, MachineProfile)
     except TrainpaceError as error:
         progress.note(f"note: the machine's profile cannot be used: {error}")
         return None
-    for what, value in (("cpu", detect_cpu().name), ("torch", version("torch"))):
+    for what, value in (("cpu", cpu_name()), ("torch", version("torch"))):
         calibrated = profile.environment.get(what)
         if calibrated != value:
             progress.note(

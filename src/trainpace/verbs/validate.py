@@ -11,9 +11,7 @@ import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record, Table
-from trainpace.validation.evaluate import Row, evaluate
-from trainpace.validation.runs import read_runs
-from trainpace.validation.summary import Summary, by, family_of, summarise
+from trainpace.validation import Row, Summary, by, evaluate, family_of, read_runs, summarise
 from trainpace.verbs.progress import Progress
 from trainpace.verbs.request import Argument, Field, Request
 from trainpace.verbs.units import EXISTING_FILE, EXISTING_FOLDER, within

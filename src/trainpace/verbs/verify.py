@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from trainpace.launch.torchrun import Torchrun
+from trainpace.launch import Torchrun
 from trainpace.verbs.fields import ImageSize, ModelSpec, Optimizer, SequenceLength
 from trainpace.verbs.progress import Progress
 from trainpace.verbs.request import Field, Request
 from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DURATION, within
-from trainpace.verify import Equivalence, Question
-from trainpace.verify.verify import verify
+from trainpace.verify import Equivalence, Question, verify
 
 Way = Literal["accumulate", "ddp", "fsdp2"]
 WAYS: tuple[Way, ...] = ("accumulate", "ddp", "fsdp2")

@@ -1,5 +1,11 @@
 """Do accumulation, data parallelism and one big batch give the same training? The difference, and its cause by intervention."""
 
-from trainpace.verify.question import TOLERANCE, Equivalence, Question, Tried, WayResult
+from typing import TYPE_CHECKING
 
-__all__ = ["TOLERANCE", "Equivalence", "Question", "Tried", "WayResult"]
+from trainpace.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.verify.equivalence import verify
+    from trainpace.verify.question import Change, Equivalence, Question, WayResult
+
+__getattr__, __all__ = exports(__name__, __file__)

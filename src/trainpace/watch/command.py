@@ -1,4 +1,4 @@
-"""Run a command with the recorder in every Python process that it starts, and change nothing else about it."""
+"""Runs a command with the recorder in every Python process that it starts, and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainpace.watch.inside.trail import ASIDE
 INJECT = Path(__file__).parent / "inject"
 COMMAND_FILE = "command.json"
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which a job's scheduler tells a script to save itself: only the command knows what to do."""
+"""Signals with which a job's scheduler tells a script to save its state; they are passed on to the command."""
 
 
 def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, object] | None = None) -> dict[str, str]:
@@ -38,10 +38,11 @@ def environment(folder: Path, before: Mapping[str, str], trials: Mapping[str, ob
 def watch(
     command: Sequence[str], folder: Path, trials: Mapping[str, object] | None = None, output: int | None = None
 ) -> int:
-    """Run the command to its end, recording into `folder`, and return its exit code: 128 + n where signal n ended it.
+    """Run the command to its end, recording into `folder`; returns its exit code, 128 + n where signal n ended it.
 
-    Its input, output (unless `output` is another file descriptor) and signals are its own: an interrupt reaches it as usual,
-    others are passed on, and what was recorded is kept. Raises TrainpaceError when it cannot be started.
+    The command keeps its input, its output (unless `output` is another file descriptor) and its signals: an interrupt
+    reaches it as usual, others are passed on, and the recording so far is kept. Raises TrainpaceError where the command
+    cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise TrainpaceError(
@@ -67,8 +68,8 @@ def watch(
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[dict[str, str]]:
-    """Environment variables for a script under trials: it is ended without what it would remove at its end. What the compiler
-    keeps stays where it was."""
+    """Environment variables that give a script under trials a temporary folder: it is ended before it can remove its
+    own. The compiler's cache stays where it was."""
     # not beside the recording: sockets have short names
     with tempfile.TemporaryDirectory(prefix="trainpace-trial-", ignore_cleanup_errors=True) as folder:
         compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
@@ -94,7 +95,7 @@ def _run(command: Sequence[str], around: Mapping[str, str], output: int | None) 
 
 
 def remove_asides(folder: Path) -> None:
-    """Checkpoints that trials wrote beside the script's own."""
+    """Remove checkpoints that trials wrote beside the script's own."""
     from trainpace.watch.trails import records_of
 
     for path in folder.glob("process-*.trail"):

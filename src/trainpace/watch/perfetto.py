@@ -1,4 +1,4 @@
-"""A watched run for Perfetto or chrome://tracing: every span of every thread, the steps, and the workers' batches.
+"""A watched run for Perfetto or chrome://tracing: the spans of every thread, the steps, and the workers' batches.
 
 The Trace Event Format: complete events (X) in microseconds, which must nest within a track, and metadata (M) for names.
 """
@@ -20,14 +20,14 @@ from trainpace.watch.trails import Process, read_processes, records_of
 STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
 _HELD = 20_000
 APART_NS = 2
-"""So far apart is kept what would touch: a viewer that cuts microseconds to nanoseconds must not see an overlap."""
+"""Gap between events that would touch: a viewer that rounds microseconds to nanoseconds must not see an overlap."""
 Event = dict[str, Any]
 
 
 def write_trace(folder: Path, path: Path) -> int:
-    """Write a folder of trails as trace JSON, compressed when the name ends in .gz, whole or not at all; how many events.
+    """Write a folder of trails as trace JSON, compressed for names in .gz, whole or not at all; returns the number of events.
 
-    Holds a step's spans at a time. Raises UnreadableInput for a folder without trails, or where it cannot write.
+    Holds one step's spans at a time. Raises UnreadableInput for a folder without trails, or where it cannot write.
     """
     processes = read_processes(folder)
     count, encode = 0, msgspec.json.Encoder().encode
@@ -44,7 +44,8 @@ def write_trace(folder: Path, path: Path) -> int:
 
 
 def trace_events(processes: Iterable[Process]) -> Iterator[Event]:
-    """The events. A rank's process number is the rank + 1: Perfetto treats 0 as the kernel's own (google/perfetto#394)."""
+    """Trace events. A rank's process number is the rank + 1: Perfetto reserves 0 for the kernel
+    (google/perfetto#394)."""
     processes = list(processes)
     zero_ns = min(p.first_ns + p.shift_ns for p in processes)
     taken: set[int] = set()
@@ -93,7 +94,7 @@ def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event
 
 
 def _outer_first(events: list[Event]) -> list[Event]:
-    """A trail has a span when it ends; viewers take the first of two that begin together as the outer one."""
+    """Trails list a span when it ends; viewers take the first of two that begin together as the outer one."""
     return sorted(events, key=lambda e: (e["ts"], -e["dur"]))
 
 

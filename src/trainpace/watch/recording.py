@@ -1,4 +1,4 @@
-"""A folder of trails, summed up: one record a rank, with what its steps spent on each part."""
+"""A folder of trails summarised: one record per rank, with the time of each part of its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainpace.watch.trails import header_of, records_of
 
 WARM_UP_STEPS = 3
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
-"""Parts that come now and then: their mean needs many steps, and blocks of few steps are compared without them."""
+"""Parts that occur occasionally: their mean needs many steps, and blocks of few steps are compared without them."""
 
 
 class Loader(Record):
@@ -39,8 +39,8 @@ class Loader(Record):
 
 
 class FetchCost(Record):
-    """Milliseconds that the dataset takes, at the mean: for a sample by the clock and by the processor, for a batch's
-    collate. `in_workers`: whether worker processes did it."""
+    """Mean milliseconds of the dataset's work: per sample in wall-clock and processor time, and per batch to collate.
+    `in_workers`: whether worker processes did it."""
 
     sample_wall_ms: float
     sample_cpu_ms: float
@@ -50,7 +50,7 @@ class FetchCost(Record):
 
 
 class Line(Record):
-    """A line of the script's own that was seen running, what it had called, and in which share of looks at its part."""
+    """A line of the script that was seen running, the function that it called, and its share of the samples of its part."""
 
     part: str
     line: str
@@ -59,7 +59,7 @@ class Line(Record):
 
 
 class Block(Record):
-    """Consecutive steps under one trial: their mean without the occasional parts, and every part's mean."""
+    """Consecutive steps under one trial: their mean without the occasional parts, and the mean of every part."""
 
     trial: str
     steps: int
@@ -70,7 +70,7 @@ class Block(Record):
 class Rank(Record):
     """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
 
-    `large_operators_ms`: forward and backward spend so much in operators that are more than a launch; None where not counted.
+    `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
     """
 
     rank: int
@@ -114,8 +114,8 @@ class Rank(Record):
 
 
 class Recording(Record):
-    """A watched command: what was run, how it ended, and its ranks. Without ranks, `seen` says what there was; with them,
-    it names what is left out: of processes that trained as the same rank, all but the one with the most steps."""
+    """A watched command: its words, its end, and its ranks. `seen`: without ranks, what ran instead; with them, what is
+    left out (of several processes with the same rank, all but the one with the most steps)."""
 
     command: tuple[str, ...]
     seconds: float | None
@@ -125,9 +125,9 @@ class Recording(Record):
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read what `watch` left in a folder, also of a command that was killed.
+    """Read the folder that `watch` wrote, also for a command that was killed.
 
-    Raises UnreadableInput when it holds no recording.
+    Raises UnreadableInput for a folder without a recording.
     """
     if not (folder / COMMAND_FILE).is_file():
         raise UnreadableInput(f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py")
@@ -156,7 +156,7 @@ def read_recording(folder: Path) -> Recording:
 
 
 def batches_per_step(rank: Rank) -> float:
-    """How many batches a step takes: its backward passes, or fewer where one batch has several, as a GAN's."""
+    """Batches per step: its backward passes, or fewer where a batch has several, as in a GAN."""
     return _batches_per_step(rank.loader, rank.micro_steps, rank.samples_per_step)
 
 
@@ -168,7 +168,7 @@ def _batches_per_step(loader: Loader | None, micro_steps: float, samples: float)
 
 
 def _seen(processes: Sequence[tuple[dict[str, Any], list[Any]]]) -> str:
-    """What a command without training steps did do."""
+    """A description of a command that trained no steps."""
     if not processes:
         return ("No Python process of this command imported torch. (A Python started with -I, -E or -S, or in a container "
                 "or on another machine, is not seen.)")  # fmt: skip
@@ -197,19 +197,19 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
             notes.update(note)
     plain = [s for s in steps if s.trial == 0]
     programme_starts = notes.get("warm_up_steps", 0)
-    kept = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
-    half = half_width_ms([ms(s) for s in kept])
-    median_ms, median_ms_low, median_ms_high = steady_ms(kept)
+    steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
+    half = half_width_ms([ms(s) for s in steady])
+    median_ms, median_ms_low, median_ms_high = steady_ms(steady)
     loader = _training_loader(loaders, steps)
-    parts = _parts(kept) | _occasional(steps, kept, loader)
+    parts = _parts(steady) | _occasional(steps, steady, loader)
     step_ms = math.fsum(parts.values())
     model = max(models, key=lambda m: m["parameters"], default={})
     fetches = list(in_workers) or [r for r in records if isinstance(r, Fetch)]
     rank, world = notes.get("rank", header["rank"]), notes.get("world_size", header["world_size"])
     return Rank(
-        rank=rank or 0, world_size=world or 1, host=header["host"], steps=len(kept), step_ms=step_ms,
+        rank=rank or 0, world_size=world or 1, host=header["host"], steps=len(steady), step_ms=step_ms,
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
-        micro_steps=fmean(s.micro_steps for s in kept), samples_per_step=fmean(s.samples for s in kept),
+        micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
         cpus=header["cpus"], torch=notes.get("torch", ""), threads=notes.get("threads", 1),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
         optimizer=notes.get("optimizer", ""), optimizer_settings=notes.get("settings", {}),
@@ -239,30 +239,30 @@ def _parts(steps: Sequence[Step]) -> dict[str, float]:
     return {part: fmean(s.parts_ns[i] / 1e6 for s in steps) for i, part in enumerate(PARTS)}
 
 
-def _occasional(steps: Sequence[Step], kept: Sequence[Step], loader: Loader | None) -> dict[str, float]:
-    """Means of what comes now and then, from all steps after the warm-up, under trials or not.
+def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | None) -> dict[str, float]:
+    """Means of the occasional parts over all steps after the warm-up, under trials or not.
 
-    Under trials the loader is not asked in all steps: there its starts count once an epoch.
+    Under trials not every step uses the loader, so its starts count once per epoch.
     """
-    after = [s for s in steps if s.number >= kept[0].number]
+    after = [s for s in steps if s.number >= steady[0].number]
     means = _parts(after)
-    asked = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
-    starts = [ns for s in asked if (ns := s.parts_ns[PARTS.index("loader_start")])]
+    with_loader = [s for s in after if TRIALS[s.trial] in ("plain", "no_sync", "muted")]
+    starts = [ns for s in with_loader if (ns := s.parts_ns[PARTS.index("loader_start")])]
     if any(s.trial for s in steps) and starts and loader is not None and loader.batches:
-        batches = _batches_per_step(loader, fmean(s.micro_steps for s in kept), fmean(s.samples for s in kept))
+        batches = _batches_per_step(loader, fmean(s.micro_steps for s in steady), fmean(s.samples for s in steady))
         means["loader_start"] = fmean(starts) / 1e6 * batches / loader.batches
     return {part: means[part] for part in OCCASIONAL}
 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
-    """Half of the mean's 90 % interval, from the means of consecutive blocks: steps beside each other are alike."""
+    """Half of the mean's 90 % interval, from the means of consecutive blocks, since neighbouring steps are correlated."""
     blocks = min(blocks, len(times))
     edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
     return mean_and_half_width([fmean(times[a:b]) for a, b in pairwise(edges)])[1]
 
 
 def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
-    """The median step without what comes now and then, and its 90 % interval by the medians of consecutive blocks."""
+    """The median step without occasional parts, and its 90 % interval from the medians of consecutive blocks."""
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
     blocks = min(blocks, len(times))
@@ -288,7 +288,7 @@ def _blocks(steps: Sequence[Step]) -> Iterable[Block]:
 
 
 def _training_loader(notes: Sequence[dict[str, Any]], steps: Sequence[Step]) -> Loader | None:
-    """The loader whose batches the steps took: of those seen, the first whose batch size fits, else the first."""
+    """The loader that fed the steps: the first whose batch size fits, else the first."""
     if not notes:
         return None
     taken = {s.samples // max(1, s.micro_steps) for s in steps[1:]}

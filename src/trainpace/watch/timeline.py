@@ -1,4 +1,4 @@
-"""Some steps of a watched run over time: what each rank's training does, and when each of its workers prepares a batch."""
+"""A window of a watched run over time: the parts of each rank's training, and the batches that its workers prepare."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainpace.watch.trails import Process, WorkerLane, read_processes, records_
 
 STEPS_SHOWN = 10
 TYPICAL = 1.25
-"""A window is shown by itself when it takes at most so many times the median window: no evaluation dwarfs the rest."""
+"""A window is shown by itself if it takes at most this many times the median window, so that no evaluation dwarfs the rest."""
 
 
 class Bar(Record):
-    """A stretch of one part (of `PARTS`, or "fetch": a worker prepares a batch), in milliseconds after the window's start."""
+    """A stretch of one part (one of `PARTS`, or "fetch" for a worker's batch), in milliseconds from the window's start."""
 
     part: str
     name: str
@@ -31,7 +31,7 @@ class Bar(Record):
 
 
 class StepMark(Record):
-    """Where one optimizer step lies, clipped to the window, and what it ran under."""
+    """One optimizer step's place, clipped to the window, and its trial."""
 
     number: int
     start_ms: float
@@ -40,8 +40,8 @@ class StepMark(Record):
 
 
 class Lane(Record):
-    """A row, its bars in order and none over another. Those of training fill every step; a worker's leave its idle time
-    free. `steps` are training's own."""
+    """A row of bars that are in order and do not overlap. Training's bars fill every step; a worker's leave its idle
+    time free. Only training's rows have `steps`."""
 
     rank: int
     kind: Literal["training", "worker"]
@@ -55,8 +55,8 @@ class Lane(Record):
 
 
 class Timeline(Record):
-    """A window over steps `first_step` to `last_step` of the lowest rank. `after_s`: seconds from its first step's start to
-    the window's. `on_gpu`: bars tell when the host was busy, and the device goes on working after them."""
+    """A window over steps `first_step` to `last_step` of the lowest rank. `after_s`: seconds from the start of that
+    rank's first step to the window. `on_gpu`: bars show when the host was busy, and the device goes on working after them."""
 
     lanes: tuple[Lane, ...]
     first_step: int
@@ -67,7 +67,6 @@ class Timeline(Record):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks shown, in order."""
         return tuple(sorted({lane.rank for lane in self.lanes}))
 
 
@@ -80,15 +79,15 @@ class _Window(NamedTuple):
 
 
 def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
-    """The timeline of a folder of trails: of the steps asked for, else of about ten typical ones in the middle.
+    """The timeline of a folder of trails: the requested steps, else about ten typical ones from the middle.
 
-    Raises UnreadableInput for a folder without trails, TrainpaceError when no step, or none asked for, was kept in detail.
+    Raises UnreadableInput for a folder without trails, TrainpaceError where no requested step has detailed spans.
     """
     processes = read_processes(folder)
     first = processes[0]
     if not first.detailed:
         raise TrainpaceError(f"no training step was recorded in {folder}.", "A timeline needs steps of an optimizer.")
-    chosen = _typical(first.detailed) if steps is None else _asked_for(first.detailed, steps)
+    chosen = _typical(first.detailed) if steps is None else _requested_steps(first.detailed, steps)
     window = _Window(chosen[0].start_ns, chosen[-1].end_ns)
     lanes = [lane for process in processes for lane in _lanes(process, window)]
     return Timeline(
@@ -105,7 +104,7 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
 
 
 def _runs(steps: Iterable[Step]) -> list[list[Step]]:
-    """Split where numbers are not consecutive: spans are not kept of every step."""
+    """Runs of consecutive step numbers; spans are not kept for every step."""
     runs: list[list[Step]] = []
     for step in steps:
         if runs and step.number == runs[-1][-1].number + 1:
@@ -115,12 +114,12 @@ def _runs(steps: Iterable[Step]) -> list[list[Step]]:
     return runs
 
 
-def _asked_for(detailed: Sequence[Step], asked: range) -> Sequence[Step]:
-    runs = _runs(step for step in detailed if step.number in asked)
+def _requested_steps(detailed: Sequence[Step], requested: range) -> Sequence[Step]:
+    runs = _runs(step for step in detailed if step.number in requested)
     if not runs:
-        kept = [f"{run[0].number} to {run[-1].number}" for run in _runs(detailed)]
-        some = ", ".join(kept[:4]) + (f" and {len(kept) - 4} more stretches" if len(kept) > 4 else "")
-        which = f"steps {asked[0]} to {asked[-1]} were" if len(asked) > 1 else f"step {asked.start} was"
+        stretches = [f"{run[0].number} to {run[-1].number}" for run in _runs(detailed)]
+        some = ", ".join(stretches[:4]) + (f" and {len(stretches) - 4} more stretches" if len(stretches) > 4 else "")
+        which = f"steps {requested[0]} to {requested[-1]} were" if len(requested) > 1 else f"step {requested.start} was"
         raise TrainpaceError(f"{which} not kept in detail.", f"These were: {some}.")
     return max(runs, key=len)
 
@@ -142,7 +141,7 @@ def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
 
 
 def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
-    """Training's, then those of the workers that lived in the window; none for a process that took no step in it."""
+    """Rows of training and of the workers alive in the window; none for a process without a step in it."""
     own = _Window(window.start_ns - process.shift_ns, window.end_ns - process.shift_ns)
     steps = [s for s in process.detailed if s.start_ns < own.end_ns and s.end_ns > own.start_ns]
     if not steps:
@@ -191,8 +190,8 @@ Stretch = tuple[int, int, int, int]
 
 
 def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
-    """A step cut into stretches that do not overlap and leave nothing out, each charged as the recorder charges it: to the
-    innermost span, and to `other` where there is none. A stretch within one of the same part is one with it."""
+    """A step cut into stretches without overlaps or gaps, each charged as the recorder charges it: to the innermost
+    span, or to `other` outside all spans. Nested stretches of one part are merged."""
     out: list[Stretch] = []
     at = step.start_ns
     open_spans: list[tuple[int, int, int]] = []
@@ -231,30 +230,30 @@ def _with_evaluation(step: Step, spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def evaluation_in(step: Step, spans: Sequence[Span]) -> Span | None:
-    """A span, without a name, around an evaluation in plain PyTorch.
+    """An unnamed span around an evaluation in plain PyTorch.
 
-    That batches were for an evaluation shows only when the model is called, after their spans have begun; the step's total
-    knows it. An evaluation runs between two marks of the recorder that lie just so far apart.
+    A batch is known to be for an evaluation only when the model is called, after its spans have begun; only the step's
+    total counts it. An evaluation lies between two marks of the recorder at exactly that distance.
     """
     if not step.parts_ns[EVALUATION]:
         return None
-    kept: list[Span] = []
+    covering: list[Span] = []
     for span in sorted((s for s in spans if s.part in KEEPS), key=lambda s: (s.start_ns, -s.end_ns)):
-        if not kept or span.start_ns >= kept[-1].end_ns:
-            kept.append(span)
-    missing = step.parts_ns[EVALUATION] - sum(s.end_ns - s.start_ns for s in kept if s.part == EVALUATION)
+        if not covering or span.start_ns >= covering[-1].end_ns:
+            covering.append(span)
+    missing = step.parts_ns[EVALUATION] - sum(s.end_ns - s.start_ns for s in covering if s.part == EVALUATION)
     if missing <= 0:
         return None
     begin = step.start_ns + step.parts_ns[TRAINPACE]
     marks = {begin, *(s.end_ns for s in spans), *(s.start_ns for s in spans if s.part == FORWARD)}
-    starts, before = [s.start_ns for s in kept], [0, *accumulate(s.end_ns - s.start_ns for s in kept)]
+    starts, before = [s.start_ns for s in covering], [0, *accumulate(s.end_ns - s.start_ns for s in covering)]
 
-    def without_kept(at: int) -> int | None:
-        """The time up to a mark that such spans leave; None within one."""
+    def elapsed_outside(at: int) -> int | None:
+        """The time up to a mark that is outside covering spans; None within one."""
         i = bisect_left(starts, at)
-        return at - before[i] if not i or kept[i - 1].end_ns <= at else None
+        return at - before[i] if not i or covering[i - 1].end_ns <= at else None
 
-    outside = [(at, ns) for at in sorted(marks) if (ns := without_kept(at)) is not None]
+    outside = [(at, ns) for at in sorted(marks) if (ns := elapsed_outside(at)) is not None]
     elapsed = [ns for _, ns in outside]
     best = (max(_MARK_NS, missing // 500), 0, 0)
     for i, (start, ns) in enumerate(outside):
@@ -266,7 +265,7 @@ def evaluation_in(step: Step, spans: Sequence[Span]) -> Span | None:
 
 
 def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
-    """Bars for a picture: neighbours shorter than a dot's width are drawn as one, of the part that takes most of it."""
+    """Bars for a picture: neighbours narrower than a dot are merged into one bar, of the part with the largest share."""
     out: list[Bar] = []
     group: list[Bar] = []
     for bar, after in pairwise((*bars, None)):

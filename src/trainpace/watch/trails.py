@@ -1,4 +1,4 @@
-"""A folder of trails as streams on one clock: which process is which rank, and which workers prepared its data."""
+"""A folder of trails as streams on one clock, with the rank of each process and the workers that prepared its data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainpace.watch.inside.trail import Fetch, Span, Step, read_header, records
 
 
 class WorkerLane(NamedTuple):
-    """The trails of worker processes that lived one after the other under one number, oldest first. `loader` counts those
-    that lived at the same time, from 1: their loaders are different ones."""
+    """The trails of successive worker processes with one number, oldest first. `loader` numbers simultaneous ones from
+    1, because they belong to different loaders."""
 
     worker: int
     loader: int
@@ -25,13 +25,12 @@ class WorkerLane(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What the row is called."""
         return f"worker {self.worker}" + (f" of loader {self.loader}" if self.loader > 1 else "")
 
 
 class Process(NamedTuple):
-    """A process that imported torch. `shift_ns` added to its times gives the first rank's; `steps` counts all optimizer
-    steps, `detailed` holds those whose spans were kept, in order."""
+    """A process that imported torch. `shift_ns` added to its times gives the first rank's clock; `steps` counts all
+    optimizer steps, `detailed` holds those with spans, in order."""
 
     path: Path
     rank: int
@@ -47,7 +46,7 @@ class Process(NamedTuple):
 def read_processes(folder: Path) -> list[Process]:
     """The folder's processes by rank, without launchers and helpers where others trained.
 
-    Raises UnreadableInput when the folder holds no trail, or a file that is none.
+    Raises UnreadableInput for a folder without a trail, or a file that is not one.
     """
     headers = [(path, header) for path in sorted(folder.glob("process-*.trail")) if (header := header_of(path))]
     if not headers:
@@ -56,12 +55,14 @@ def read_processes(folder: Path) -> list[Process]:
     for path in sorted(folder.glob("worker-*.trail")):
         if header := header_of(path):
             workers[header.get("host", ""), header["parent"]].append((path, int(header["worker"])))
-    found = [_process(path, header, _lanes(workers[header.get("host", ""), header["pid"]])) for path, header in headers]
-    found = [p for p in found if p[0].steps] or found
-    found.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
-    (first, zero), *_ = found
+    processes = [
+        _process(path, header, _lanes(workers[header.get("host", ""), header["pid"]])) for path, header in headers
+    ]
+    processes = [p for p in processes if p[0].steps] or processes
+    processes.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
+    (first, zero), *_ = processes
     return [
-        p._replace(shift_ns=0 if p.host == first.host else int(clock) - int(zero)) for p, clock in found
+        p._replace(shift_ns=0 if p.host == first.host else int(clock) - int(zero)) for p, clock in processes
     ]  # clocks of one host agree better than its processes' readings of the wall clock
 
 
@@ -78,7 +79,7 @@ def header_of(path: Path) -> dict[str, Any] | None:
 
 
 def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
-    """A trail's records one at a time, however long it is; without the one that a killed process left half written."""
+    """A trail's records, read one at a time; without a record that a killed process left incomplete."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield from records_from(data, data.find(b"\n") + 1)
@@ -94,7 +95,7 @@ def _damaged(path: Path, error: ValueError) -> UnreadableInput:
 
 
 def _process(path: Path, header: dict[str, Any], workers: tuple[WorkerLane, ...]) -> tuple[Process, float]:
-    """With its clock's distance to the wall clock."""
+    """The process, and the offset of its clock from the wall clock."""
     rank, steps, first, spans = header.get("rank"), 0, None, False
     detailed = []
     for r in records_of(path):
@@ -115,7 +116,7 @@ def _process(path: Path, header: dict[str, Any], workers: tuple[WorkerLane, ...]
 
 
 def _lanes(trails: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
-    """Workers of one number share a lane unless two loaders had them at the same time."""
+    """Lanes of workers: workers with one number share a lane unless two loaders had them at the same time."""
     lives = []
     for path, worker in trails:
         first = last = None

@@ -21,7 +21,7 @@ from trainpace.journal import (
     page,
     scores,
 )
-from trainpace.measure.analysis import SweepAnalysis, analyse
+from trainpace.measure import SweepAnalysis, analyse
 from trainpace.outcome import FailedProbe, Measurement
 from trainpace.records import Record
 from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series

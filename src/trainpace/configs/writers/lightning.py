@@ -69,8 +69,7 @@ def _write_devices(draft: Draft, count: int) -> None:
 
 
 def _write_accumulation(draft: Draft, steps: int) -> None:
-    """Lightning counts val_check_interval in micro-batches, so it changes as well: evaluation stays at the same
-    steps."""
+    """Lightning counts val_check_interval in micro-batches, so it changes as well: evaluation stays at the same steps."""
     path, every = ("trainer", "accumulate_grad_batches"), draft.get(("trainer", "val_check_interval"))
     old = draft.get(path)
     if draft.place("accumulation", path, steps) and isinstance(every, int) and not isinstance(every, bool):

@@ -40,8 +40,7 @@ def numbers_of(entry: Entry) -> dict[str, float]:
 
 
 def series_of(entry: Entry) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) pairs of everything recorded per step; a run without single steps has its median as the only
-    one."""
+    """(step, value) pairs of everything recorded per step; a run without single steps has its median as the only one."""
     times = entry.step_times_ms or (() if entry.step_time_ms is None else (entry.step_time_ms,))
     first = len(entry.warmup_ms)
     return {

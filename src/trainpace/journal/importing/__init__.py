@@ -23,8 +23,7 @@ FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {
 
 
 class Imported(Record):
-    """The result of importing one file: the numbers of runs that were new, already in the journal, or skipped (by
-    reason)."""
+    """The result of importing one file: the numbers of runs that were new, already in the journal, or skipped (by reason)."""
 
     file: str
     format: str
@@ -34,8 +33,7 @@ class Imported(Record):
 
 
 def import_file(journal: Journal, path: Path, format_: str = "auto", given: Given | None = None) -> Imported:
-    """Import a file (or MLflow's folder) into the journal as a whole; where it raises UnreadableInput, nothing is
-    imported."""
+    """Import a file (or MLflow's folder) into the journal as a whole; where it raises UnreadableInput, nothing is imported."""
     name = format_of(path) if format_ == "auto" else format_
     if name not in FORMATS:
         raise UnknownName("format", name, FORMATS)

@@ -21,8 +21,7 @@ from trainpace.journal.importing.reading import (
     finished,
 )  # fmt: skip
 from trainpace.records import to_jsonable
-from trainpace.validation.conditions import execution_of, measured_ms, mode_of, precision_of
-from trainpace.validation.runs import Run, run_of
+from trainpace.validation import CONDITIONS, Run, execution_of, measured_ms, mode_of, run_of
 
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
 
@@ -35,8 +34,9 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
     ids, now = ContentIds(), now_utc()
     for index, row in enumerate(rows):
         run = run_of(path, index, row)
+        stated = {name: value for name, value in to_jsonable(run).items() if value or name not in CONDITIONS}
         try:
-            yield finished(_entry(run, given, ids.of({**to_jsonable(run), "index": 0, "file": ""}), now), given)
+            yield finished(_entry(run, given, ids.of({**stated, "index": 0, "file": ""}), now), given)
         except TrainpaceError as error:
             yield Skipped(error.message)
 
@@ -45,8 +45,7 @@ def _entry(run: Run, given: Given, id_: str, now: str) -> Entry:
     model = run.model_spec or run.model
     if not model:
         raise TrainpaceError("the run states no model.")
-    precision = given.precision if given.precision and not run.precision else precision_of(run, model)
-    execution = execution_of(run, precision, model)
+    execution = execution_of(run if run.precision else replace(run, precision=given.precision or ""))
     if mode_of(run) == "train" and not run.optimizer:
         execution = replace(execution, optimizer=UNKNOWN)
     milliseconds = measured_ms(run, execution)

@@ -14,7 +14,7 @@ from trainpace.execution import Precision
 from trainpace.launch.engines.engine import Loss
 from trainpace.launch.engines.recompute import recompute_blocks
 from trainpace.launch.trial import Trial
-from trainpace.measure.formats import place_batch
+from trainpace.measure import place_batch
 
 PRECISIONS: dict[Precision, Any] = {
     "fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed", "amp_bf16": "bf16-mixed", "bf16": "bf16-true",

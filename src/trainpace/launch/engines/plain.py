@@ -9,7 +9,7 @@ import torch
 from trainpace.launch.engines.engine import Engine, Loss
 from trainpace.launch.engines.recompute import recompute_blocks
 from trainpace.launch.trial import Trial
-from trainpace.measure.formats import autocast, place_batch, place_model
+from trainpace.measure import autocast, place_batch, place_model
 
 
 def load(device: str) -> None:

@@ -56,7 +56,7 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     who = f"{named}: " if len(steps) > 1 else ""
     return BarChart(
         title="Where a step's time goes",
-        finding=sentence(f"{who}{part_words(part)} takes most of the step, {share:.0%}."),
+        finding=sentence(f"{who}{part_words(part)} takes the largest part of the step, {share:.0%}."),
         label="step time",
         unit="ms",
         groups=tuple(
@@ -98,13 +98,13 @@ def memory_at_peak(held: Sequence[Held]) -> BarChart:
     return BarChart(
         title="Memory at the step's peak",
         finding=sentence(
-            f"{first.label}: {most} take most, {format_number(kinds[most])} of"
+            f"{first.label}: {most} take the largest part, {format_number(kinds[most])} of"
             f" {format_number(first.memory.allocated_gib)} GiB allocated."
         ),
         label="memory of one device",
         unit="GiB",
         groups=(BarGroup(title="", bars=tuple(map(_memory_bar, held))),),
-        note="Allocated is what live tensors hold; the allocator and the driver keep the grey part beside it while they can.",
+        note="Allocated memory is held by live tensors; grey: reserved by allocator and driver.",
     )
 
 
@@ -117,6 +117,6 @@ def _memory_bar(held: Held) -> Bar:
         Segment(name="gradients", tone="gradients", value=m.gradients_gib),
         Segment(name="optimizer states", tone="states", value=m.optimizer_states_gib),
         Segment(name="activations", tone="activations", value=m.activations_gib),
-        Segment(name="kept by allocator and driver", tone="reserve", value=max(kept - m.allocated_gib, 0.0)),
+        Segment(name="reserved by allocator and driver", tone="reserve", value=max(kept - m.allocated_gib, 0.0)),
     ]
     return Bar(label=held.label, segments=tuple(segments), said=f"{format_number(m.allocated_gib)}{has} GiB")

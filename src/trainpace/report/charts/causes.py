@@ -19,7 +19,7 @@ _TONES = {
 }
 _PROOFS = {
     "cached_batch": "the same batch again and again",
-    "no_sync": "no exchange between ranks",
+    "no_sync": "no communication between ranks",
     "muted": "no output",
     "few_samples": "a tiny batch",
 }
@@ -30,8 +30,8 @@ def shares_chart(d: Diagnosis) -> BarChart:
     shown = [s for s in d.shares if s.share >= LEAST_SHARE]
     top = next((s for s in shown if s.cause == d.verdict), shown[0])
     return BarChart(
-        title="What a step's time goes into",
-        finding=f"{top.share:.0%} of a step goes into {top.in_words}.",
+        title="Where a step's time goes",
+        finding=f"{top.share:.0%} of a step is {top.in_words}.",
         label="time of the mean step",
         unit="ms",
         groups=(
@@ -49,7 +49,7 @@ def shares_chart(d: Diagnosis) -> BarChart:
                 ),
             ),
         ),
-        note="Proved: an intervention took the cause away, and the step was shorter by so much.",
+        note="Proved: an intervention removed the cause, and the step became shorter by this much.",
     )
 
 
@@ -79,11 +79,11 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
         for p in d.proofs
     )
     return BarChart(
-        title="Proved by taking it away",
+        title="Proved by removing the cause",
         label="time of a step",
         unit="ms",
         groups=groups,
         finding=f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes {format_number(strongest.without_ms)} ms"
-        f" in place of {format_number(strongest.plain_ms)}.",
-        note="Whiskers: 90 % interval of the step without, from blocks of steps in turn with and without.",
+        f" instead of {format_number(strongest.plain_ms)}.",
+        note="Whiskers: 90 % interval of the step without the cause, from alternating blocks of steps.",
     )

@@ -44,7 +44,7 @@ def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
 
 def _brought(start_fits: bool, n: int, before_s: float, after_s: float) -> str:
     if not start_fits:  # there is no job as it is to compare with
-        return f"As it is, it does not fit. With {_changes(n)} it does, and the job takes {format_duration(after_s)}."
+        return f"As it is, it does not fit in memory. With {_changes(n)} it does, and the job takes {format_duration(after_s)}."
     share = after_s / before_s - 1
     return (
         f"{_changes(n)} {'brings' if n == 1 else 'bring'} the job from {format_duration(before_s)} to {format_duration(after_s)},"
@@ -73,14 +73,14 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
         for p in some
     )
     return Chart(
-        title="The job against the number of GPUs",
+        title="Time of the job against the number of GPUs",
         finding=f"{int(x[-1])} GPUs take {format_duration(some[-1].job_s)}, {int(x[0])} take {format_duration(some[0].job_s)}:"
         f" {kept:.0%} of a perfect speed-up.",
         x=Axis(label="GPUs", scale="log2"),
         y=Axis(label="hours of the whole job", unit="h", scale="log10"),
         series=(
             ideal_line(x, tuple(y[0] * x[0] / n for n in x)),
-            Series(name="the fastest with so many", kind="points", tone="forecast", x=x, y=y, labels=labels),
+            Series(name="the fastest option", kind="points", tone="forecast", x=x, y=y, labels=labels),
         ),
         marks=(Mark(axis="point", at=x[-1], y=y[-1], text=format_duration(some[-1].job_s), tone="best"),),
         nearest="point",
@@ -136,14 +136,18 @@ def rung_times(
         if measured is not None and between is not None:
             judged += 1
             held += between.low <= measured <= between.high
-    said = f"{held} of {judged} forecasts held what was then measured" if judged else "Measured, without forecasts"
+    said = (
+        f"Forecast intervals that contain the measurement: {held} of {judged}"
+        if judged
+        else "Measured, without forecasts"
+    )
     return BarChart(
         title=f"Forecast and measured: {what}",
         finding=f"{said}.",
         label=f"time of {what}",
         unit="s",
         groups=tuple(groups),
-        note="Whiskers: the forecast's 90 % interval, and where a repeat of the measurement should fall.",
+        note="Whiskers: the 90 % interval of the forecast, and that of a repeated measurement.",
     )
 
 

@@ -23,7 +23,7 @@ def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: t
             series.append(Series(name=name, kind="area", tone=tone, x=at, low=tuple(below), high=tuple(above)))
         below = above
     peak = max(range(len(at)), key=below.__getitem__)
-    where = "forward" if at[peak] < phase_ends_ms[0] else "backward" if at[peak] < phase_ends_ms[1] else "update"
+    where = ("forward pass", "backward pass", "optimizer update")[sum(at[peak] >= end for end in phase_ends_ms)]
     marks = [
         Mark(axis="x", at=phase_ends_ms[0], text="backward pass begins", tone="ideal"),
         Mark(axis="x", at=phase_ends_ms[1], text="update begins", tone="ideal"),
@@ -36,10 +36,10 @@ def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: t
     has = "" if capacity_gib is None else f"; the device has {format_number(capacity_gib)}"
     return Chart(
         title="Memory over the step",
-        finding=f"Most is alive in the {where}: {format_number(below[peak])} GiB{has}.",
+        finding=f"Memory peaks in the {where}: {format_number(below[peak])} GiB{has}.",
         x=Axis(label="time in the step", unit="ms", low=0),
         y=Axis(label="memory allocated", unit="GiB", low=0),
         series=tuple(series),
         marks=tuple(marks),
-        note="From the trace: what is alive at each operator. Within a phase, moments lie by the bytes moved up to them.",
+        note="From the trace: live tensors at each operator. Times within a phase are estimated from the bytes moved.",
     )

@@ -16,7 +16,7 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
     left, right = min([*xs, ridge / 4]) / 1.5, max([*xs, ridge * 4]) * 1.5
     roof = [(x, min(r.peak_tflops, x * r.bandwidth_gb_per_s / 1e3)) for x in (left, ridge, right)]
     longest = max(p.time_ms for p in r.points)
-    kinds = {True: "bound by arithmetic", False: "bound by memory traffic"}
+    kinds = {True: "bound by compute", False: "bound by memory bandwidth"}
     series = [
         Series(
             name="roofs of the datasheet",
@@ -48,14 +48,14 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
     bound = sum(p.time_ms for p in r.points if p.intensity < ridge) / shown
     return Chart(
         title=f"Roofline of {device}",
-        finding=f"Of these operators' time, {bound:.0%} is bound by memory traffic and {1 - bound:.0%} by arithmetic.",
-        x=Axis(label="work per byte", unit="FLOP/byte", scale="log10"),
+        finding=f"Of these operators' time, {bound:.0%} is bound by memory bandwidth and {1 - bound:.0%} by compute.",
+        x=Axis(label="arithmetic intensity", unit="FLOP/byte", scale="log10"),
         y=Axis(label="rate", unit="TFLOP/s", scale="log10"),
         series=tuple(series),
         marks=tuple(marks),
         nearest="point",
-        note=f"The {len(r.points)} heaviest groups of alike operators, {r.share:.0%} of the device's time, as forecast; a larger"
-        f" point takes longer. The datasheet's roofs: {format_number(r.peak_tflops)} TFLOP/s and"
+        note=f"The {len(r.points)} heaviest groups of similar operators, {r.share:.0%} of the device's forecast time; larger"
+        f" points take longer. Roofs of the datasheet: {format_number(r.peak_tflops)} TFLOP/s and"
         f" {format_number(r.bandwidth_gb_per_s)} GB/s."
-        " Fewer multiplications than counted (Winograd) and caches lift a point above a roof.",
+        " Caches, and algorithms with fewer multiplications (Winograd), can lift a point above a roof.",
     )

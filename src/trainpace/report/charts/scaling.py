@@ -26,8 +26,8 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
     kept = y[-1] / (per_device * x[-1])
     return Chart(
         title="Scaling over devices",
-        finding=f"{int(x[-1])} devices give {format_number(y[-1])} samples a second, {kept:.0%} of what {int(x[-1] / x[0])} times"
-        f" {'one' if x[0] == 1 else int(x[0])} would give.",
+        finding=f"{int(x[-1])} devices give {format_number(y[-1])} samples/s, {kept:.0%} of {int(x[-1] / x[0])} times the"
+        f" throughput of {'one' if x[0] == 1 else int(x[0])}.",
         x=Axis(label="devices", scale="log2"),
         y=Axis(label="throughput", unit="samples/s", scale="log2"),
         series=(

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from trainpace.offers.match import Match, Rejected
-from trainpace.offers.offer import Offer
 from trainpace.report.charts.chart import Axis, Chart, Mark, Series
+from trainpace.report.phrases import devices, span
 from trainpace.units import format_duration, format_usd
 
 MOST_POINTS = 400
@@ -47,8 +47,8 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
 def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
     """The two in a sentence each, or in one where they are the same."""
     best, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=lambda m: m.mean_hours)
-    between = f"{format_duration(3600 * best.hours.low)} to {format_duration(3600 * best.hours.high)} in 9 of 10 cases"
-    sentences = [f"Cheapest: {server(best)}, {usd_and_hours(best)} ({between})."]
+    between = span(3600 * best.hours.low, 3600 * best.hours.high, format_duration)
+    sentences = [f"Cheapest: {server(best)}, {usd_and_hours(best)} ({between} in 9 of 10 cases)."]
     return sentences if fastest is best else [*sentences, f"Fastest: {server(fastest)}, {usd_and_hours(fastest)}."]
 
 
@@ -60,11 +60,8 @@ def server(choice: Match | Rejected) -> str:
     """How many of which, from whom."""
     nodes = f"{choice.nodes} x " if choice.nodes > 1 else ""
     spot = ", spot" if isinstance(choice, Match) and choice.spot else ""
-    return f"{nodes}{choice.offer.provider} {choice.offer.instance_type} ({gpus(choice.offer)}{spot})"
-
-
-def gpus(offer: Offer) -> str:
-    return f"{offer.count} x {offer.device}" if offer.count > 1 else offer.device
+    offer = choice.offer
+    return f"{nodes}{offer.provider} {offer.instance_type} ({devices(offer.count, offer.device)}{spot})"
 
 
 def _named(what: str, m: Match) -> Mark:

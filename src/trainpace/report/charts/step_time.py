@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainpace.measure.analysis import SweepAnalysis
+from trainpace.measure import SweepAnalysis
 from trainpace.outcome import Forecast, Jump
 from trainpace.report.charts.chart import MOST_INTERVAL, Axis, Chart, Mark, Series, sentence
 from trainpace.report.charts.palette import SERIES_TONES
 from trainpace.units import format_number
 
-BATCH = Axis(label="samples a micro-batch")
+BATCH = Axis(label="micro-batch size")
 FEWEST = 3
 """Batch sizes that make a curve."""
 MOST_GPUS = len(SERIES_TONES)
@@ -33,11 +33,11 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
         best = best_of(some)
         if best is not None and best.step is not None:
             batch, ms = best.execution.micro_batch, best.step.total_ms
-            text = f"{'' if alone else f'{name}: '}most samples/s that fit"
+            text = f"{'' if alone else f'{name}: '}best throughput that fits"
             marks.append(Mark(axis="point", at=batch, y=ms, text=text, tone="best" if alone else tone))
             said.append(
-                f"{'' if alone else f'{name}: '}batch {batch} gives most samples a second,"
-                f" {format_number(best.samples_per_second or 0.0)}"
+                f"{'' if alone else f'{name}: '}batch {batch} has the best throughput,"
+                f" {format_number(best.samples_per_second or 0.0)} samples/s"
             )
         marks += _memory_end(name, some, alone)
         if alone:
@@ -63,7 +63,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     p = a.points
     series.append(
         Series(
-            name="measured, 90 % of repeats",
+            name="measured, with 90 % of repeats",
             kind="points",
             tone="measured",
             x=tuple(float(q.batch) for q in p),
@@ -74,7 +74,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     )
     best = a.best.best
     ms = next(q.step_ms for q in p if q.batch == best.batch)
-    marks = [Mark(axis="point", at=best.batch, y=ms, text="most samples/s", tone="best")]
+    marks = [Mark(axis="point", at=best.batch, y=ms, text="best throughput", tone="best")]
     for jump in a.curve.jumps:
         known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
         cause = f", {_cause(known)}" if known is not None and known.causes else ""
@@ -84,18 +84,20 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
         )
     if a.largest_that_fits is not None:
         marks.append(
-            Mark(axis="x", at=a.largest_that_fits + 0.5, text=f"memory ends after {a.largest_that_fits}", tone="limit")
+            Mark(
+                axis="x", at=a.largest_that_fits + 0.5, text=f"out of memory after {a.largest_that_fits}", tone="limit"
+            )
         )
     jumps = [jump.before for jump in a.curve.jumps]
     told = f" The step jumps after batch {_listed(jumps)}." if jumps else ""
     return Chart(
         title="Step time against the batch size",
-        finding=f"Batch {best.batch} gives most samples a second, {format_number(best.measured_samples_per_second)}.{told}",
+        finding=f"Batch {best.batch} has the best throughput, {format_number(best.measured_samples_per_second)}.{told}",
         x=BATCH,
         y=_step_axis(series),
         series=tuple(series),
         marks=tuple(marks),
-        note="Measured here; each point is the median of its probes."
+        note="Measured on this machine; each point is the median of its probes."
         + (f" {provenance(there, 'The forecast is from')}" if there else ""),
     )
 
@@ -181,7 +183,7 @@ def _memory_end(name: str, rows: Sequence[Forecast], alone: bool) -> list[Mark]:
     largest, last = rows[-1].largest_micro_batch, rows[-1].execution.micro_batch
     if largest is None or not largest < last:
         return []
-    text = f"{'' if alone else f'{name}: '}memory ends after {largest}"
+    text = f"{'' if alone else f'{name}: '}out of memory after {largest}"
     return [Mark(axis="x", at=largest + 0.5, text=text, tone="limit")]
 
 

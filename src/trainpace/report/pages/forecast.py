@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from trainpace.forecast.fewer_devices import fewer_devices
 from trainpace.forecast.over_step import memory_over_step
-from trainpace.forecast.roofline import roofline
-from trainpace.forecast.timings import MachineModel
-from trainpace.hardware import Cluster
 from trainpace.outcome import Forecast, Jump, forecast_row
 from trainpace.records import to_jsonable
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
@@ -21,26 +16,17 @@ from trainpace.report.charts.step_time import best_of, forecast_sweep, provenanc
 from trainpace.report.forecast import device_and_batch, fleet, verdict
 from trainpace.report.pages.render import page
 from trainpace.units import format_count, format_number
-from trainpace.workload import Workload
+from trainpace.verbs.forecast import Sweep
 
 MOST_BARS = 12
 
 
-class Asked(NamedTuple):
-    """What was forecast on one cluster, over batch sizes. `machine`: its own calibration, where it has one."""
-
-    workload: Workload
-    cluster: Cluster
-    machine: MachineModel | None
-    rows: Sequence[Forecast]
-
-
 def forecast_page(
-    groups: Sequence[Asked], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = ()
+    groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = ()
 ) -> str:
     """The page as text. `journal_notes`: what the journal knows beside the forecast."""
     rows = [row for group in groups for row in group.rows]
-    workload, first, best = groups[0].workload, rows[0], best_of(rows)
+    workload, first, best = groups[0].forecaster.workload, rows[0], best_of(rows)
     e = first.execution
     data = {
         "record": "Forecasts", "schema_version": 1, "rows": [forecast_row(row) for row in rows], "journal": list(journal_notes),
@@ -57,7 +43,7 @@ def forecast_page(
     )  # fmt: skip
 
 
-def forecast_pictures(groups: Sequence[Asked], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture]:
+def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture]:
     """Those that there is something to show for, the most telling first."""
     pictures: list[Picture | None] = [forecast_sweep([row for group in groups for row in group.rows], jumps)]
     bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
@@ -72,21 +58,21 @@ def forecast_pictures(groups: Sequence[Asked], jumps: Mapping[str, Sequence[Jump
     return [picture for picture in pictures if picture is not None]
 
 
-def _inside(group: Asked, best: Forecast) -> list[Picture | None]:
+def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
     """On the best cluster alone: what happens within a step, and on fewer devices."""
     assert best.step is not None
     pictures: list[Picture | None] = []
-    form = group.workload.form(best.execution.precision)
+    form = group.forecaster.workload.form(best.execution.precision)
     memory = None if best.memory is None else memory_over_step(form, best.execution, best.step, best.memory)
     if memory is not None:
         n = best.execution.accumulation
         ends = best.step.forward_ms / n, (best.step.forward_ms + best.step.backward_ms) / n
         pictures.append(memory_chart(memory, best.capacity_gib, ends))
-    roofs = roofline(group.workload, best.execution, group.cluster, group.machine)
+    roofs = group.forecaster.roofline(best.execution)
     if roofs is not None:
         pictures.append(roofline_chart(roofs, f"{best.device}, batch {best.execution.micro_batch}"))
-    if group.cluster.num_devices > 1:
-        pictures.append(scaling_chart(fewer_devices(group.workload, best.execution, group.cluster, group.machine)))
+    if group.forecaster.target.cluster.num_devices > 1:
+        pictures.append(scaling_chart(group.forecaster.fewer_devices(best.execution)))
     return pictures
 
 

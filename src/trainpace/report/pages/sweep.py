@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainpace.measure.analysis import SweepAnalysis
+from trainpace.measure import SweepAnalysis
 from trainpace.outcome import Forecast, Jump, Measurement
 from trainpace.report.charts.breakdown import Timed, step_breakdown
 from trainpace.report.charts.chart import Picture

@@ -1,6 +1,7 @@
-"""Put on the Python path of a watched command: starts the recorder when the script imports torch, and nothing else.
+"""The first module on the Python path of a watched command: it starts the recorder when the script imports torch, and
+nothing else.
 
-Python imports the first ``sitecustomize`` that it finds; one that was there before is loaded from here as usual.
+Python imports the first ``sitecustomize`` that it finds; one that was there before is then loaded from here.
 """
 
 import os

@@ -1,2 +1,2 @@
-"""What runs inside a watched script's own processes. Standard library and torch only (but for
-the trace of a captured model, imported when it is needed), and never an exception of ours."""
+"""The part that runs inside a watched script's processes: standard library and torch only (and the tracer, imported
+when a captured model is traced), and never an exception of ours."""

@@ -1,9 +1,9 @@
-"""What the script trains, as a Workload: so that it can be forecast on other hardware with no further work.
+"""The script's model as a Workload, so that it can be forecast on other hardware without further work.
 
-The model, its optimizer and the shapes of its batch are copied to the meta device (no data) in the second step, and traced
-when the script has ended. Needs what trainpace itself needs in the script's environment; without it nothing is captured.
-Known limits: a loss that is no module and none of torch's own functions is stood for by a mean of the outputs, which is noted;
-models whose parameters are sharded (FSDP2, ZeRO-3) are not captured.
+In the second step the model, its optimizer and the shapes of its batch are copied to the meta device (without data);
+they are traced after the script has ended. This needs trainpace's own dependencies in the script's environment; without
+them nothing is captured. Known limits: a loss that is neither a module nor one of torch's functions is replaced by a
+mean of the outputs, which is noted; models with sharded parameters (FSDP2, ZeRO-3) are not captured.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ FORMS: Any = ("fp32", "amp", "half")
 
 
 class _Shape(NamedTuple):
-    """Stands for a tensor of the batch."""
+    """A placeholder for a tensor of the batch."""
 
     sizes: tuple[int, ...]
     dtype: Any
 
 
 class _FromOutput(NamedTuple):
-    """Stands for a tensor of the model's output, as the loss was given it."""
+    """A placeholder for a tensor of the model's output that the loss received."""
 
     path: tuple[Any, ...]
     sizes: tuple[int, ...]
 
 
 class Capture:
-    """What was called in the second step: the model, then perhaps a module without parameters that makes its loss."""
+    """The calls of the second step: the model, and the module or function that makes its loss."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -48,7 +48,7 @@ class Capture:
         self.criterion_arguments: Any = None
 
     def before(self, model: Any, args: Any, kwargs: Any) -> None:
-        """A module is about to be called, outermost and with gradients."""
+        """Called before an outermost module runs with gradients."""
         recorder = self.recorder
         if recorder.steps != CAPTURED_IN_STEP or recorder.trials is not None or os.environ.get("RANK", "0") != "0":
             return
@@ -67,21 +67,21 @@ class Capture:
             recorder.leave(depth, "capture")
 
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
-        """A module or function is called that may make the loss: it does if it is given the model's output."""
+        """Called before a module or function that makes the loss, which it does if it receives the model's output."""
         described = _described((args, kwargs), self.output)
         if _mentions_output(described):
             self.criterion, self.criterion_arguments = criterion, described
             self.output = None
 
     def after(self, output: Any) -> None:
-        """The model has answered."""
+        """Called with the model's output."""
         if self.model is not None and self.recorder.steps == CAPTURED_IN_STEP and self.criterion is None:
             self.output = output
 
     # ---- at the end
 
     def write(self, folder: str) -> None:
-        """Trace what was captured and leave ``workload.json``."""
+        """Trace the captured model and write ``workload.json``."""
         self.output = None
         if self.model is None or not self.batch_size:
             return
@@ -103,11 +103,11 @@ class Capture:
     has_loss = False
 
     def make_batch(self, n: int) -> Any:
-        """The arguments of the model for n samples."""
+        """The model's arguments for n samples."""
         return _made(self.arguments, n, self.batch_size, None)
 
     def forward(self, model: Any, batch: Any) -> Any:
-        """The model's call as it was seen."""
+        """Call the model as the script did."""
         args, kwargs = batch
         return model(*args, **kwargs)
 
@@ -126,7 +126,7 @@ class Capture:
         return sum(means[1:], means[0])
 
     def sample(self) -> str:
-        """A sample in words: the shapes of the model's arguments."""
+        """The shapes of the model's arguments, in words."""
         sizes = [s.sizes[1:] for _, s in _leaves(self.arguments, _Shape) if s.sizes]
         return ", ".join("x".join(map(str, s)) or "number" for s in sizes)
 

@@ -1,7 +1,8 @@
-"""Under a trial a script writes into folders of the trial alone: to open, remove or rename anything else is refused.
+"""Under a trial, a script may write only into the trial's folders: opening for writing, removing or renaming anything
+else is refused.
 
-By Python's audit hooks (PEP 578), which see every file that Python itself opens, in every process of the command that runs
-Python. What compiled libraries write by themselves, and programs that are not Python, they do not see.
+Python's audit hooks (PEP 578) see every file that Python itself opens, in every Python process of the command. They do
+not see what compiled libraries or other programs write.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from trainpace.watch.inside.trail import ASIDE
 
 CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "TORCH_HOME", "TRITON_CACHE_DIR", "TRITON_HOME",
           "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR", "MPLCONFIGDIR")  # fmt: skip
-"""Environment variables that name caches: what is in there can be made again."""
+"""Environment variables that name caches, whose content can be made again."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SAYS = "trainpace: a trial may write only into its own folder, which {out} in the command stands for"
 
 
 def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
-    """From now on, until this process ends."""
+    """Confine writing to these folders until the process ends."""
     home = os.path.expanduser("~")
     mine = [*folders, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
     mine += [environment[name] for name in CACHES if environment.get(name)]
@@ -60,7 +61,8 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _written_database(database: Any) -> str | None:
-    """The file that SQLite may write; None for one in memory, or opened only to be read (https://sqlite.org/uri.html)."""
+    """The file that SQLite may write; None for a database in memory or opened read-only
+    (https://sqlite.org/uri.html)."""
     name = os.fsdecode(database)
     if name.startswith("file:"):
         name, _, query = name.removeprefix("file:").partition("?")
@@ -75,6 +77,7 @@ _EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.chmod": ((0, 2),), "os.chown": ((0, 3),), "os.utime": ((0, 3),), "os.setxattr": ((0, None),),
     "os.removexattr": ((0, None),), "sqlite3.connect": ((0, None),),
 }  # fmt: skip
-"""Which arguments of an event are paths, each with the one that is its folder's handle (sys.addaudithook's table of events)."""
+"""Positions of the path arguments of each audit event, with the argument that holds the folder's handle
+(sys.addaudithook's table of events)."""
 _FOLLOW = ("os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
-"""They change what a link points to; the others a link itself."""
+"""Events that change the target of a link; the others change the link itself."""

@@ -1,6 +1,6 @@
-"""What other packages bring: collectives, DDP's own counters, Lightning, transformers, DeepSpeed, loggers, safetensors.
+"""Hooks for other packages: collectives, DDP's own counters, Lightning, transformers, DeepSpeed, loggers, safetensors.
 
-Each is watched when the script imports it. A name that a version lacks is passed over.
+Each is installed when the script imports the package. A name that a version lacks is skipped.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _data_parallel(module: Any, recorder: Recorder) -> None:
 
 
 def note_ddp(recorder: Recorder) -> None:
-    """DDP's counters of the steps that it sampled: nanoseconds of backward, of its communication, of their overlap."""
+    """Write DDP's counters of its sampled steps to the trail: nanoseconds of backward, of communication, and of their overlap."""
     for model in list(_ddp):
         try:
             data = model._get_ddp_logging_data()
@@ -125,7 +125,7 @@ def _transformers(module: ModuleType, recorder: Recorder) -> None:
 
 
 def _skipped_under_trials(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers names the folder itself, and removes older ones: nothing may be written there."""
+    """Skip saving under trials: transformers names the folder itself and removes older ones, so nothing may be written there."""
 
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -138,7 +138,7 @@ def _skipped_under_trials(recorder: Recorder, save: Callable[..., Any]) -> Calla
 
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
-    """Written by compiled code, which no audit hook sees."""
+    """Skip safetensors' files, which compiled code writes and no audit hook sees."""
 
     def aside(save: Callable[..., Any]) -> Callable[..., Any]:
         aside_of = trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, "save_file"))

@@ -1,4 +1,4 @@
-"""What the dataset does for a batch, timed in the worker, or the training process, that does it."""
+"""Timing of the dataset's work for a batch, in the worker or training process that does it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainpace.watch.inside.trail import Fetch, TrailWriter
 
 
 def watch_fetchers(module: Any, recorder: Recorder, folder: str) -> None:
-    """Time what the fetchers of torch.utils.data do."""
+    """Time the fetchers of torch.utils.data."""
     for kind in (module._MapDatasetFetcher, module._IterableDatasetFetcher):
         kind.fetch = timed_fetch(kind.fetch, recorder, folder)
 
 
 def timed_fetch(fetch: Callable[..., Any], recorder: Recorder, folder: str) -> Callable[..., Any]:
-    """The fetch, which leaves its times in the trail of the process that it runs in."""
+    """A fetch function that writes its times to the trail of the process in which it runs."""
     trails: dict[int, TrailWriter] = {}
 
     @functools.wraps(fetch)

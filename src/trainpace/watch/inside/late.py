@@ -1,4 +1,4 @@
-"""Call a function once a module has been imported, now or later."""
+"""Callbacks that run once a module has been imported, now or later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _waiting: dict[str, Callback] = {}
 
 
 def warn(message: str) -> None:
-    """One line on stderr: a failure of ours must not become one of the script's."""
+    """Print one line on stderr: a failure of ours must not become one of the script's."""
     with contextlib.suppress(Exception):  # a closed stderr
         sys.stderr.write(f"trainpace: warning: {message}\n")
 
@@ -40,7 +40,7 @@ def _call(name: str, callback: Callback, module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it hangs a callback on what the other finders find."""
+    """A finder that adds callbacks to the modules that the other finders find."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _waiting:

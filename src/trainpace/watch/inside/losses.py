@@ -1,4 +1,4 @@
-"""The losses of a script's steps, as it hands them to backward: summed over the backward passes of a step."""
+"""The losses of a script's steps, as passed to backward, summed over the backward passes of a step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Backward = Callable[..., Any]
 
 
 class Losses:
-    """Keeps numbers on their device until the end, so that nothing waits for them. Under accumulation a script divides its
-    losses, so that their sum is the mean over the step; DeepSpeed does it itself."""
+    """Keeps losses on their device until the end, so that nothing waits for them. Under accumulation scripts divide
+    their losses, so that the sum is the mean over the step; DeepSpeed divides them itself."""
 
     def __init__(self, torch: Any, recorder: Recorder) -> None:
         self.torch = torch
@@ -24,7 +24,7 @@ class Losses:
         recorder.after_step.append(lambda step: self._ends_step())
 
     def within(self, backward: Backward, engine: bool = False) -> Backward:
-        """A backward function whose losses are kept; what it calls in turn tells nothing more."""
+        """A backward function that records its losses; calls inside it record nothing more."""
 
         @functools.wraps(backward)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class Losses:
         self._sum = None
 
     def scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
-        """GradScaler.scale, whose result remembers what was scaled."""
+        """GradScaler.scale, with the unscaled loss remembered for its result."""
 
         @functools.wraps(scale)
         def call(scaler: Any, outputs: Any) -> Any:
@@ -74,6 +74,6 @@ class Losses:
 
         return call
 
-    def told(self) -> list[float]:
-        """One a step; none where a step's loss was not seen."""
+    def per_step(self) -> list[float]:
+        """One loss per step; empty where any step's loss was not seen."""
         return [float(value) for value in self.steps] if self._whole else []

@@ -1,5 +1,5 @@
-"""The operators of a step: how many, how many FLOPs, how long those take that are more than a launch; and what this process'
-device and optimizer do at best."""
+"""The operators of a step: their number, their FLOPs, and the time of those that exceed a launch; and the best rates of
+this process's device and optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainpace.watch.inside.recorder import Recorder, now_ns
 from trainpace.watch.inside.trail import BACKWARD, FORWARD
 
 LONGEST_LAUNCH_NS = 20_000
-"""An operator that takes longer computes; a shorter one mostly waits to be launched."""
+"""Operators that take longer compute; shorter ones mostly wait for their launch."""
 REPEATS = 5
 SIDE = 1024
 LARGEST_COPY_BYTES = 2**30
@@ -19,10 +19,10 @@ VARIANTS = ("fused", "foreach")
 
 
 def count_one_step(recorder: Recorder) -> Any:
-    """Begin to count what forward and backward call; call the result at the step's end.
+    """Count the operators of forward and backward; call the result at the step's end.
 
-    Does nothing for compiled models, which a mode would break. An operator's time is the host's: on a device that works on
-    behind it, all operators look short.
+    Does nothing for compiled models, which a dispatch mode would break. Times are the host's: where a device works
+    asynchronously, all operators look short.
     """
     if "torch._dynamo.eval_frame" in sys.modules and recorder.compiled:
         return lambda: None
@@ -57,7 +57,7 @@ def count_one_step(recorder: Recorder) -> Any:
 
 
 def note_rate(recorder: Recorder) -> None:
-    """Leave in the trail the FLOP/s that a large product of fp32 matrices reaches here, with the script's own settings."""
+    """Write to the trail the FLOP/s of a large fp32 matrix product here, with the script's own settings."""
     import torch
 
     device = "cuda" if torch.cuda.is_initialized() else "cpu"

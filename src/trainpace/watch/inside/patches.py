@@ -1,4 +1,4 @@
-"""Torch's own places that are watched: the loader, the outermost module, backward, the optimizer, copies, checkpoints."""
+"""Hooks in torch itself: the loader, the outermost module, backward, the optimizer, copies, checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_lo
 
 
 def install(torch: Any, recorder: Recorder, folder: str) -> None:
-    """Watch torch in this process."""
     recorder.capture = Capture(recorder)
     _modules(torch, recorder)
     _optimizers(torch, recorder)
@@ -64,7 +63,7 @@ def install(torch: Any, recorder: Recorder, folder: str) -> None:
 
 
 def core(module: Any) -> Any:
-    """The model itself, without what DDP, torch.compile and the like put around it."""
+    """The model without the wrappers of DDP, torch.compile and the like."""
     for _ in range(8):
         inner = module.__dict__.get("_modules", {})
         wrapped = inner.get("_orig_mod") or (inner.get("module") if len(inner) == 1 else None)
@@ -75,8 +74,8 @@ def core(module: Any) -> Any:
 
 
 class _Calls:
-    """Charges calls of outermost modules. The first step is watched through nn.Module, later ones only through the classes
-    that were seen, so that the hundreds of modules inside cost nothing."""
+    """Charges calls of outermost modules. The first step is watched through nn.Module, later steps only through the
+    classes seen in it, so that the hundreds of inner modules cost nothing."""
 
     def __init__(self, torch: Any, recorder: Recorder) -> None:
         self.torch, self.recorder = torch, recorder
@@ -128,8 +127,8 @@ class _Calls:
             recorder.begins_forward(True, surely=not module.training)
 
     def losses(self, functional: Any) -> None:
-        """Losses that are called as functions, outside modules, are noticed in the one step that is captured, and only then
-        watched: TorchScript cannot compile what is wrapped."""
+        """Watch losses called as functions outside modules, only during the captured step and only then wrapped:
+        TorchScript cannot compile wrapped functions."""
         watched = {}
 
         def watch(name: str) -> None:
@@ -209,7 +208,7 @@ def _counted(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., 
 
 
 class _Optimizers:
-    """Charges every torch optimizer's step; a step of training ends with that of the first optimizer ever seen."""
+    """Charges the steps of every torch optimizer; a training step ends with that of the first optimizer seen."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -309,7 +308,7 @@ def _loader(module: Any, recorder: Recorder) -> None:
 
 
 def size_of(batch: Any, deep: int = 3) -> int:
-    """Samples in a batch: the first dimension of the first tensor found in it; 0 when there is none."""
+    """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
     try:
         return _size_of(batch, deep)
     except Exception:  # a batch of the user's own kind, whose attributes may be anything
@@ -358,7 +357,7 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
 
 
 def _copies(torch: Any, recorder: Recorder) -> None:
-    """Copies to a device and, where there is one, waiting for it. Inside a module's forward they are the module's."""
+    """Watch copies to a device and, where there is one, synchronisation. Inside a module's forward they count as the module's."""
     has_torch_function = torch.overrides.has_torch_function_unary
     is_compiling = torch.compiler.is_compiling
 

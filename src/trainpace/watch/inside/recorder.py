@@ -1,4 +1,4 @@
-"""Where the training thread's time goes: every nanosecond is charged to the part that runs, so that parts add up to steps."""
+"""The training thread's time: every nanosecond is charged to the part that runs, so that the parts add up to the step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ get_ident = threading.get_ident
 FLUSH_NS = 300_000_000
 SPANS_FOR_STEPS = 100
 SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
-"""Spans are kept for the first steps and now and then later; every step's totals are kept."""
+"""Spans are kept for the first steps and periodically later; the totals of every step are kept."""
 
 KEEPS = (EVALUATION, CHECKPOINT, TRAINPACE)
-"""Whatever runs within one of these counts as it."""
+"""Parts that also cover everything that runs inside them."""
 
 
 class Recorder:
-    """The state of one process. Only the thread that trains is charged; spans of others are kept as spans."""
+    """The state of one process. Only the training thread is charged; spans of other threads are kept as spans."""
 
     def __init__(self, trail: TrailWriter) -> None:
         self.trail = trail
@@ -56,7 +56,7 @@ class Recorder:
     # ---- spans
 
     def enter(self, part: int) -> int:
-        """The training thread begins something; the answer goes to `leave`."""
+        """Begin a part on the training thread; returns the depth for `leave`."""
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now
@@ -68,7 +68,7 @@ class Recorder:
         return len(self._stack) - 1
 
     def leave(self, depth: int, name: str) -> None:
-        """It ends, and with it whatever within it was left by an exception."""
+        """End a part, and all parts inside it that an exception left open."""
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now
@@ -106,16 +106,16 @@ class Recorder:
     # ---- what belongs to an evaluation is known only once the model is called
 
     def begins_batch(self) -> None:
-        """A batch is about to be fetched, for training or for an evaluation."""
+        """Begin to fetch a batch, for training or for an evaluation."""
         if self._unsure:
             self.fetched_samples, self._unsure = 0, False
         self._settle()
 
     def begins_forward(self, evaluating: bool, surely: bool = True) -> None:
-        """The trained model is called: what was fetched for this call counts as it does.
+        """Begin a call of the trained model: the fetch before it counts as training or evaluation as the call does.
 
-        Not `surely` an evaluation: one if the next batch follows, none if a call with gradients does, as where a GAN's
-        generator makes images for its discriminator.
+        Without `surely`, the call is an evaluation if the next batch follows, and training if a call with gradients
+        follows, as where a GAN's generator makes images for its discriminator.
         """
         now = now_ns()
         self._pending[self.part] += now - self._mark
@@ -144,7 +144,6 @@ class Recorder:
     # ---- steps
 
     def ends_step(self) -> None:
-        """The optimizer has stepped."""
         now = now_ns()
         self._pending[self.part] += now - self._mark
         self._mark = now

@@ -1,4 +1,4 @@
-"""Which of the script's own lines runs, looked at now and then: names for the time that no part accounts for."""
+"""The script's own lines that run while no part accounts for the time, sampled periodically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Sampler:
-    """Counts (part, line of the user's, function that it called) of the training thread. Begins after the first step."""
+    """Counts (part, line of the script, function called) on the training thread. Begins after the first step."""
 
     def __init__(self, recorder: Recorder, thread: int) -> None:
         self._recorder, self._thread = recorder, thread
@@ -28,7 +28,7 @@ class Sampler:
         self._looker: threading.Thread | None = None
 
     def at_step(self, step: Step) -> None:
-        """Start with the second step, and leave what was counted in the trail now and then."""
+        """Start at the second step, and write the counts to the trail periodically."""
         if not self._started:
             self._started = True
             self._thread = self._recorder.thread
@@ -38,13 +38,13 @@ class Sampler:
             self._recorder.trail.note({"samples": self.counts()})
 
     def stop(self) -> None:
-        """End before the interpreter does: a thread that it cuts off in C++ would abort the process."""
+        """Stop before the interpreter ends: a thread that it cuts off in C++ would abort the process."""
         self._stop.set()
         if self._looker is not None:
             self._looker.join(1.0)
 
     def counts(self) -> list[tuple[str, str, str, int]]:
-        """(part, file:line function, what it called, how often seen), the most frequent first."""
+        """(part, file:line function, function called, count), the most frequent first."""
         counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
         return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
 

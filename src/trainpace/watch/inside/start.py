@@ -1,4 +1,4 @@
-"""Starts the recorder in a process once torch has been imported there, and ends it with the process."""
+"""The recorder's life: it starts once torch has been imported in a process, and ends with the process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _number(*names: str) -> int | None:
 
 
 def begin() -> None:
-    """Wait for torch. Whatever else is watched is waited for as well: it may be what imports torch, half-way through."""
+    """Wait for torch and for every other watched package, since one of those may be what imports torch."""
     if folders := trials.settings_of(os.environ).get("writes_in"):
         confine(folders, os.environ)
     when_imported("torch", on_torch)
@@ -53,7 +53,6 @@ def begin() -> None:
 
 
 def on_torch(torch: ModuleType) -> None:
-    """Record this process from now on."""
     folder = os.environ["TRAINPACE_WATCH"]
     recorder = Recorder(
         TrailWriter(os.path.join(folder, f"process-{os.getpid()}-{socket.gethostname()}.trail"), _header())
@@ -116,7 +115,7 @@ def _note_the_end(recorder: Recorder, sampler: Sampler) -> None:
     sampler.stop()
     engines.note_ddp(recorder)
     if recorder.losses is not None:
-        recorder.trail.note({"losses": recorder.losses.told()})
+        recorder.trail.note({"losses": recorder.losses.per_step()})
     if recorder.peak_allocated_gib is not None:
         recorder.trail.note({"peak_allocated_gib": recorder.peak_allocated_gib()})
     recorder.trail.note({"samples": sampler.counts(), "ended": now_ns()})

@@ -1,7 +1,7 @@
-"""The trail: what a watched process leaves on disk while it runs, so that a killed one is kept up to its last moments.
+"""The trail: a file that a watched process writes while it runs, so that a killed process is recorded up to its last moments.
 
-A file a process: a JSON header line, then records of fixed size, each after one letter that names its kind.
-Times are ``time.perf_counter_ns``, the same clock for all processes of a host.
+One file per process: a JSON header line, then records of fixed size, each after a letter for its kind. Times are
+``time.perf_counter_ns``, the same clock for all processes of a host.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PARTS = (
  SYNCHRONISATION, LOGGING, CHECKPOINT, EVALUATION, TRAINPACE) = range(len(PARTS))  # fmt: skip
 
 TRIALS = ("plain", "settling", "cached_batch", "batch_on_device", "no_sync", "few_samples", "muted")
-"""What a step ran under; settling steps follow a change and are not counted."""
+"""Trials that a step may run under; settling steps follow a change and are not counted."""
 
 ASIDE = ".trainpace-trial"
-"""Ends the names of checkpoints that a script writes under trials."""
+"""The suffix of checkpoints that a script writes under trials."""
 
 _STEP = struct.Struct(f"<cBHIqqIff{len(PARTS)}q")
 _SPAN = struct.Struct("<cBBHIqq")
@@ -40,7 +40,7 @@ _JSON = struct.Struct("<cI")
 
 
 class Step(NamedTuple):
-    """One optimizer step: nanoseconds of its own time a part (they add up to end - start), and what it took in."""
+    """One optimizer step: its own nanoseconds by part (they add up to end - start), and its counts."""
 
     trial: int
     micro_steps: int
@@ -90,11 +90,10 @@ class TrailWriter:
         self.flush()
 
     def step(self, step: Step) -> None:
-        """Append a step."""
         self._append(_STEP.pack(b"S", *step[:8], *step.parts_ns))
 
     def span(self, part: int, depth: int, name: str, thread: int, start_ns: int, end_ns: int) -> None:
-        """Append a span; each name is written once and then stands as a number."""
+        """Append a span; each name is written once and then referred to by number."""
         number = self._names.get(name) or 0
         if not number and len(self._names) < 0xFFFF:
             number = next(self._numbers)
@@ -103,11 +102,10 @@ class TrailWriter:
         self._append(_SPAN.pack(b"P", part, depth & 0xFF, number, thread & 0xFFFFFFFF, start_ns, end_ns))
 
     def fetch(self, fetch: Fetch) -> None:
-        """Append a fetched batch."""
         self._append(_FETCH.pack(b"F", fetch.worker & 0xFF, 0, *fetch[1:]))
 
     def note(self, content: dict[str, Any]) -> None:
-        """Append anything else, as JSON."""
+        """Append any other content, as JSON."""
         text = json.dumps(content).encode()
         self._append(_JSON.pack(b"J", len(text)) + text)
 
@@ -116,7 +114,7 @@ class TrailWriter:
             self._waiting.append(record)
 
     def flush(self) -> None:
-        """Hand everything over. A full disk ends the trail, not the script."""
+        """Write everything. A full disk ends the trail, not the script."""
         if self._file < 0 or not self._waiting:
             return
         data = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
@@ -128,7 +126,7 @@ class TrailWriter:
             self._close()
 
     def forget(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """Drop the file in a forked child; it is the parent's."""
         self._close()
 
     def _close(self) -> None:
@@ -139,16 +137,16 @@ class TrailWriter:
 
 
 def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | dict[str, Any]]]:
-    """(header, records in order) of a trail's bytes. A record that was cut off at the end is left out.
+    """(header, records in order) of a trail's bytes. A record cut off at the end is left out.
 
-    Raises ValueError when this is no trail of this version.
+    Raises ValueError for anything but a trail of this version.
     """
     line, newline, _ = data.partition(b"\n")
     return read_header(line + newline), list(records_from(data, len(line) + 1))
 
 
 def read_header(line: bytes) -> dict[str, Any]:
-    """The header of a trail, from its first line. Raises ValueError when this is no trail of this version."""
+    """The header from a trail's first line. Raises ValueError for anything but a trail of this version."""
     header = json.loads(line) if line.endswith(b"\n") else None
     if not isinstance(header, dict) or header.get("trail") != VERSION:
         raise ValueError("not a trail of this version")
@@ -156,7 +154,7 @@ def read_header(line: bytes) -> dict[str, Any]:
 
 
 def records_from(data: bytes | mmap.mmap, at: int) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
-    """The records from byte `at` on, one at a time; a record that was cut off at the end is left out."""
+    """The records from byte `at` on; one cut off at the end is left out."""
     while at < len(data):
         kind = data[at : at + 1]
         if kind == b"J":

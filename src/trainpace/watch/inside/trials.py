@@ -1,7 +1,7 @@
-"""Interventions: blocks of steps under which one cause of time is taken away, between blocks of plain steps.
+"""Interventions: blocks of steps with one cause of time removed, between blocks of plain steps.
 
-Only under `trainpace diagnose`: the losses of such a run are worth nothing, it writes no checkpoints, and it ends with the
-last block. All ranks change at the same step, since they count the same steps.
+Only `trainpace diagnose` uses them: the losses of such a run are meaningless, it writes no checkpoints, and it ends
+with the last block. All ranks change at the same step, because they count the same steps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ COUNTED_STEPS = 3
 LEAST_LOGGING_NS = 100_000
 
 
-class _Kept(NamedTuple):
-    """A dataset's largest batch of the warm-up, since the last of an epoch may be a small one."""
+class _RememberedBatch(NamedTuple):
+    """A dataset's largest batch of the warm-up, since the last one of an epoch may be smaller."""
 
     dataset: Any
     batch: Any
@@ -40,7 +40,7 @@ class _Kept(NamedTuple):
 
 
 class Trials:
-    """The programme of one process: (trial, steps) blocks, made once the first steps have shown what applies."""
+    """The programme of one process: (trial, steps) blocks, made once the first steps have shown which trials apply."""
 
     def __init__(self, recorder: Recorder, settings: dict[str, Any]) -> None:
         self.recorder = recorder
@@ -51,7 +51,7 @@ class Trials:
         self.deadline_ns = now_ns() + int(self.limit_s * 1e9)
         self.without: list[str] = settings.get("without", [])
         self.only_steps: bool = settings.get("only_steps", False)
-        self.kept: dict[int, _Kept] = {}
+        self.remembered: dict[int, _RememberedBatch] = {}
         self._fetched_from: set[int] = set()
         self._steps_fed: Counter[int] = Counter()
         self.device: Any = None
@@ -64,7 +64,7 @@ class Trials:
         self.counting: Callable[[], None] | None = None
 
     def at_step(self, step: Step) -> None:
-        """Count, and change over where a block ends."""
+        """Count the step, and change to the next block where one ends."""
         if self.counting is not None:
             with contextlib.suppress(Exception):
                 self.counting()
@@ -91,12 +91,13 @@ class Trials:
             self.advance()
 
     def planned(self, steps: int) -> list[tuple[int, int]]:
-        """Blocks, each after settling steps; after a block without data, as many more as the loader had fetched ahead."""
+        """The blocks, each after settling steps; after a block without data, with as many more steps as the loader had
+        prefetched."""
         most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
-        self.kept = {key: kept for key, kept in self.kept.items() if 2 * self._steps_fed[key] >= most}
+        self.remembered = {key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most}
         self.device = self.elsewhere()
         kinds = [NO_SYNC] if _many() else []
-        if self.kept:
+        if self.remembered:
             kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
         kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
@@ -107,14 +108,18 @@ class Trials:
                     (SETTLING, SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)),
                     (kind, self.block),
                 ]
-        if CACHED_BATCH in kinds and "few_samples" not in self.without and all(map(_may_be_few, self.kept.values())):
+        if (
+            CACHED_BATCH in kinds
+            and "few_samples" not in self.without
+            and all(map(_may_be_few, self.remembered.values()))
+        ):
             for _ in range(2):  # last, since a script may not bear it
                 for kind in (FEW_SAMPLES, CACHED_BATCH):
                     programme += [(SETTLING, SETTLE_STEPS), (kind, self.block)]
         return [(self.settling_as(programme, i), n) for i, (_, n) in enumerate(programme)]
 
     def look_around(self) -> None:
-        """Time what the device and the optimizer could do, while there are gradients."""
+        """Time the best rates of the device and the optimizer, while there are gradients."""
         thread, self.recorder.thread = self.recorder.thread, -1  # these steps are none of the script's
         try:
             with contextlib.suppress(Exception):
@@ -124,7 +129,7 @@ class Trials:
             self.recorder.thread = thread
 
     def elsewhere(self) -> Any:
-        """The device that is trained on, where it is not the host."""
+        """The training device, None where it is the host."""
         with contextlib.suppress(Exception):
             device = self.recorder.optimizer().param_groups[0]["params"][0].device
             return None if device.type == "cpu" else device
@@ -132,12 +137,12 @@ class Trials:
 
     @staticmethod
     def settling_as(programme: list[tuple[int, int]], i: int) -> int:
-        """A settling block runs as what follows it; its trial number says that it is not counted."""
+        """A settling block runs as the block after it; its trial number marks it as not counted."""
         kind = programme[i][0]
         return kind if kind != SETTLING else -programme[i + 1][0] - 1
 
     def advance(self) -> None:
-        """The next block, or the end."""
+        """Start the next block, or end the run."""
         if not self.programme or self.agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns):
             end(self.recorder)
             return
@@ -146,7 +151,7 @@ class Trials:
         self.recorder.trial = kind if kind >= 0 else SETTLING
 
     def agreed(self, about: str, answer: Any) -> Any:
-        """The first rank's answer: ranks that went different ways would wait for each other until a timeout."""
+        """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
         if not _many():
             return answer
         with contextlib.suppress(Exception):
@@ -165,15 +170,15 @@ class Trials:
 
         key, size = id(iterator._dataset), size_of(batch)
         self._fetched_from.add(key)
-        if key not in self.kept or size >= self.kept[key].size:
-            self.kept[key] = _Kept(iterator._dataset, _copy(batch, -1, -1), size)
+        if key not in self.remembered or size >= self.remembered[key].size:
+            self.remembered[key] = _RememberedBatch(iterator._dataset, _copy(batch, -1, -1), size)
         if iterator._num_workers:
             self.stock = max(self.stock, int(iterator._num_workers * (iterator._prefetch_factor or 0)))
 
     def gives(self, iterator: Any) -> bool:
-        """Whether this iterator is to give a kept batch. Raises StopIteration when it has given as many as it has of its own:
-        an evaluation in such a block must end."""
-        if self.recorder.active_trial not in REPLACING or id(iterator._dataset) not in self.kept:
+        """Whether this iterator is to give a remembered batch. Raises StopIteration after as many as it has of its own,
+        so that an evaluation in such a block ends."""
+        if self.recorder.active_trial not in REPLACING or id(iterator._dataset) not in self.remembered:
             return False
         left = iterator.__dict__.get("_trainpace_left")
         if left is None:
@@ -188,23 +193,22 @@ class Trials:
 
 
 def _many() -> bool:
-    """Whether there are other ranks."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return False
     return int(distributed.get_world_size()) > 1
 
 
-def _may_be_few(kept: _Kept) -> bool:
+def _may_be_few(remembered: _RememberedBatch) -> bool:
     from trainpace.watch.inside.patches import size_of
 
     with contextlib.suppress(Exception):
-        return kept.size >= 4 * FEW and size_of(_copy(kept.batch, kept.size, FEW)) == FEW
+        return remembered.size >= 4 * FEW and size_of(_copy(remembered.batch, remembered.size, FEW)) == FEW
     return False
 
 
 def install(recorder: Recorder) -> None:
-    """Take up the programme that the environment asks for."""
+    """Start the programme that the environment asks for."""
     settings = settings_of(os.environ)
     if settings:
         recorder.trials = Trials(recorder, settings)
@@ -212,13 +216,13 @@ def install(recorder: Recorder) -> None:
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What is to be tried, as the command's environment says; empty where nothing is."""
+    """The requested trials from the command's environment; empty where there are none."""
     settings: dict[str, Any] = json.loads(environment.get("TRAINPACE_TRIALS") or "{}")
     return settings
 
 
 def end(recorder: Recorder) -> None:
-    """Leave, without what the script would do at its end: all ranks have come this far, or soon will."""
+    """Exit without the script's own ending: all ranks have come this far, or soon will."""
     try:
         recorder.trail.note({"trials": "complete", "ended": now_ns()})
         recorder.before_end()
@@ -245,12 +249,12 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
         return fetch(iterator)
     if trials.gives(iterator):
         key = id(iterator._dataset)
-        _, kept, size = trials.kept[key]
+        _, remembered, size = trials.remembered[key]
         if recorder.active_trial == BATCH_ON_DEVICE:
             if key not in trials.on_device:
-                trials.on_device[key] = _copy(kept, size, size, trials.device)
-            kept = trials.on_device[key]
-        return _copy(kept, size, FEW if recorder.active_trial == FEW_SAMPLES else size)
+                trials.on_device[key] = _copy(remembered, size, size, trials.device)
+            remembered = trials.on_device[key]
+        return _copy(remembered, size, FEW if recorder.active_trial == FEW_SAMPLES else size)
     fetched = fetch(iterator)
     if trials.programme is None:
         with contextlib.suppress(Exception):  # a batch of the user's own kind may not bear being copied
@@ -259,7 +263,7 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
 
 
 def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
-    """The same tensors in new containers, which scripts pop things from; of `size` samples the first `keep`; on a device."""
+    """Copies of the tensors in new containers, which scripts may empty; `keep` of `size` samples; on a device."""
     if isinstance(value, dict):
         copied = copy.copy(value)
         for k, v in value.items():
@@ -284,34 +288,32 @@ def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
 # ---- gradients, output, checkpoints
 
 
-class _Done:
-    """Stands for a collective that was left out."""
+class _SkippedCollective:
+    """A placeholder for the result of a skipped collective."""
 
     def wait(self, *args: Any) -> bool:
-        """Nothing to wait for."""
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
         return True
 
 
 def collective(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Left out under the trial without synchronisation, for tensors of numbers that only training exchanges."""
+    """A collective that is skipped under the trial without synchronisation, for tensors that only training exchanges."""
 
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial == NO_SYNC and _is_bulk(args, kwargs):
             with contextlib.suppress(Exception):
                 _fill(function.__name__, args, kwargs)
-            return _Done() if kwargs.get("async_op") or (args and args[-1] is True) else None
+            return _SkippedCollective() if kwargs.get("async_op") or (args and args[-1] is True) else None
         return function(*args, **kwargs)
 
     return maybe
 
 
 def _fill(name: str, args: Any, kwargs: Any) -> None:
-    """Give the result numbers of the right size: what memory holds by chance may be too small for fast arithmetic."""
+    """Fill the result with numbers of ordinary size: uninitialised memory may hold denormals, which are slow."""
     both: Any = (*args, *kwargs.values(), None)
     output, given = both[0], both[1]
     if "gather" in name and hasattr(output, "view"):
@@ -354,7 +356,7 @@ def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[
 
 
 def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Output that is left out under the trial without it."""
+    """An output function that is skipped under the trial without output."""
 
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
@@ -366,8 +368,8 @@ def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def checkpoints(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Under trials a checkpoint is written beside its place: the user's own must stay as it is. It lies there until the end,
-    since one that is overwritten costs more than one that is removed before it reached the disk; `watch` removes it."""
+    """Under trials, write a checkpoint beside its place, so that the user's own stays. It is kept until the end, since
+    overwriting costs more than removing a file before it reached the disk; `watch` removes it."""
 
     @functools.wraps(save)
     def maybe(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,14 +12,14 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.ladder.climbed import Climbed, Measured, RungResult, Tried, measured_of
-from trainpace.ladder.foresee import Foreseen, Known, known_from
+from trainpace.ladder.climbed import Attempt, Climbed, Measured, RungResult, measured_of
 from trainpace.ladder.gains import Gain, gain_of
 from trainpace.ladder.losses import LossCheck, compare, own_spread
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
 from trainpace.ladder.script import changed_files, fingerprint_of_script
 from trainpace.ladder.sources import fingerprint
-from trainpace.launch.trial import FailedTrial, TrialResult
+from trainpace.ladder.step_forecast import MeasuredCompute, StepForecast, compute_of
+from trainpace.launch import FailedTrial, TrialResult
 
 ROUNDS = 2
 """Of the kept setup and the new one in turn, where the first trials are too close to tell."""
@@ -27,59 +27,64 @@ BASELINE = "baseline"
 TO_BE_MADE = "(shards that are not made yet)"
 
 
-class Means(NamedTuple):
-    """What a climb needs of the world. `try_it` (setup, seed, name) runs a trial; `foresee` forecasts setups from what was
-    measured; `precompute` (spec, kept setup) makes shards and gives their folder; `keep` stores the state, `journal` a trial."""
+class ClimbActions(NamedTuple):
+    """What a climb asks the rest of the program to do.
+
+    `try_it` (setup, seed, name) runs a trial; `forecast` takes setups and what was measured before; `precompute` (FILE.py:NAME)
+    gives the folder of its shards; `keep` stores the state, `journal` a trial.
+    """
 
     try_it: Callable[[Setup, int, str], TrialResult | FailedTrial]
-    foresee: Callable[[Sequence[Setup], Sequence[Known]], list[Foreseen]]
+    forecast: Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[StepForecast]]
     precompute: Callable[[str], str]
     tell: Callable[[str], None]
     keep: Callable[[Climbed], None]
-    journal: Callable[[Tried], None]
+    journal: Callable[[Attempt], None]
 
 
-def climb(ladder: Ladder, means: Means, before: Climbed | None = None, stop_early: bool = False) -> Climbed:
+def climb(ladder: Ladder, actions: ClimbActions, before: Climbed | None = None, stop_early: bool = False) -> Climbed:
     """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again.
 
     Raises UserCodeError where the baseline itself cannot be measured: nothing could be compared with it.
     """
-    return _Climb(ladder, means, before).run(stop_early)
+    return _Climb(ladder, actions, before).run(stop_early)
 
 
-class Ahead(NamedTuple):
+class RungPreview(NamedTuple):
     """A rung before anything is measured: its alternatives' setups, or why one cannot be, each with its forecast."""
 
     title: str
     setups: list[Setup | str]
-    foreseen: list[Foreseen]
+    foreseen: list[StepForecast]
 
 
-def preview(ladder: Ladder, means: Means) -> list[Ahead]:
+def preview(ladder: Ladder, actions: ClimbActions) -> list[RungPreview]:
     """The baseline and all rungs, as if of every rung the alternative were kept whose forecast is best. Trains nothing."""
     kept = ladder.start
-    found = [Ahead(BASELINE, [kept], means.foresee([kept], []))]
+    previews = [RungPreview(BASELINE, [kept], actions.forecast([kept], []))]
     for rung in ladder.rungs:
         setups = _alternatives(rung, kept, ladder, TO_BE_MADE)
         possible = [s for s in setups if isinstance(s, Setup)]
-        foreseen = means.foresee(possible, []) if possible else []
+        foreseen = actions.forecast(possible, []) if possible else []
         each = iter(foreseen)
-        found.append(
-            Ahead(rung.title, setups, [next(each) if isinstance(s, Setup) else Foreseen(reason=s) for s in setups])
+        previews.append(
+            RungPreview(
+                rung.title, setups, [next(each) if isinstance(s, Setup) else StepForecast(reason=s) for s in setups]
+            )
         )
         timed = [(f.step_ms, i) for i, f in enumerate(foreseen) if f.step_ms is not None]
         kept = possible[min(timed)[1]] if timed else possible[0] if possible else kept
-    return found
+    return previews
 
 
 class _Climb:
-    def __init__(self, ladder: Ladder, means: Means, before: Climbed | None) -> None:
-        self._ladder, self._means = ladder, means
+    def __init__(self, ladder: Ladder, actions: ClimbActions, before: Climbed | None) -> None:
+        self._ladder, self._actions = ladder, actions
         self._code = fingerprint(ladder.start.task) if ladder.script is None else fingerprint_of_script(ladder.script)
         done = () if before is None else (before.baseline, *before.rungs)
         self._done = {r.key: r for r in done if r.lasting}
         self._before = before
-        self._known: list[Known] = []
+        self._measured: list[MeasuredCompute] = []
 
     def run(self, stop_early: bool) -> Climbed:
         climbed = self._baseline()
@@ -88,47 +93,47 @@ class _Climb:
             result = self._rung(rung, climbed)
             self._learn(result)
             climbed = replace(climbed, rungs=(*climbed.rungs, result))
-            self._means.keep(climbed)
-            self._means.tell(f"{rung.title}: {'kept' if result.kept else 'undone'}, {result.reason}")
+            self._actions.keep(climbed)
+            self._actions.tell(f"{rung.title}: {'kept' if result.kept else 'undone'}, {result.reason}")
             if stop_early and not result.kept:
                 climbed = replace(climbed, stopped=f"stopped after {rung.title!r}, which did not help")
                 break
         climbed = replace(climbed, finished=not climbed.stopped)
-        self._means.keep(climbed)
+        self._actions.keep(climbed)
         return climbed
 
     def _baseline(self) -> Climbed:
         """Measured twice, with two seeds: how far apart its own loss curves are."""
         start, key = self._ladder.start, self._key([self._ladder.start], None)
         if key in self._done and self._before is not None:
-            self._means.tell(f"{BASELINE}: measured before")
+            self._actions.tell(f"{BASELINE}: measured before")
             return Climbed(ladder=self._ladder, baseline=self._done[key], loss_spread=self._before.loss_spread)
         begin = time.monotonic()
-        foreseen = self._means.foresee([start], self._known)[0]
+        foreseen = self._actions.forecast([start], self._measured)[0]
         self._say(BASELINE, foreseen)
-        first = self._means.try_it(start, self._ladder.seed, BASELINE)
+        first = self._actions.try_it(start, self._ladder.seed, BASELINE)
         if isinstance(first, FailedTrial):
             raise UserCodeError(f"the baseline cannot be measured: {first.reason.rstrip('.')}.", _log(first))
-        again = self._means.try_it(start, self._ladder.seed + 1, f"{BASELINE}-2")
+        again = self._actions.try_it(start, self._ladder.seed + 1, f"{BASELINE}-2")
         measured, spread = measured_of(first), 0.0
         if isinstance(again, TrialResult):
             measured = replace(measured, medians_ms=(*measured.medians_ms, again.median_ms))
             spread = own_spread(first.losses, again.losses)
-        tried = Tried(setup=start, foreseen=foreseen, measured=measured)
-        self._means.journal(tried)
+        tried = Attempt(setup=start, foreseen=foreseen, measured=measured)
+        self._actions.journal(tried)
         result = RungResult(
             title=BASELINE, key=key, tried=(tried,), chosen=0, kept=True, reason="", base_ms=measured.medians_ms,
             seconds=time.monotonic() - begin,
         )  # fmt: skip
         climbed = Climbed(ladder=self._ladder, baseline=result, loss_spread=spread)
-        self._means.keep(climbed)
+        self._actions.keep(climbed)
         return climbed
 
     def _rung(self, rung: Rung, climbed: Climbed) -> RungResult:
         kept, its = climbed.kept
         key = self._key([kept], rung)
         if key in self._done:
-            self._means.tell(f"{rung.title}: measured before")
+            self._actions.tell(f"{rung.title}: measured before")
             return self._done[key]
         begin = time.monotonic()
         result = RungResult(
@@ -137,7 +142,7 @@ class _Climb:
         shards, precompute_s = "", 0.0
         if rung.precompute:
             try:
-                shards = self._means.precompute(rung.precompute)
+                shards = self._actions.precompute(rung.precompute)
             except TrainpaceError as error:
                 return replace(result, reason=f"its shards cannot be made: {error}")
             precompute_s = time.monotonic() - begin
@@ -155,50 +160,50 @@ class _Climb:
             precompute_s=precompute_s, seconds=time.monotonic() - begin,
         )  # fmt: skip
 
-    def _tried(self, rung: Rung, kept: Setup, shards: str) -> list[Tried]:
+    def _tried(self, rung: Rung, kept: Setup, shards: str) -> list[Attempt]:
         """Every alternative once: all forecasts first, then the trials."""
         setups = _alternatives(rung, kept, self._ladder, shards)
         possible = [s for s in setups if isinstance(s, Setup)]
-        foreseen = iter(self._means.foresee(possible, self._known) if possible else [])
+        foreseen = iter(self._actions.forecast(possible, self._measured) if possible else [])
         tried = [
-            Tried(setup=s, foreseen=next(foreseen)) if isinstance(s, Setup)
-            else Tried(setup=kept, foreseen=Foreseen(reason="it cannot be set up"), failure=s)
+            Attempt(setup=s, foreseen=next(foreseen)) if isinstance(s, Setup)
+            else Attempt(setup=kept, foreseen=StepForecast(reason="it cannot be set up"), failure=s)
             for s in setups
         ]  # fmt: skip
         for i, one in enumerate(tried):
             if one.failure:
                 continue
             self._say(rung.title, one.foreseen)
-            outcome = self._means.try_it(one.setup, self._ladder.seed, file_name(rung.title, i))
+            outcome = self._actions.try_it(one.setup, self._ladder.seed, file_name(rung.title, i))
             if isinstance(outcome, FailedTrial):
                 tried[i] = replace(
                     one, failure=f"{outcome.kind}: {outcome.reason.rstrip('.')}. {_log(outcome)}".strip()
                 )
             else:
                 tried[i] = replace(one, measured=measured_of(outcome))
-            self._means.journal(tried[i])
+            self._actions.journal(tried[i])
         return tried
 
-    def _gain(self, rung: Rung, kept: Setup, its: Measured, new: Tried) -> tuple[Tried, tuple[float, ...], Gain]:
+    def _gain(self, rung: Rung, kept: Setup, its: Measured, new: Attempt) -> tuple[Attempt, tuple[float, ...], Gain]:
         """The kept setup's trials before may be long ago: where the two are close, both are tried again in turn."""
         assert new.measured is not None
         old_ms, new_ms = [its.median_ms], list(new.measured.medians_ms)
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
-            self._means.tell(
+            self._actions.tell(
                 f"{rung.title}: {gain.ratio:.2f}x is within the noise of one trial, so both are tried again"
             )
             old_ms = []
             for turn in range(ROUNDS):
                 for setup, times in ((kept, old_ms), (new.setup, new_ms)):
-                    again = self._means.try_it(setup, self._ladder.seed, f"{file_name(rung.title, 0)}-again-{turn}")
+                    again = self._actions.try_it(setup, self._ladder.seed, f"{file_name(rung.title, 0)}-again-{turn}")
                     if isinstance(again, TrialResult):
                         times.append(again.median_ms)
             old_ms = old_ms or [its.median_ms]
             gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         return replace(new, measured=replace(new.measured, medians_ms=tuple(new_ms))), tuple(old_ms), gain
 
-    def _losses(self, climbed: Climbed, new: Tried) -> LossCheck:
+    def _losses(self, climbed: Climbed, new: Attempt) -> LossCheck:
         assert new.measured is not None
         if new.setup.execution.global_batch != self._ladder.start.execution.global_batch:
             return LossCheck(verdict="not compared", reason="another global batch")
@@ -210,28 +215,29 @@ class _Climb:
         for one in result.tried:
             if one.measured is not None:
                 m = one.measured
-                found = known_from(one.setup, m.medians_ms[0], m.compute_ms, one.foreseen.data_ms)
-                self._known += [found] if found is not None else []
+                compute = compute_of(one.setup, m.medians_ms[0], m.compute_ms, one.foreseen.data_ms)
+                self._measured += [compute] if compute is not None else []
 
-    def _say(self, title: str, foreseen: Foreseen) -> None:
+    def _say(self, title: str, foreseen: StepForecast) -> None:
         unknown = foreseen.step_ms is None
         words = f"no forecast ({foreseen.reason})" if unknown else f"forecast {foreseen.step_ms:.4g} ms a step"
-        self._means.tell(f"{title}: {words}; measuring")
+        self._actions.tell(f"{title}: {words}; measuring")
 
     def _key(self, setups: Sequence[Setup], rung: Rung | None) -> str:
         lad = self._ladder
-        told = (self._code, setups, rung, lad.seconds, lad.warmup_steps, lad.seed, lad.device, lad.allow_global_batch,
+        measured_alike = (self._code, setups, rung, lad.seconds, lad.warmup_steps, lad.seed, lad.device, lad.allow_global_batch,
                 lad.loss_tolerance, lad.steps)  # fmt: skip
-        return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]
+        return hashlib.sha256(msgspec.json.encode(measured_alike)).hexdigest()[:32]
 
 
-def judged(new: Tried, gain: Gain, check: LossCheck) -> tuple[bool, str]:
+def judged(new: Attempt, gain: Gain, check: LossCheck) -> tuple[bool, str]:
     """(kept?, the reason)."""
     if check.verdict == "diverges":
         return False, check.reason
     if gain.faster:
-        said = f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
-        return True, said + (f"; {check.reason}" if check.reason else "")
+        return True, f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})" + (
+            f"; {check.reason}" if check.reason else ""
+        )
     if gain.high < 1:
         return False, f"slower: {gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
     return False, f"no gain beyond the noise: {gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
@@ -239,16 +245,16 @@ def judged(new: Tried, gain: Gain, check: LossCheck) -> tuple[bool, str]:
 
 def _alternatives(rung: Rung, kept: Setup, ladder: Ladder, shards: str) -> list[Setup | str]:
     """The setups of a rung, or why one cannot be."""
-    found: list[Setup | str] = []
+    setups: list[Setup | str] = []
     for values in rung.alternatives():
         try:
             setup = changed(kept, values | ({"shards": shards} if rung.precompute else {}), ladder.allow_global_batch)
             if ladder.script is not None:
                 changed_files(ladder.script, ladder.start, setup)  # which says what no file takes
-            found.append(setup)
+            setups.append(setup)
         except TrainpaceError as error:
-            found.append(str(error))
-    return found
+            setups.append(str(error))
+    return setups
 
 
 def _per_sample(times_ms: Sequence[float], setup: Setup) -> list[float]:

@@ -11,11 +11,11 @@ from trainpace.execution import Execution
 from trainpace.forecast.gloo import gloo_seconds
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
-from trainpace.ladder import sights
+from trainpace.ladder import forecasts
 from trainpace.ladder.data_worker import costs
-from trainpace.ladder.foresee import Known
+from trainpace.ladder.forecasts import LadderForecasts, has_data, links_of, rank_threads
 from trainpace.ladder.rungs import Setup
-from trainpace.ladder.sights import Sights, has_data, links_of, rank_threads
+from trainpace.ladder.step_forecast import MeasuredCompute
 from trainpace.launch.trial import LoaderSettings
 from trainpace.machine.allreduce import AllReduce
 
@@ -55,7 +55,7 @@ def test_links_of_one_machine_give_back_its_all_reduce():
 
 
 def test_threads_of_a_rank(monkeypatch):
-    monkeypatch.setattr(sights, "usable_cores", lambda: 8)
+    monkeypatch.setattr(forecasts, "usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     four = Setup(task="t", execution=Execution(nproc_per_node=4))
     assert rank_threads(four) == 2
@@ -74,10 +74,10 @@ def setup(**rest) -> Setup:
 
 
 def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):
-    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10)
     monkeypatch.setattr(seen, "_forecast", lambda _: forecast_of_ms(None))
     shards = setup(loader=LoaderSettings(shards=str(tmp_path / "none")))
-    plain, not_made = seen.foresee([setup(), shards], [])
+    plain, not_made = seen.forecast([setup(), shards], [])
     assert "no such rate" in plain.reason
     assert "not made yet" in not_made.reason
 
@@ -86,17 +86,17 @@ def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
     def fails(*_, **__):
         raise TrainpaceError("the disk is gone.")
 
-    monkeypatch.setattr(sights, "run_isolated", fails)
-    found = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10).foresee(
+    monkeypatch.setattr(forecasts, "run_isolated", fails)
+    found = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10).forecast(
         [Setup(task="t.py:t", execution=Execution())], []
     )
     assert "the disk is gone" in found[0].reason
 
 
 def test_links_between_nodes_are_not_guessed(tmp_path, monkeypatch):
-    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10)
     monkeypatch.setattr(seen, "_workload", lambda _: None)
-    assert "between the nodes" in seen.foresee([setup(execution={"nnodes": 2})], [])[0].reason
+    assert "between the nodes" in seen.forecast([setup(execution={"nnodes": 2})], [])[0].reason
 
 
 def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch):
@@ -107,13 +107,13 @@ def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch
         e = setup.execution
         return forecast_of_ms(ms[e.micro_batch] if e.precision == "fp32" else None)
 
-    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10)
     monkeypatch.setattr(seen, "_forecast", forecast)
     half, known = {"precision": "amp_bf16", "micro_batch": 8}, {"precision": "amp_bf16", "micro_batch": 16}
-    found = seen.foresee([setup(execution=half)], [Known(setup(execution=known), 4.0)])[0]
+    found = seen.forecast([setup(execution=half)], [MeasuredCompute(setup(execution=known), 4.0)])[0]
     assert found.step_ms == pytest.approx(6.0)
     assert "of fp32" in found.basis
-    assert seen.foresee([setup(execution=half)], [Known(setup(), 4.0)])[0].step_ms is None
+    assert seen.forecast([setup(execution=half)], [MeasuredCompute(setup(), 4.0)])[0].step_ms is None
 
 
 def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monkeypatch):
@@ -121,14 +121,14 @@ def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monk
     from nouns import machine_profile, workload
 
     def seen(latency_us: float) -> float:
-        here = Sights(tmp_path, "cpu", machine_profile, lambda _: None, 10)
+        here = LadderForecasts(tmp_path, "cpu", machine_profile, lambda _: None, 10)
         timed = AllReduce(
             ranks=2, backend="gloo", sizes_bytes=(4,), time_ms=(1.0,), latency_us=latency_us, bandwidth_gb_per_s=1.0
         )
-        monkeypatch.setattr(sights, "measure_allreduce", lambda *_: timed)
+        monkeypatch.setattr(forecasts, "measure_allreduce", lambda *_: timed)
         monkeypatch.setattr(here, "_workload", lambda _: workload())
         monkeypatch.setattr(here, "_profile", lambda *_: machine_profile())
-        found = here.foresee([setup(execution={"micro_batch": 8, "nproc_per_node": 2})], [])[0]
+        found = here.forecast([setup(execution={"micro_batch": 8, "nproc_per_node": 2})], [])[0]
         assert found.step_ms is not None, found.reason
         assert found.holds(found.step_ms)
         return found.interval_ms.high
@@ -144,13 +144,13 @@ def test_timed_links_between_nodes_are_used_and_only_ddp_hides_its_exchange(tmp_
         return forecast_of_ms(100.0 if execution.engine == "ddp" else 150.0)
 
     links = HostLinks(start_us=1.0, message_us=1.0, host_us_per_mib={}, gb_per_s=1.0, link_share=1.0)
-    seen = Sights(tmp_path, "cpu", lambda: None, lambda _: None, 10, between_nodes=lambda: links)
-    monkeypatch.setattr(sights, "forecast", forecast)
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10, between_nodes=lambda: links)
+    monkeypatch.setattr(forecasts, "forecast", forecast)
     monkeypatch.setattr(seen, "_workload", lambda _: None)
     device = Device(name="c", vendor="", architecture="", kind="cpu")
     monkeypatch.setattr(seen, "_profile", lambda *_: SimpleNamespace(device=device, kernels=None))
     sizes = {"nnodes": 2, "zero_stage": 3}
-    ddp, fsdp = seen.foresee([setup(execution={"nnodes": 2}), setup(execution=sizes)], [])
+    ddp, fsdp = seen.forecast([setup(execution={"nnodes": 2}), setup(execution=sizes)], [])
     assert (ddp.step_ms, fsdp.step_ms) == (100.0, 150.0)
     assert ddp.interval_ms.high > 120.0  # what its own forecast reaches
     assert all((nodes, its) == (2, links) for _, nodes, its in asked)

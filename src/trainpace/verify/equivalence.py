@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Job, Launcher
+from trainpace.launch import Job, Launcher
 from trainpace.process import run_isolated
 from trainpace.records import load
 from trainpace.verify.compare import Difference, difference_of_files

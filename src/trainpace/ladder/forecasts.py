@@ -15,12 +15,11 @@ from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
 from trainpace.hardware.cluster import HostLinks
-from trainpace.ladder.foresee import Foreseen, Known, Shared, foresee, nearest
 from trainpace.ladder.rungs import Setup
-from trainpace.launch.engines.rules import engine_for
+from trainpace.ladder.step_forecast import MeasuredCompute, RankShare, StepForecast, forecast_step, nearest
+from trainpace.launch import engine_for
 from trainpace.loader.model import LoaderCost
-from trainpace.machine import MachineProfile, calibrate
-from trainpace.machine.allreduce import AllReduce, measure_allreduce
+from trainpace.machine import AllReduce, MachineProfile, calibrate, measure_allreduce
 from trainpace.outcome import Forecast
 from trainpace.process import run_isolated, usable_cores
 from trainpace.records import load, save
@@ -42,7 +41,7 @@ def rank_threads(setup: Setup) -> int:
     return int(given) if given.isdecimal() and int(given) else max(1, usable_cores() // setup.execution.nproc_per_node)
 
 
-class Sights:
+class LadderForecasts:
     """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores.
 
     `between_nodes` gives the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine.
@@ -66,18 +65,18 @@ class Sights:
         self._costs: dict[tuple[str | None, int, bool], LoaderCost] = {}
         self._links: dict[int, AllReduce] = {}
 
-    def foresee(self, setups: Sequence[Setup], known: Sequence[Known]) -> list[Foreseen]:
+    def forecast(self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
         """One a setup. What cannot be had is said in its reason; Ctrl-C goes through."""
         try:
             self._measure_costs(setups)
         except TrainpaceError as error:
-            return [Foreseen(reason=f"the samples cannot be timed: {error.message}") for _ in setups]
-        return [self._one(setup, known) for setup in setups]
+            return [StepForecast(reason=f"the samples cannot be timed: {error.message}") for _ in setups]
+        return [self._one(setup, measured) for setup in setups]
 
-    def _one(self, setup: Setup, known: Sequence[Known]) -> Foreseen:
-        near = nearest(known, setup)
+    def _one(self, setup: Setup, measured: Sequence[MeasuredCompute]) -> StepForecast:
+        near = nearest(measured, setup)
         if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
-            return Foreseen(reason="the shards are not made yet, so what reading them back costs is not known")
+            return StepForecast(reason="the shards are not made yet, so what reading them back costs is not known")
         try:
             e, rated = setup.execution, near is not None and near.setup.execution.precision == setup.execution.precision
             here = self._forecast(setup)
@@ -87,10 +86,10 @@ class Sights:
                 form = _in_fp32
                 here = self._forecast(form(setup))
             there = None if near is None else (near, self._forecast(form(near.setup)))
-            shared = Shared(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
-            return foresee(setup, here, there, self._costs.get(_cost_key(setup)), shared)
+            shared = RankShare(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
+            return forecast_step(setup, here, there, self._costs.get(_cost_key(setup)), shared)
         except TrainpaceError as error:
-            return Foreseen(reason=error.message)
+            return StepForecast(reason=error.message)
 
     def _forecast(self, setup: Setup) -> Forecast:
         e = setup.execution
@@ -200,7 +199,7 @@ def _cost_key(setup: Setup) -> tuple[str | None, int, bool]:
 
 
 def _gpu() -> str:
-    from trainpace.machine.detect import detect
+    from trainpace.machine import detect
 
     gpus = detect().gpus
     if not gpus or not gpus[0].name:

@@ -37,7 +37,7 @@ CLEAN = 0.1
 less than this share of the step."""
 
 
-class Foreseen(Record):
+class StepForecast(Record):
     """A forecast step, or the reason why there is none. `compute_ms` and `data_ms` are each alone."""
 
     step_ms: float | None = None
@@ -52,7 +52,7 @@ class Foreseen(Record):
         return None if self.interval_ms is None else self.interval_ms.low <= measured_ms <= self.interval_ms.high
 
 
-class Known(NamedTuple):
+class MeasuredCompute(NamedTuple):
     """A setup whose compute was measured, in steps of which `waiting` is the share that was not compute."""
 
     setup: Setup
@@ -60,33 +60,37 @@ class Known(NamedTuple):
     waiting: float = 0.0
 
 
-class Shared(NamedTuple):
+class RankShare(NamedTuple):
     """Cores and threads of one rank."""
 
     cores: float
     threads: float
 
 
-def known_from(setup: Setup, median_ms: float, compute_ms: float, data_ms: float) -> Known | None:
+def compute_of(setup: Setup, median_ms: float, compute_ms: float, data_ms: float) -> MeasuredCompute | None:
     """The compute of a measured setup; None where its loader, which alone would take `data_ms` a step, slowed it down."""
     if (setup.loader.workers and data_ms > CLEAN * median_ms) or compute_ms <= 0:
         return None
-    return Known(setup, compute_ms, max(0.0, 1 - compute_ms / median_ms))
+    return MeasuredCompute(setup, compute_ms, max(0.0, 1 - compute_ms / median_ms))
 
 
-def nearest(known: Sequence[Known], setup: Setup) -> Known | None:
+def nearest(known: Sequence[MeasuredCompute], setup: Setup) -> MeasuredCompute | None:
     """What tells most of a setup's compute: the fewest differing settings, then the nearest micro-batch, then the latest."""
     if not known:
         return None
     return min(reversed(known), key=lambda k: (len(_differences(k.setup, setup)), _log_batches(k.setup, setup)))
 
 
-def foresee(
-    setup: Setup, forecast: Forecast, known: tuple[Known, Forecast] | None, cost: LoaderCost | None, shared: Shared
-) -> Foreseen:
+def forecast_step(
+    setup: Setup,
+    forecast: Forecast,
+    known: tuple[MeasuredCompute, Forecast] | None,
+    cost: LoaderCost | None,
+    shared: RankShare,
+) -> StepForecast:
     """`cost` is of one micro-batch, None where no data is loaded; `known` a measured setup and the forecast of it."""
     if forecast.step is None or forecast.step_time_interval_ms is None:
-        return Foreseen(reason=f"the compute cannot be forecast: {forecast.reason}")
+        return StepForecast(reason=f"the compute cannot be forecast: {forecast.reason}")
     middle, sd, basis = (
         forecast.step.total_ms,
         _sd(forecast.step_time_interval_ms),
@@ -124,7 +128,7 @@ def foresee(
     down = math.hypot(
         at - step(middle * math.exp(-Z * sd), 1.0, 1.0), at - step(middle, math.exp(-Z * SAMPLE_SD), shared.threads)
     )
-    return Foreseen(
+    return StepForecast(
         step_ms=at, compute_ms=middle, data_ms=step(0.0, 1.0, 0.0) if whole is not None else 0.0,
         interval_ms=Interval(low=max(at - down, 0.0), high=at + up, coverage=0.9, basis=basis),
         basis=basis + ("" if cost is None else ", samples timed alone"),

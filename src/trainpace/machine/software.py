@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 
 from trainpace.hardware import catalogue_name
-from trainpace.machine.detect import cpu_name
+from trainpace.machine.detection import cpu_name
 
 
 def environment(device: str) -> dict[str, str]:

@@ -1,0 +1,226 @@
+"""The named collections of ../shared/data, in the columns that ``trainpace validate`` reads of any table.
+
+    python -m fitting.prepare --data ../shared/data --output out/prepared
+
+What a collection leaves to its readers (which batch it states, which kernels its software had, what its memory counts) is
+written into those columns, and models that it names by their sizes alone become configurations beside the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+from msgspec.structs import replace
+
+from fitting.gpt_sizes import GptSize, named_model, write_configuration
+from trainpace.errors import TrainpaceError
+from trainpace.hardware import find_device
+from trainpace.records import to_jsonable
+from trainpace.validation import Case, Run, case_of, measured_ms, read_runs
+from trainpace.validation.parallelism import Parallelism, read_parallelism
+
+FILES = ("measured_runs.parquet", "timm_inference.parquet")
+CONFIGURATIONS = "configurations"
+MEGATRON_LENGTH = 2048
+TORCHTITAN_LENGTH = 8192
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--output", type=Path, default=Path("out/prepared"))
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        runs = [prepared(run, options.data, options.output / CONFIGURATIONS) for run in read_runs(options.data / name)]
+        rows = [{key: run[key] for key in Run.__struct_fields__ if key != "index"} for run in map(to_jsonable, runs)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), options.output / name)
+        print(f"{len(rows)} runs in {options.output / name}")
+
+
+def prepared_case(run: Run, data: Path, configurations: Path) -> Case:
+    """The case of a run as its collection states it. Raises `TrainpaceError` for one that cannot be forecast."""
+    return case_of(prepared(run, data, configurations), data)
+
+
+def prepared(run: Run, data: Path, configurations: Path) -> Run:
+    """`run` with the columns that its collection implies; unchanged where its sizes make no sense, which its forecast says.
+
+    `data` is where ``transformers:FILE.json`` lies, `configurations` where those of models known by their sizes are written.
+    """
+    try:
+        stated = read_parallelism(run.parallelism)
+        named = None
+        if not run.model_spec:
+            length = int(run.seq_len or MEGATRON_LENGTH)
+            named = named_model(run.model, run.model_variant_or_config, length, stated.pp)
+    except TrainpaceError:
+        return run
+    size = named.size if named else None
+    columns: dict[str, Any] = _software(run) | {"global_batch": _global_batch(run)}
+    assumed: list[str] = []
+    if named:
+        columns["model_spec"] = write_configuration(named, configurations.resolve())
+    _batches(run, stated, columns, assumed)
+    words = _parallelism(run, stated, size, assumed)
+    columns["parallelism"] = ",".join(words)
+    if run.file == "torchtitan" and not run.seq_len and "llama-3" in run.model_spec:
+        columns["seq_len"] = float(
+            TORCHTITAN_LENGTH
+        )  # the default of its Llama 3 configurations, which its tables leave out
+        assumed.append(f"{TORCHTITAN_LENGTH} tokens a sample")
+    if named and named.assumed:
+        assumed.append(named.assumed)
+    run = replace(run, **columns, assumed=", ".join(assumed))
+    return replace(run, step_time_ms=_step_of_rate(run, size, data)) if size and not run.step_time_ms else run
+
+
+def _software(run: Run) -> dict[str, Any]:
+    """The columns that follow from a run's framework, and from what its collection says of it.
+
+    NVIDIA's examples: their BERT reduces one flat gradient after the backward pass, and its "AMP" is apex level O2, which is fp16
+    throughout with fp32 master weights; their image networks have cuDNN try convolutions (ConvNets/main.py,
+    Detection/SSD/main.py). llm-foundry's tables are of 2023, with FlashAttention's first version or Triton's of the same time.
+    """
+    columns: dict[str, Any] = {}
+    if _is_nemo(run) or _is_megatron(run):
+        # their kernels join bias and GELU, bias, dropout and addition, scale, mask and softmax, as torch.compile would
+        # (Narayanan et al. 2021, section 4.2)
+        columns |= {"compile": "compile", "engine": "megatron_core" if _is_nemo(run) else "unoverlapped"}
+    if _is_nemo(run):
+        columns["attention"] = "native"
+    if _is_megatron(run):
+        columns |= {"framework_version": _torch_of_megatron(run), "attention": "flash2"}
+    if run.file == "mosaic_llm_foundry":
+        columns["attention"] = "flash1"
+    if "DeepLearningExamples" in run.framework:
+        if run.model_spec.startswith("transformers:"):
+            columns["engine"] = "unoverlapped"
+            columns |= {"precision": "fp16"} if run.precision == "amp_fp16" else {}
+        else:
+            columns["cudnn_benchmark"] = "yes"
+    if "DeepLearningExamples" in run.framework or "nvidia-smi" in run.notes:
+        columns["peak_memory_kind"] = "device"
+    elif run.file == "torchtitan":
+        columns["peak_memory_kind"] = "reserved"
+    if re.search(r"\bH2D copy\b|\bhost feed\b", run.notes):
+        columns["host_copy"] = "yes"
+    if run.precision == "fp8" and "rowwise" in run.notes:
+        columns["precision"] = "fp8_rowwise"
+    if run.precision == "bf16" and _is_before_bf16_optimizer(run):
+        columns["precision"] = "fp16"
+    if "timm" in run.framework and run.optimizer.lower() == "sgd":
+        columns["optimizer"] = "sgd momentum"
+    return columns
+
+
+def _is_nemo(run: Run) -> bool:
+    return "NeMo" in run.framework
+
+
+def _is_megatron(run: Run) -> bool:
+    """Megatron-LM and Megatron-DeepSpeed of 2020 to 2022; NeMo's is another generation."""
+    year = re.match(r"(\d{4})\b", run.framework_version)
+    return "Megatron" in run.framework and (year is None or int(year[1]) <= 2022)
+
+
+def _is_before_bf16_optimizer(run: Run) -> bool:
+    """BLOOM's trials kept 16-bit gradients, as in fp16, until DeepSpeed's BF16 optimizer was used from 28 February 2022 on
+    (chronicles-prequel.md, "Rebalancing layers")."""
+    day = re.search(r"\brow date 02-(\d+)", run.notes)
+    return run.file == "bigscience_bloom" and day is not None and int(day[1]) < 28
+
+
+def _torch_of_megatron(run: Run) -> str:
+    """Those papers state a year; on cards from before Ampere their torch launched as slowly as it did then."""
+    try:
+        capability = find_device(run.gpu_canonical or run.gpu).compute_capability
+    except TrainpaceError:
+        return run.framework_version
+    return "torch 1.9" if re.match(r"[1-7]\.", capability) else "torch 1.12"
+
+
+def _global_batch(run: Run) -> float | None:
+    """What the configuration says ("GBS=512") goes before the table's column."""
+    own = re.search(r"\bGBS=(\d+)", run.model_variant_or_config)
+    return float(own[1]) if own else run.global_batch
+
+
+def _batches(run: Run, stated: Parallelism, columns: dict[str, Any], assumed: list[str]) -> None:
+    """torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as there are stages;
+    NeuSight's rows on 4 GPUs state the global batch."""
+    batch, pp = run.batch_per_gpu, stated.pp
+    if _is_neusight(run) and (run.num_gpus or 1) > 1:
+        whole = columns["global_batch"] or batch or 0
+        pieces = pp if pp > 1 and whole % pp == 0 else 1
+        parts = int(run.num_gpus or 1) // (stated.tp * pp * stated.cp) * pieces
+        columns |= {"global_batch": whole, "grad_accum": float(pieces)}
+        columns["batch_per_gpu"] = whole // parts if parts and whole % parts == 0 else None
+    elif run.file == "torchtitan" and pp > 1 and batch and batch % pp == 0:
+        pieces = pp
+        columns |= {"batch_per_gpu": batch // pp, "grad_accum": float(pp)}
+    else:
+        return
+    if pieces > 1:
+        assumed.append(f"{pieces} micro-batches")
+
+
+def _is_neusight(run: Run) -> bool:
+    return run.file.startswith("neusight")
+
+
+def _parallelism(run: Run, stated: Parallelism, size: GptSize | None, assumed: list[str]) -> list[str]:
+    """The words of the column `parallelism`.
+
+    torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations. Megatron-LM hides tensor
+    exchanges under a weight's gradient since the end of 2021 (Korthikanti et al. 2022, section 4.2.2), and so does NeMo.
+    """
+    text = run.parallelism
+    layers_a_stage = re.search(r"vp_layers=(\d+)", text)
+    if layers_a_stage and size:
+        stages = max(1, size.layers // (stated.pp * int(layers_a_stage[1])))
+        text = text.replace(layers_a_stage[0], f"vp={stages}")
+    words = [text] if text else []
+    if size and _counts_recomputation(run, size):
+        words.append("ac=full")
+    ranks = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp)
+    if _is_nemo(run) and not stated.zero_stage and ranks > 1:
+        words.append("zero=1")
+        assumed.append("an optimizer distributed over the data-parallel ranks, as NeMo has by default")
+    if run.file == "torchtitan" or _is_nemo(run):
+        words.append("sp")
+    if _is_nemo(run) or (_is_megatron(run) and "2205.05198" in run.framework_version):
+        words.append("async_tp")
+    if _is_neusight(run) and stated.pp > 1:
+        words.append("gpipe")
+    return words
+
+
+def _counts_recomputation(run: Run, size: GptSize) -> bool:
+    """Does a run that says nothing of recomputation state a rate that counts four passes in its time?"""
+    if "ac=" in run.parallelism or not (run.step_time_ms and run.tflops_per_gpu and run.seq_len and run.num_gpus):
+        return False
+    counted = run.tflops_per_gpu * 1e12 * run.num_gpus * run.step_time_ms / 1e3
+    return abs(size.step_flops(int(_global_batch(run) or 0), int(run.seq_len)) / counted - 1) < 0.03
+
+
+def _step_of_rate(run: Run, size: GptSize, data: Path) -> float | None:
+    """The step that a rate of FLOPs makes, by the formula that its source counted them with (`GptSize.step_flops`)."""
+    try:
+        execution = case_of(run, data).execution
+    except TrainpaceError:
+        return None
+    if measured_ms(run, execution) or not (run.tflops_per_gpu and run.seq_len):
+        return None
+    passes = 4 if re.search(r"recomput", run.notes) and "x 3/4" not in run.notes else 3
+    flops = size.step_flops(int(run.global_batch or execution.global_batch), int(run.seq_len), passes)
+    return 1e3 * flops / (run.tflops_per_gpu * 1e12 * execution.world_size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What named collections leave to their readers, as columns that any table may have."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from fitting.prepare import CONFIGURATIONS, FILES, prepared, prepared_case
+
+from fitting import prepare
+from trainpace.errors import TrainpaceError
+from trainpace.validation import Run, case_of, read_runs
+
+HERE = Path(".")
+
+
+def case(tmp_path=HERE, **stated):
+    values = {
+        "index": 0, "model_spec": "torchvision:resnet50", "gpu_canonical": "V100-SXM-32GB", "precision": "fp32", "batch_per_gpu": 32.0,
+        "step_time_ms": 100.0,
+    }  # fmt: skip
+    return prepared_case(Run(**values | stated), HERE, tmp_path)
+
+
+def test_a_plain_run_stays_as_it_is():
+    run = Run(
+        index=0, model_spec="resnet50", precision="fp32", batch_per_gpu=32.0, parallelism="dp=8,ac=full", notes="torch.compile",
+        framework="pytorch", framework_version="2.3", optimizer="sgd", peak_mem_gib=3.0,
+    )  # fmt: skip
+    assert prepared(run, HERE, HERE) == run
+
+
+def megatron(tmp_path, **stated):
+    values = {
+        "index": 0, "file": "megatron_papers_nemo", "model": "GPT 76B", "framework": "pytorch/Megatron-LM", "framework_version": "2021",
+        "model_variant_or_config": "layers=60 hidden=10240 heads=80 vocab=51200", "gpu_canonical": "A100-SXM-80GB", "num_gpus": 1024.0,
+        "num_nodes": 128.0, "precision": "fp16", "batch_per_gpu": 2.0, "global_batch": 1792.0, "seq_len": 2048.0,
+        "parallelism": "tp=8,pp=4,vp_layers=5,dp=32,ac=full(uniform)", "tflops_per_gpu": 140.0, "mode": "train",
+        "notes": "FLOPs counted INCLUDE the activation recomputation", "interconnect": "NVSwitch + 8x HDR 200Gb/s InfiniBand per node",
+    }  # fmt: skip
+    return prepared_case(Run(**values | stated), HERE, tmp_path)
+
+
+def test_a_model_of_stated_sizes_in_a_pipeline(tmp_path):
+    c = megatron(tmp_path)
+    e = c.execution
+    assert (e.micro_batch, e.accumulation, e.data_parallel_size, e.global_batch) == (2, 28, 32, 1792)
+    assert (e.pipeline_schedule, e.virtual_stages) == ("interleaved", 3)  # 60 layers / (4 stages x 5)
+    assert (e.activation_checkpointing, e.engine, e.sequence_parallel) == ("full", "unoverlapped", False)
+    assert c.cluster.network_gb_per_s_per_device == 25
+    assert (c.variant.legacy, c.host, c.loads_all_kernels, e.compile) == (True, "", True, True)
+    # Narayanan et al. 2021 give this row's 140 TFLOP/s; 76 billion parameters, 4 passes of 2 FLOPs each, plus attention
+    at_least = 8 * 76.1e9 * 1792 * 2048 / (1024 * 140e12) * 1e3
+    assert at_least < c.measured_ms < 1.1 * at_least
+
+
+def test_without_its_columns_a_model_of_sizes_is_unknown(tmp_path):
+    assert case_of(megatron(tmp_path).run, HERE).spec.startswith("transformers:")
+    with pytest.raises(TrainpaceError, match="no model definition"):
+        case_of(Run(index=0, model="GPT 76B", model_variant_or_config="layers=60 hidden=10240 heads=80"), HERE)
+
+
+def test_recomputation_that_only_the_flops_tell(tmp_path):
+    """Megatron's own table of 2020: 136.8 TFLOP/s and 1026 ms go together with four passes, not with three."""
+    c = megatron(
+        tmp_path, model="GPT-2 2B", model_variant_or_config="layers=30 hidden=2304 heads=18 vocab=51200", num_gpus=2.0, num_nodes=1.0,
+        batch_per_gpu=16.0, global_batch=16.0, seq_len=1024.0, parallelism="tp=2,dp=1", tflops_per_gpu=136.8, step_time_ms=1026.0,
+    )  # fmt: skip
+    assert c.execution.activation_checkpointing == "full"
+
+
+def test_nemo_hides_what_it_can(tmp_path):
+    c = megatron(
+        tmp_path,
+        framework="pytorch/NeMo",
+        framework_version="NeMo 24.07 container",
+        parallelism="tp=8,pp=4",
+        precision="bf16",
+    )
+    e = c.execution
+    assert (e.engine, e.zero_stage, e.sequence_parallel, e.async_tensor_parallel) == ("megatron_core", 1, True, True)
+    assert (c.attention, c.variant.legacy) == ("native", False)
+    assert "an optimizer distributed" in c.assumed
+
+
+def test_torchtitan_cuts_a_rank_s_batch_into_as_many_micro_batches_as_stages():
+    c = case(
+        file="torchtitan", gpu_canonical="H100-SXM-96GB", precision="bf16", num_gpus=512.0, num_nodes=64.0, batch_per_gpu=32.0,
+        global_batch=256.0, parallelism="fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full",
+    )  # fmt: skip
+    e = c.execution
+    assert (e.micro_batch, e.accumulation, e.zero_stage, e.virtual_stages) == (4, 8, 3, 2)
+    assert e.async_tensor_parallel
+    assert e.sequence_parallel
+    assert c.cluster.network_gb_per_s_per_device == 50  # not stated: as nodes of H100 have
+    assert c.peak == "reserved"
+    assert "8 micro-batches" in c.assumed
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "micro_batch", "accumulation", "schedule"),
+    [("dp=4", 2, 1, "1f1b"), ("tp=4", 8, 1, "1f1b"), ("pp=4", 2, 4, "gpipe")],
+)
+def test_neusight_s_batch_on_four_gpus_is_global(parallelism, micro_batch, accumulation, schedule):
+    c = case(
+        file="neusight_labels", num_gpus=4.0, batch_per_gpu=8.0, parallelism=parallelism, mode="forward_backward",
+        gpu_canonical="A100-SXM-40GB",
+    )  # fmt: skip
+    e = c.execution
+    assert (e.micro_batch, e.accumulation, e.pipeline_schedule) == (micro_batch, accumulation, schedule)
+    assert e.global_batch == 8
+    assert e.optimizer == "none"
+    with pytest.raises(TrainpaceError, match="samples a rank"):
+        case(file="neusight_labels", num_gpus=4.0, batch_per_gpu=6.0, parallelism="dp=4")
+
+
+def test_blooms_trials_had_16_bit_gradients_until_the_bf16_optimizer():
+    def precision(notes):
+        return case(file="bigscience_bloom", precision="bf16", notes=notes).execution.precision
+
+    assert precision("section 'x'; row date 02-25") == "fp16"
+    assert precision("section 'Rebalancing layers'; row date 02-28") == "bf16"
+    assert precision("") == "bf16"
+
+
+def test_nvidias_examples_try_convolutions_of_images_alone(tmp_path):
+    examples = "pytorch (NVIDIA DeepLearningExamples, NGC container)"
+    image = case(framework=examples, precision="amp_fp16")
+    assert (image.peak, image.run.cudnn_benchmark, image.execution.precision) == ("device", "yes", "amp_fp16")
+    (tmp_path / "bert.json").write_text("{}")
+    text = case(framework=examples, precision="amp_fp16", model_spec=f"transformers:{tmp_path}/bert.json")
+    assert (text.run.cudnn_benchmark, text.execution.precision, text.execution.engine) == ("", "fp16", "unoverlapped")
+
+
+@pytest.mark.parametrize(
+    ("stated", "column", "value"),
+    [
+        ({"notes": "peak by nvidia-smi"}, "peak_memory_kind", "device"), ({"notes": "with H2D copy"}, "host_copy", "yes"),
+        ({"file": "mosaic_llm_foundry"}, "attention", "flash1"),
+        ({"framework": "pytorch/timm", "optimizer": "SGD"}, "optimizer", "sgd momentum"),
+        ({"model_variant_or_config": "GBS=512", "global_batch": 64.0}, "global_batch", 512.0),
+    ],
+)  # fmt: skip
+def test_notes_become_columns(stated, column, value):
+    assert getattr(case(**stated).run, column) == value
+
+
+def test_the_table_that_is_written_says_the_same(tmp_path, monkeypatch):
+    text = "file,model_spec,model,model_variant_or_config,gpu,precision,batch_per_gpu,seq_len,step_time_ms,notes\n"
+    text += "bigscience_bloom,,GPT 1B,layers=24 hidden=2304 heads=24,A100,bf16,2,2048,90,row date 02-25\na,resnet18,,,T4,fp32,8,,7,\n"
+    for name in FILES:
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "argv", ["prepare", "--data", str(tmp_path), "--output", str(tmp_path / "out")])
+    prepare.main()
+    for name in FILES:
+        rows, again = read_runs(tmp_path / name), read_runs(tmp_path / "out" / name)
+        assert again == [prepared(run, tmp_path, tmp_path / "out" / CONFIGURATIONS) for run in rows]
+        assert case_of(again[0], tmp_path).execution.precision == "fp16"
+        assert Path(again[0].model_spec.partition(":")[2]).is_file()
