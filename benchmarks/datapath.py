@@ -161,7 +161,7 @@ def _whole(folder: Path) -> bool:
     """Each of the 600 samples once, with its own content."""
     import numpy as np
 
-    from trainpace.shards.dataset import ShardDataset
+    from trainpace.shards import ShardDataset
 
     data = ShardDataset(folder)
     return len(data) == 600 and all(
@@ -266,7 +266,7 @@ def full(place: Path) -> list[str]:
 
 def exact(place: Path) -> list[str]:
     """4 ranks x 2 workers x 5 epochs, each epoch interrupted at another step and resumed by new processes."""
-    from trainpace.shards.dataset import ShardStream
+    from trainpace.shards import ShardStream
 
     target, folder = _slow(place), place / "exact"
     assert _precompute(target, folder, "--shard-samples", 60).returncode == 0

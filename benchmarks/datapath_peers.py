@@ -168,19 +168,19 @@ def read_webdataset(folder: Path, workers: int) -> Iterable[Any]:
 
 
 def read_trainpace(folder: Path, workers: int) -> Iterable[Any]:
-    from trainpace.shards.dataset import ShardDataset
+    from trainpace.shards import ShardDataset
 
     return ShardDataset(folder).loader(BATCH, num_workers=workers, persistent_workers=workers > 0)
 
 
 def read_trainpace_plain(folder: Path, workers: int) -> Iterable[Any]:
-    from trainpace.shards.dataset import ShardDataset
+    from trainpace.shards import ShardDataset
 
     return _loader(ShardDataset(folder), workers, batch_size=BATCH, shuffle=True)
 
 
 def read_trainpace_stream(folder: Path, workers: int) -> Iterable[Any]:
-    from trainpace.shards.dataset import ShardStream
+    from trainpace.shards import ShardStream
 
     return ShardStream(folder, BATCH).loader(num_workers=workers, persistent_workers=workers > 0)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from failing_runs import simulated_s  # type: ignore[import-not-found]
-from trainpace.forecast.job import DEVICE_MTBF_H, RESTART_S
-from trainpace.schedule.failures import Interruption, best_segments, expected_s
+from trainpace.job.conditions import DEVICE_MTBF_H, RESTART_S
+from trainpace.job.failures import Interruption, best_segments, expected_s, failure_rate
 
 RUNS = 2000
 RESULT = Path(__file__).parent / "results" / "goodput.md"
@@ -46,13 +46,13 @@ def main() -> None:
     ]
     for what, hours, checkpoint_s, kinds in CASES:
         pairs = tuple((mean_h * HOUR, restart) for mean_h, restart in kinds)
-        failing = tuple(Interruption(mean_time_between_s=mean, restart_s=restart) for mean, restart in pairs)
+        failing = failure_rate([Interruption(*pair) for pair in pairs])
         work = hours * HOUR
-        segments = best_segments(work, checkpoint_s, failing)
+        segments = int(best_segments(work, checkpoint_s, failing))
         runs = [simulated_s(work, segments, checkpoint_s, pairs, rng) for _ in range(RUNS)]
         mean = statistics.fmean(runs)
         error = statistics.stdev(runs) / math.sqrt(RUNS) / mean
-        exact = expected_s(work, segments, checkpoint_s, failing)
+        exact = float(expected_s(work, segments, checkpoint_s, failing))
         lost = sum((restart + work / segments / 2) / between for between, restart in pairs)
         first = (work + segments * checkpoint_s) / (1 - lost) if lost < 1 else math.inf
         lines.append(

@@ -139,7 +139,7 @@ def main() -> None:
         make_photos(args.make)
         return
     if args.shards:
-        from trainpace.shards.dataset import ShardDataset
+        from trainpace.shards import ShardDataset
 
         dataset = ShardDataset(args.shards, transform=augment)
     else:

@@ -12,6 +12,7 @@ import pyarrow.parquet
 from fitting.runs import RunTable
 from trainpace.forecast.kernels import KernelTable
 from trainpace.hardware import find_device
+from trainpace.workload import CONV, GEMM, MOST_SIZES, OTHER
 
 FUNCTIONS = {"linear": "mm", "bmm": "bmm", "conv": "conv", "softmax": "_softmax", "ln": "native_layer_norm", "add": "add",
              "relu": "relu", "gelu": "gelu"}  # fmt: skip
@@ -71,45 +72,29 @@ def read_kernels(data: Path, seed: int = 0, without: frozenset[str] = frozenset(
 
 def _fill(kernels: KernelRows, operator: np.ndarray, c: dict[str, np.ndarray]) -> None:
     n = len(operator)
-    dims, flops, read, written = np.zeros((n, 16, 2)), np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((n, 2))
+    dims, flops, read, written = np.zeros((n, MOST_SIZES, 2)), np.zeros((n, 2)), np.zeros((n, 2)), np.zeros((n, 2))
     product, conv = np.isin(operator, ("linear", "bmm")), operator == "conv"
     batch = np.where(operator == "linear", 1.0, c["b"])
     m, inner, out = c["m"], c["n"], c["k"]
     sizes = np.stack([batch, m, out, inner], axis=1)
-    dims[product, :4, 0] = sizes[product]
+    dims[product, : len(GEMM), 0] = sizes[product]  # in the order of GemmSizes
     flops[product, 0] = 2 * sizes[product].prod(axis=1)
     read[product, 0] = (4 * batch * (m * inner + inner * out))[product]
     written[product, 0] = (4 * batch * m * out)[product]
-    side, one = c["input_size"], np.ones(n)
-    three = 3 * one
-    shape = np.stack(
-        [
-            c["b"],
-            one,
-            c["in_channels"],
-            c["out_channels"],
-            one,
-            side,
-            side,
-            one,
-            side,
-            side,
-            one,
-            three,
-            three,
-            one,
-            one,
-        ],
-        1,
-    )
-    dims[conv, :15, 0] = shape[conv]
+    side = c["input_size"]
+    sides = (CONV.in_h, CONV.in_w, CONV.out_h, CONV.out_w)
+    ones = (CONV.groups, CONV.in_d, CONV.out_d, CONV.kernel_d, CONV.stride_h, CONV.stride_w)
+    lengths = {CONV.images: c["b"], CONV.c_in: c["in_channels"], CONV.c_out: c["out_channels"], **dict.fromkeys(sides, side),
+               **dict.fromkeys(ones, np.ones(n)), **dict.fromkeys((CONV.kernel_h, CONV.kernel_w), np.full(n, 3.0))}  # fmt: skip
+    for position, length in lengths.items():
+        dims[conv, position, 0] = length[conv]
     weights = 9 * c["in_channels"] * c["out_channels"]
     flops[conv, 0] = (2 * c["b"] * side**2 * weights)[conv]
     read[conv, 0] = (4 * (c["b"] * c["in_channels"] * side**2 + weights))[conv]
     written[conv, 0] = (4 * c["b"] * c["out_channels"] * side**2)[conv]
     rest = ~product & ~conv
     elements = c["b"] * c["h"]
-    dims[rest, :2, 0] = elements[rest, None]
+    dims[rest, OTHER.elements_in, 0] = dims[rest, OTHER.elements_out, 0] = elements[rest]
     flops[rest, 0] = elements[rest]
     read[rest, 0] = (4 * elements * np.where(operator == "add", 2, 1))[rest]
     written[rest, 0] = 4 * elements[rest]

@@ -7,11 +7,12 @@ from trainpace.execution import Execution
 from trainpace.forecast import MachineModel, fitted_constants, forecast
 from trainpace.forecast.timings import OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Cluster, Device, Figure, find_device
+from trainpace.job import JobConditions, Question, answer
 from trainpace.machine import MachineProfile
 from trainpace.machine.detection import detect
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.plan import Change, Plan
-from trainpace.schedule import Question, Schedule, answer
+from trainpace.schedule import Schedule
 from trainpace.workload import Blocks, MemoryProfile, Operators, TracedForm, Workload
 
 FORM = Roofline(flop_per_s=1e11, bytes_per_s=1e10, start_s=1e-6)
@@ -219,12 +220,13 @@ def machine_profile() -> MachineProfile:
 
 
 def every_noun():
-    schedule = Schedule(samples=1000, epochs=3.0, evaluate_every_steps=10, evaluation_s=2.0)
+    schedule = Schedule(samples=1000, epochs=3.0)
+    conditions = JobConditions(evaluate_every_steps=10, evaluation_s=2.0)
     a100 = Cluster(device=find_device("A100"), price_usd_per_device_hour=1.5)
     start = Execution(micro_batch=8)
     return [
-        machine_model(), machine_profile(), schedule, start, a100, a100.device, workload(), StepTime(forward_ms=1.5), measurement(), fitted_constants(),
+        machine_model(), machine_profile(), schedule, conditions, start, a100, a100.device, workload(), StepTime(forward_ms=1.5), measurement(), fitted_constants(),
         forecast(workload(), start, a100, schedule),
         Plan(start=start, changes=(Change(title="bf16", execution=Execution(precision="bf16"), forecast_saved_s=3.0),)),
-        answer(Question(schedule=schedule, micro_batch=8, step_time_s=0.1)),
+        answer(Question(schedule=schedule, conditions=conditions, micro_batch=8, step_time_s=0.1)),
     ]  # fmt: skip

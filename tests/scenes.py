@@ -11,6 +11,7 @@ from nouns import measurement, workload
 from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof, Share
 from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
+from trainpace.job import ONLY_STEPS, Question, answer
 from trainpace.journal import compare, scores
 from trainpace.ladder.climbing import climb
 from trainpace.launch.trial import FailedTrial
@@ -35,7 +36,7 @@ from trainpace.report import (
 from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
 from trainpace.report.validation import print_validation
-from trainpace.schedule import Question, Schedule, answer
+from trainpace.schedule import Schedule
 from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
 from trainpace.verify.question import Equivalence, Facts, WayResult
@@ -170,8 +171,9 @@ def watched():
 
 
 def scheduled(limit):
-    asked = Question(schedule=Schedule(samples=1_281_167, epochs=90.0), micro_batch=32, nproc_per_node=8, step_time_s=0.21,
-                     price_usd_per_gpu_hour=2.5, deadline_s=limit)  # fmt: skip
+    priced = replace(ONLY_STEPS, price_usd_per_device_hour=2.5)
+    asked = Question(schedule=Schedule(samples=1_281_167, epochs=90.0), conditions=priced, micro_batch=32, nproc_per_node=8,
+                     step_time_s=0.21, deadline_s=limit)  # fmt: skip
     schedule.print_answer(answer(asked))
 
 

@@ -109,25 +109,25 @@ def links() -> str:
     return f"| constant | fitted |\n|---|--:|\n{rows}"
 
 
-def numbers(room: str) -> str:
-    """The named numbers of a module of the forecast, with their docstrings."""
+def numbers(name: str) -> str:
+    """The named numbers of a module, with their docstrings. `name`: a module of the forecast, or "room.module"."""
     import ast
     import importlib
 
-    module = importlib.import_module(f"trainpace.forecast.{room}")
+    module = importlib.import_module(f"trainpace.{name}" if "." in name else f"trainpace.forecast.{name}")
     body = ast.parse(inspect.getsource(module)).body
     rows = []
     for node, after in zip(body, [*body[1:], None], strict=True):
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
             continue
-        name = node.targets[0].id
-        value = getattr(module, name)
+        number = node.targets[0].id
+        value = getattr(module, number)
         if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
             continue
         if isinstance(value, int | float) and value < IMPOSSIBLE:
             text = " ".join(str(after.value.value).split())
-            rows.append(f"| `{name}` | {value:g} | {_plain(text)} |")
-    assert rows, room
+            rows.append(f"| `{number}` | {value:g} | {_plain(text)} |")
+    assert rows, name
     return "| number | | what it is, and from where |\n|---|--:|---|\n" + "\n".join(rows)
 
 

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from trainpace.api import forecast as forecast
     from trainpace.api import gpus as gpus
     from trainpace.api import journal as journal
+    from trainpace.api import loader as loader
     from trainpace.api import match as match
     from trainpace.api import measure as measure
     from trainpace.api import offers as offers
     from trainpace.api import plan as plan
+    from trainpace.api import precompute as precompute
     from trainpace.api import run as run
     from trainpace.api import schedule as schedule
     from trainpace.api import trace as trace
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = frozenset("diagnose forecast journal measure offers plan schedule trace verify watch".split())
-_VERBS = _ROOMS | {"calibrate", "gpus", "match", "run", "validate"}
+_ROOMS = frozenset("diagnose forecast journal loader measure offers plan schedule trace verify watch".split())
+_VERBS = _ROOMS | {"calibrate", "gpus", "match", "precompute", "run", "validate"}
 
 
 class _Room(ModuleType):

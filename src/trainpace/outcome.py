@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.records import Record, Table
-from trainpace.schedule import NoiseScale, TrainingTime
+from trainpace.schedule import NoiseScale
+from trainpace.units import hours_from_s
 
 Provenance = Literal["measured", "transferred", "calibrated", "fitted", "datasheet"]
 """Sources of a number, the surest first. transferred: scaled by a measurement of the same workload elsewhere."""
@@ -56,6 +59,28 @@ class StepTime(Record):
     def total_ms(self) -> float:
         return math.fsum(getattr(self, name) for name in STEP_PARTS)
 
+    @property
+    def computing_ms(self) -> float:
+        """The part in which the device computes."""
+        return self.forward_ms + self.backward_ms + self.optimizer_ms
+
+    @property
+    def evaluating_ms(self) -> float:
+        """The forward passes with their part of the host's work; the whole step where its parts are not known.
+
+        Limit: exchanges that inference needs too (tensor and pipeline parallelism, gathered parameters) are left out, since
+        `communication_ms` holds those of both passes in one number.
+        """
+        return float(evaluating_ms({name: getattr(self, name) for name in STEP_PARTS}, self.total_ms))
+
+
+def evaluating_ms(parts: Mapping[str, Any], total_ms: Any) -> np.ndarray:
+    """`StepTime.evaluating_ms`, of steps whose parts may be arrays."""
+    computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
+    hosted = 1 + parts["host_overhead_ms"] / np.where(computing > 0, computing, 1.0)
+    evaluating: np.ndarray = np.where(computing > 0, parts["forward_ms"] * hosted, total_ms)
+    return evaluating
+
 
 class Interval(Record):
     """A range that should hold the true value in `coverage` of cases, and the basis of that claim."""
@@ -68,6 +93,56 @@ class Interval(Record):
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high or not 0 < self.coverage < 1:
             raise TrainpaceError(f"not an interval: {self.low} to {self.high} at {self.coverage}.")
+
+
+JOB_PARTS = (
+    "stepping_s", "data_wait_s", "stragglers_s", "evaluation_s", "checkpoint_s", "failures_s", "startup_s", "compiling_s",
+    "preparing_s", "transfer_s",
+)  # fmt: skip
+
+
+class JobTime(Record):
+    """Mean wall-clock seconds of a whole training, all repeats together, in parts that add up to `total_s`.
+
+    `trainpace.job` computes it. `steps` are those of one repeat; `checkpoints` how many are written in all, and
+    `checkpoint_interval_s` the work between two. `usd` and `kwh` are None where no price, and no power, is known. `assumed`:
+    what nobody said, in words.
+    """
+
+    steps: int
+    repeats: int
+    stepping_s: float
+    data_wait_s: float = 0.0
+    stragglers_s: float = 0.0
+    evaluation_s: float = 0.0
+    checkpoint_s: float = 0.0
+    failures_s: float = 0.0
+    startup_s: float = 0.0
+    compiling_s: float = 0.0
+    preparing_s: float = 0.0
+    transfer_s: float = 0.0
+    checkpoints: int = 0
+    checkpoint_interval_s: float = 0.0
+    usd: float | None = None
+    kwh: float | None = None
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """All parts together; infinite where failures come faster than the training recovers from them."""
+        total = 0.0
+        for name in JOB_PARTS:
+            total += getattr(self, name)
+        return total
+
+    @property
+    def hours(self) -> float:
+        return hours_from_s(self.total_s)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the wall-clock time in which steps are done that count."""
+        return self.stepping_s / self.total_s
 
 
 class Memory(Record):
@@ -130,9 +205,10 @@ class Forecast(Record):
     reason: str = ""
     heaviest: tuple[OperatorShare, ...] = ()
     largest_micro_batch: int | None = None
-    training_time: TrainingTime | None = None
+    training_time: JobTime | None = None
     training_time_interval_s: Interval | None = None
     cost_usd: float | None = None
+    cost_interval_usd: Interval | None = None
     exposed_ms: dict[str, float] = msgspec.field(default_factory=dict)
     """The part of `step.communication_ms` of each kind of communication; they add up to it."""
     scaling_efficiency: float | None = None
@@ -249,4 +325,5 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "reason": f.reason,
         "training_time_s": None if f.training_time is None else f.training_time.total_s,
         "cost_usd": f.cost_usd,
+        "assumed": [] if f.training_time is None else list(f.training_time.assumed),
     }

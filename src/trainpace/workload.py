@@ -61,6 +61,66 @@ ATTENTION_BACKWARD_MODEL_SHARE = 0.8
 Array = NDArray[np.float64]
 
 
+class GemmSizes(NamedTuple):
+    """`batch` products of m x k by k x n."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+class ConvSizes(NamedTuple):
+    """A convolution in up to three dimensions; channels_last: 1 where its input is so already."""
+
+    images: int
+    groups: int
+    c_in: int
+    c_out: int
+    in_d: int
+    in_h: int
+    in_w: int
+    out_d: int
+    out_h: int
+    out_w: int
+    kernel_d: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    channels_last: int = 0
+
+
+class AttentionSizes(NamedTuple):
+    """Fused attention; queries and keys are lengths, causal is 0 or 1."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head_size: int
+    causal: int
+
+
+class OtherSizes(NamedTuple):
+    """All other operators. extent: length of a row that is normalised, elements of a pooling window, 0 for the rest."""
+
+    elements_in: int
+    elements_out: int
+    extent: int = 0
+
+
+MOST_SIZES = 16
+"""Sizes of one operator in the table at most; the rest is padded with zeros."""
+GEMM, CONV = GemmSizes(*range(4)), ConvSizes(*range(16))
+ATTENTION, OTHER = AttentionSizes(*range(6)), OtherSizes(*range(3))
+"""Where each size of a kind stands in `Operators.dims`: `dims[:, GEMM.m]`."""
+CONV_OUT, CONV_IN = slice(CONV.out_d, CONV.out_w + 1), slice(CONV.in_d, CONV.in_w + 1)
+CONV_KERNEL, CONV_STRIDE = slice(CONV.kernel_d, CONV.kernel_w + 1), slice(CONV.stride_h, CONV.stride_w + 1)
+CONVOLUTION_KINDS = ("conv", "conv_dgrad", "conv_wgrad")
+ATTENTION_KINDS = ("attention", "attention_backward")
+
+
 def form_of(precision: Precision) -> Form:
     """The form in which a workload must have been traced to be forecast in `precision`."""
     return NUMBER_FORMATS[precision].form
@@ -72,7 +132,7 @@ class Operators(Record):
     kind, function, phase, module: n strings (function is ATen's name, module the first one's). half: does its arithmetic
     run in 16 bits. count: n. launches: kernels of one operator, n (0: the host's work alone). flops, read_bytes,
     written_bytes: n x 2 coefficients over the batch size. dims: n x 16 x 2, the operator's own sizes in the order
-    that `trace` documents for its kind, zero-padded.
+    of `GemmSizes`, `ConvSizes`, `AttentionSizes` or `OtherSizes`, zero-padded.
     """
 
     kind: tuple[str, ...]
@@ -90,7 +150,7 @@ class Operators(Record):
     def __post_init__(self) -> None:
         n = len(self.kind)
         shapes = {"half": (n,), "count": (n,), "launches": (n,), "flops": (n, 2), "read_bytes": (n, 2)}
-        shapes |= {"written_bytes": (n, 2), "dims": (n, 16, 2)}
+        shapes |= {"written_bytes": (n, 2), "dims": (n, MOST_SIZES, 2)}
         if n == 0 or any(len(names) != n for names in (self.function, self.phase, self.module)):
             raise TrainpaceError("the operator table is empty, or its columns differ in length.")
         for name, shape in shapes.items():
@@ -115,18 +175,17 @@ class Operators(Record):
         d = self.dims[:, :, 0] + self.dims[:, :, 1] * batch
         flops = self.flops[:, 0] + self.flops[:, 1] * batch
         kind = np.array(self.kind)
-        convolution = np.isin(kind, ("conv", "conv_dgrad", "conv_wgrad"))
-        attention = np.isin(kind, ("attention", "attention_backward"))
-        groups = np.where(convolution, np.maximum(d[:, 1], 1), 1)
-        work = d[:, 0] * d[:, 2] * d[:, 3] / groups * d[:, 10:13].prod(axis=1)
-        products = np.where(kind == "attention_backward", 5, 2) * np.where(d[:, 5] > 0, 0.5, 1.0)
+        convolution, attention = np.isin(kind, CONVOLUTION_KINDS), np.isin(kind, ATTENTION_KINDS)
+        groups = np.where(convolution, np.maximum(d[:, CONV.groups], 1), 1)
+        work = d[:, CONV.images] * d[:, CONV.c_in] * d[:, CONV.c_out] / groups * d[:, CONV_KERNEL].prod(axis=1)
+        products = np.where(kind == "attention_backward", 5, 2) * np.where(d[:, ATTENTION.causal] > 0, 0.5, 1.0)
         expected = 2.0 * np.select(
             [kind == "gemm", attention],
-            [d[:, :4].prod(axis=1), d[:, :5].prod(axis=1) * products],
-            work * d[:, 7:10].prod(axis=1),
+            [d[:, GEMM].prod(axis=1), d[:, ATTENTION[: ATTENTION.causal]].prod(axis=1) * products],
+            work * d[:, CONV_OUT].prod(axis=1),
         )
         # a transposed convolution works at every position of its input
-        other = np.where(convolution, 2.0 * work * d[:, 4:7].prod(axis=1), expected)
+        other = np.where(convolution, 2.0 * work * d[:, CONV_IN].prod(axis=1), expected)
         wrong = (convolution | attention | (kind == "gemm")) & ~(
             np.isclose(flops, expected, rtol=1e-3) | np.isclose(flops, other, rtol=1e-3)
         )
@@ -281,3 +340,9 @@ def at_batch(coefficients: NDArray[np.float64], batch: int) -> Array:
     """Evaluate n x 2 coefficients at a batch size."""
     values: Array = coefficients[..., 0] + coefficients[..., 1] * batch
     return values
+
+
+def multiplies_activations(operators: Operators) -> NDArray[np.bool_]:
+    """Products of two activations, as in attention: there is one a sample, so their number grows with the batch."""
+    flags: NDArray[np.bool_] = (np.array(operators.kind) == "gemm") & (operators.dims[:, GEMM.batch, 1] > 0)
+    return flags

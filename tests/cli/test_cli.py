@@ -165,7 +165,8 @@ def test_forecast_of_the_whole_training():
         "4",
     )
     row = answer["rows"][0]
-    assert row["training_time_s"] == pytest.approx(20000 * row["step_time_ms"] / 1e3)
+    assert row["training_time_s"] == pytest.approx(60 + 20000 * row["step_time_ms"] / 1e3, rel=0.01)
+    assert row["assumed"][0] == "a start takes 1 min"
     assert row["cost_usd"] == pytest.approx(row["training_time_s"] / 3600 * 12)
 
 

@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "planted"))
 
 import slurm_cluster
 
-from trainpace.cli.suite_nodes import _OF_A_PROBE, _job
 from trainpace.journal import Journal
-from trainpace.measure.suites import SuiteItem
+from trainpace.measure import SuiteItem
+from trainpace.verbs.suite import SuiteRequest, _job
 
 NEEDS_SLURM = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"no Slurm: {slurm_cluster.missing()}")
 SUITE = """
@@ -63,13 +63,12 @@ def test_misuse_is_said_before_anything_starts(folder):
 
 
 def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):
-    given = dict.fromkeys(_OF_A_PROBE) | {"fresh": False, "cpus": 1, "limit": 60.0, "device": "cpu"}
     items = [
         SuiteItem(spec=spec, batches=(2,)) for spec in (str(folder / "broken.py:task"), "resnet18", "none.py:task")
     ]
 
     def names(**options):
-        return [_job(item, i, None, folder, given | options).name for i, item in enumerate(items)]
+        return [_job(item, i, folder, SuiteRequest(**options)).name for i, item in enumerate(items)]
 
     before = names()
     assert names() == before
@@ -77,7 +76,7 @@ def test_a_result_is_of_its_options_code_and_versions(folder, monkeypatch):
     (folder / "broken.py").write_text("def task():\n    return 'mended'\n")
     after = names()
     assert [a == b for a, b in zip(after, before, strict=True)] == [False, True, True]
-    monkeypatch.setattr("trainpace.cli.suite_nodes.version", lambda package: f"{package} of tomorrow")
+    monkeypatch.setattr("trainpace.verbs.suite.version", lambda package: f"{package} of tomorrow")
     assert not set(names()) & set(after)
 
 

@@ -134,7 +134,9 @@ def test_memory_that_does_not_fit_is_a_value():
 def test_training_time_and_cost():
     schedule = Schedule(samples=8000, epochs=2.0)
     f = one(schedule=schedule, price=3.6)
-    assert f.training_time.total_s == pytest.approx(2000 * f.step.total_ms / 1e3)
+    assert f.training_time.stepping_s == pytest.approx(2000 * f.step.total_ms / 1e3)
+    assert f.training_time.startup_s == 60.0
+    assert f.training_time.assumed
     assert f.cost_usd == pytest.approx(f.training_time.total_s * 3.6 / 3600)
     assert f.training_time_interval_s.low < f.training_time.total_s < f.training_time_interval_s.high
 

@@ -15,7 +15,7 @@ from entries import entry, sweep, whole_entry
 from nouns import measurement
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.journal import Entry, Journal, Query, entry_of, measurement_of, new_id
+from trainpace.journal import Entry, Journal, Query, entry_of, may_know, measurement_of, new_id
 from trainpace.outcome import FailedProbe
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -290,3 +290,18 @@ def test_entries_are_in_order_of_time_as_text(journal):
     journal.add_many(odd[::-1])
     assert journal.find(newest_first=False) == odd
     assert isinstance(journal.find()[0], Entry)
+
+
+def test_a_journal_is_asked_for_a_device_before_it_is_opened(tmp_path):
+    place = str(tmp_path / "journal.db")
+    assert may_know(place, {"T4"})  # whatever is wrong with it is said when it is opened
+    with Journal.open(place) as opened:
+        assert not may_know(place, {"T4"})
+        opened.add(entry(device="T4", outcome="ok"))
+        opened.add(entry(device="V100", outcome="out_of_memory", step_time_ms=None, reason="no."))
+        assert may_know(place, {"A100", "T4"})
+        assert not may_know(place, {"A100", "V100"})
+    assert may_know(place, {"T4"})
+    (tmp_path / "damaged.db").write_text("no database")
+    assert may_know(str(tmp_path / "damaged.db"), {"T4"})
+    assert may_know("postgresql://host/database", {"T4"})

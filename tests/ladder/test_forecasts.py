@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ladder_world import forecast_of_ms
+from nouns import machine_profile, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast.gloo import gloo_seconds
@@ -95,7 +96,7 @@ def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
 
 def test_links_between_nodes_are_not_guessed(tmp_path, monkeypatch):
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10)
-    monkeypatch.setattr(seen, "_workload", lambda _: None)
+    monkeypatch.setattr(seen, "_workload", lambda _: workload())
     assert "between the nodes" in seen.forecast([setup(execution={"nnodes": 2})], [])[0].reason
 
 
@@ -118,7 +119,6 @@ def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch
 
 def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monkeypatch):
     """Two ranks that halve the samples cannot be faster than without their exchange, and a slower one shows."""
-    from nouns import machine_profile, workload
 
     def seen(latency_us: float) -> float:
         here = LadderForecasts(tmp_path, "cpu", machine_profile, lambda _: None, 10)
@@ -146,7 +146,7 @@ def test_timed_links_between_nodes_are_used_and_only_ddp_hides_its_exchange(tmp_
     links = HostLinks(start_us=1.0, message_us=1.0, host_us_per_mib={}, gb_per_s=1.0, link_share=1.0)
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10, between_nodes=lambda: links)
     monkeypatch.setattr(forecasts, "forecast", forecast)
-    monkeypatch.setattr(seen, "_workload", lambda _: None)
+    monkeypatch.setattr(seen, "_workload", lambda _: workload())
     device = Device(name="c", vendor="", architecture="", kind="cpu")
     monkeypatch.setattr(seen, "_profile", lambda *_: SimpleNamespace(device=device, kernels=None))
     sizes = {"nnodes": 2, "zero_stage": 3}

@@ -11,7 +11,7 @@ from trainpace.execution import Execution
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.step_forecast import MeasuredCompute, RankShare, compute_of, forecast_step, nearest
 from trainpace.launch.trial import LoaderSettings
-from trainpace.loader.model import LoaderCost
+from trainpace.loader import LoaderCost
 
 COST = LoaderCost(sample_wall_ms=10, sample_cpu_ms=10, collate_ms=0, batch_size=4)
 TWO = RankShare(cores=2, threads=2)

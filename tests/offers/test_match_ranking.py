@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from nouns import stacked, workload
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import forecast
-from trainpace.forecast.job import JobConditions
 from trainpace.forecast.shapes import divisors
 from trainpace.hardware import Cluster, find_device
+from trainpace.job import JobConditions
 from trainpace.offers import Offer
 from trainpace.offers.match import NEARLY, Job, nearest, rank
 from trainpace.schedule import Schedule

@@ -20,7 +20,7 @@ from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
 from trainpace.plan.order import ladder
 from trainpace.plan.search import NEARLY, search
 from trainpace.plan.space import is_legal, space_of
-from trainpace.schedule import Schedule, training_time
+from trainpace.schedule import Schedule, total_steps
 
 MODEL = workload()
 WAITING = (
@@ -100,7 +100,7 @@ def test_promises(s, micro_batch, data):
 def test_simplest_is_the_fewest_changes():
     s = setting(gpus=2)
     found = search(s, space_of(MODEL, start_on(s), s.cluster, Freedom()), WAITING)
-    near = found.stepping_s <= found.stepping_s.min() * (1 + NEARLY)
+    near = found.job_s <= found.job_s.min() * (1 + NEARLY)
     assert found.changes[found.simplest()] == found.changes[near].min()
 
 
@@ -191,7 +191,7 @@ def test_global_batch_changes_only_where_allowed():
     larger = replace(start, micro_batch=8)
     there = s._replace(schedule=in_steps)
     assert same_work(there, larger, start).max_steps == 125
-    assert training_time(same_work(there, larger, start), larger, 1.0).steps == 125
+    assert total_steps(same_work(there, larger, start), larger) == 125
 
 
 def test_with_a_noise_scale_the_job_ends_at_the_same_loss():

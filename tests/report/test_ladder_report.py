@@ -54,15 +54,16 @@ def test_the_table(climbed):
     assert [r["total x"] for r in rows] == ["1.00x", "2.00x", "", "1.00x", "20.00x"]
     assert [r["of the time"] for r in rows] == ["100 %", "50 %", "", "100 %", "5 %"]
     assert [r["result"] for r in rows] == ["", "kept", "undone", "undone", "kept"]
-    assert rows[1]["whole job"] == "30 min"
-    assert rows[1]["cost"] == "$1.00"
+    assert rows[1]["whole job"] == "31 min"
+    assert rows[1]["cost"] == "$1.03"
     assert rows[1]["forecast"] == "100 ms (90 to 110)"
 
 
 def test_the_verdict(climbed):
     said = "\n".join(table_of(climbed).verdict)
     assert "20.0x in total: a step takes 5 ms instead of 100 ms, 5 % of the time." in said
-    assert "The whole job: 3 min instead of 1 h, $0.10 instead of $2.00." in said
+    assert "The whole job: 4 min instead of 1 h 1 min, $0.13 instead of $2.03." in said
+    assert "Assumed: a start takes 1 min, a GPU fails every 50,000 h" in said
     assert "bf16: undone, out of memory: the memory is not enough." in said
     assert "Forecast intervals that contain the measurement: 2 of 4." in said
     assert "shards (micro-batch 16 x 1, 2 workers, shards): 5 ms is outside 90 to 110 ms" in said

@@ -124,11 +124,7 @@ def test_fractional_epochs_and_max_steps():
             total_steps(schedule, execution)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"samples": 0}, {"samples": 10**19}, {"epochs": 0}, {"epochs": float("nan")}, {"startup_s": -1.0}, {"repeats": 0},
-     {"evaluation_s": 5.0}, {"checkpoint_s": float("inf")}, {"mean_time_between_failures_s": 0.0}],
-)  # fmt: skip
+@pytest.mark.parametrize("wrong", [{"samples": 0}, {"samples": 10**19}, {"epochs": 0}, {"epochs": float("nan")}])
 def test_impossible_schedules(wrong):
     with pytest.raises(TrainpaceError):
         Schedule(**wrong)

@@ -13,8 +13,7 @@ import pytest
 
 from shard_folders import NUMBERS
 from trainpace.process import pool
-from trainpace.shards.dataset import ShardDataset
-from trainpace.shards.precompute import Settings, precompute
+from trainpace.shards import Settings, ShardDataset, precompute
 from trainpace.shards.precompute_estimate import SampleCosts, decide
 
 FLAGS = "--workers 2 --shard-samples 10".split()

@@ -13,8 +13,8 @@ from torch.utils.data import default_collate
 
 from shard_folders import write_folder
 from trainpace.errors import TrainpaceError
+from trainpace.shards import ShardDataset
 from trainpace.shards import folder as shards
-from trainpace.shards.dataset import ShardDataset
 from trainpace.shards.samples import UnsupportedSample, encode, same, spread
 
 LEAVES = {

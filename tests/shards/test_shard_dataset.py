@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from shard_folders import write_folder
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.shards import ShardDataset, ShardStream
 from trainpace.shards import dataset as shard_dataset
-from trainpace.shards.dataset import ShardDataset, ShardStream
 
 COUNT, BAD = 203, {5, 77, 78}
 

@@ -1,6 +1,7 @@
 """What stops a page: said with its status, in place, and without a traceback for the reader."""
 
 import asyncio
+import html
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from nouns import stacked
 from trainpace.errors import UnknownName
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.records import save
+from trainpace.verbs.request import fields_of
+from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.app import application
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.render import Templates
@@ -124,3 +127,13 @@ def test_the_description_knows_every_status_that_pages_answer_with(client):
     paths = json.loads(client.get("/openapi.json").text)["paths"]
     for described in paths.values():
         assert {"200", "400", "404", "422", "500", "503"} <= set(described["get"]["responses"])
+
+
+def test_the_form_has_every_field_of_the_request_with_its_words_and_its_value(client):
+    page = client.get("/whatif?zero=2&epochs=2.5").text
+    form = html.unescape(page[page.index('<form id="sliders"') : page.index("</form>")])
+    for name, field in fields_of(WhatIfRequest).items():
+        assert f'name="{name}"' in form
+        assert f"<label>{field.about.help}<" in form or f'<label class="slider">{field.about.help}<' in form
+    assert 'name="zero" type="number" inputmode="decimal" value="2" min="0"' in form
+    assert 'value="2.5" min="1" step="any" data-low="1" data-high="300"' in form

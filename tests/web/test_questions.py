@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpace.execution import PRECISIONS
+from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.questions import (
     BadQuestion,
     CompareQuestion,
@@ -13,19 +14,18 @@ from trainpace.web.questions import (
     ScoreQuestion,
     SweepQuestion,
     SweepsQuestion,
-    WhatIfQuestion,
     query_of,
     read_question,
 )
 
-KINDS = (RunsQuestion, RunQuestion, CompareQuestion, SweepsQuestion, SweepQuestion, ScoreQuestion, WhatIfQuestion)
+KINDS = (RunsQuestion, RunQuestion, CompareQuestion, SweepsQuestion, SweepQuestion, ScoreQuestion, WhatIfRequest)
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200).map(str.strip)
 runs = st.builds(
     RunsQuestion, model=words, device=words, text=words, precision=st.sampled_from(["", *PRECISIONS]),
     batch=st.none() | st.integers(1, 10**9), order=st.sampled_from(["newest", "fastest", "model"]),
 )  # fmt: skip
 whatifs = st.builds(
-    WhatIfQuestion, batch=st.integers(1, 65536), gpus=st.integers(1, 1024), zero=st.integers(0, 3),
+    WhatIfRequest, batch=st.integers(1, 65536), gpus=st.integers(1, 1024), zero=st.integers(0, 3),
     epochs=st.floats(0, 1e6, exclude_min=True), network=st.floats(1e-3, 1e5), price=st.none() | st.floats(0, 1e5),
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_an_address_says_all_of_the_question(question):
 
 
 def test_the_address_of_a_plain_question_is_empty():
-    assert query_of(RunsQuestion()) == query_of(WhatIfQuestion()) == ""
+    assert query_of(RunsQuestion()) == query_of(WhatIfRequest()) == ""
 
 
 def test_fields_that_a_form_leaves_empty_are_not_asked():
@@ -56,11 +56,11 @@ def test_fields_that_a_form_leaves_empty_are_not_asked():
         (RunsQuestion, "model=%00", "no text"),
         (RunsQuestion, "model=" + "a" * 201, "model"),
         (RunsQuestion, "&".join(f"a{i}=1" for i in range(100)), "parameters"),
-        (WhatIfQuestion, "epochs=nan", "epochs"),
-        (WhatIfQuestion, "epochs=inf", "epochs"),
-        (WhatIfQuestion, "zero=4", "zero"),
-        (WhatIfQuestion, "gpus=1025", "gpus"),
-        (WhatIfQuestion, "precision=fp4", "precision"),
+        (WhatIfRequest, "epochs=nan", "epochs"),
+        (WhatIfRequest, "epochs=inf", "epochs"),
+        (WhatIfRequest, "zero=4", "zero"),
+        (WhatIfRequest, "gpus=1025", "gpus"),
+        (WhatIfRequest, "precision=fp4", "precision"),
         (RunQuestion, "", "id"),
     ],
 )

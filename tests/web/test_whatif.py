@@ -13,14 +13,14 @@ from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.offers.snapshot import snapshot
 from trainpace.outcome import STEP_PARTS
 from trainpace.schedule import Schedule
+from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest, run, sizes_around
 from trainpace.web.models import BUILT_IN
-from trainpace.web.questions import WhatIfQuestion
-from trainpace.web.whatif import Price, answer, cheapest, sizes_around
+from trainpace.web.whatif import page_of
 
 GPUS = [d for d in catalogue() if d.kind == "gpu"]
 PRICE = Price(usd_per_device_hour=2.0, source="test")
 questions = st.builds(
-    WhatIfQuestion, batch=st.integers(1, 65536), accumulate=st.integers(1, 65536), gpus=st.integers(1, 1024),
+    WhatIfRequest, batch=st.integers(1, 65536), accumulate=st.integers(1, 65536), gpus=st.integers(1, 1024),
     nodes=st.integers(1, 100_000), network=st.floats(1e-3, 1e5), precision=st.sampled_from(PRECISIONS),
     zero=st.integers(0, 3), checkpointing=st.sampled_from(["none", "selective", "full"]), epochs=st.floats(1e-6, 1e6),
     samples=st.integers(1, 10**12), price=st.none() | st.floats(0, 1e5),
@@ -28,9 +28,9 @@ questions = st.builds(
 
 
 def test_it_says_what_forecast_says():
-    q = WhatIfQuestion(batch=16, gpus=8, nodes=2, network=50.0, precision="bf16", zero=1, epochs=3.0, samples=10_000)
+    q = WhatIfRequest(batch=16, gpus=8, nodes=2, network=50.0, precision="bf16", zero=1, epochs=3.0, samples=10_000)
     device = find_device("H100")
-    found = answer(q, stacked(), device, PRICE)
+    found = page_of(run(q, stacked(), device, PRICE))
     cluster = Cluster(
         device=device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=50 / 8, price_usd_per_device_hour=2.0
     )
@@ -49,15 +49,15 @@ def test_it_says_what_forecast_says():
 @settings(max_examples=60)
 @given(questions, st.sampled_from(GPUS), st.sampled_from([workload(), stacked()]))
 def test_no_question_stops_it(question, device, model):
-    found = answer(question, model, device, PRICE)
+    found = page_of(run(question, model, device, PRICE))
     assert found.verdict
     assert all(re.fullmatch(r"[^\n]+", line) for line in found.verdict)
     assert found.possible <= (not found.reason)
 
 
 def test_what_does_not_fit_says_so():
-    q = WhatIfQuestion(batch=65536, precision="fp32")
-    found = answer(q, stacked(), find_device("T4"), None)
+    q = WhatIfRequest(batch=65536, precision="fp32")
+    found = page_of(run(q, stacked(), find_device("T4"), None))
     assert not found.possible
     assert found.verdict[0].startswith("Does not fit")
     assert found.forecast is not None

@@ -6,10 +6,12 @@ from trainpace.api.verbs import (
     forecast,
     gpus,
     journal,
+    loader,
     match,
     measure,
     offers,
     plan,
+    precompute,
     run,
     schedule,
     trace,
@@ -19,6 +21,6 @@ from trainpace.api.verbs import (
 )
 
 __all__ = [
-    "calibrate", "diagnose", "forecast", "gpus", "journal", "match", "measure", "offers", "plan", "run", "schedule", "trace",
-    "validate", "verify", "watch",
+    "calibrate", "diagnose", "forecast", "gpus", "journal", "loader", "match", "measure", "offers", "plan",
+    "precompute", "run", "schedule", "trace", "validate", "verify", "watch",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from trainpace.workload import Form, Variant, Workload
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.trace.task import Task
+    from trainpace.trace import Task
 
 
 def is_live(model: object) -> TypeGuard[nn.Module]:
@@ -45,7 +45,7 @@ def live_workload(model: nn.Module, given: dict[str, Any], forms: Sequence[Form]
     for what in ("sequence_length", "image_size"):
         if getattr(variant, what) is not None:
             raise TrainpaceError(f"the {what} of a live model is its example's.", f"Leave {what} out.")
-    from trainpace.trace.trace import trace_task
+    from trainpace.trace import trace_task
 
     return trace_task(
         _task(model, given["example"], given["loss"], given["task_optimizer"], variant.mode), forms, variant
@@ -55,7 +55,7 @@ def live_workload(model: nn.Module, given: dict[str, Any], forms: Sequence[Form]
 def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) -> Task:
     from torch.utils._pytree import tree_leaves, tree_map
 
-    from trainpace.trace.task import Task
+    from trainpace.trace import Task
 
     import torch  # isort: skip
 

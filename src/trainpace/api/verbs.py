@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from msgspec.structs import replace
+
 from trainpace.api import options as o
 from trainpace.report.progress import TerminalProgress
 from trainpace.verbs.request import request_of
@@ -19,17 +21,20 @@ from trainpace.verbs.request import request_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainpace.api.results import MeasuredSweep
     from trainpace.diagnose import Diagnosis
     from trainpace.hardware import Device
+    from trainpace.job import Answer
     from trainpace.journal import Journal
     from trainpace.ladder import Climbed
     from trainpace.machine import MachineProfile
     from trainpace.offers.match import Ranking
     from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
-    from trainpace.schedule import Answer
+    from trainpace.shards import Estimate, Precomputed
     from trainpace.verbs.forecast import Forecasts
+    from trainpace.verbs.loader import MeasuredLoader
+    from trainpace.verbs.measure import MeasuredSweep
+    from trainpace.verbs.precompute import Verified
     from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
     from trainpace.watch import Recording
@@ -91,19 +96,11 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
 
     trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
     """
-    from trainpace.api.results import MeasuredSweep
-    from trainpace.cli.measure import measure as command
-    from trainpace.cli.measuring import measured_of
     from trainpace.journal import program_command
-    from trainpace.outcome import FailedProbe
+    from trainpace.verbs.measure import MeasureRequest, run
 
-    p = _options(command, o.MeasureOptions, options)
-    with _plainly():
-        found = measured_of(_spec_only(model), p["batches"], p | {"command": program_command()})
-    return MeasuredSweep(
-        measurements=tuple(found.measured), failed=tuple(x for x in found.outcomes if isinstance(x, FailedProbe)),
-        analysis=found.analysis, forecasts=found.foreseen, sweep=found.sweep,
-    )  # fmt: skip
+    request = request_of(MeasureRequest, {"model": _spec_only(model), **options})
+    return run(replace(request, command=program_command()), TerminalProgress())
 
 
 def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
@@ -113,7 +110,7 @@ def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
     """
     from trainpace.cli.schedule import question_of
     from trainpace.cli.schedule import schedule as command
-    from trainpace.schedule import answer
+    from trainpace.job import answer
 
     p = _options(command, o.ScheduleOptions, options)
     with _plainly():
@@ -125,53 +122,46 @@ def watch(command: str | Sequence[str], **options: Unpack[o.WatchOptions]) -> Re
 
     trainpace.watch("python train.py --epochs 1").ranks[0]
     """
-    from trainpace.cli.watch import folder_for, run
-    from trainpace.cli.watch import watch as verb
-    from trainpace.watch import read_recording
+    from trainpace.verbs.watch import WatchRequest, run
 
-    words = _words(command)
-    if not words:
-        from trainpace.errors import TrainpaceError
-
-        raise TrainpaceError("there is no command to watch.", "trainpace.watch('python train.py')")
-    p = _options(verb, o.WatchOptions, options, *words)
-    with _plainly():
-        folder = folder_for(p["output"], words)
-        run(words, folder, as_json=False)
-        return read_recording(folder)
+    return run(request_of(WatchRequest, {"command": _words(command), **options}), TerminalProgress()).recording
 
 
 def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Unpack[o.DiagnoseOptions]) -> Diagnosis:
     """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved."""
-    from trainpace.cli.diagnose import diagnose as verb
-    from trainpace.cli.diagnose import diagnosis_of
+    from trainpace.verbs.diagnose import DiagnoseRequest, run
 
     words = (str(command),) if _is_folder(command) else _words(cast("str | Sequence[str]", command))
-    p = _options(verb, o.DiagnoseOptions, options, *words) | {"as_json": False}
-    with _plainly():
-        return diagnosis_of(words, p)[0]
+    return run(request_of(DiagnoseRequest, {"command": words, **options}), TerminalProgress()).diagnosis
+
+
+def loader(target: str, **options: Any) -> MeasuredLoader:
+    """A DataLoader measured alone: samples/s over workers, what a sample costs, and the settings for this machine.
+
+    trainpace.loader("train.py:make_dataset", batch=64).advice
+    """
+    from trainpace.verbs.loader import LoaderRequest, run
+
+    return run(request_of(LoaderRequest, {"target": target, **options}), TerminalProgress())
+
+
+def precompute(target: str | None = None, **options: Any) -> Precomputed | Estimate | Verified:
+    """Compute a dataset's samples once, in parallel processes, into Parquet shards that `ShardDataset` reads back.
+
+    trainpace.precompute("faces.py:Faces", out="shards").samples
+
+    With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards are damaged, as `Verified`.
+    """
+    from trainpace.verbs.precompute import PrecomputeRequest, run
+
+    return run(request_of(PrecomputeRequest, {"target": target, **options}), TerminalProgress())
 
 
 def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
     """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
-    from pathlib import Path
+    from trainpace.verbs.calibrate import CalibrateRequest, run
 
-    from trainpace.cli.calibrate import calibrate as command
-    from trainpace.cli.calibrate import profile_of
-    from trainpace.machine import detect
-    from trainpace.verbs.places import default_profile_file
-
-    p = _options(command, o.CalibrateOptions, options)
-    machine = detect()
-    if p["storage"] is not None:
-        from msgspec.structs import replace
-
-        from trainpace.machine import measure_storage
-
-        machine = replace(machine, storage=measure_storage(p["storage"]))
-    target = Path(p["output"]) if p["output"] else default_profile_file()
-    with _plainly():
-        return profile_of(p["seconds"], machine, p["ranks"], p["backend"], target)
+    return run(request_of(CalibrateRequest, options), TerminalProgress())
 
 
 def verify(model: str, **options: Unpack[o.VerifyOptions]) -> Equivalence:

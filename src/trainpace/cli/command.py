@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -80,6 +81,11 @@ def in_options(text: str, *kinds: type[Request]) -> str:
         shown = (field.about.metavar or name.upper()) if isinstance(field.about, Argument) else f"--{field.option}"
         text = text.replace(f"`{name}`", shown)
     return text
+
+
+def json_stdout(view: Any) -> int | None:
+    """Where a command that the verb runs may write: not between our own JSON and its reader."""
+    return sys.stderr.fileno() if view.json else None
 
 
 def typed_words() -> list[str]:

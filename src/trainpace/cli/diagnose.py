@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
+from msgspec.structs import replace
 
-from trainpace.cli.options import DURATION, echo_json
-from trainpace.cli.pictures import check_pictures, picture_options, save_pictures
-from trainpace.cli.watch import WHOLE_COMMAND, folder_for, run
+from trainpace.cli.command import PicturedView, check_pictures, command, echo_json, json_stdout, save_pictures
+from trainpace.cli.watch import WHOLE_COMMAND, JsonAlone
+from trainpace.errors import TrainpaceError
+from trainpace.verbs.diagnose import DiagnoseRequest, run
 
 if TYPE_CHECKING:
-    from trainpace.diagnose import Diagnosis
     from trainpace.watch import Timeline
 
 
-@click.command(context_settings=WHOLE_COMMAND)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--epochs",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Epochs of the whole job, to say what a change saves in it.",
-)
-@click.option(
-    "--rounds", type=click.IntRange(1), default=4, show_default=True, help="How often each intervention is tried."
-)
-@click.option("--block", type=click.IntRange(1), default=8, show_default=True, help="Steps of one try.")
-@click.option("--warm-up", type=click.IntRange(1), default=10, show_default=True, help="Steps before the first try.")
-@click.option(
-    "--limit", type=DURATION, default="5min", show_default=True, help="Stop after so long, with what there is."
-)
-@click.option("--without", multiple=True, type=click.Choice(["cached_batch", "no_sync", "few_samples", "muted"]),
-              help="Leave an intervention out.")  # fmt: skip
-@click.option("--output", metavar="FOLDER", help="Where to record.  [default: a new folder in the user's data folder]")
-@picture_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and let the command's output go to stderr.")
-def diagnose(command: tuple[str, ...], **o: Any) -> int:
+class DiagnoseView(PicturedView):
+    """How a diagnosis is shown."""
+
+    json: JsonAlone = False
+
+
+@command(DiagnoseRequest, DiagnoseView, **WHOLE_COMMAND)
+def diagnose(request: DiagnoseRequest, view: DiagnoseView) -> int:
     """Say what slows a training script down, prove it, and what a change would save.
 
     Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
@@ -53,47 +39,29 @@ def diagnose(command: tuple[str, ...], **o: Any) -> int:
     trainpace diagnose FOLDER
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.diagnosis import print_diagnosis
+    from trainpace.report import TerminalProgress, print_diagnosis
 
-    check_pictures(o)
-    found, folder, code = diagnosis_of(command, o)
-    if o["as_json"]:
-        echo_json({"folder": str(folder), **to_jsonable(found)})
+    check_pictures(view)
+    answer = run(replace(request, stdout=json_stdout(view)), TerminalProgress())
+    diagnosis, watched = answer.diagnosis, answer.watched
+    if view.json:
+        echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
     else:
-        print_diagnosis(found, str(folder))
-    if o["page"] or o["figure"]:
-        from trainpace.report.pages.diagnosis import diagnosis_page, diagnosis_pictures
-        from trainpace.watch import read_recording
+        print_diagnosis(diagnosis, str(watched.folder))
+    if view.html or view.figure:
+        from trainpace.report import diagnosis_page, diagnosis_pictures
 
-        asked = " ".join(read_recording(folder).command)
-        save_pictures(o, lambda: diagnosis_page(found, asked, _timeline(folder)), lambda: diagnosis_pictures(found))
-    return 0 if found.proofs else code
-
-
-def diagnosis_of(command: Sequence[str], o: dict[str, Any]) -> tuple[Diagnosis, Path, int]:
-    """(what was found, the recording's folder, the command's exit code), as the options ask."""
-    from trainpace.diagnose import diagnose as diagnose_recording
-    from trainpace.watch import read_recording
-
-    command = tuple(command)
-    if not command:
-        raise click.UsageError("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
-    code = 0
-    if len(command) == 1 and Path(command[0]).is_dir():
-        folder = Path(command[0])
-    else:
-        folder = folder_for(o["output"], command)
-        trials = {
-            "block_steps": o["block"], "rounds": o["rounds"], "warm_up_steps": max(4, o["warm_up"]), "limit_s": o["limit"],
-            "without": list(o["without"]),
-        }  # fmt: skip
-        code = run(command, folder, o["as_json"], trials)
-    return diagnose_recording(read_recording(folder), o["epochs"]), folder, code
+        words = " ".join(watched.recording.command)
+        save_pictures(
+            view,
+            lambda: diagnosis_page(diagnosis, words, _timeline(watched.folder)),
+            lambda: diagnosis_pictures(diagnosis),
+        )
+    return 0 if diagnosis.proofs else watched.exit_code
 
 
 def _timeline(folder: Path) -> Timeline | None:
-    """Of the recording, where steps of it were kept in detail."""
-    from trainpace.errors import TrainpaceError
+    """The timeline of the recording, where steps of it were recorded in detail."""
     from trainpace.watch import timeline_of
 
     try:

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import click
 
-from trainpace.cli.options import COUNT, DURATION, echo_json
+from trainpace.cli.command import View, command, echo_json
+from trainpace.verbs.precompute import PrecomputeRequest, Verified, array_script, run
+from trainpace.verbs.request import Field
+from trainpace.verbs.units import COUNT, DURATION
 
 
-@click.command()
-@click.argument("target", required=False)
-@click.option("--out", "folder", required=True, metavar="FOLDER", help="Where the shards are, or are to be.")
-@click.option("--workers", type=COUNT, help="Processes.  [default: as many as cores]")
-@click.option("--shard-samples", type=COUNT, help="Samples in a shard.  [default: about 64 MiB of them]")
-@click.option(
-    "--max-bad", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Share that may be set aside."
-)
-@click.option("--part", metavar="I/N", help="Compute the I-th of N parts.  [default: this task of a Slurm array]")
-@click.option("--again", is_flag=True, help="Throw away what the folder holds, and begin anew.")
-@click.option("--verify", is_flag=True, help="Read every byte of every shard, and name the damaged ones.")
-@click.option("--repair", is_flag=True, help="Verify, then compute the damaged shards again, and only those.")
-@click.option(
-    "--estimate", is_flag=True, help="Say what it costs and saves, from some samples, and compute nothing else."
-)
-@click.option(
-    "--seconds", type=DURATION, default="20s", show_default=True, help="Time for --estimate to compute samples."
-)
-@click.option("--step-ms", type=click.FloatRange(min=0), help="For --estimate: a training step without its data.")
-@click.option("--batch", type=COUNT, help="For --estimate: samples in that step.")
-@click.option("--epochs", type=float, help="For --estimate: epochs that will be trained.")
-@click.option("--sbatch", "parts", type=COUNT, metavar="N", help="Print a Slurm batch script of N array tasks.")
-@click.option("--time", "limit_s", type=DURATION, default="24h", show_default=True, help="For --sbatch: of each task.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def precompute(target: str | None, folder: str, workers: int | None, part: str | None, as_json: bool, **o: Any) -> int:
+class PrecomputeView(View):
+    """A script for Slurm in place of the work."""
+
+    sbatch: Annotated[int | None, Field("Print a Slurm batch script of N array tasks.", COUNT, metavar="N")] = None
+    time: Annotated[float, Field("For --sbatch: of each task.", DURATION)] = 86400.0
+
+
+@command(PrecomputeRequest, PrecomputeView)
+def precompute(request: PrecomputeRequest, view: PrecomputeView) -> int:
     """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
 
     TARGET is FILE.py:NAME, a dataset with __len__ and __getitem__, its class, or a function that returns it; of a DataLoader or
@@ -49,65 +34,21 @@ def precompute(target: str | None, folder: str, workers: int | None, part: str |
     trainpace precompute --verify --out shards
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.progress import Bar
-    from trainpace.shards import precompute as work
-    from trainpace.shards.slurm_array import array_script, part_of
+    from trainpace.report import TerminalProgress, print_damage, print_estimate, print_precomputed
+    from trainpace.shards import Estimate
 
-    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    damaged: list[work.Damage] = []
-    if o["verify"] or o["repair"]:
-        plan, damaged = work.verify(Path(folder))
-        if o["verify"] or not damaged:
-            if as_json:
-                found = [{"number": d.number, "file": d.file, "problem": d.problem} for d in damaged]
-                echo_json({"record": "Verified", "schema_version": 1, "shards": plan.shards, "damaged": found})
-            else:
-                from trainpace.report.precompute import print_damage
-
-                print_damage(plan.shards, damaged, folder)
-            return 1 if damaged else 0
-        for one in damaged:
-            click.echo(f"{one.file}: {one.problem}; computed again", err=True)
-        target, part = target or plan.target, "1/1"
-        if not Path(target.rpartition(":")[0]).is_file():
-            raise click.UsageError(f"the shards were computed by {target}, which is gone: name it as it is now.")
-    if target is None:
-        raise click.UsageError("Name a TARGET: FILE.py:NAME.")
-    if o["estimate"]:
-        if (o["step_ms"] is None) != (o["batch"] is None):
-            raise click.UsageError("--step-ms and --batch belong together.")
-        step_s = None if o["step_ms"] is None else o["step_ms"] / 1e3
-        estimate = work.estimate(
-            target, folder, workers, o["seconds"], step_s=step_s, batch=o["batch"] or 1, epochs=o["epochs"]
-        )
-        if as_json:
-            echo_json(to_jsonable(estimate))
-        else:
-            from trainpace.report.precompute import print_estimate
-
-            print_estimate(estimate)
-        return 0 if estimate.pays else 1
-    if o["parts"]:
-        click.echo(array_script(target, folder, o["parts"], workers, o["limit_s"] / 3600), nl=False)
+    if view.sbatch and not (request.verify or request.repair or request.estimate):
+        click.echo(array_script(request, view.sbatch, view.time), nl=False)
         return 0
-    number, parts = part_of(part, os.environ)
-    if o["again"] and parts > 1:
-        raise click.UsageError("--again is for the whole, not for one part: empty the folder first.")
-    settings = work.Settings(
-        target=target, folder=folder, workers=workers, shard_samples=o["shard_samples"], max_bad=o["max_bad"],
-        part=number, parts=parts, again=o["again"], repair=tuple(one.number for one in damaged),
-    )  # fmt: skip
-    with Bar("precomputing", unit="samples") as bar:
-        try:
-            tell = lambda p: bar.to(p.done, p.wanted, f"{p.bad:,} bad" if p.bad else "", p.new)  # noqa: E731
-            done = work.precompute(settings, tell, lambda words: bar.say(f"note: {words}"))
-        except KeyboardInterrupt:
-            bar.say("note: finished shards are kept; the same command goes on from there")
-            raise
-    if as_json:
-        echo_json(to_jsonable(done))
+    answer = run(request, TerminalProgress())
+    if view.json:
+        echo_json(to_jsonable(answer))
+    elif isinstance(answer, Verified):
+        print_damage(answer.shards, answer.damaged, request.out)
+    elif isinstance(answer, Estimate):
+        print_estimate(answer)
     else:
-        from trainpace.report.precompute import print_precomputed
-
-        print_precomputed(done, work.read_plan(Path(folder)).shards)
-    return 0
+        print_precomputed(answer)
+    if isinstance(answer, Verified):
+        return 1 if answer.damaged else 0
+    return 0 if not isinstance(answer, Estimate) or answer.pays else 1

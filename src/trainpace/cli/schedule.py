@@ -66,9 +66,9 @@ def schedule(**options: Any) -> int:
     What do my files say, and do they agree?
       trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90 --step-time 210ms
     """
+    from trainpace.job import answer
     from trainpace.records import to_jsonable
     from trainpace.report.schedule import print_answer
-    from trainpace.schedule import answer
 
     question, files = question_of(options)
     result = answer(question)
@@ -84,7 +84,10 @@ def schedule(**options: Any) -> int:
 
 def question_of(o: dict[str, Any]) -> tuple[Any, Any]:
     """(the question that the options and settings files ask, those files)."""
-    from trainpace.schedule import Question, Schedule, SpeedUp
+    from msgspec.structs import replace
+
+    from trainpace.job import ONLY_STEPS, Question
+    from trainpace.schedule import Schedule, SpeedUp
     from trainpace.verbs.settings import SettingsSource
 
     files = SettingsSource.read(o["configs"], o["launch"])
@@ -97,6 +100,9 @@ def question_of(o: dict[str, Any]) -> tuple[Any, Any]:
         max_steps=pick("max_steps", o["max_steps"]),
         drop_last=bool(pick("drop_last", o["drop_last"] or None)),
         partial_accumulation="drop" if o["drop_partial_accumulation"] else "step",
+    )
+    conditions = replace(
+        ONLY_STEPS,
         startup_s=o["startup"],
         evaluate_every_steps=pick("evaluate_every_steps", o["evaluate_every"]),
         evaluation_s=o["evaluation_time"],
@@ -105,10 +111,12 @@ def question_of(o: dict[str, Any]) -> tuple[Any, Any]:
         mean_time_between_failures_s=o["mtbf"],
         restart_s=o["restart_time"],
         repeats=o["repeats"],
+        price_usd_per_device_hour=o["price"],
     )
     nnodes, nproc = files.world(o["nnodes"], o["nproc_per_node"])
     question = Question(
         schedule=run,
+        conditions=conditions,
         micro_batch=pick("micro_batch", o["micro_batch"]),
         accumulation=pick("accumulation", o["accumulate"]),
         global_batch=pick("global_batch", o["global_batch"]),
@@ -122,7 +130,6 @@ def question_of(o: dict[str, Any]) -> tuple[Any, Any]:
         epoch_time_s=o["epoch_time"],
         deadline_s=o["deadline"] if o["deadline"] is not None else files.value("time_limit_s"),
         budget_usd=o["budget"],
-        price_usd_per_gpu_hour=o["price"],
         speedups=tuple(SpeedUp(ratio=ratio) for ratio in o["speedups"]),
         solve_gpus=o["solve_gpus"],
         keep_global_batch=o["keep_global_batch"],

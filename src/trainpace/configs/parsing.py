@@ -15,6 +15,11 @@ MOST_NODES = 200_000
 _LONGEST_WHOLE_NUMBER_BITS = 128
 
 
+def parse(text: str, file: str, syntax: str) -> Any:
+    """The content of a text in JSON or YAML ("json" or "yaml"), which may begin with a byte-order mark."""
+    return (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), file)
+
+
 def parse_json(text: str, file: str) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trainpace.configs.reading import Reading
 from trainpace.configs.sbatch import is_sbatch, read_sbatch
 from trainpace.configs.settings import ConfigFile
 from trainpace.errors import UnreadableInput
-from trainpace.records import read_bytes
+from trainpace.records import read_text
 
 FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ConfigFile]], ...] = (
     (is_lightning, read_lightning),
@@ -28,15 +28,7 @@ _KNOWN = "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, 
 
 
 def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
-    files = []
-    for path in paths:
-        raw = read_bytes(path)
-        try:
-            text = raw.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise UnreadableInput(f"{path} is not a text file in UTF-8.") from None
-        files.append(parse_config(text, path))
-    return tuple(files)
+    return tuple(parse_config(read_text(path), path) for path in paths)
 
 
 def parse_config(text: str, file: str) -> ConfigFile:

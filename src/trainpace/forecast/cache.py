@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 V = TypeVar("V")
 
-MOST_AT_ONCE = 64
+MOST_AT_ONCE = 128
 """Batch sizes that are evaluated in one pass, which bounds its memory."""
 MOST_BATCHES = 4096
 

@@ -9,6 +9,7 @@ from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.rates import Rates
 from trainpace.forecast.rows import Pick, part, tile_model
 from trainpace.forecast.tiles import product_s
+from trainpace.workload import CONV
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -24,7 +25,7 @@ def depthwise_s(kind: str, pick: Pick, rows: Flags, flops: Floats, rates: Rates,
     suffix = kind.removeprefix("conv")
     nhwc = pick.flag(rows)
     share = np.where(nhwc, getattr(c, f"depthwise_nhwc{suffix}"), getattr(c, f"depthwise{suffix}"))
-    depth, height, width, *_ = pick(rows, 10, 11, 12)
+    depth, height, width, *_ = pick(rows, CONV.kernel_d, CONV.kernel_h, CONV.kernel_w)
     name = "wgrad_window" if suffix == "_wgrad" else "window"
     power = np.where(nhwc, getattr(c, f"depthwise_nhwc_{name}"), getattr(c, f"depthwise_{name}"))
     share = share * (depth * height * width / 9.0) ** (power - 1.0)
@@ -37,7 +38,7 @@ def convolution_s(
 ) -> Floats:
     """Implicit GEMM, or Winograd for 3x3 at stride 1 on CUDA cores where that is faster."""
     (images, groups, c_in, c_out, in_d, in_h, in_w, out_d, out_h, out_w, k_d, k_h, k_w, s_h, s_w, speed, units, sms) = (
-        pick(rows, *range(15))
+        pick(rows, *CONV[: CONV.channels_last])
     )
     suffix = kind.removeprefix("conv")
     positions_out = images * out_d * out_h * out_w

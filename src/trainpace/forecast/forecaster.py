@@ -27,6 +27,7 @@ from trainpace.forecast.stages import StageCosts
 from trainpace.forecast.tables import KernelKey, Sharding, Tables, kernel_key
 from trainpace.forecast.target import Target
 from trainpace.hardware.cluster import Cluster
+from trainpace.job import ASSUMED, JobConditions
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.schedule import Schedule
 from trainpace.workload import Workload, form_of
@@ -45,9 +46,11 @@ class Forecaster:
         target = self.target._replace(cluster=target) if isinstance(target, Cluster) else target
         return Forecaster(self.workload, target, self.tables)
 
-    def forecast(self, execution: Execution, schedule: Schedule | None = None) -> Forecast:
+    def forecast(
+        self, execution: Execution, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED
+    ) -> Forecast:
         """The full record of one execution. Raises `Contradiction` for sizes that do not go together."""
-        return self.at([execution]).forecast(0, schedule)
+        return self.at([execution]).forecast(0, schedule, conditions)
 
     def over_batches(self, execution: Execution, batches: Sequence[int]) -> Forecasts:
         """The same execution at every micro-batch of `batches`."""
@@ -69,7 +72,7 @@ class Forecaster:
             reasons.append(reason)
 
         kinds = (grid.precision * len(EXECUTION_FIELDS["engine"].choices) + grid.engine) * 2 + grid.channels_last
-        for kind in np.unique(kinds).tolist():
+        for kind in sorted(set(kinds.tolist())):
             rows = np.flatnonzero(kinds == kind)
             some = grid.at(rows)
             precision = PRECISIONS[int(some.precision[0])]
@@ -197,7 +200,7 @@ def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:
     wanted = {"tensor": grid.tp > 1, "pipeline": grid.pp > 1, "context": grid.cp > 1}
     cuts = sum(flags * 2**i for i, flags in enumerate(wanted.values()))
     refused = []
-    for code in np.unique(cuts[cuts > 0]).tolist():
+    for code in sorted(set(cuts[cuts > 0].tolist())):
         names = " and ".join(name for i, name in enumerate(wanted) if code >> i & 1)
         refused.append((
             cuts == code,

@@ -23,9 +23,9 @@ from trainpace.forecast.stages import RankTable
 from trainpace.forecast.step import heaviest
 from trainpace.forecast.tables import KernelKey, kernel_key
 from trainpace.hardware.cluster import Cluster
+from trainpace.job import ASSUMED, JobConditions, with_job
 from trainpace.outcome import Forecast, Interval, StepTime
-from trainpace.schedule import Schedule, training_time
-from trainpace.units import hours_from_s
+from trainpace.schedule import Schedule
 from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, TracedForm, at_batch
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class RowKernels(NamedTuple):
     """The kernels of one execution on the stage of a pipeline that it holds, the optimizer's as they are sharded or moved."""
 
-    operators: Operators
+    table: RankTable
     times: KernelTimes
     log_sd: Floats
 
@@ -55,9 +55,17 @@ class Forecasts:
         self.forecaster, self.grid, self.step_ms, self.parts, self.exposed = forecaster, grid, step_ms, parts, exposed
         self.memory, self.fits, self.clash, self.uneven = memory, fits, clash, uneven
         self.why, self.reasons = why, reasons
+        self._executions: dict[int, Execution] = {}
 
     def __len__(self) -> int:
         return len(self.grid)
+
+    def execution(self, i: int) -> Execution:
+        """Execution `i`. Raises for sizes that contradict each other."""
+        execution = self._executions.get(i)
+        if execution is None:
+            execution = self._executions[i] = self.grid.execution(i)
+        return execution
 
     @property
     def timed(self) -> Flags:
@@ -91,14 +99,22 @@ class Forecasts:
             return self.reasons[int(self.why[i])]
         return str(self._contradiction(i)) if self.clash[i] else ""
 
-    def forecasts(self, schedule: Schedule | None = None) -> list[Forecast]:
-        """The full records of all rows. Raises `Contradiction` for the first whose sizes do not go together."""
+    def forecasts(self, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED) -> list[Forecast]:
+        """The full records of all rows, with the whole training where a `schedule` is given. Raises `Contradiction` for the
+        first whose sizes do not go together."""
         kernels = self._kernels(range(len(self)))
-        return [self._record(i, row, schedule) for i, row in enumerate(kernels)]
+        return [self._with_job(self._record(i, row), schedule, conditions) for i, row in enumerate(kernels)]
 
-    def forecast(self, i: int, schedule: Schedule | None = None) -> Forecast:
+    def forecast(self, i: int, schedule: Schedule | None = None, conditions: JobConditions = ASSUMED) -> Forecast:
         """The full record of row `i`. Raises `Contradiction` for sizes that do not go together."""
-        return self._record(i, self._kernels([i])[0], schedule)
+        return self._with_job(self._record(i, self._kernels([i])[0]), schedule, conditions)
+
+    def _with_job(self, forecast: Forecast, schedule: Schedule | None, conditions: JobConditions) -> Forecast:
+        if schedule is None:
+            return forecast
+        price = self.forecaster.target.cluster.price_usd_per_device_hour
+        priced = replace(conditions, price_usd_per_device_hour=price)
+        return with_job(forecast, self.forecaster.workload, schedule, priced)
 
     def _contradiction(self, i: int) -> TrainpaceError:
         target, workload = self.forecaster.target, self.forecaster.workload
@@ -113,7 +129,7 @@ class Forecasts:
         timed = self.timed
         for position, i in enumerate(rows):
             if timed[i]:
-                keyed.setdefault(kernel_key(grid.execution(i)), []).append(position)
+                keyed.setdefault(kernel_key(self.execution(i)), []).append(position)
         kernels: list[RowKernels | None] = [None] * len(rows)
         for key, positions in keyed.items():
             table = tables.table(key.sharding)
@@ -127,7 +143,7 @@ class Forecasts:
                     device_s = ranks.times.device_s[batch]
                     held = self._held(int(at[j]), table, device_s)
                     times = KernelTimes(*(seconds[batch] * held for seconds in ranks.times))
-                    kernels[positions[j]] = RowKernels(table.operators, times, ranks.log_sd[batch])
+                    kernels[positions[j]] = RowKernels(table, times, ranks.log_sd[batch])
         return kernels
 
     def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
@@ -144,14 +160,14 @@ class Forecasts:
 
     def _spread(self, i: int, row: RowKernels) -> Spread:
         target, step = self.forecaster.target, self._step(i)
-        kind = run_class(step, row.operators, row.times.device_s, self.grid.execution(i))
+        kind = run_class(step, self.execution(i), row.times.device_s, row.table.grouped, row.table.half)
         return target.kernels.spread(kind, target.cluster.device, row.times.device_s, row.log_sd)
 
-    def _record(self, i: int, row: RowKernels | None, schedule: Schedule | None) -> Forecast:
+    def _record(self, i: int, row: RowKernels | None) -> Forecast:
         if self.clash[i] and not self.why[i]:
             raise self._contradiction(i)
         target, workload = self.forecaster.target, self.forecaster.workload
-        cluster, execution = target.cluster, self.grid.execution(i)
+        cluster, execution = target.cluster, self.execution(i)
         form, device = workload.form(execution.precision), cluster.device
         memory = None if self.clash[i] else self.memory.record(i)
         capacity = None if device.memory_gib is None else device.memory_gib.value
@@ -172,19 +188,13 @@ class Forecasts:
             basis=spread.basis,
         )
         flops = _model_flops(form.operators, execution) * execution.data_parallel_size
-        time = time_interval = cost = None
-        if schedule is not None:
-            time = training_time(schedule, execution, step.total_ms / 1e3)
-            ends = [training_time(schedule, execution, ms / 1e3).total_s for ms in (interval.low, interval.high)]
-            time_interval = replace(interval, low=ends[0], high=ends[1])
-            price = cluster.price_usd_per_device_hour
-            cost = None if price is None else price * cluster.num_devices * hours_from_s(time.total_s)
+        repeats = np.where(row.table.updates, 1, execution.accumulation)
         efficiency, reference = self._scaling(execution, step.total_ms)
         return replace(
             common, step=step, step_time_interval_ms=interval, reason="",
             mfu=_mfu(flops, form.operators, step, execution, cluster), model_flops_per_step=flops,
-            heaviest=heaviest(row.operators, row.times, execution), training_time=time, training_time_interval_s=time_interval,
-            cost_usd=cost, exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
+            heaviest=heaviest(row.table.operators, row.times, repeats),
+            exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
             scaling_efficiency=efficiency, scaling_reference_devices=reference,
             warnings=_warnings(common.fits, step, bool(self.uneven[i]), form, execution),
         )  # fmt: skip

@@ -20,9 +20,9 @@ from trainpace.execution import Execution
 from trainpace.hardware.device import Device
 from trainpace.outcome import StepTime
 from trainpace.records import Record, from_json
-from trainpace.workload import Operators
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 COVERAGE = 0.9
 HOST_SHARE = 0.3
@@ -70,19 +70,18 @@ def class_spread(run_class: str, device: Device) -> Spread:
     return Spread(quantiles.low, quantiles.high, COVERAGE, f"{name}: {quantiles.n} held-out runs")
 
 
-def run_class(step: StepTime, operators: Operators, device_s: Floats, execution: Execution) -> str:
-    """What decides the time of a run whose rows take `device_s`; else the width of its numbers."""
+def run_class(step: StepTime, execution: Execution, device_s: Floats, grouped: Flags, half: bool) -> str:
+    """What decides the time of a run whose rows take `device_s`; else the width of its numbers. `grouped`: which rows are
+    convolutions in groups; `half`: some rows compute in 16 bits."""
     if step.host_overhead_ms > HOST_SHARE * step.total_ms:
         return "launches"
     if execution.world_size > 1 and (
         execution.engine != "ddp" or step.communication_ms > COMMUNICATION_SHARE * step.total_ms
     ):
         return "communication"
-    groups = operators.dims[:, 1].sum(axis=1)
-    grouped = np.array([kind.startswith("conv") for kind in operators.kind]) & (groups > 1)
     if device_s[grouped].sum() > GROUPED_SHARE * device_s.sum():
         return "grouped convolutions"
-    return "16 bits" if operators.half.any() else "32 bits"
+    return "16 bits" if half else "32 bits"
 
 
 def student_t_95(degrees: int) -> float:

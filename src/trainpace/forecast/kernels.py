@@ -21,7 +21,7 @@ from trainpace.forecast.convolutions import convolution_s, depthwise_s
 from trainpace.forecast.rates import Rates
 from trainpace.forecast.rows import Pick, alignment, part, tile_model
 from trainpace.forecast.tiles import product_s
-from trainpace.workload import Operators
+from trainpace.workload import ATTENTION, ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, GEMM, MOST_SIZES, Operators
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -45,7 +45,6 @@ _TRAFFIC = {
                      "index_add_", "_index_put_impl_"), "embedding_backward"),
 }  # fmt: skip
 _TRAFFIC_OF_KIND = {"norm": "batch_norm", "view": "fill", "module": "fill"}
-_CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
 
 
 class KernelTimes(NamedTuple):
@@ -64,9 +63,9 @@ class KernelTable:
         self.operators = operators
         self._shares: tuple[KernelConstants, Floats, Floats] | None = None
         self._kind = np.array(operators.kind)
-        self._groups = operators.dims[:, 1].sum(axis=1)
-        channels = operators.dims[:, 2].sum(axis=1)
-        self._is_convolution = np.isin(self._kind, _CONVOLUTIONS)
+        self._groups = operators.dims[:, CONV.groups].sum(axis=1)
+        channels = operators.dims[:, CONV.c_in].sum(axis=1)
+        self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
         self._depthwise = self._is_convolution & (self._groups > 1) & (channels == self._groups)
         self._grouped = self._is_convolution & (self._groups > 1) & ~self._depthwise
 
@@ -100,23 +99,25 @@ class KernelTable:
         compute = np.zeros(shape)
         rate = np.where(half, rates.half, rates.full)
         tensor = np.where(half, rates.half_on_tensor_cores, rates.full_on_tensor_cores) > 0
-        dims = [at(table.dims[:, i]) for i in range(16)]
+        dims = [at(table.dims[:, i]) for i in range(MOST_SIZES)]
         # torch.compile turns convolutions to channels-last by itself (torch._inductor.config.layout_optimization)
-        turned: Flags = np.asarray(channels_last) | (self._is_convolution & ((dims[15] > 0) | np.asarray(compiled)))
+        turned: Flags = np.asarray(channels_last) | (
+            self._is_convolution & ((dims[CONV.channels_last] > 0) | np.asarray(compiled))
+        )
         pick = Pick(shape, dims, rate, tensor, rates.sms, turned)
 
         products = self._kind == "gemm"
         if products.any():
             compute[..., products] = _products_s(pick, products, half[products], rates, c)
         flops = at(table.flops)
-        for kind in _CONVOLUTIONS:
+        for kind in CONVOLUTION_KINDS:
             dense = (self._kind == kind) & ~self._depthwise
             if dense.any():
                 compute[..., dense] = convolution_s(kind, pick, dense, self._grouped[dense], half[dense], rates, c)
             thin = (self._kind == kind) & self._depthwise
             if thin.any():
                 compute[..., thin] = depthwise_s(kind, pick, thin, part(flops, thin), rates, c)
-        for kind in ("attention", "attention_backward"):
+        for kind in ATTENTION_KINDS:
             rows = self._kind == kind
             if rows.any():
                 compute[..., rows] = _attention_s(kind, pick, rows, part(flops, rows), half[rows], rates, c)
@@ -126,7 +127,7 @@ class KernelTable:
         bytes_moved = np.where(transposed, bytes_moved * (1.0 + 2.0 * c.transposes), bytes_moved)
         cached = 1.0 / (1.0 + (bytes_moved / rates.l2_bytes) ** 2)
         memory = bytes_moved / (rates.bytes_per_s * share * (1.0 + c.l2_gain * cached))
-        other = ~np.isin(self._kind, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
+        other = ~np.isin(self._kind, ("gemm", *ATTENTION_KINDS, *CONVOLUTION_KINDS))
         compute = np.where(other, flops / (rates.plain * 0.5), compute)
         fused = np.asarray(compiled) & other
         memory = np.where(fused & (self._kind != "optimizer"), memory * c.compile_traffic, memory)
@@ -135,7 +136,13 @@ class KernelTable:
         latency = np.broadcast_to(count * launches * c.latency_us * 1e-6, shape)
         # in 8 bits both operands of a weight's product are cast first, which moves about as much as reading them in 16;
         # compilers and hand-fused kernels cast on the way
-        cast = products & half & (table.dims[:, 0, 1] == 0) & (np.asarray(rates.casts) > 0) & ~np.asarray(compiled)
+        cast = (
+            products
+            & half
+            & (table.dims[:, GEMM.batch, 1] == 0)
+            & (np.asarray(rates.casts) > 0)
+            & ~np.asarray(compiled)
+        )
         cast_s = np.where(cast, at(table.read_bytes) / (rates.bytes_per_s * c.traffic_elementwise), 0.0)
         busy = (compute**SMOOTHNESS + memory**SMOOTHNESS) ** (1 / SMOOTHNESS)
         return KernelTimes(count * (busy + cast_s) + latency, count * compute, count * (memory + cast_s), latency)
@@ -150,7 +157,7 @@ class KernelTable:
 
     def _shares_of(self, c: KernelConstants) -> tuple[Floats, Floats]:
         """In NCHW, and in NHWC."""
-        matrix = np.isin(self.traffic, ("gemm", "attention", "attention_backward", *_CONVOLUTIONS))
+        matrix = np.isin(self.traffic, ("gemm", *ATTENTION_KINDS, *CONVOLUTION_KINDS))
         shares = np.array([c.traffic_matrix if is_matrix else getattr(c, f"traffic_{name}")
                            for name, is_matrix in zip(self.traffic, matrix, strict=True)])  # fmt: skip
         nhwc = np.array(
@@ -166,7 +173,7 @@ numbers err as aligned ones do; those with 108 then do too (docs/log.md). Later 
 
 
 def _products_s(pick: Pick, rows: Flags, half: Flags, rates: Rates, c: KernelConstants) -> Floats:
-    b, m, n, k, speed, units, sms = pick(rows, 0, 1, 2, 3)
+    b, m, n, k, speed, units, sms = pick(rows, *GEMM)
     scalar = half & units & (b > 1) & (part(rates.aligned_only, rows) > 0) & ((n % 8 > 0) | (k % 8 > 0))
     speed, units = np.where(scalar, MISALIGNED * part(rates.plain, rows), speed), units & ~scalar
     tensor_share = np.where(half, c.gemm_tensor, c.gemm_tf32)
@@ -179,7 +186,7 @@ def _attention_s(
     kind: str, pick: Pick, rows: Flags, flops: Floats, half: Flags, rates: Rates, c: KernelConstants
 ) -> Floats:
     """Fused attention: a share of the rate, less where its blocks of query rows do not fill the device."""
-    b, heads, q, speed, _, sms = pick(rows, 0, 1, 2)
+    b, heads, q, speed, _, sms = pick(rows, ATTENTION.batch, ATTENTION.heads, ATTENTION.queries)
     speed = np.where(half, part(rates.attention, rows), speed)
     waves = b * heads * np.ceil(q / ATTENTION_BLOCK_ROWS) / sms
     fill = waves / np.maximum(1.0, waves + 0.5 * (np.ceil(waves) - waves))

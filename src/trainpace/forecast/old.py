@@ -16,6 +16,7 @@ from trainpace.forecast.grid import Floats, Grid
 from trainpace.forecast.intervals import Spread, class_spread, run_class
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.roofline import Roofline
+from trainpace.forecast.stages import RankTable
 from trainpace.forecast.target import CalibratedKernels, FittedKernels, RankTimes, Target
 from trainpace.forecast.timings import MachineModel
 from trainpace.hardware.cluster import Cluster
@@ -82,7 +83,8 @@ def spread_of(
     step: StepTime, operators: Operators, times: KernelTimes, execution: Execution, cluster: Cluster
 ) -> Spread:
     """The old name of `class_spread`."""
-    return class_spread(run_class(step, operators, times.device_s, execution), cluster.device)
+    table = RankTable(operators, None)
+    return class_spread(run_class(step, execution, times.device_s, table.grouped, table.half), cluster.device)
 
 
 def grid_from(base: Execution, **varied: Any) -> Grid:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.workload import Blocks, Operators
+from trainpace.workload import Blocks, Operators, multiplies_activations
 
 Floats = NDArray[np.float64]
 
@@ -28,11 +28,10 @@ def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
     if blocks is None:
         return np.zeros(len(operators))
     kind = np.array(operators.kind)
-    batched = (kind == "gemm") & (operators.dims[:, 0, 1] > 0)
     forward = (np.array(operators.phase) == "forward") & (blocks.operator_counts > 0)
     share: Floats = np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
     if gives_up_attention(blocks):
-        share = (batched | np.isin(kind, ("attention", "softmax"))).astype(np.float64)
+        share = (multiplies_activations(operators) | np.isin(kind, ("attention", "softmax"))).astype(np.float64)
     return np.where(forward, share, 0.0)
 
 

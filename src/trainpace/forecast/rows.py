@@ -15,7 +15,7 @@ Flags = NDArray[np.bool_]
 
 
 class Pick:
-    """The named dims and the rates of some rows, with all leading axes."""
+    """The sizes and the rates of some rows, with all leading axes."""
 
     def __init__(
         self, shape: tuple[int, ...], dims: list[Floats], rate: Floats, tensor: Flags, sms: Floats, channels_last: Flags
@@ -24,7 +24,7 @@ class Pick:
         self.channels_last = np.broadcast_to(channels_last, shape)
 
     def __call__(self, rows: Flags, *which: int) -> tuple[Any, ...]:
-        """The dims named by number, then rate, whether a matrix unit gives it, and SMs."""
+        """The sizes at these positions, then rate, whether a matrix unit gives it, and SMs."""
         parts = [part(self._dims[i], rows) for i in which]
         return (*parts, *(part(array, rows) for array in (self._rate, self._tensor, self._sms)))
 

@@ -13,13 +13,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.workload import Blocks, Operators
+from trainpace.workload import ATTENTION, ATTENTION_KINDS, CONVOLUTION_KINDS, GEMM, Blocks, Operators
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-_ATTENTION = ("attention", "attention_backward")
-CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
 
 
 def rank_operators(operators: Operators, blocks: Blocks | None, tp: int, cp: int, sequence_parallel: bool) -> Operators:
@@ -45,11 +42,11 @@ def rank_operators(operators: Operators, blocks: Blocks | None, tp: int, cp: int
 
 def _divide_tokens(dims: Floats, kind: NDArray[np.str_], works: Flags, cp: int) -> None:
     products = (kind == "gemm") & works
-    batched = products & (dims[:, 0, 1] > 0)  # products inside attention, one a sample and head
-    dims[batched, 1] /= cp
-    for axis in (1, 3):  # tokens are the rows of an output, or what a weight's gradient sums over
+    batched = products & (dims[:, GEMM.batch, 1] > 0)  # products inside attention, one a sample and head
+    dims[batched, GEMM.m] /= cp
+    for axis in (GEMM.m, GEMM.k):  # tokens are the rows of an output, or what a weight's gradient sums over
         dims[products & ~batched, axis, 1] /= cp
-    dims[np.isin(kind, _ATTENTION), 2] /= cp
+    dims[np.isin(kind, ATTENTION_KINDS), ATTENTION.queries] /= cp
 
 
 def _divide_features(
@@ -61,17 +58,18 @@ def _divide_features(
     tp: int,
     sequence_parallel: bool,
 ) -> None:
-    weight = (kind == "gemm") & np.isin(role, ("column", "row")) & (dims[:, 0, 1] == 0)
-    of_weight = weight & (dims[:, 3, 1] > 0) & (dims[:, 1, 1] == 0)  # a weight's gradient sums over tokens
+    weight = (kind == "gemm") & np.isin(role, ("column", "row")) & (dims[:, GEMM.batch, 1] == 0)
+    of_weight = weight & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)  # a weight's gradient sums over tokens
     forward = weight & (phase == "forward")
     column, row = role == "column", role == "row"
+    m, n, k = GEMM.m, GEMM.n, GEMM.k
     axis = np.select(
-        [forward & column, forward & row, of_weight & column, of_weight & row, weight & column], [2, 3, 1, 2, 3], 2
+        [forward & column, forward & row, of_weight & column, of_weight & row, weight & column], [n, k, m, n, k], n
     )
-    old_read, old_written = _product(dims, 1, 3) + _product(dims, 3, 2), _product(dims, 1, 2)
+    old_read, old_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
     rows = np.flatnonzero(weight)
     dims[rows, axis[rows]] /= tp
-    new_read, new_written = _product(dims, 1, 3) + _product(dims, 3, 2), _product(dims, 1, 2)
+    new_read, new_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
     for name, old, new in (("read_bytes", old_read, new_read), ("written_bytes", old_written, new_written)):
         share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
         tables[name][weight] *= share[weight]
@@ -79,9 +77,9 @@ def _divide_features(
     divided = (role == "sharded") | (column & ~weight)
     if sequence_parallel:
         divided |= (role == "replicated") | (row & ~weight)
-    divided &= ~np.isin(kind, CONVOLUTIONS)
-    dims[divided & (kind == "gemm"), 0] /= tp
-    dims[divided & np.isin(kind, _ATTENTION), 1] /= tp
+    divided &= ~np.isin(kind, CONVOLUTION_KINDS)
+    dims[divided & (kind == "gemm"), GEMM.batch] /= tp
+    dims[divided & np.isin(kind, ATTENTION_KINDS), ATTENTION.heads] /= tp
     for table in tables.values():
         table[divided] /= tp
 

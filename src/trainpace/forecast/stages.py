@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.recomputation import repeated_share
-from trainpace.forecast.sharding import CONVOLUTIONS
 from trainpace.forecast.target import RankTimes
-from trainpace.workload import Blocks, Operators
+from trainpace.workload import ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, Blocks, Operators, multiplies_activations
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -54,13 +53,15 @@ class RankTable:
         kind, phase = np.array(operators.kind), np.array(operators.phase)
         self.inside = inside = block_shares(operators, blocks)
         self.updates = phase == "optimizer"
-        first = (kind == "embedding") | np.char.startswith(np.array(operators.function), "embedding")
+        self.grouped = np.isin(kind, CONVOLUTION_KINDS) & (operators.dims[:, CONV.groups].sum(axis=1) > 1)
+        self.half = bool(operators.half.any())
+        first = (kind == "embedding") | np.array([name.startswith("embedding") for name in operators.function])
         core = np.zeros(len(operators), dtype=bool)
         if blocks is None:
             first = np.ones(len(operators), dtype=bool)
         else:
             if blocks.heads:
-                first |= np.isin(kind, CONVOLUTIONS)  # that cut an image into patches
+                first |= np.isin(kind, CONVOLUTION_KINDS)  # that cut an image into patches
             core = attention_rows(operators, blocks) & (phase == "forward")
         block = inside / max(1, blocks.count if blocks else 1)
         passes = [phase == "forward", phase == "backward"]
@@ -88,10 +89,8 @@ def block_shares(operators: Operators, blocks: Blocks | None) -> Floats:
 def attention_rows(operators: Operators, blocks: Blocks) -> Flags:
     """The rows inside blocks that are attention's own: fused, or its products of two activations and their softmax."""
     kind = np.array(operators.kind)
-    batched = (kind == "gemm") & (operators.dims[:, 0, 1] > 0)
-    fused = np.isin(kind, ("attention", "attention_backward"))
-    found: Flags = (blocks.operator_counts > 0) & (fused | batched | (kind == "softmax"))
-    return found
+    own = multiplies_activations(operators) | np.isin(kind, (*ATTENTION_KINDS, "softmax"))
+    return np.asarray((blocks.operator_counts > 0) & own)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.execution import Execution
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.outcome import OperatorShare
@@ -49,10 +48,9 @@ def host_us(operators: Operators, c: KernelConstants) -> Floats:
 
 
 def heaviest(
-    operators: Operators, times: KernelTimes, execution: Execution, most: int = 10
+    operators: Operators, times: KernelTimes, repeats: NDArray[np.int64], most: int = 10
 ) -> tuple[OperatorShare, ...]:
-    """The rows that take most device time in a step, and what bounds each."""
-    repeats = np.where(np.array(operators.phase) == "optimizer", 1, execution.accumulation)
+    """The rows that take most device time in a step in which each runs `repeats` times, and what bounds each."""
     shares = []
     for i in np.argsort(-times.device_s * repeats)[:most]:
         if times.device_s[i] <= 0:

@@ -17,7 +17,19 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.intervals import COVERAGE, Spread, student_t_95
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.records import Record
-from trainpace.workload import MATRIX_KINDS, Operators, at_batch
+from trainpace.workload import (
+    ATTENTION,
+    CONV,
+    CONV_KERNEL,
+    CONV_OUT,
+    CONV_STRIDE,
+    GEMM,
+    MATRIX_KINDS,
+    MOST_SIZES,
+    OTHER,
+    Operators,
+    at_batch,
+)  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +38,6 @@ UNHEARD_SD = 0.7
 WHOLE_STEP_SD = 0.2
 """Of a step's forecast in logarithms, where a profile has no whole networks to learn it from."""
 MOST_OF_A_KIND = 300
-DIMS = 16
 FUSED = ("conv_bias", "conv_bias_backward")
 """Rows that a CPU's convolution does on the way; on a GPU they are kernels of their own."""
 
@@ -39,7 +50,7 @@ class ClassFit(Record):
 
 
 class OperatorTimings(Record):
-    """n timed operators. flops, bytes, seconds, half: n. dims: n x 16, as `trace` documents them for each kind."""
+    """n timed operators. flops, bytes, seconds, half: n. dims: n x 16, in the order of its kind (see `Operators`)."""
 
     kind: tuple[str, ...]
     function: tuple[str, ...]
@@ -53,7 +64,12 @@ class OperatorTimings(Record):
     def __post_init__(self) -> None:
         n = len(self.kind)
         columns = (self.half, self.flops, self.bytes, self.seconds)
-        if n == 0 or len(self.function) != n or any(c.shape != (n,) for c in columns) or self.dims.shape != (n, DIMS):
+        if (
+            n == 0
+            or len(self.function) != n
+            or any(c.shape != (n,) for c in columns)
+            or self.dims.shape != (n, MOST_SIZES)
+        ):
             raise TrainpaceError("the operator timings are empty, or their columns differ in length.")
         if not ((self.seconds > 0).all() and np.isfinite(self.seconds).all()):
             raise TrainpaceError("an operator's time in the timings is not above zero.")
@@ -125,20 +141,26 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
         return result
 
     if kind.startswith("conv"):
-        groups = np.maximum(dims[:, 1], 1.0)
-        sizes = [dims[:, 0], dims[:, 2] / groups, dims[:, 3] / groups, groups, dims[:, 7:10].prod(axis=1)]
+        groups = np.maximum(dims[:, CONV.groups], 1.0)
+        channels = dims[:, CONV.c_in] / groups, dims[:, CONV.c_out] / groups
+        sizes = [dims[:, CONV.images], *channels, groups, dims[:, CONV_OUT].prod(axis=1)]
         # kernel and stride choose the algorithm: a step in them is a longer way than one in the number of channels
         return np.stack(
-            [*map(log, sizes), 1.5 * log(dims[:, 10:13].prod(axis=1)), 1.5 * log(dims[:, 13:15].prod(axis=1))], axis=1
+            [
+                *map(log, sizes),
+                1.5 * log(dims[:, CONV_KERNEL].prod(axis=1)),
+                1.5 * log(dims[:, CONV_STRIDE].prod(axis=1)),
+            ],
+            axis=1,
         )
     if kind == "gemm":
-        return log(dims[:, :4])
+        return log(dims[:, GEMM])
     if kind.startswith("attention"):
-        return np.concatenate([log(dims[:, :5]), 2.0 * dims[:, 5:6]], axis=1)
+        return np.concatenate([log(dims[:, ATTENTION[: ATTENTION.causal]]), 2.0 * dims[:, [ATTENTION.causal]]], axis=1)
     # how much more goes in than comes out: a sum, a table that is looked up, a broadcast
-    general = [log(traffic), 0.5 * (log(dims[:, 0]) - log(dims[:, 1]))]
+    general = [log(traffic), 0.5 * (log(dims[:, OTHER.elements_in]) - log(dims[:, OTHER.elements_out]))]
     if kind in ("norm", "softmax", "pool"):
-        general.append(log(dims[:, 2]))
+        general.append(log(dims[:, OTHER.extent]))
     return np.stack(general, axis=1)
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from trainpace.journal.exchange import export
     from trainpace.journal.exporting.mlflow import export_mlflow
     from trainpace.journal.exporting.wandb import export_wandb
-    from trainpace.journal.foresight import Foresight, foresee, foresight_of, workload_key
+    from trainpace.journal.foresight import Foresight, foresight_of, workload_key
     from trainpace.journal.identity import anonymous, anonymous_entry, anonymous_sweep, this_machines_names
     from trainpace.journal.importing import Imported, format_of, import_file
     from trainpace.journal.importing.reading import Given, as_precision
     from trainpace.journal.paging import MOST_COUNTED, ORDERS, Page, names_of, page
-    from trainpace.journal.place import default_place, is_there
+    from trainpace.journal.place import default_place, is_there, may_know
     from trainpace.journal.query import Query
     from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_of, program_command, record_sweep
     from trainpace.journal.regression import TOLERANCE, Guarded, Pace, guard, pace_of_entry, pace_of_recording

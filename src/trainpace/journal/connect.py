@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
@@ -149,9 +149,7 @@ def _prepare_file(path: Path, create: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnreadableInput(
-            f"cannot make the folder {path.parent}: {(error.strerror or str(error)).lower()}."
-        ) from None
+        raise UnreadableInput(f"cannot make the folder {path.parent}: {os_reason(error)}.") from None
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

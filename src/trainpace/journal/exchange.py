@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.journal.entry import Entry, Sweep
 from trainpace.records import to_json, written_aside
 
@@ -78,7 +78,7 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
             file.seek(0)
             whole = json.loads(file.read())
     except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
     for item in whole if isinstance(whole, list) else [whole]:

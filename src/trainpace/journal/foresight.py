@@ -6,9 +6,8 @@ import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainpace.execution import Execution
-from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, KernelConstants, MachineModel, Target
+from trainpace.forecast import Forecaster
 from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, measured_ratio, sharpened, shifted
-from trainpace.hardware import Cluster
 from trainpace.outcome import Forecast
 from trainpace.workload import Workload
 
@@ -78,15 +77,6 @@ def foresight_of(
     others = [r.measured_over_forecast for r in near.same_device]
     plausible = tuple(ratio for ratio in others if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO)
     return Foresight(forecaster, tuple(same_workload), plausible)
-
-
-def foresee(
-    workload: Workload, execution: Execution, cluster: Cluster, model: MachineModel | KernelConstants | None,
-    journal: Journal | None, sequence_length: int | None = None, image_size: int | None = None,
-) -> Foresight:  # fmt: skip
-    """The old name of `foresight_of`."""
-    kernels = CalibratedKernels(model) if isinstance(model, MachineModel) else FittedKernels(model)
-    return foresight_of(Forecaster(workload, Target(cluster, kernels)), execution, journal, sequence_length, image_size)
 
 
 def workload_key(workload: Workload, execution: Execution) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -18,3 +20,23 @@ def is_there() -> bool:
     """Whether the user's journal exists, as far as can be told without connecting to a server."""
     place = default_place()
     return "://" in place or Path(place).expanduser().exists()
+
+
+def may_know(place: str, devices: Collection[str]) -> bool:
+    """Whether a journal may hold runs on one of the devices.
+
+    An SQLite file is asked without SQLAlchemy, whose import takes longer than a forecast; what cannot be read like this (a
+    server, a damaged file) is left to `Journal`.
+    """
+    if "://" in place:
+        return True
+    import sqlite3
+
+    address = Path(place).expanduser().absolute().as_uri() + "?mode=ro"
+    marks = ",".join("?" * len(devices))
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            query = f"SELECT 1 FROM runs WHERE outcome = 'ok' AND device IN ({marks}) LIMIT 1"
+            return connection.execute(query, tuple(devices)).fetchone() is not None
+    except (sqlite3.Error, ValueError):
+        return True

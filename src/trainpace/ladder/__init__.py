@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.ladder.climbed import Attempt, Climbed, RungResult, job_s, job_usd, noise_scale_of
+    from trainpace.ladder.climbed import Attempt, Climbed, RungResult, job_time, noise_scale_of
     from trainpace.ladder.climbing import ClimbActions, RungPreview, climb, file_name, preview
     from trainpace.ladder.entries import entry_of_trial
     from trainpace.ladder.forecasts import LadderForecasts, has_data

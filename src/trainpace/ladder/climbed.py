@@ -5,16 +5,17 @@ from __future__ import annotations
 import statistics
 
 import msgspec
+from msgspec.structs import replace
 
+from trainpace.job import training_of
 from trainpace.ladder.gains import Gain
 from trainpace.ladder.losses import LossCheck
 from trainpace.ladder.rungs import Ladder, Setup
 from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch import TrialResult
 from trainpace.measure import noise_of, repeat_interval
-from trainpace.outcome import Interval
+from trainpace.outcome import Interval, JobTime
 from trainpace.records import Record
-from trainpace.schedule import training_time
 
 
 class Measured(Record):
@@ -135,15 +136,11 @@ def noise_scale_of(climbed: Climbed) -> tuple[Setup, dict[str, float]] | None:
     return next((one for one in found if "samples" in one[1]), found[0] if found else None)
 
 
-def job_s(ladder: Ladder, setup: Setup, step_ms: float, precompute_s: float = 0.0) -> float | None:
-    """Seconds of the whole job at so many ms a step, with what shards take once; None where no job was named."""
+def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0) -> JobTime | None:
+    """The whole job at so many ms a step, with what shards take once; None where no job was named."""
     if ladder.job is None:
         return None
-    return training_time(ladder.job, setup.execution, step_ms / 1e3).total_s + precompute_s
-
-
-def job_usd(ladder: Ladder, setup: Setup, seconds: float | None) -> float | None:
-    """Dollars of it: the price is one node's."""
-    if ladder.price_usd_per_hour is None or seconds is None:
-        return None
-    return ladder.price_usd_per_hour * setup.execution.nnodes * seconds / 3600
+    e, price = attempt.setup.execution, ladder.price_usd_per_hour
+    per_device = None if price is None else price / e.nproc_per_node
+    conditions = replace(ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s)
+    return training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes).time(step_ms / 1e3)

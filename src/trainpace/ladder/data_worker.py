@@ -9,10 +9,16 @@ from typing import Any
 
 import msgspec
 
-from trainpace.loader.model import LoaderCost
-from trainpace.loader.runs import loader_cost
-from trainpace.loader.samples import choose, first_pass, one_thread, sample_cost
-from trainpace.loader.target import LoaderTarget, load_target
+from trainpace.loader import (
+    LoaderCost,
+    LoaderTarget,
+    choose,
+    first_pass,
+    load_target,
+    loader_cost,
+    one_thread,
+    sample_cost,
+)
 from trainpace.process import serve
 
 SECONDS = 1.5
@@ -45,7 +51,7 @@ def _whole(
 
 def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
     """Shards are read a batch at a time, collated as they are copied, with what stays online."""
-    from trainpace.shards.dataset import ShardDataset
+    from trainpace.shards import ShardDataset
 
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
     found = []

@@ -15,10 +15,11 @@ from trainpace.execution import Execution
 from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
 from trainpace.hardware.cluster import HostLinks
+from trainpace.job import state_bytes
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.step_forecast import MeasuredCompute, RankShare, StepForecast, forecast_step, nearest
 from trainpace.launch import engine_for
-from trainpace.loader.model import LoaderCost
+from trainpace.loader import LoaderCost
 from trainpace.machine import AllReduce, MachineProfile, calibrate, measure_allreduce
 from trainpace.outcome import Forecast
 from trainpace.process import run_isolated, usable_cores
@@ -87,7 +88,8 @@ class LadderForecasts:
                 here = self._forecast(form(setup))
             there = None if near is None else (near, self._forecast(form(near.setup)))
             shared = RankShare(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
-            return forecast_step(setup, here, there, self._costs.get(_cost_key(setup)), shared)
+            step = forecast_step(setup, here, there, self._costs.get(_cost_key(setup)), shared)
+            return replace(step, state_bytes=state_bytes(self._workload(setup), e))
         except TrainpaceError as error:
             return StepForecast(reason=error.message)
 

@@ -12,6 +12,7 @@ import msgspec
 from trainpace.configs import settings_of
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
+from trainpace.job import JobConditions
 from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
 from trainpace.ladder.script import present
 from trainpace.launch import LoaderSettings, SlurmOptions
@@ -23,7 +24,10 @@ TOP_KEYS = (
     "task", "command", "config", "price_usd_per_hour", "loss_tolerance", "seconds", "steps", "warmup_steps", "seed", "device",
     "allow_global_batch", "start", "rung", "job", "slurm",
 )  # fmt: skip
-JOB_KEYS = Schedule.__struct_fields__
+CONDITION_KEYS = tuple(
+    name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "said")
+)
+JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
 """What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
 
@@ -88,7 +92,7 @@ def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None)
             begin = changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
         return msgspec.convert(
             read | {"start": msgspec.to_builtins(begin), "rungs": [msgspec.to_builtins(_rung(r, path)) for r in rungs],
-                    "job": job},
+                    **_job(job)},
             Ladder,
         )  # fmt: skip
     except msgspec.ValidationError as error:
@@ -97,6 +101,17 @@ def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None)
         raise
     except TrainpaceError as error:
         raise TrainpaceError(f"{path}: {error.message}", error.hint) from None
+
+
+def _job(table: dict[str, Any] | None) -> dict[str, Any]:
+    """`[job]` as a schedule and the conditions of the whole training."""
+    if table is None:
+        return {}
+    conditions = {name: value for name, value in table.items() if name in CONDITION_KEYS}
+    return {
+        "job": {k: v for k, v in table.items() if k not in conditions},
+        "conditions": conditions | {"said": tuple(conditions)},
+    }
 
 
 def _script_of(read: dict[str, Any], path: Path) -> Script | None:

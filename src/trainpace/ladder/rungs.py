@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName
 from trainpace.execution import Execution
+from trainpace.job import ASSUMED, JobConditions
 from trainpace.launch import EngineName, LoaderSettings, SlurmOptions, Trial
 from trainpace.records import Record
 from trainpace.schedule import Schedule
@@ -86,9 +87,10 @@ class Rung(Record):
 class Ladder(Record):
     """From where to start, what to try in turn, and the whole job that is meant.
 
-    `job` None: no hours and dollars of a whole job. `price_usd_per_hour` is for one node. `loss_tolerance` is a share of the
-    baseline's first loss (see `losses`). Each trial trains for about `seconds` after `warmup_steps`; all have `seed`, but for the
-    baseline's second trial, which has the next one. `slurm`: what a cluster wants, where a rung has several nodes.
+    `job` None: no hours and dollars of a whole job; `conditions`: what it does besides steps. `price_usd_per_hour` is for one
+    node. `loss_tolerance` is a share of the baseline's first loss (see `losses`). Each trial trains for about `seconds` after
+    `warmup_steps`; all have `seed`, but for the baseline's second trial, which has the next one. `slurm`: what a cluster
+    wants, where a rung has several nodes.
 
     `steps`: a trial's after the warm-up, in place of `seconds`. `script`: what is trained, where it is no task; a task beside it
     is the model for forecasts, "" for none.
@@ -97,6 +99,7 @@ class Ladder(Record):
     start: Setup
     rungs: tuple[Rung, ...]
     job: Schedule | None = None
+    conditions: JobConditions = ASSUMED
     price_usd_per_hour: float | None = None
     loss_tolerance: float = 0.1
     seconds: float = 8.0

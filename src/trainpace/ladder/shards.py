@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
-from trainpace.shards import precompute as work
-from trainpace.shards.work import Settings
+from trainpace.shards import Settings, precompute
 
 
 def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], None]) -> str:
@@ -16,7 +15,7 @@ def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], N
     name = re.sub(r"[^\w.-]+", "-", target.rpartition(":")[2])
     shards = folder / f"shards-{name}"
     tell(f"precomputing {target} into {shards}")
-    done = work.precompute(Settings(target=target, folder=str(shards), workers=workers), note=tell)
+    done = precompute(Settings(target=target, folder=str(shards), workers=workers), note=tell)
     if not done.finished:
         raise TrainpaceError(f"the shards in {shards} are not all there.", "Another part has still to compute its own.")
     return str(shards)

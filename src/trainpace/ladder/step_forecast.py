@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trainpace.execution import Execution
 from trainpace.forecast.transfer import AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD
 from trainpace.ladder.rungs import Setup
-from trainpace.loader.model import LoaderCost, step_ms
+from trainpace.loader import LoaderCost, step_ms
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
 
@@ -38,7 +38,8 @@ less than this share of the step."""
 
 
 class StepForecast(Record):
-    """A forecast step, or the reason why there is none. `compute_ms` and `data_ms` are each alone."""
+    """A forecast step, or the reason why there is none. `compute_ms` and `data_ms` are each alone. `state_bytes` is what a
+    checkpoint holds; 0 where the model is not known."""
 
     step_ms: float | None = None
     interval_ms: Interval | None = None
@@ -46,6 +47,7 @@ class StepForecast(Record):
     data_ms: float = 0.0
     basis: str = ""
     reason: str = ""
+    state_bytes: float = 0.0
 
     def holds(self, measured_ms: float) -> bool | None:
         """Whether the interval holds what was measured; None without one."""

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Sampler
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.trial import LoaderSettings, Trial
-from trainpace.shards.dataset import ShardDataset
-from trainpace.trace.task import Task
+from trainpace.shards import ShardDataset
+from trainpace.trace import Task
 
 MADE_SAMPLES = 64
 """Of a model without a dataset: made once from the seed, and taken as a dataset's."""

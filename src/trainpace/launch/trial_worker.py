@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trainpace.launch.engines.engine import Engine
     from trainpace.launch.noise import Norms
     from trainpace.launch.samples import NextBatch
-    from trainpace.trace.task import Task
+    from trainpace.trace import Task
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
@@ -57,7 +57,7 @@ def train(trial: Trial) -> TrialResult:
     from trainpace.machine import environment
     from trainpace.measure import MemoryMeter, allow_tf32, check_device
     from trainpace.medians import median, median_interval
-    from trainpace.trace.task import build_task, make_optimizer
+    from trainpace.trace import build_task, make_optimizer
 
     e = trial.execution
     check_engine(trial.engine, e)

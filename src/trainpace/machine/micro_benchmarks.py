@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from trainpace.forecast import MachineModel
-from trainpace.forecast.timings import DIMS, FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
+from trainpace.forecast.timings import FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Device, Figure
 from trainpace.machine.detection import Machine
 from trainpace.machine.kit import block, tiny_step
@@ -23,6 +23,7 @@ from trainpace.machine.operator_timer import OperatorTimer, TimedRow
 from trainpace.machine.profile import MachineProfile
 from trainpace.machine.software import environment
 from trainpace.machine.whole_networks import step_factors
+from trainpace.workload import MOST_SIZES
 
 BLOCKS_OF_A_GROUP = 10
 PASSES = 4
@@ -135,7 +136,7 @@ def _table(timed: list[TimedRow], fits: dict[str, ClassFit]) -> OperatorTimings:
         half=np.array([r.half for r in rows]),
         flops=np.array([r.flops for r in rows]),
         bytes=np.array([r.read_bytes + r.written_bytes for r in rows]),
-        dims=np.array([[*r.dims, *([0] * (DIMS - len(r.dims)))] for r in rows], dtype=float),
+        dims=np.array([[*r.dims, *([0] * (MOST_SIZES - len(r.dims)))] for r in rows], dtype=float),
         seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]),
         fits=fits,
     )

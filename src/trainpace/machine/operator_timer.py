@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from trainpace.trace.operators import Row, rows_of
+from trainpace.trace import Row, rows_of
 
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 _HEAD_START_CYCLES = 50_000_000

@@ -14,8 +14,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import MachineModel, forecast
 from trainpace.hardware import Cluster, Device
-from trainpace.trace.task import build_task, make_optimizer
-from trainpace.trace.trace import trace_task
+from trainpace.trace import build_task, make_optimizer, trace_task
 from trainpace.workload import Variant
 
 NETWORKS = tuple((f"random:{family}:{seed}", batch) for seed in range(101, 105)

@@ -13,7 +13,7 @@ from trainpace.measure.noise_norms import NoiseNorms
 from trainpace.outcome import MeasuredNoiseScale
 from trainpace.schedule import noise_scale
 from trainpace.schedule.noise_scale import FEWEST_STEPS
-from trainpace.trace.task import build_task, make_optimizer
+from trainpace.trace import build_task, make_optimizer
 
 MOST_STEPS = 500
 FIRST_STEPS = 30

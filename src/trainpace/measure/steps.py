@@ -19,7 +19,7 @@ from trainpace.measure.marks import Marks, marks_of
 from trainpace.measure.memory import MemoryMeter
 from trainpace.medians import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
-from trainpace.trace.task import Task, build_task, longest_first, make_optimizer
+from trainpace.trace import Task, build_task, longest_first, make_optimizer
 
 MOST_STEPS = 1000
 FEWEST_STEPS = 8

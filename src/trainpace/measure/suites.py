@@ -18,7 +18,7 @@ from typing import Any
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import PRECISIONS, Precision
 from trainpace.records import Record, read_bytes
-from trainpace.trace.generator import FAMILIES, is_random, parse
+from trainpace.trace import RANDOM_FAMILIES, is_random, parse_random
 
 SUITES = ("classic", "random", "small")
 CLASSIC = (
@@ -91,7 +91,10 @@ def _random(n: int | None, seed: int) -> tuple[SuiteItem, ...]:
         raise TrainpaceError(f"the seed {seed} of the random suite is not from 0 to {SEEDS_PER_SUITE - 1}.")
     first = seed * SEEDS_PER_SUITE
     return tuple(
-        SuiteItem(spec=f"random:{FAMILIES[i % len(FAMILIES)]}:{first + i // len(FAMILIES)}", batches=RANDOM_BATCHES)
+        SuiteItem(
+            spec=f"random:{RANDOM_FAMILIES[i % len(RANDOM_FAMILIES)]}:{first + i // len(RANDOM_FAMILIES)}",
+            batches=RANDOM_BATCHES,
+        )
         for i in range(n)
     )
 
@@ -104,7 +107,7 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
     if not isinstance(spec, str) or not spec.strip():
         raise TrainpaceError(f"{where} names no model.", 'Write model = "resnet50", or another model spec.')
     if is_random(spec):
-        parse(spec)
+        parse_random(spec)
     precision, optimizer = task.get("precision", "fp32"), task.get("optimizer")
     if precision not in PRECISIONS:
         raise UnknownName(f"precision in {where}", str(precision), PRECISIONS, f"Precisions: {', '.join(PRECISIONS)}.")

@@ -20,18 +20,18 @@ from trainpace.forecast.constants import fitted_constants
 from trainpace.forecast.executions import Grid, execution_at, grid_from
 from trainpace.forecast.grid import GridForecast, forecast_grid
 from trainpace.forecast.intervals import spread_of
-from trainpace.forecast.job import JobConditions, JobTime, energy_kwh, job_time
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, needed_gib, room_gib
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.shapes import divisors
 from trainpace.forecast.stages import rank_times
 from trainpace.hardware import Cluster, Device
+from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer
 from trainpace.offers.transfer import transfer_of
-from trainpace.outcome import Forecast, Interval, StepTime
+from trainpace.outcome import Forecast, Interval, JobTime, StepTime
 from trainpace.records import Record
-from trainpace.schedule import Schedule, total_steps
+from trainpace.schedule import Schedule
 from trainpace.units import format_duration, format_number, format_usd, hours_from_s
 from trainpace.workload import Workload, form_of
 
@@ -63,7 +63,7 @@ class Job(Record):
     channels_last: bool = False
     compile: bool = False
     checkpointing: bool = False
-    conditions: JobConditions = JobConditions()
+    conditions: JobConditions = ASSUMED
 
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch <= MOST_BATCH:
@@ -79,15 +79,28 @@ class Match(Record):
     nodes: int
     spot: bool
     forecast: Forecast
-    steps: int
     time: JobTime
     hours: Interval
     usd: Interval
-    kwh: float | None
-    mean_hours: float
-    mean_usd: float
     egress_usd: float
     on_front: bool = False
+
+    @property
+    def steps(self) -> int:
+        return self.time.steps
+
+    @property
+    def kwh(self) -> float | None:
+        return self.time.kwh
+
+    @property
+    def mean_hours(self) -> float:
+        return self.time.hours
+
+    @property
+    def mean_usd(self) -> float:
+        assert self.time.usd is not None
+        return self.time.usd
 
     @property
     def usd_per_step(self) -> float:
@@ -122,15 +135,16 @@ def rank(
 ) -> Ranking:
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
     shapes = _Shapes(workload, job)
-    found, rejected = [], []
+    ways: list[_Way] = []
+    rejected = []
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
         for nodes in _node_counts(offer, job.most_nodes):
             done = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
             if isinstance(done, Forecast):
-                found += [_match(shapes, offer, nodes, spot, done, devices[offer.device], job)
-                          for spot in _price_kinds(offer, job.spot)]  # fmt: skip
+                ways += [_Way(offer, nodes, spot, done) for spot in _price_kinds(offer, job.spot)]
             else:
                 rejected.append(Rejected(offer=offer, nodes=nodes, binding=done[0], reason=done[1], short_gib=done[2]))
+    found = _matches(shapes, ways, devices, job)
     found.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
     meets = [m for m in found if _meets(m, job)]
     return Ranking(_with_front(meets), [m for m in found if not _meets(m, job)], rejected)
@@ -175,9 +189,6 @@ class _Shapes:
 
     def __init__(self, workload: Workload, job: Job) -> None:
         self._workload, self._job = workload, job
-        one_rank = Execution(micro_batch=job.global_batch)
-        self.steps, samples = total_steps(job.schedule, one_rank), job.schedule.samples_per_epoch
-        self.epochs = job.schedule.epochs or (self.steps * job.global_batch / samples if samples else 0.0)
         self._sizes = np.array(divisors(job.global_batch), dtype=np.float64)
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
@@ -185,7 +196,7 @@ class _Shapes:
         self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
         self._grids: dict[tuple[int, int, Precision, str], tuple[Grid, RankMemory]] = {}
         self._precisions: dict[str, list[Precision] | str] = {}
-        self._times: dict[tuple[int, bool, int | None, JobConditions], tuple[tuple[JobTime, float | None], ...]] = {}
+        self._trainings: dict[int, Training] = {}
 
     def forecast(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> Forecast | Reason:
         """The fastest execution of a shape, or why there is none."""
@@ -194,29 +205,16 @@ class _Shapes:
             self._done[key] = self._one(device, count, nodes, key[3])
         return self._done[key]
 
-    def times(
-        self, done: Forecast, nodes: int, spot: bool, vcpus: int | None, conditions: JobConditions, device: Device
-    ) -> tuple[tuple[JobTime, float | None], ...]:
-        """The job's time and energy: as forecast, at the low and at the high end of the step's interval."""
-        key = (id(done), spot, vcpus if conditions.samples_per_cpu_s else None, conditions)
-        if key not in self._times:
+    def training(self, done: Forecast, device: Device) -> Training:
+        """The whole job on a shape, but for what its servers cost."""
+        if id(done) not in self._trainings:
             assert done.step is not None
-            assert done.step_time_interval_ms is not None
-            interval, total_ms = done.step_time_interval_ms, done.step.total_ms
-            form = self._workload.form(done.execution.precision)
-            state_bytes = form.memory.parameter_bytes + form.memory.optimizer_bytes
-            if form_of(done.execution.precision) == "half" and done.execution.zero_stage:
-                state_bytes *= 2  # fp32 masters and moments: 12 bytes a parameter with Adam
-            found = []
-            for factor in (1.0, interval.low / total_ms, interval.high / total_ms):
-                step = _scaled(done.step, factor)
-                time = job_time(
-                    self.steps, self.epochs, step, self._job.global_batch, nodes, done.num_devices, state_bytes,
-                    conditions, spot, vcpus,
-                )  # fmt: skip
-                found.append((time, energy_kwh(device, done.num_devices, step, time.total_s)))
-            self._times[key] = tuple(found)
-        return self._times[key]
+            e = done.execution
+            self._trainings[id(done)] = training_of(
+                self._job.schedule, e, self._job.conditions, state_bytes(self._workload, e),
+                power_w=power_w(device, done.num_devices, done.step),
+            )  # fmt: skip
+        return self._trainings[id(done)]
 
     def _one(self, device: Device, count: int, nodes: int, network: float | None) -> Forecast | Reason:
         batch, ranks = self._job.global_batch, count * nodes
@@ -317,25 +315,38 @@ class _Shapes:
         )  # fmt: skip
 
 
-def _match(shapes: _Shapes, offer: Offer, nodes: int, spot: bool, done: Forecast, device: Device, job: Job) -> Match:
-    assert done.step_time_interval_ms is not None
-    transfer = transfer_of(offer.provider, job.data_from, job.conditions)
-    price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
-    assert price is not None
-    found = shapes.times(done, nodes, spot, offer.vcpus, transfer.conditions, device)
-    hours = [hours_from_s(time.total_s) for time, _ in found]
-    usd = [
-        price * nodes * hour + offer.electricity_usd_per_kwh * (kwh or 0.0) + transfer.egress_usd
-        if math.isfinite(hour) else math.inf
-        for hour, (_, kwh) in zip(hours, found, strict=True)
-    ]  # fmt: skip
-    coverage, basis = done.step_time_interval_ms.coverage, done.step_time_interval_ms.basis
-    return Match(
-        offer=offer, nodes=nodes, spot=spot, forecast=done, steps=shapes.steps, time=found[0][0], kwh=found[0][1],
-        egress_usd=transfer.egress_usd, mean_hours=hours[0], mean_usd=usd[0],
-        hours=Interval(low=min(hours[1:]), high=max(hours[1:]), coverage=coverage, basis=basis),
-        usd=Interval(low=min(usd[1:]), high=max(usd[1:]), coverage=coverage, basis=basis),
-    )  # fmt: skip
+class _Way(NamedTuple):
+    """Servers of one offer at one of its prices, and the forecast on them."""
+
+    offer: Offer
+    nodes: int
+    spot: bool
+    forecast: Forecast
+
+
+def _matches(shapes: _Shapes, ways: Sequence[_Way], devices: Mapping[str, Device], job: Job) -> list[Match]:
+    """Hours and dollars of the whole job in every way to do it."""
+    asked = []
+    for offer, _, spot, done in ways:
+        assert done.step is not None
+        assert done.step_time_interval_ms is not None
+        price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
+        assert price is not None
+        conditions = replace(
+            transfer_of(offer.provider, job.data_from, job.conditions), spot=spot,
+            price_usd_per_device_hour=price / offer.count, electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
+        )  # fmt: skip
+        training = shapes.training(done, devices[offer.device])._replace(conditions=conditions, vcpus=offer.vcpus)
+        asked.append((training, done.step, done.step_time_interval_ms))
+    matches = []
+    for way, (training, _, _), (time, seconds, usd) in zip(ways, asked, job_ranges(asked), strict=True):
+        assert usd is not None
+        hours = replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high))
+        matches.append(
+            Match(offer=way.offer, nodes=way.nodes, spot=way.spot, forecast=way.forecast, time=time, hours=hours, usd=usd,
+                  egress_usd=training.conditions.egress_usd)
+        )  # fmt: skip
+    return matches
 
 
 def _too_many_failures(match: Match, conditions: JobConditions) -> str:
@@ -347,10 +358,6 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
         causes.append(f"each spot server is taken away every {every} (--preempted-every)")
     restart = format_duration(conditions.restart_s)
     return f"failures come faster than the job can progress: {' and '.join(causes)}, and a restart takes {restart}"
-
-
-def _scaled(step: StepTime, factor: float) -> StepTime:
-    return StepTime(**{name: getattr(step, name) * factor for name in step.__struct_fields__})
 
 
 def _grid(cluster: Cluster, base: Execution, sizes: np.ndarray, share: int) -> Grid:

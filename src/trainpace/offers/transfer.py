@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec.structs import replace
 
-from trainpace.forecast.job import JobConditions
+from trainpace.job import JobConditions
 
 EGRESS_USD_PER_GB = {"aws": 0.09, "gcp": 0.12, "azure": 0.087, "oci": 0.0085}
 """List prices of the first paid tier to the internet from North America and Europe, on the providers' pricing pages in 2025.
 Others charge nothing for it, or do not say."""
 
 
-class Transfer(NamedTuple):
-    """The job's conditions with the speed of this way, and the dollars for it."""
+def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> JobConditions:
+    """The conditions with the speed and the dollars of bringing the data to a provider.
 
-    conditions: JobConditions
-    egress_usd: float
-
-
-def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> Transfer:
-    """Data inside the provider's own storage come at its speed and cost nothing to move; others come over the internet."""
-    if conditions.data_gb and data_from.casefold() == provider.casefold():
-        return Transfer(replace(conditions, download_gb_per_s=conditions.storage_gb_per_s), 0.0)
-    return Transfer(conditions, conditions.data_gb * EGRESS_USD_PER_GB.get(data_from.casefold(), 0.0))
+    Data inside the provider's own storage come at its speed and cost nothing to move; others come over the internet.
+    """
+    if not conditions.data_gb:
+        return conditions
+    if data_from.casefold() == provider.casefold():
+        return replace(conditions, download_gb_per_s=conditions.storage_gb_per_s, egress_usd=0.0)
+    return replace(conditions, egress_usd=conditions.data_gb * EGRESS_USD_PER_GB.get(data_from.casefold(), 0.0))

@@ -97,7 +97,8 @@ class Sensitivity(Record):
 
 
 class Plan(Record):
-    """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for."""
+    """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for; `assumed`
+    is what nobody said of the job, in words."""
 
     start: Execution
     changes: tuple[Change, ...]
@@ -113,6 +114,7 @@ class Plan(Record):
     reason: str = ""
     nearest: str = ""
     model: str = ""
+    assumed: tuple[str, ...] = ()
 
     @property
     def end(self) -> Execution:

@@ -17,18 +17,14 @@ from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import needed_gib, room_gib
 from trainpace.forecast.old import CLASHES, forecast_grid, grid_from
 from trainpace.hardware.cluster import Cluster
-from trainpace.outcome import Forecast
+from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
+from trainpace.outcome import Forecast, JobTime, evaluating_ms
 from trainpace.plan.changes import Choice, DataPath, Outlook
 from trainpace.plan.space import Space
-from trainpace.schedule import Schedule, samples_factor, total_steps, training_time
-from trainpace.units import hours_from_s
+from trainpace.schedule import Schedule, samples_factor, total_steps
 from trainpace.workload import Workload
 
 Floats = NDArray[np.float64]
-
-COMPILING_S = 60.0
-"""What torch.compile takes before the first step, at every start. Assumed: ten seconds for a small network, several minutes for
-a large model; with it a job of seconds is not told to compile."""
 
 
 class Setting(NamedTuple):
@@ -40,13 +36,20 @@ class Setting(NamedTuple):
     schedule: Schedule
     host_factor: float = 1.0
     noise_scale: float | None = None
+    conditions: JobConditions = ASSUMED
+
+    @property
+    def priced(self) -> JobConditions:
+        """The conditions with the cluster's price."""
+        return replace(self.conditions, price_usd_per_device_hour=self.cluster.price_usd_per_device_hour)
 
 
 class Evaluation(NamedTuple):
-    """Of every row of a space: milliseconds of a step whose data is there (NaN where there is a reason why not), and GiB
-    that one device must have room for. reason: positions in `reasons`, 0 for none."""
+    """Of every row of a space: milliseconds of a step whose data is there (NaN where there is a reason why not), and of its
+    forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none."""
 
     step_ms: Floats
+    evaluating_ms: Floats
     needed_gib: Floats
     reason: NDArray[np.int64]
     reasons: tuple[str, ...]
@@ -81,7 +84,8 @@ def device_room_gib(cluster: Cluster) -> float:
 def evaluate(setting: Setting, space: Space) -> Evaluation:
     """Every row of a space, those on the same part of the cluster together."""
     c, n = space.columns, len(space)
-    step, needed, reason = np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, dtype=np.int64)
+    step, evaluating, needed = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+    reason = np.zeros(n, dtype=np.int64)
     reasons = [""]
     part = c["nnodes"] << 32 | c["nproc_per_node"] << 1 | c["channels_last"]
     for key in np.unique(part):
@@ -93,6 +97,7 @@ def evaluate(setting: Setting, space: Space) -> Evaluation:
         found = forecast_grid(setting.workload, base, grid, cluster, host_factor=setting.host_factor)
         possible = (found.clash == 0) & np.isfinite(found.step_ms)
         step[rows] = np.where(possible, found.step_ms, np.nan)
+        evaluating[rows] = np.where(possible, evaluating_ms(found.parts, found.step_ms), np.nan)
         needed[rows] = needed_gib(found.memory)
         for code, text in found.reasons.items():
             reason[rows[(grid.precision == code) & ~possible]] = len(reasons)
@@ -100,7 +105,7 @@ def evaluate(setting: Setting, space: Space) -> Evaluation:
         for clash in np.unique(found.clash[found.clash > 0]).tolist():
             reason[rows[found.clash == clash]] = len(reasons)
             reasons.append(_clash(CLASHES[clash]))
-    return Evaluation(step, needed, reason, tuple(reasons))
+    return Evaluation(step, evaluating, needed, reason, tuple(reasons))
 
 
 def _clash(name: str) -> str:
@@ -126,6 +131,24 @@ def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | in
     wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
     together: Floats = np.maximum(step_ms, wait_ms) if data.beside else np.asarray(step_ms) + wait_ms
     return together
+
+
+def job_seconds(setting: Setting, space: Space, evaluation: Evaluation, step_ms: Floats) -> Floats:
+    """Seconds of the whole job for every row of a space at its step with the data of each path, rows x paths."""
+    c = space.columns
+    bytes_by_kind = {key: state_bytes(setting.workload, replace(space.base, precision=key[0], zero_stage=key[1], shard_size=None))
+                     for key in {*zip(c["precision"].tolist(), c["zero_stage"].tolist(), strict=True)}}  # fmt: skip
+    states = np.zeros(len(space))
+    for (precision, stage), count in bytes_by_kind.items():
+        states[(c["precision"] == precision) & (c["zero_stage"] == stage)] = count
+    steps, batch = steps_of(setting, space), c["micro_batch"] * c["accumulation"] * space.data_parallel_size()
+    passes = steps * batch / (setting.schedule.samples_per_epoch or np.inf)
+    training = Training(
+        steps=steps[:, None], epochs=passes[:, None], samples_per_step=batch[:, None],
+        nodes=c["nnodes"][:, None], devices=(c["nnodes"] * c["nproc_per_node"])[:, None], compiles=c["compile"][:, None],
+        conditions=setting.conditions, state_bytes=states[:, None],
+    )  # fmt: skip
+    return training.total_s(step_ms / 1e3, np.broadcast_to(evaluation.evaluating_ms[:, None] / 1e3, step_ms.shape))
 
 
 def steps_of(setting: Setting, space: Space) -> Floats:
@@ -194,27 +217,31 @@ class Judge:
             return math.inf
         return float(with_data_ms(f.step.total_ms, e.micro_batch * e.accumulation, choice.data))
 
-    def job_s(self, choice: Choice) -> float:
-        """The whole job, start-up, evaluations, checkpoints and failures included."""
-        step_ms = self.step_ms(choice)
-        if not math.isfinite(step_ms):
-            return math.inf
-        work = same_work(self.setting, choice.execution, self.start)
-        if choice.execution.compile:
-            work = replace(work, startup_s=work.startup_s + COMPILING_S)
+    def job(self, choice: Choice) -> JobTime | None:
+        """The whole job; None where it cannot be done."""
+        f, e, step_ms = self.forecast(choice.execution), choice.execution, self.step_ms(choice)
+        if isinstance(f, str) or f.step is None:
+            return None
         try:
-            return training_time(work, choice.execution, step_ms / 1e3).total_s
+            training = training_of(
+                same_work(self.setting, e, self.start), e, self.setting.priced, state_bytes(self.setting.workload, e)
+            )
         except TrainpaceError:
-            return math.inf
+            return None
+        return training.time(step_ms / 1e3, f.step.evaluating_ms / 1e3)
+
+    def job_s(self, choice: Choice) -> float:
+        """Seconds of the whole job; infinite where it cannot be done."""
+        time = self.job(choice)
+        return math.inf if time is None else time.total_s
 
     def outlook(self, choice: Choice, changes: int) -> Outlook:
         """A choice that can be forecast, with its figures."""
         f = self.forecast(choice.execution)
         assert not isinstance(f, str)
-        job_s = self.job_s(choice)
-        price, devices = self.setting.cluster.price_usd_per_device_hour, choice.execution.world_size
+        time = self.job(choice)
         return Outlook(
-            choice=choice, changes=changes, step_ms=self.step_ms(choice), job_s=job_s, num_devices=devices,
+            choice=choice, changes=changes, step_ms=self.step_ms(choice), num_devices=choice.execution.world_size,
+            job_s=math.inf if time is None else time.total_s, cost_usd=None if time is None else time.usd,
             needed_gib=0.0 if f.memory is None else float(needed_gib(f.memory)),
-            cost_usd=None if price is None else price * devices * hours_from_s(job_s),
         )  # fmt: skip

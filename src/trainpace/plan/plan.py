@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
+from trainpace.job import assumptions
 from trainpace.plan.changes import NO_WAIT, Choice, DataPath, Outlook, Plan
 from trainpace.plan.evaluate import Judge, Setting, forecast_of, part_of
 from trainpace.plan.knobs import config_line, differing
@@ -66,6 +67,7 @@ def plan_changes(
         searched=searched,
         fitting=found.fitting,
         start_fits=fits,
+        assumed=assumptions(setting.conditions, any(e.compile for e in (start, target.execution))),
     )
 
 

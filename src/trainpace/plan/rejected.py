@@ -115,7 +115,7 @@ def _weigh(found: Found, judge: Judge, best: tuple[int, int], subject: _Subject)
 def _against(found: Found, judge: Judge, best: tuple[int, int], other: tuple[int, int]) -> tuple[str, float | None]:
     """(how the other choice compares with the best, seconds of the job that it loses)."""
     choice = found.choice(other)
-    if not np.isfinite(found.stepping_s[other]):
+    if not np.isfinite(found.job_s[other]):
         return "does not fit", None
     best_s, other_s = judge.job_s(found.choice(best)), judge.job_s(choice)
     lost = other_s - best_s
@@ -146,7 +146,7 @@ def _other_data_paths(found: Found, judge: Judge, best: tuple[int, int]) -> Iter
     """The fastest of those that are prepared offline, or of those that are not: whichever the best is not."""
     others = [j for j, path in enumerate(found.data) if path.precomputed != found.data[best[1]].precomputed]
     if others:
-        index = (best[0], min(others, key=lambda j: found.stepping_s[best[0], j]))
+        index = (best[0], min(others, key=lambda j: found.job_s[best[0], j]))
         why, lost_s = _against(found, judge, best, index)
         title = data_in_words(found.choice(index))
         yield Rejected(title=title if found.data[index[1]].precomputed else f"only {title}", why=why, lost_s=lost_s)

@@ -8,16 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.plan.changes import Choice, DataPath
-from trainpace.plan.evaluate import (
-    COMPILING_S,
-    Evaluation,
-    Floats,
-    Setting,
-    device_room_gib,
-    evaluate,
-    steps_of,
-    with_data_ms,
-)
+from trainpace.plan.evaluate import Evaluation, Floats, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
 from trainpace.plan.knobs import KNOBS
 from trainpace.plan.space import Space
 
@@ -28,8 +19,7 @@ NEARLY = 0.02
 class Found(NamedTuple):
     """All choices: rows of the space times data paths.
 
-    stepping_s: seconds of all steps of the job, and of compiling, rows x data paths, infinite where a choice cannot be made or
-    does not fit.
+    job_s: seconds of the whole job, rows x data paths, infinite where a choice cannot be made or does not fit.
     changes: how many knobs each is away from the start.
     """
 
@@ -37,7 +27,7 @@ class Found(NamedTuple):
     data: tuple[DataPath, ...]
     evaluation: Evaluation
     room_gib: float
-    stepping_s: Floats
+    job_s: Floats
     changes: NDArray[np.int64]
 
     def choice(self, index: tuple[int, int]) -> Choice:
@@ -47,18 +37,18 @@ class Found(NamedTuple):
     @property
     def fitting(self) -> int:
         """How many can be made."""
-        return int(np.isfinite(self.stepping_s).sum())
+        return int(np.isfinite(self.job_s).sum())
 
     def best(self, among: NDArray[np.bool_] | None = None) -> tuple[int, int] | None:
         """The fastest choice, of equals the one with fewest changes; None where none can be made. `among`: rows."""
-        times = self.stepping_s if among is None else np.where(among[:, None], self.stepping_s, np.inf)
+        times = self.job_s if among is None else np.where(among[:, None], self.job_s, np.inf)
         least = times.min(initial=np.inf)
         return _fewest_then_fastest(self, times, least) if np.isfinite(least) else None
 
     def simplest(self) -> tuple[int, int] | None:
         """The fewest changes within `NEARLY` of the best, of equals the fastest."""
-        least = self.stepping_s.min(initial=np.inf)
-        return _fewest_then_fastest(self, self.stepping_s, least * (1 + NEARLY)) if np.isfinite(least) else None
+        least = self.job_s.min(initial=np.inf)
+        return _fewest_then_fastest(self, self.job_s, least * (1 + NEARLY)) if np.isfinite(least) else None
 
     def pareto(self) -> list[tuple[int, int]]:
         """The fastest choice of each number of devices that beats every smaller number."""
@@ -67,8 +57,8 @@ class Found(NamedTuple):
         fastest = np.inf
         for count in np.unique(devices):
             index = self.best(devices == count)
-            if index is not None and self.stepping_s[index] < fastest:
-                fastest = float(self.stepping_s[index])
+            if index is not None and self.job_s[index] < fastest:
+                fastest = float(self.job_s[index])
                 front.append(index)
         return front
 
@@ -91,10 +81,9 @@ def found_of(setting: Setting, space: Space, data: tuple[DataPath, ...], evaluat
     room = device_room_gib(setting.cluster)
     possible = np.isfinite(evaluation.step_ms) & ~(evaluation.needed_gib > room)
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
-    seconds = step_ms / 1e3 * steps_of(setting, space)[:, None] + COMPILING_S * space.columns["compile"][:, None]
-    stepping = np.where(possible[:, None], seconds, np.inf)
+    job_s = np.where(possible[:, None], job_seconds(setting, space, evaluation, step_ms), np.inf)
     moved = changes_of(space)[:, None] + np.array([path != data[0] for path in data], dtype=np.int64)
-    return Found(space, data, evaluation, room, stepping, moved)
+    return Found(space, data, evaluation, room, job_s, moved)
 
 
 def changes_of(space: Space) -> NDArray[np.int64]:

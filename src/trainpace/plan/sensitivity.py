@@ -53,7 +53,7 @@ def _flipped(so_far: Sensitivity, setting: Setting, there: Found, ours: tuple[in
     index = there.best()
     if index is None:
         return so_far
-    least, mine = there.stepping_s[index], there.stepping_s[ours]
+    least, mine = there.job_s[index], there.job_s[ours]
     still_fits = bool(np.isfinite(mine))
     regret = float(mine / least - 1) if still_fits else 0.0
     if not so_far.still_fits or (still_fits and regret <= max(WORTH, so_far.regret)):
@@ -117,7 +117,7 @@ def _scaled(device: Device, figures: tuple[str, ...], factor: float) -> Device:
 
 def _candidates(found: Found, best: tuple[int, int]) -> NDArray[np.int64]:
     """Rows worth evaluating again: the fastest, the fastest of every value, and those that a little more memory would allow."""
-    step, least = found.evaluation.step_ms, found.stepping_s.min(axis=1)
+    step, least = found.evaluation.step_ms, found.job_s.min(axis=1)
     order = np.argsort(least, kind="stable")
     rows = {best[0], *order[:CANDIDATES].tolist()}
     nearly = np.where(

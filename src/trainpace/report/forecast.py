@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainpace.forecast.memory import needed_gib
+from trainpace.job import assumed_in_words
 from trainpace.outcome import STEP_PARTS, Forecast, Jump
 from trainpace.report import terminal
 from trainpace.report.chart import chart
@@ -56,7 +57,8 @@ def print_forecasts(
         print_lines(*(f"Warning: {warning}." for warning in dict.fromkeys(warned)))
     if done:
         _print_largest(done)
-        print_lines(*journal_notes)
+        assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
+        print_lines(*journal_notes, *assumed)
         sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in done))
         print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
@@ -86,7 +88,7 @@ def _only(f: Forecast) -> str:
     answer = f"A step takes {_step(f)}: {format_number(_throughput(f))} samples/s.{fits}"
     if f.training_time is None:
         return answer
-    return f"{answer} The whole training takes {_job(f)}, without data loading, evaluation and checkpoints."
+    return f"{answer} The whole training takes {_job(f)}, without data loading and evaluation."
 
 
 def _job(f: Forecast) -> str:

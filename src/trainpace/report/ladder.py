@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from trainpace.ladder import Climbed, Rung, RungPreview, RungResult, Setup, job_s, job_usd, noise_scale_of, words_of
+from trainpace.job import assumed_in_words
+from trainpace.ladder import Climbed, Rung, RungPreview, RungResult, Setup, job_time, noise_scale_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.chart import bars
@@ -80,13 +81,14 @@ def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) 
                          forecast_interval_ms=None if best is None else best.foreseen.interval_ms)  # fmt: skip
     measured, base = best.measured, climbed.ladder.start.execution.global_batch
     share = best.setup.execution.global_batch / base
-    seconds = job_s(climbed.ladder, best.setup, measured.median_ms, precompute_s)
+    job = job_time(climbed.ladder, best, measured.median_ms, precompute_s)
     return LadderRow(
         title=title, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms,
         measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
         ratio=None if result.gain is None else result.gain.ratio,
-        total=climbed.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib, job_s=seconds,
-        cost_usd=job_usd(climbed.ladder, best.setup, seconds), losses="" if result.losses is None else result.losses.verdict,
+        total=climbed.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib,
+        job_s=None if job is None else job.total_s, cost_usd=None if job is None else job.usd,
+        losses="" if result.losses is None else result.losses.verdict,
         kept=result.kept, why=result.reason,
     )  # fmt: skip
 
@@ -110,6 +112,8 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
             lines.append(
                 f"The whole job: {format_duration(last.job_s)} instead of {format_duration(first.job_s)}{cost}."
             )
+    job = job_time(climbed.ladder, climbed.baseline.tried[0], last.measured_ms)
+    lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
     lines += [*_forecasts(climbed), *_noise_scale(climbed)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
     if climbed.stopped:

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.loader.advice import LoaderAdvice
-from trainpace.loader.records import LoaderMeasurement, LoaderPoint, Stage
+from trainpace.loader import LoaderAdvice, LoaderMeasurement, LoaderPoint, Stage
 from trainpace.records import to_jsonable
 from trainpace.report.columns import Column, words
 from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict

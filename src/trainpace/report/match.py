@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from trainpace.execution import Execution
-from trainpace.forecast.job import JobConditions
+from trainpace.job import JobConditions
 from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, cheapest_in_time, fastest_within_budget
 from trainpace.offers.offer import is_stale
 from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
+from trainpace.job import assumed_in_words
 from trainpace.plan import Change, Outlook, Plan, Sensitivity
 from trainpace.plan.knobs import config_line
 from trainpace.report.columns import Column, words
@@ -34,7 +35,7 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     _print_choices(plan, plan.best, plan.simplest)
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
-    print_lines(COMPARED.format(plan=plan))
+    print_lines(COMPARED.format(plan=plan), *([assumed_in_words(plan.assumed)] if plan.assumed else []))
 
 
 COMPARED = (

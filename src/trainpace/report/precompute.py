@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from trainpace.report.columns import words
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
-from trainpace.shards.precompute import Damage, Precomputed
-from trainpace.shards.precompute_estimate import Estimate
+from trainpace.shards import Damage, Estimate, Precomputed
 from trainpace.units import format_duration, format_number
 
 
-def print_precomputed(done: Precomputed, all_shards: int) -> None:
+def print_precomputed(done: Precomputed) -> None:
     """What there is now, and what comes next."""
     if done.shards_computed:
         rate = format_number(done.samples_computed / done.seconds)
         print_verdict(
             f"Computed {done.samples_computed:,} samples in {format_duration(done.seconds)} ({rate}/s), as"
-            f" {done.shards_computed} of {all_shards} shards."
+            f" {done.shards_computed} of {done.shards_planned} shards."
         )
     else:
         print_verdict("There was nothing left to compute.")
@@ -28,12 +27,12 @@ def print_precomputed(done: Precomputed, all_shards: int) -> None:
             f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {format_bytes(done.total_bytes)}."
         )
         print_lines(
-            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.shards.dataset.'
+            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.shards.'
         )
         print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte")
     else:
         print_lines(
-            f"{done.shards} of {all_shards} shards are written. The part that finishes last writes the manifest."
+            f"{done.shards} of {done.shards_planned} shards are written. The part that finishes last writes the manifest."
         )
 
 

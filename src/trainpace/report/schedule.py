@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainpace.job import Answer
 from trainpace.report.columns import words
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
-from trainpace.schedule import Answer
 from trainpace.units import format_count, format_duration, format_number, format_usd
 
 

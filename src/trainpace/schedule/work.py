@@ -14,11 +14,11 @@ MAX_COUNT = 10**18
 
 
 class Schedule(Record):
-    """The work of one run, and what a run does besides steps.
+    """The work of one run; what a run does besides steps is in `trainpace.job.JobConditions`.
 
     Give the size of an epoch as `samples`, or as `tokens` with `sequence_length` (packed: tokens // length samples).
     `epochs` may be fractional, as in Hugging Face's `num_train_epochs`. Where `epochs` and `max_steps` are both given,
-    the one that ends first ends the run, as in Lightning. Times are in seconds.
+    the one that ends first ends the run, as in Lightning.
 
     `drop_last` speaks of the data loader: the last micro-batch of an epoch, where it is not full, is left out.
     `partial_accumulation` speaks of the trainer: micro-batches left over at the end of an epoch make a smaller
@@ -32,30 +32,14 @@ class Schedule(Record):
     max_steps: int | None = None
     drop_last: bool = False
     partial_accumulation: Literal["step", "drop"] = "step"
-    startup_s: float = 0.0
-    evaluate_every_steps: int | None = None
-    evaluation_s: float = 0.0
-    checkpoint_every_steps: int | None = None
-    checkpoint_s: float = 0.0
-    mean_time_between_failures_s: float | None = None
-    restart_s: float = 0.0
-    repeats: int = 1
 
     def __post_init__(self) -> None:
-        counts = ("samples", "tokens", "sequence_length", "max_steps", "evaluate_every_steps", "checkpoint_every_steps")
-        for name in (*counts, "repeats"):
+        for name in ("samples", "tokens", "sequence_length", "max_steps"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_COUNT:
                 raise TrainpaceError(f"{name} is {value}; it must be a whole number from 1 to 1e18.")
-        for name in ("startup_s", "evaluation_s", "checkpoint_s", "restart_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise TrainpaceError(f"{name} is {value}; it must be 0 or more.")
         if self.epochs is not None and not 0 < self.epochs <= MAX_COUNT:
             raise TrainpaceError(f"epochs is {self.epochs}; it must be above 0.")
-        mtbf = self.mean_time_between_failures_s
-        if mtbf is not None and not (math.isfinite(mtbf) and mtbf > 0):
-            raise TrainpaceError(f"mean_time_between_failures_s is {mtbf}; it must be above 0.")
         if self.samples is not None and self.tokens is not None:
             raise Contradiction(
                 f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an epoch is.",
@@ -63,9 +47,6 @@ class Schedule(Record):
             )
         if self.tokens is not None and self.sequence_length is None:
             raise TrainpaceError("tokens need a sequence length to become samples.", "Add --sequence-length.")
-        for every, cost in (("evaluate_every_steps", "evaluation_s"), ("checkpoint_every_steps", "checkpoint_s")):
-            if getattr(self, cost) > 0 and getattr(self, every) is None:
-                raise TrainpaceError(f"{cost} is given, but not {every}.", "Say after how many steps it happens.")
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -134,3 +115,18 @@ def total_steps(schedule: Schedule, execution: Execution) -> int:
     # 0.1 epochs of 10 steps is 1.0000000000000002 in floating point, and is one step
     steps = max(1, math.ceil(product - 1e-9 * max(1.0, product)))
     return steps if schedule.max_steps is None else min(steps, schedule.max_steps)
+
+
+def accumulation_for_global_batch(global_batch: int, micro_batch: int, data_parallel_size: int) -> int:
+    """Accumulation steps that give exactly `global_batch`; where none do, the error names the nearest that can be had."""
+    per_micro_step = micro_batch * data_parallel_size
+    whole, rest = divmod(global_batch, per_micro_step)
+    if rest == 0 and whole:
+        return whole
+    nearest = [n * per_micro_step for n in (whole, whole + 1) if n]
+    raise Contradiction(
+        f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x data-parallel size"
+        f" {data_parallel_size} = {per_micro_step}.",
+        f"Nearest global batches: {' and '.join(str(n) for n in nearest)};"
+        f" or a micro-batch that divides {global_batch}.",
+    )

@@ -1,1 +1,18 @@
-"""Preprocessing done once instead of every epoch, into Parquet shards that stream back."""
+"""Preprocessing done once instead of every epoch, into Parquet shards that stream back.
+
+from trainpace.shards import ShardDataset, ShardStream
+"""
+
+from typing import TYPE_CHECKING
+
+from trainpace.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.shards.computing import Damage, Precomputed, estimate, precompute, read_plan, verify
+    from trainpace.shards.dataset import ShardDataset, ShardStream
+    from trainpace.shards.dataset_file import is_task, load_dataset, made_by
+    from trainpace.shards.precompute_estimate import Estimate
+    from trainpace.shards.slurm_array import array_script, part_of
+    from trainpace.shards.work import Settings
+
+__getattr__, __all__ = exports(__name__, __file__)

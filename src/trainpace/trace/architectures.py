@@ -23,13 +23,6 @@ class Mlp(Record):
     residual: bool
     dropout: float
 
-    def describe(self) -> str:
-        """One line."""
-        kind = "targets" if self.regression else "classes"
-        shape = "-".join(map(str, (self.inputs, *self.widths, self.outputs)))
-        return _line("mlp", f"{shape} {kind}", self.activation, _norm(self.norm), "residual" * self.residual,
-                     _dropout(self.dropout))  # fmt: skip
-
     def rough_step_ms(self) -> float:
         """Of one core at 8 samples: the weights' traffic is all, about 9 passes of 4 bytes at 10 GB/s."""
         sizes = (self.inputs, *self.widths, self.outputs)
@@ -72,20 +65,6 @@ class Cnn(Record):
     norm: Norm
     hidden: int
     dropout: float
-
-    def describe(self) -> str:
-        """One line."""
-        stem = f"stem {self.stem_channels} ({self.stem_kernel}x{self.stem_kernel} stride {self.stem_stride}"
-        stem += ", max pool)" if self.stem_pool else ")"
-        grouped = f" in {self.groups} groups" if self.groups > 1 else ""
-        expansion = f" x{self.expansion}" if self.block in ("inverted", "convnext", "bottleneck") else ""
-        block = f"{self.block}{expansion} {self.kernel}x{self.kernel} blocks{grouped}"
-        block += " with squeeze-excitation" if self.squeeze else ""
-        stages = ", ".join(f"{s.blocks} x {s.channels}{_DOWNSAMPLE[s.downsample]}" for s in self.stages)
-        head = f"hidden {self.hidden}" if self.hidden else ""
-        size = f"{self.channels}x{self.image_size}x{self.image_size}"
-        return _line("cnn", size, stem, f"{len(self.stages)} stages of {block} ({stages})", self.activation,
-                     _norm(self.norm), head, _dropout(self.dropout), f"{self.classes} classes")  # fmt: skip
 
     def rough_step_ms(self) -> float:
         """Products at 80 GFLOP/s, depthwise ones at 8, and element-wise passes at 10 GB/s, three times forward."""
@@ -142,14 +121,6 @@ class Rnn(Record):
     pooling: Literal["last", "mean"]
     dropout: float
 
-    def describe(self) -> str:
-        """One line."""
-        source = f"embedding {self.vocabulary}x{self.inputs}" if self.vocabulary else f"{self.inputs} numbers a step"
-        cell = f"{self.layers} x {'bidirectional ' * self.bidirectional}{self.cell} {self.hidden}"
-        task = f"{self.task.replace('_', ' ')} {self.outputs}"
-        pooling = f"{self.pooling} state" if self.task == "classify" else ""
-        return _line("rnn", source, cell, f"{self.sequence_length} steps", pooling, task, _dropout(self.dropout))
-
     def rough_step_ms(self) -> float:
         """80 us a cell and step, products at 50 GFLOP/s, the weights' traffic."""
         gates = {"gru": 3, "lstm": 4}.get(self.cell, 1)
@@ -193,18 +164,6 @@ class Transformer(Record):
     classes: int
     dropout: float
 
-    def describe(self) -> str:
-        """One line."""
-        image = f"image 3x{self.image_size}x{self.image_size} in patches of {self.patch}"
-        source = image if self.patch else f"{self.sequence_length} of {self.vocabulary} tokens"
-        heads = f"{self.heads} heads" + (f" ({self.kv_heads} for keys)" if self.kv_heads < self.heads else "")
-        layers = f"{self.layers} x {self.width} {'torch.nn.TransformerEncoder ' * self.builtin}layers"
-        feed_forward = f"feed-forward {self.feed_forward} {'gated ' * self.gated}{self.activation}"
-        norm = f"{'pre' if self.norm_first else 'post'}-{self.norm} norm"
-        head = ("tied " * self.tied + "language model") if self.kind == "decoder" else f"{self.classes} classes"
-        return _line(f"transformer {self.kind}", source, layers, heads, feed_forward, norm,
-                     f"{self.positions} positions", head, _dropout(self.dropout))  # fmt: skip
-
     def rough_step_ms(self) -> float:
         """Products at 80 GFLOP/s, and the traffic of weights, scores and logits at 10 GB/s."""
         length = self.sequence_length
@@ -223,18 +182,3 @@ class Transformer(Record):
 
 
 Architecture = Mlp | Cnn | Rnn | Transformer
-
-
-_DOWNSAMPLE = {"none": "", "stride": " stride 2", "max_pool": " after max pool", "avg_pool": " after average pool"}
-
-
-def _line(family: str, *parts: str) -> str:
-    return f"{family}: " + ", ".join(part for part in parts if part)
-
-
-def _norm(norm: Norm) -> str:
-    return "no norm" if norm == "none" else f"{norm} norm"
-
-
-def _dropout(p: float) -> str:
-    return f"dropout {p:g}" if p else ""

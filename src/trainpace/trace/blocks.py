@@ -11,7 +11,7 @@ from torch import nn
 from trainpace.trace.chain import LEAST_SHARE, Chain
 from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorder
 from trainpace.trace.roles import Division, Step, divide_block, divide_vocabulary
-from trainpace.workload import MATRIX_KINDS, Blocks, Role
+from trainpace.workload import ATTENTION, GEMM, MATRIX_KINDS, Blocks, Role
 
 _HOST_KINDS = frozenset({"view", "module"})
 _PRODUCTS = frozenset({"gemm", "embedding"})
@@ -170,15 +170,15 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
     feeding = [call for call in layout.inside.attention_inputs if run.places[call] == 1]
     products = [(row, origin.call) for row, origin, phase in zip(run.rows, run.origins, run.phases, strict=True)
                 if origin.place == 1 and phase == "forward" and row.kind == "gemm"]  # fmt: skip
-    width = sum(row.dims[2] for row, call in products if call in feeding)
+    width = sum(row.dims[GEMM.n] for row, call in products if call in feeding)
     if attention:
-        heads, head_dim = attention[0].dims[1], attention[0].dims[4]
+        heads, head_dim = attention[0].dims[ATTENTION.heads], attention[0].dims[ATTENTION.head_size]
     else:
         heads = _stated_heads(layout.chain.modules[0])
         core = [row for row, call in products if call in layout.inside.core]
         if not heads or not core:
             return heads, heads
-        head_dim = core[0].dims[3]
+        head_dim = core[0].dims[GEMM.k]
     key_value, rest = divmod(width - heads * head_dim, 2 * head_dim) if head_dim else (0, 1)
     return (heads, key_value) if rest == 0 and 1 <= key_value <= heads and heads % key_value == 0 else (heads, heads)
 

@@ -27,7 +27,7 @@ from trainpace.trace.architectures import (
 )
 
 Family = Literal["mlp", "cnn", "rnn", "transformer"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
+RANDOM_FAMILIES: tuple[Family, ...] = get_args(Family)
 STEP_MS = (24.0, 2000.0)
 """Bounds of the rough estimate, which is of one core and 0.4 to 2.7 times the truth (88 architectures on one Xeon core)."""
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 def architecture(spec: str) -> Architecture:
     """What `spec` names. Raises `TrainpaceError` for a family or seed that is none."""
-    family, seed = parse(spec)
+    family, seed = parse_random(spec)
     rng = random.Random(f"{family}:{seed}")
     while True:
         drawn = _DRAW[family](rng)
@@ -44,27 +44,20 @@ def architecture(spec: str) -> Architecture:
             return drawn
 
 
-def describe(spec: str) -> str:
-    """One line for people, such as "cnn: 3x64x64, stem 32 (3x3 stride 1), 4 stages of ..."."""
-    return architecture(spec).describe()
-
-
 def is_random(spec: str) -> bool:
-    """Does the spec ask for a random architecture?"""
     return spec == "random" or spec.startswith("random:")
 
 
-def parse(spec: str) -> tuple[Family, int]:
+def parse_random(spec: str) -> tuple[Family, int]:
     """The family and seed of ``random:FAMILY:SEED``."""
     parts = spec.split(":")
     form = "Write random:FAMILY:SEED, such as random:cnn:7."
     if len(parts) != 3 or parts[0] != "random":
         raise TrainpaceError(f"{spec!r} names no random model.", form)
-    for family in FAMILIES:
-        if family == parts[1]:
-            break
-    else:
-        raise UnknownName("family of random models", parts[1], FAMILIES, f"Families: {', '.join(FAMILIES)}.")
+    family = next((name for name in RANDOM_FAMILIES if name == parts[1]), None)
+    if family is None:
+        families = f"Families: {', '.join(RANDOM_FAMILIES)}."
+        raise UnknownName("family of random models", parts[1], RANDOM_FAMILIES, families)
     if not (parts[2].isascii() and parts[2].isdecimal() and len(parts[2]) <= 18):
         raise TrainpaceError(f"the seed {parts[2]!r} of {spec} is not a whole number from 0 to 10^18.", form)
     return family, int(parts[2])

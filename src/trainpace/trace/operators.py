@@ -1,10 +1,7 @@
 """From one dispatched ATen call to the rows that CUDA would run for it: kind, FLOPs, bytes, launches, sizes.
 
-Sizes (`dims`) by kind: gemm (batch, m, n, k); conv* (n, groups, c_in, c_out, in d h w, out d h w, kernel d h w,
-stride h w, 1 if its input is channels-last
-already); attention* (batch, heads, q length, k length, head dim, causal 0/1); norm and softmax (elements in,
-elements out, length of one normalised row); pool (elements in, elements out, kernel elements); everything else
-(elements in, elements out). `view` and `module` rows are the host's alone: metadata calls, and modules entered.
+The sizes of each kind are named in `trainpace.workload`. `view` and `module` rows are the host's alone: metadata calls, and
+modules entered.
 """
 
 from __future__ import annotations
@@ -15,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-MAX_DIMS = 16
+from trainpace.workload import AttentionSizes, ConvSizes, GemmSizes, OtherSizes
+
 FOREACH_TENSORS_PER_LAUNCH = 36
 """ATen's multi_tensor_apply passes 110 to 30 tensors a launch for 1 to 5 lists; 36 is its number for 4 (Adam)."""
 FOREACH_ELEMENTS_PER_LAUNCH = 320 * 65536
@@ -79,17 +77,17 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     read, written = _bytes(inputs), _bytes(outputs)
     if func._schema.is_mutable and not outputs:
         written = _bytes(inputs[:1])
-    dims: tuple[int, ...] = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+    sizes = OtherSizes(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
     if name == "native_batch_norm" and args[5] is False:
         name = "native_batch_norm_inference"  # one pass with known means, where training takes two
     kind = _KIND_OF.get(name, "norm" if "norm_inference" in name else "elementwise")
     if kind == "fill":
         read = 0.0
     if kind in ("norm", "softmax"):
-        dims = (*dims, _row_length(name, args))
+        sizes = sizes._replace(extent=_row_length(name, args))
     elif kind == "pool":
-        dims = (*dims, _window(name, args, inputs))
-    return [Row(kind, name, _is_half(outputs or inputs), 1, sum(dims[:2]) / 2, read, written, dims)]
+        sizes = sizes._replace(extent=_window(name, args, inputs))
+    return [Row(kind, name, _is_half(outputs or inputs), 1, sum(sizes[:2]) / 2, read, written, sizes)]
 
 
 def _row_length(name: str, args: Sequence[Any]) -> int:
@@ -113,14 +111,16 @@ def _window(name: str, args: Sequence[Any], inputs: list[torch.Tensor]) -> int:
 
 def _bias(y: torch.Tensor) -> Row:
     size = _bytes([y])
-    return Row("elementwise", "conv_bias", _is_half([y]), 1, float(y.numel()), size, size, (y.numel(), y.numel()))
+    return Row(
+        "elementwise", "conv_bias", _is_half([y]), 1, float(y.numel()), size, size, OtherSizes(y.numel(), y.numel())
+    )
 
 
 def _gemm(name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
     batch = a.shape[0] if a.dim() == 3 else 1
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     flops = 2.0 * batch * m * n * k
-    return Row("gemm", name, _is_half([a]), 1, flops, _bytes(inputs), _bytes(outputs), (batch, m, n, k))
+    return Row("gemm", name, _is_half([a]), 1, flops, _bytes(inputs), _bytes(outputs), GemmSizes(batch, m, n, k))
 
 
 def _convolution(
@@ -145,9 +145,9 @@ def _convolution(
         sizes = tuple(sizes)
         return (1,) * (3 - len(sizes)) + sizes
 
-    dims = (x.shape[0], groups, x.shape[1], y.shape[1], *three(x.shape[2:]), *three(y.shape[2:]))
-    dims += (*three(weight.shape[2:]), *three(stride)[1:], int(_is_channels_last(x)))
-    return Row(kind, kind, _is_half([x]), 1, flops, read, _bytes([written]), dims[:MAX_DIMS])
+    lengths = (*three(x.shape[2:]), *three(y.shape[2:]), *three(weight.shape[2:]), *three(stride)[1:])
+    sizes = ConvSizes._make((x.shape[0], groups, x.shape[1], y.shape[1], *lengths, int(_is_channels_last(x))))
+    return Row(kind, kind, _is_half([x]), 1, flops, read, _bytes([written]), sizes)
 
 
 def _is_channels_last(x: torch.Tensor) -> bool:
@@ -176,7 +176,7 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
                 float(grad.numel()),
                 _bytes([grad]),
                 bias,
-                (grad.numel(), 1),
+                OtherSizes(grad.numel(), 1),
             )
         )
     return rows
@@ -191,10 +191,10 @@ def _attention(name: str, args: Sequence[Any], inputs: list[torch.Tensor], outpu
     k_length = k.shape[-2]
     products = 5 if backward else 2
     flops = products * 2.0 * batch * heads * q_length * k_length * head_dim * (0.5 if causal else 1.0)
-    dims = (batch, heads, q_length, k_length, head_dim, int(causal))
+    sizes = AttentionSizes(batch, heads, q_length, k_length, head_dim, int(causal))
     kind = "attention_backward" if backward else "attention"
     launches = 2 if backward else 1
-    return Row(kind, name.strip("_"), _is_half([q]), launches, flops, _bytes(inputs), _bytes(outputs), dims)
+    return Row(kind, name.strip("_"), _is_half([q]), launches, flops, _bytes(inputs), _bytes(outputs), sizes)
 
 
 def _is_causal(name: str, args: Sequence[Any]) -> bool:
@@ -218,8 +218,19 @@ def _foreach(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor],
     elements = sum(t.numel() for t in on_device) / min(lists, 4)
     launches = max(-(-tensors // FOREACH_TENSORS_PER_LAUNCH), math.ceil(elements / FOREACH_ELEMENTS_PER_LAUNCH))
     written = _bytes(outputs) if outputs else (elements * on_device[0].element_size() if mutates else 0.0)
-    dims = (int(sum(t.numel() for t in on_device)), int(sum(t.numel() for t in outputs)))
-    return [Row("optimizer", name, _is_half(on_device), launches, float(dims[0]), _bytes(on_device), written, dims)]
+    sizes = OtherSizes(int(sum(t.numel() for t in on_device)), int(sum(t.numel() for t in outputs)))
+    return [
+        Row(
+            "optimizer",
+            name,
+            _is_half(on_device),
+            launches,
+            float(sizes.elements_in),
+            _bytes(on_device),
+            written,
+            sizes,
+        )
+    ]
 
 
 def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:

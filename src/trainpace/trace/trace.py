@@ -22,11 +22,10 @@ from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.trace.blocks import Layout, blocks_of, layout_of
 from trainpace.trace.chain import Chain, longest_chain
 from trainpace.trace.cuda_mapping import CudaMapping, checkpoints_see_through, python_functions_see_through
-from trainpace.trace.operators import MAX_DIMS
 from trainpace.trace.recorder import BEFORE, Recorder
 from trainpace.trace.task import Task, build_task, make_optimizer, recompute_activations
 from trainpace.trace.transformers_mapping import unpacked_sequences
-from trainpace.workload import PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
+from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
 """Not 1: at size 1 torch drops dimensions and copies."""
@@ -175,7 +174,7 @@ def _fit(name: str, runs: list[tuple[Recorder, float, float]], chain: Chain | No
     columns = []
     for run in (first, second, third):
         numbers = [
-            [row.flops, row.read_bytes, row.written_bytes, *row.dims, *([0] * (MAX_DIMS - len(row.dims))), *alive]
+            [row.flops, row.read_bytes, row.written_bytes, *row.dims, *([0] * (MOST_SIZES - len(row.dims))), *alive]
             for row, alive in zip(run.rows, run.alive, strict=True)
         ]
         columns.append(np.array(numbers, dtype=np.float64))
@@ -237,7 +236,7 @@ def _group(
         flops=both[:, 0],
         read_bytes=both[:, 1],
         written_bytes=both[:, 2],
-        dims=both[:, 3 : 3 + MAX_DIMS],
+        dims=both[:, 3 : 3 + MOST_SIZES],
     )
     return operators, heads
 

@@ -14,6 +14,7 @@ from trainpace.errors import UnreadableInput
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.forecast.transfer import transfer_ratio, transferred
 from trainpace.hardware import Cluster, Device, HostLinks, find_device
+from trainpace.job import JobConditions, with_job
 from trainpace.journal import foresight_of
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, Table, from_json, load, read_bytes
@@ -118,11 +119,11 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     notes: list[str] = []
-    with _journal_if_there(r) as journal:
+    with _journal_if_needed(r, {target.cluster.device.name for target in targets}) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
             execution = execution_of(r, forecaster.workload)
-            rows = forecaster.over_batches(execution, r.batch).forecasts(schedule)
+            rows = forecaster.over_batches(execution, r.batch).forecasts()
             device = target.cluster.device.name
             if measured is not None:
                 source = Target(Cluster(device=find_device(measured.device, own_devices(r.hardware))))
@@ -132,6 +133,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
                 foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
                 rows = [foresight.corrected(row) for row in rows]
                 notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
+            conditions = JobConditions(price_usd_per_device_hour=r.price)
+            rows = [with_job(row, forecaster.workload, schedule, conditions) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
             step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])
             if not target.kernels.traces_cpu and len(step_ms) == len(r.batch):
@@ -183,11 +186,14 @@ def _fleet(request: ForecastRequest, device: Device, links: HostLinks | None = N
 
 
 @contextlib.contextmanager
-def _journal_if_there(request: ForecastRequest) -> Iterator[Any]:
-    """The journal, if there is one: a forecast makes none."""
-    from trainpace.journal import is_there
+def _journal_if_needed(request: ForecastRequest, devices: set[str]) -> Iterator[Any]:
+    """The journal, if there is one that knows a device: a forecast makes none."""
+    from trainpace.journal import default_place, is_there, may_know
 
     if request.no_journal or (request.journal is None and not is_there()):
+        yield None
+        return
+    if not may_know(request.journal or default_place(), devices):
         yield None
         return
     from trainpace.journal import Journal

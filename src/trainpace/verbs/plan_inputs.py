@@ -25,7 +25,7 @@ from trainpace.workload import Workload
 
 if TYPE_CHECKING:
     from trainpace.diagnose import Advice
-    from trainpace.loader.model import LoaderCost
+    from trainpace.loader import LoaderCost
     from trainpace.verbs.plan import PlanRequest
     from trainpace.watch import Rank, Recording
 
@@ -225,7 +225,7 @@ def schedule_of(request: PlanRequest, present: Present) -> Schedule:
 def data_paths(request: PlanRequest, present: Present, start: Execution, cluster: Cluster) -> tuple[DataPath, ...]:
     """The present data path, then more workers and samples prepared offline, by the pipeline model of `loader`."""
     from trainpace.diagnose import HANDOVER_MS, SEND_MS, loader_cost
-    from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
+    from trainpace.loader import LoaderCost, batch_ms, fewest_workers
     from trainpace.plan import DataPath
 
     r, rank = request, present.rank

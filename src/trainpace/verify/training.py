@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainpace.records import to_json, write_whole
-from trainpace.trace.task import Task, build_task, make_optimizer
+from trainpace.trace import Task, build_task, make_optimizer
 from trainpace.verify.changes import (
     dropout_off,
     hooks_of,

@@ -24,6 +24,9 @@ from trainpace.hardware import Device, catalogue, find_device
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.offers.offer import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
+from trainpace.verbs import whatif
+from trainpace.verbs.request import fields_of
+from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
 from trainpace.web.files import FILES
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
@@ -36,12 +39,11 @@ from trainpace.web.questions import (
     ScoreQuestion,
     SweepQuestion,
     SweepsQuestion,
-    WhatIfQuestion,
     query_of,
     read_question,
 )
 from trainpace.web.render import Templates
-from trainpace.web.whatif import Price, WhatIfAnswer, answer, cheapest
+from trainpace.web.whatif import WhatIfAnswer, page_of
 
 THREADS = 8
 """Pages that are made at once; others wait. Each may have a connection of its own to the journal."""
@@ -66,10 +68,10 @@ class Page(NamedTuple):
     record: type[Record]
 
 
-def _whatif(state: State, q: WhatIfQuestion) -> WhatIfAnswer:
-    device = find_device(q.gpu, state.devices)
-    q = replace(q, gpu=device.name)  # whichever of its names was given
-    return answer(q, state.models.get(q.model), device, state.prices.get(device.name))
+def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
+    device = find_device(request.gpu, state.devices)
+    request = replace(request, gpu=device.name)  # whichever of its names was given
+    return page_of(whatif.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
 
 
 PAGES = (
@@ -79,7 +81,7 @@ PAGES = (
     Page("/sweeps", "Sweeps", SweepsQuestion, lambda s, q: pages.sweeps_page(s.journal, q), pages.SweepsPage),
     Page("/sweep", "Sweep", SweepQuestion, lambda s, q: pages.sweep_page(s.journal, q), pages.SweepPage),
     Page("/score", "Forecast score", ScoreQuestion, lambda s, q: pages.score_page(s.journal, q), pages.ScorePage),
-    Page("/whatif", "What if", WhatIfQuestion, _whatif, WhatIfAnswer),
+    Page("/whatif", "What if", WhatIfRequest, _whatif, WhatIfAnswer),
 )
 
 
@@ -133,11 +135,11 @@ def _html(page: Page, state: State, templates: Templates) -> Callable[[Request],
 
 
 def _choices(page: Page, state: State) -> dict[str, Any]:
-    if page.question is not WhatIfQuestion:
+    if page.question is not WhatIfRequest:
         return {}
     names = sorted({d.name for d in state.devices})
     saved = [name for name in state.models.saved() if name not in BUILT_IN][:MOST_LISTED]
-    return {"models": (BUILT_IN, saved), "gpus": names}
+    return {"models": (BUILT_IN, saved), "gpus": names, "fields": fields_of(WhatIfRequest)}
 
 
 def _json(page: Page, state: State) -> Callable[[Request], Any]:

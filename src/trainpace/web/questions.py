@@ -73,28 +73,6 @@ class ScoreQuestion(Record):
     device: Text = ""
 
 
-Checkpointing = Literal["none", "selective", "full"]
-
-
-class WhatIfQuestion(Record):
-    """A model, how it is trained, and on what. `batch` is the micro-batch of one GPU, `network` a node's GB/s in one direction,
-    `price` dollars of one GPU and hour (None: the cheapest that is known)."""
-
-    model: Text = "resnet50"
-    gpu: Text = "A100 SXM 80GB"
-    gpus: Annotated[int, Meta(ge=1, le=1024)] = 1
-    nodes: Annotated[int, Meta(ge=1, le=100_000)] = 1
-    network: Annotated[float, Meta(ge=1e-3, le=1e5)] = 12.5
-    batch: Annotated[int, Meta(ge=1, le=65_536)] = 32
-    accumulate: Annotated[int, Meta(ge=1, le=65_536)] = 1
-    precision: Precision = "amp_bf16"
-    zero: Annotated[int, Meta(ge=0, le=3)] = 0
-    checkpointing: Checkpointing = "none"
-    epochs: Annotated[float, Meta(gt=0, le=1e6)] = 90.0
-    samples: Annotated[int, Meta(ge=1, le=10**12)] = 1_281_167
-    price: Annotated[float, Meta(ge=0, le=1e5)] | None = None
-
-
 Q = TypeVar("Q", bound=Record)
 
 

@@ -46,7 +46,7 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         opened.close()
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise TrainpaceError(f"cannot listen on {host} port {port}: {reason}.", "Choose another with --port.") from None
+        raise TrainpaceError(f"cannot listen on {host} port {port}: {reason}.", "Choose another with `port`.") from None
     return opened
 
 

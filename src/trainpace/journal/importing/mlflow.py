@@ -20,9 +20,8 @@ from urllib.parse import quote
 from trainpace.configs import parse_yaml
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
-from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
-from trainpace.journal.importing.reading import UNKNOWN, Given, Item, Skipped, as_precision, finished, number
+from trainpace.journal.importing.reading import UNKNOWN, Given, Item, Skipped, as_precision, imported, number
 from trainpace.records import read_bytes
 
 LARGEST_VALUE_BYTES = 1 << 20
@@ -73,7 +72,7 @@ def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
     """Every run of a store that is not deleted."""
     for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
         try:
-            yield finished(_entry(logged, given), given)
+            yield _entry(logged, given)
         except TrainpaceError as error:
             yield Skipped(error.message)
 
@@ -98,22 +97,12 @@ def _entry(logged: Logged, given: Given) -> Entry:
         moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
     except (ValueError, OverflowError, OSError):
         raise TrainpaceError("the run's start is no time.") from None
-    device = given.device or _first(params, _DEVICE)
-    return Entry(
-        id=content_id(f"mlflow {logged.run_id}"),
-        created_at=utc_text(moment),
-        kind="import",
-        outcome="ok",
-        model=printable(model),
-        device=catalogue_name(printable(device)) if device else UNKNOWN,
-        num_devices=execution.world_size,
-        execution=execution,
-        sequence_length=_whole(params, _SEQUENCE),
-        image_size=_whole(params, _IMAGE),
-        step_time_ms=_step_ms(metrics, execution),
-        seed=_whole(params, ["seed"]),
-        source=f"mlflow {logged.run_id}",
-    )
+    return imported(
+        given, content_id(f"mlflow {logged.run_id}"), given.device or _first(params, _DEVICE), created_at=utc_text(moment),
+        model=printable(model), num_devices=execution.world_size, execution=execution,
+        sequence_length=_whole(params, _SEQUENCE), image_size=_whole(params, _IMAGE), step_time_ms=_step_ms(metrics, execution),
+        seed=_whole(params, ["seed"]), source=f"mlflow {logged.run_id}",
+    )  # fmt: skip
 
 
 def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:

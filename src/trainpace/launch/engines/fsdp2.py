@@ -15,7 +15,7 @@ import torch
 from trainpace.launch.engines.engine import Engine
 from trainpace.launch.engines.fabric import FabricEngine, import_lightning
 from trainpace.launch.trial import Trial
-from trainpace.trace.chain import longest_chain
+from trainpace.trace import longest_chain
 
 
 def load(device: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from trainpace.trace.chain import longest_chain
+from trainpace.trace import longest_chain
 
 _SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 

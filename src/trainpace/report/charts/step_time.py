@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from trainpace.measure import SweepAnalysis
 from trainpace.outcome import Forecast, Jump
 from trainpace.report.charts.chart import MOST_INTERVAL, Axis, Chart, Mark, Series, sentence
 from trainpace.report.charts.palette import SERIES_TONES
 from trainpace.units import format_number
+
+if TYPE_CHECKING:
+    from trainpace.measure import SweepAnalysis
 
 BATCH = Axis(label="micro-batch size")
 FEWEST = 3

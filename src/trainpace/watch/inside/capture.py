@@ -88,8 +88,7 @@ class Capture:
         import torch
 
         from trainpace.records import save
-        from trainpace.trace.task import Task
-        from trainpace.trace.trace import trace_task
+        from trainpace.trace import Task, trace_task
 
         task = Task(
             name=self.name, model=self.model, forward=self.forward, loss=self.loss, make_batch=self.make_batch,
@@ -132,7 +131,7 @@ class Capture:
 
 
 def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:
-    from trainpace.trace.trace import on_meta
+    from trainpace.trace import on_meta
 
     optimizer = recorder.optimizer() if recorder.optimizer is not None else None
     copied, stepper = on_meta(model, optimizer)

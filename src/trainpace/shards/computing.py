@@ -37,7 +37,8 @@ _WORKER = "trainpace.shards.precompute_worker"
 
 
 class Precomputed(Record):
-    """What a run left behind. `finished`: the manifest is written; else other parts still have shards to compute."""
+    """What a run left behind. `finished`: the manifest is written; else other parts still have shards to compute;
+    `shards_planned`: how many there will be."""
 
     folder: str
     samples: int
@@ -48,6 +49,7 @@ class Precomputed(Record):
     seconds: float
     total_bytes: int
     finished: bool
+    shards_planned: int
 
 
 class Damage(Record):
@@ -80,7 +82,7 @@ def precompute(
     return Precomputed(
         folder=str(folder), samples=sum(s.samples for s in there), bad=sum(len(s.bad) for s in there), shards=len(there),
         shards_computed=len(computed), samples_computed=sum(s.samples for s in computed), seconds=time.monotonic() - begun,
-        total_bytes=sum(s.file_bytes for s in there), finished=len(there) == plan.shards,
+        total_bytes=sum(s.file_bytes for s in there), finished=len(there) == plan.shards, shards_planned=plan.shards,
     )  # fmt: skip
 
 

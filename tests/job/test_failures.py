@@ -5,11 +5,14 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from failing_runs import mean_simulated_s
 from trainpace.errors import TrainpaceError
-from trainpace.schedule import Schedule, time_of_steps
-from trainpace.schedule.failures import Interruption, best_interval_s, best_segments, expected_s, segment_s
+from trainpace.execution import Execution
+from trainpace.job import ONLY_STEPS, training_of
+from trainpace.job.failures import Interruption, best_interval_s, best_segments, expected_s, failure_rate, segment_s
+from trainpace.schedule import Schedule
 
 CASES = [
     # (work, segments, checkpoint, ((mean time between, restart), ...)): from rare failures to more lost than done
@@ -22,7 +25,7 @@ CASES = [
 
 
 def of(pairs):
-    return tuple(Interruption(mean_time_between_s=mean, restart_s=restart) for mean, restart in pairs)
+    return failure_rate([Interruption(*pair) for pair in pairs])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -33,16 +36,13 @@ def test_the_closed_form_is_within_2_percent_of_a_simulation(case):
     )
 
 
-def test_a_schedules_failures_are_the_same_form():
-    schedule = Schedule(
-        max_steps=40_000,
-        checkpoint_every_steps=1000,
-        checkpoint_s=60.0,
-        mean_time_between_failures_s=3600.0,
-        restart_s=600.0,
+def test_checkpoints_every_so_many_steps_are_the_same_form():
+    conditions = replace(
+        ONLY_STEPS, checkpoint_every_steps=1000, checkpoint_s=60.0, mean_time_between_failures_s=3600.0, restart_s=600.0
     )
     simulated = mean_simulated_s(1500, 3, 40_000.0, 40, 60.0, ((3600.0, 600.0),))
-    assert time_of_steps(schedule, 40_000, 1.0).total_s == pytest.approx(simulated, rel=0.02)
+    time = training_of(Schedule(max_steps=40_000), Execution(), conditions).time(1.0)
+    assert time.total_s == pytest.approx(simulated, rel=0.02)
 
 
 def test_rare_failures_cost_what_young_says():
@@ -72,10 +72,10 @@ def test_failures_never_shorten_a_run_and_never_crash(work, segments, mean, rest
 
 
 def test_without_failures_there_is_one_segment_and_nothing_lost():
-    assert best_segments(1e6, 10.0, ()) == 1
-    assert expected_s(1e6, 1, 10.0, ()) == 1e6 + 10.0
+    assert best_segments(1e6, 10.0, of(())) == 1
+    assert expected_s(1e6, 1, 10.0, of(())) == 1e6 + 10.0
 
 
 def test_an_interruption_that_cannot_be():
     with pytest.raises(TrainpaceError, match="cannot be"):
-        Interruption(mean_time_between_s=0.0, restart_s=1.0)
+        failure_rate([Interruption(0.0, 1.0)])

@@ -3,11 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast.job import JobConditions, energy_kwh, forward_ms, job_time, slowest_of
 from trainpace.hardware import find_device
-from trainpace.outcome import StepTime
+from trainpace.job import JobConditions, Training, power_w
+from trainpace.job.training import slowest_of
+from trainpace.outcome import JOB_PARTS, StepTime
 
 STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communication_ms=5.0)
 
@@ -15,8 +17,15 @@ STEP = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=5.0, communicati
 USUAL = JobConditions()
 
 
-def job(conditions=USUAL, nodes=4, spot=False, vcpus=None):
-    return job_time(10_000, 10.0, STEP, 256, nodes, 8 * nodes, 1e10, conditions, spot, vcpus)
+def training(conditions=USUAL, nodes=4, vcpus=None, steps=10_000):
+    return Training(
+        steps=steps, epochs=10.0, samples_per_step=256, nodes=nodes, devices=8 * nodes, compiles=False, conditions=conditions,
+        state_bytes=1e10, vcpus=vcpus,
+    )  # fmt: skip
+
+
+def job(conditions=USUAL, nodes=4, vcpus=None):
+    return training(conditions, nodes, vcpus).time(STEP.total_ms / 1e3, STEP.evaluating_ms / 1e3)
 
 
 def test_nothing_but_steps():
@@ -38,7 +47,7 @@ def test_evaluation_is_the_forward_part():
     time = job(JobConditions(evaluation_samples=2560))
     assert time.evaluation_s == pytest.approx(10 * 10 * 0.030)
     launching = StepTime(forward_ms=30.0, backward_ms=60.0, optimizer_ms=10.0, host_overhead_ms=50.0)
-    assert forward_ms(launching) == pytest.approx(45.0)
+    assert launching.evaluating_ms == pytest.approx(45.0)
 
 
 def test_the_data_are_waited_for():
@@ -47,8 +56,8 @@ def test_the_data_are_waited_for():
 
 def test_spot_servers_cost_time_the_more_of_them_there_are():
     conditions = JobConditions(preemption_mean_h=1.0)
-    assert job(conditions).failures_s < job(conditions, nodes=1, spot=True).failures_s
-    assert job(conditions, nodes=1, spot=True).failures_s < job(conditions, nodes=8, spot=True).failures_s
+    spot = replace(conditions, spot=True)
+    assert job(conditions).failures_s < job(spot, nodes=1).failures_s < job(spot, nodes=8).failures_s
 
 
 def test_the_slowest_of_several_nodes():
@@ -64,12 +73,11 @@ def test_the_slowest_of_several_nodes():
 def test_parts_add_up_and_are_never_negative(nodes, sample_bytes, storage, mtbf_h, variation, spot):
     time = job(
         JobConditions(
-            sample_bytes=sample_bytes, storage_gb_per_s=storage, device_mtbf_h=mtbf_h, step_variation=variation
+            sample_bytes=sample_bytes, storage_gb_per_s=storage, device_mtbf_h=mtbf_h, step_variation=variation, spot=spot
         ),
         nodes,
-        spot,
-    )
-    parts = [getattr(time, name) for name in time.__struct_fields__ if name.endswith("_s") and "interval" not in name]
+    )  # fmt: skip
+    parts = [getattr(time, name) for name in JOB_PARTS]
     assert min(parts) >= 0
     assert time.total_s == pytest.approx(sum(parts))
     assert 0 <= time.goodput <= 1
@@ -81,15 +89,24 @@ def test_the_checkpoint_interval_of_its_own_choice_is_not_beaten():
         assert own.total_s <= job(JobConditions(device_mtbf_h=1000.0, checkpoint_every_s=every_s)).total_s
 
 
-def test_energy_lies_between_idle_and_tdp():
+def test_power_lies_between_idle_and_tdp():
     a100 = find_device("A100")
-    busy = energy_kwh(a100, 8, StepTime(forward_ms=1.0), 3600.0)
-    waiting = energy_kwh(a100, 8, StepTime(idle_ms=1.0), 3600.0)
-    assert busy == pytest.approx(8 * 0.4)
-    assert 0 < waiting < 0.2 * busy
+    assert power_w(a100, 8, StepTime(forward_ms=1.0)) == pytest.approx(8 * 400)
+    assert 0 < power_w(a100, 8, StepTime(idle_ms=1.0)) < 0.2 * 8 * 400
 
 
 @pytest.mark.parametrize("field", ["storage_gb_per_s", "device_mtbf_h", "download_gb_per_s", "sample_bytes"])
 def test_conditions_that_cannot_be_say_which(field):
     with pytest.raises(TrainpaceError, match=field):
         JobConditions(**{field: -1.0})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"startup_s": -1.0}, {"repeats": 0}, {"evaluation_s": 5.0}, {"checkpoint_s": float("inf")},
+     {"mean_time_between_failures_s": 0.0}, {"checkpoint_every_steps": 5, "checkpoint_every_s": 60.0},
+     {"checkpoints": False, "checkpoint_s": 5.0}, {"evaluate_every_steps": 5, "evaluation_samples": 100}],
+)  # fmt: skip
+def test_conditions_that_contradict_themselves(wrong):
+    with pytest.raises(TrainpaceError):
+        JobConditions(**wrong)

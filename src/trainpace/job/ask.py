@@ -6,27 +6,35 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.records import Record
-from trainpace.schedule.learning_rate import LearningRateAdvice, learning_rate_advice
-from trainpace.schedule.solve import (
+from trainpace.job.conditions import ONLY_STEPS, JobConditions
+from trainpace.job.solve import (
     DataParallelChoice,
-    accumulation_for_global_batch,
     data_parallel_for_deadline,
     epochs_for_deadline,
-    step_time_for_steps,
+    step_time_for_deadline,
 )
-from trainpace.schedule.speedup import SpeedUp
-from trainpace.schedule.training_time import TrainingTime, time_of_steps
-from trainpace.schedule.work import EpochSteps, Schedule, epoch_steps, total_steps
-from trainpace.units import format_duration, hours_from_s
+from trainpace.job.training import Training, training_of
+from trainpace.outcome import JobTime
+from trainpace.records import Record
+from trainpace.schedule import (
+    EpochSteps,
+    LearningRateAdvice,
+    Schedule,
+    SpeedUp,
+    accumulation_for_global_batch,
+    epoch_steps,
+    learning_rate_advice,
+)
+from trainpace.units import format_duration
 
 
 class Question(Record):
     """What is known. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs and ranks
-    one may be missing where a deadline or a budget is given. Money is for all GPUs together: price x world size x hours.
+    one may be missing where a deadline or a budget is given. Nothing is assumed: `conditions` has what was said.
     """
 
     schedule: Schedule
+    conditions: JobConditions = ONLY_STEPS
     micro_batch: int | None = None
     accumulation: int | None = None
     global_batch: int | None = None
@@ -40,7 +48,6 @@ class Question(Record):
     epoch_time_s: float | None = None
     deadline_s: float | None = None
     budget_usd: float | None = None
-    price_usd_per_gpu_hour: float | None = None
     speedups: tuple[SpeedUp, ...] = ()
     solve_gpus: bool = False
     keep_global_batch: bool = False
@@ -52,11 +59,12 @@ class Answer(Record):
     """Everything that follows. `solved` names what was missing; `meets_limit` is None where no limit was given."""
 
     schedule: Schedule
+    conditions: JobConditions
     execution: Execution | None
     epoch: EpochSteps | None
     step_time_s: float | None
     throughput_samples_per_s: float | None
-    time: TrainingTime | None
+    time: JobTime | None
     limit_s: float | None
     meets_limit: bool | None
     cost_usd: float | None
@@ -93,7 +101,9 @@ def answer(question: Question) -> Answer:
                 "a budget buys GPU-hours, whatever the number of GPUs.", "Give --deadline to solve for GPUs."
             )
         before = execution.global_batch
-        choice = data_parallel_for_deadline(schedule, execution, step_time_s, limit_s, q.keep_global_batch)
+        choice = data_parallel_for_deadline(
+            schedule, execution, q.conditions, step_time_s, limit_s, q.keep_global_batch
+        )
         execution = replace(
             execution,
             nnodes=1,
@@ -114,15 +124,17 @@ def answer(question: Question) -> Answer:
                 "the length of the run is not known.",
                 "Add --epochs or --max-steps; or --step-time with a --deadline or --budget, to learn how many epochs fit.",
             )
-        schedule = replace(schedule, epochs=float(epochs_for_deadline(schedule, execution, step_time_s, limit_s)))
+        epochs = epochs_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
+        schedule = replace(schedule, epochs=float(epochs))
         solved.append("epochs")
-    steps = total_steps(schedule, execution)
+    training = training_of(schedule, execution, q.conditions)
     if step_time_s is None and limit_s is not None:
-        step_time_s = step_time_for_steps(schedule, steps, limit_s)
+        step_time_s = step_time_for_deadline(training, limit_s)
         solved += ["step_time", "throughput"]
-    time = None if step_time_s is None else time_of_steps(schedule, steps, step_time_s)
+    time = None if step_time_s is None else training.time(step_time_s)
     return Answer(
         schedule=schedule,
+        conditions=q.conditions,
         execution=execution,
         epoch=epoch,
         step_time_s=step_time_s,
@@ -130,7 +142,7 @@ def answer(question: Question) -> Answer:
         time=time,
         limit_s=limit_s,
         meets_limit=_meets(time, limit_s),
-        cost_usd=_cost_usd(q, time, execution.world_size),
+        cost_usd=None if time is None else time.usd,
         solved=tuple(solved),
         gpus_choice=choice,
         learning_rate=_learning_rate(q, execution.global_batch),
@@ -149,19 +161,21 @@ def _answer_from_epoch_time(q: Question) -> Answer:
         )
     if q.epoch_time_s is None:
         raise TrainpaceError("the time of an epoch is not known.", "Add --epoch-time.")
-    if q.schedule.evaluate_every_steps or q.schedule.checkpoint_every_steps or q.schedule.max_steps:
+    if q.conditions.evaluate_every_steps or q.conditions.checkpoint_every_steps or q.schedule.max_steps:
         raise TrainpaceError(
             "counting in steps needs to know the steps of an epoch.", "Add --samples and a batch size."
         )
     world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
-    whole = int(q.schedule.epochs)
-    epochs = whole if whole == q.schedule.epochs else q.schedule.epochs
-    # one "step" is one epoch here; a fractional epoch scales the time, not the count
-    time = time_of_steps(q.schedule, 1, q.epoch_time_s * epochs)
-    time = replace(time, steps=0)
+    # one "step" is the whole run here
+    run = Training(
+        steps=1, epochs=q.schedule.epochs, samples_per_step=1, nodes=q.nnodes or 1, devices=world_size, compiles=False,
+        conditions=q.conditions,
+    )  # fmt: skip
+    time = replace(run.time(q.epoch_time_s * q.schedule.epochs), steps=0)
     limit_s = _limit_s(q, world_size)
     return Answer(
         schedule=q.schedule,
+        conditions=q.conditions,
         execution=None,
         epoch=None,
         step_time_s=None,
@@ -169,7 +183,7 @@ def _answer_from_epoch_time(q: Question) -> Answer:
         time=time,
         limit_s=limit_s,
         meets_limit=_meets(time, limit_s),
-        cost_usd=_cost_usd(q, time, world_size),
+        cost_usd=time.usd,
         solved=("time",),
         speedups=q.speedups,
     )
@@ -231,21 +245,16 @@ def _limit_s(q: Question, world_size: int) -> float | None:
     """The tighter of the deadline and what the budget pays for."""
     limits = [] if q.deadline_s is None else [q.deadline_s]
     if q.budget_usd is not None:
-        if q.price_usd_per_gpu_hour is None:
+        price = q.conditions.price_usd_per_device_hour
+        if price is None:
             raise TrainpaceError("a budget needs a price.", "Add --price, in dollars per GPU and hour.")
-        limits.append(3600.0 * q.budget_usd / (q.price_usd_per_gpu_hour * world_size))
+        limits.append(3600.0 * q.budget_usd / (price * world_size))
     return min(limits) if limits else None
 
 
-def _meets(time: TrainingTime | None, limit_s: float | None) -> bool | None:
+def _meets(time: JobTime | None, limit_s: float | None) -> bool | None:
     # a solved step time meets its limit up to rounding
     return None if time is None or limit_s is None else time.total_s <= limit_s * (1 + 1e-9)
-
-
-def _cost_usd(q: Question, time: TrainingTime | None, world_size: int) -> float | None:
-    if q.price_usd_per_gpu_hour is None or time is None:
-        return None
-    return q.price_usd_per_gpu_hour * world_size * hours_from_s(time.total_s)
 
 
 def _learning_rate(q: Question, global_batch: int) -> LearningRateAdvice | None:
@@ -257,10 +266,9 @@ def _learning_rate(q: Question, global_batch: int) -> LearningRateAdvice | None:
 def _check_positive(q: Question) -> None:
     names = (
         "micro_batch", "accumulation", "global_batch", "nnodes", "nproc_per_node", "tp", "pp", "cp", "step_time_s",
-        "throughput_samples_per_s", "epoch_time_s", "deadline_s", "budget_usd", "price_usd_per_gpu_hour",
-        "learning_rate", "base_global_batch",
+        "throughput_samples_per_s", "epoch_time_s", "deadline_s", "budget_usd", "learning_rate", "base_global_batch",
     )  # fmt: skip
-    for name in names:
-        value = getattr(q, name)
+    values = {name: getattr(q, name) for name in names}
+    for name, value in {**values, "price_usd_per_gpu_hour": q.conditions.price_usd_per_device_hour}.items():
         if value is not None and not 0 < value <= 1e18:
             raise TrainpaceError(f"{name} is {value}; it must be above 0 and at most 1e18.")

@@ -1,6 +1,6 @@
-"""Solve the training-time formula for whichever number is missing.
+"""Solve the time of a training for whichever number is missing.
 
-Every solver inverts `training_time` itself, by bisection or by trying whole numbers, so that it stays right when the
+Every solver inverts `Training.time` itself, by bisection or by trying whole numbers, so that it stays right when the
 formula gains a term. Time never falls when there is more of anything, which the tests check.
 """
 
@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
+from trainpace.job.conditions import JobConditions
+from trainpace.job.training import Training, training_of
+from trainpace.outcome import JobTime
 from trainpace.records import Record
-from trainpace.schedule.training_time import TrainingTime, time_of_steps, training_time
-from trainpace.schedule.work import Schedule, total_steps
+from trainpace.schedule import Schedule
 from trainpace.units import format_duration
 
 MAX_RANKS = 1_000_000
@@ -29,28 +31,24 @@ class DataParallelChoice(Record):
     accumulation: int
     global_batch: int
     step_time_s: float
-    time: TrainingTime
+    time: JobTime
 
 
-def step_time_for_deadline(schedule: Schedule, execution: Execution, deadline_s: float) -> float:
+def step_time_for_deadline(training: Training, deadline_s: float) -> float:
     """The slowest step time (seconds) that still meets the deadline."""
-    return step_time_for_steps(schedule, total_steps(schedule, execution), deadline_s)
-
-
-def step_time_for_steps(schedule: Schedule, steps: int, deadline_s: float) -> float:
-    """The slowest step time (seconds) with which `steps` updates of each repeat meet the deadline."""
     _check_deadline(deadline_s)
-    fastest = time_of_steps(schedule, steps, 1e-15)
+    fastest = training.time(1e-15)
     if fastest.total_s > deadline_s:
         raise Contradiction(
             f"a deadline of {format_duration(deadline_s)} cannot be met: start-up, evaluation, checkpoints and restarts"
             f" alone take {format_duration(fastest.total_s)}.",
             "Allow more time, or evaluate and checkpoint less often.",
         )
-    low, high = 1e-15, max(deadline_s / steps, 1e-15)  # no step can take longer than an even share of the deadline
+    # no step can take longer than an even share of the deadline
+    low, high = 1e-15, max(deadline_s / training.steps, 1e-15)
     for _ in range(200):
         middle = (low + high) / 2
-        if time_of_steps(schedule, steps, middle).total_s <= deadline_s:
+        if training.time(middle).total_s <= deadline_s:
             low = middle
         else:
             high = middle
@@ -59,13 +57,15 @@ def step_time_for_steps(schedule: Schedule, steps: int, deadline_s: float) -> fl
     return low
 
 
-def epochs_for_deadline(schedule: Schedule, execution: Execution, step_time_s: float, deadline_s: float) -> int:
+def epochs_for_deadline(
+    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float
+) -> int:
     """The most whole epochs that fit into the deadline."""
     _check_deadline(deadline_s)
 
     def time_s(epochs: int) -> float:
         run = replace(schedule, epochs=float(epochs), max_steps=None)
-        return training_time(run, execution, step_time_s).total_s
+        return training_of(run, execution, conditions).time(step_time_s).total_s
 
     if time_s(1) > deadline_s:
         raise Contradiction(
@@ -76,7 +76,12 @@ def epochs_for_deadline(schedule: Schedule, execution: Execution, step_time_s: f
 
 
 def data_parallel_for_deadline(
-    schedule: Schedule, execution: Execution, step_time_s: float, deadline_s: float, keep_global_batch: bool
+    schedule: Schedule,
+    execution: Execution,
+    conditions: JobConditions,
+    step_time_s: float,
+    deadline_s: float,
+    keep_global_batch: bool,
 ) -> DataParallelChoice:
     """The smallest data-parallel size that meets the deadline, if a step takes as long on many ranks as on few.
 
@@ -85,20 +90,27 @@ def data_parallel_for_deadline(
     there are fewer steps.
     """
     _check_deadline(deadline_s)
-    if keep_global_batch:
-        return _trade_accumulation(schedule, execution, step_time_s, deadline_s)
 
-    def choice(ranks: int) -> DataParallelChoice:
-        wider = _with_ranks(execution, ranks, execution.accumulation)
-        time = training_time(schedule, wider, step_time_s)
+    def choice(ranks: int, accumulation: int = execution.accumulation) -> DataParallelChoice:
+        wider = _with_ranks(execution, ranks, accumulation)
+        step_s = step_time_s * accumulation / execution.accumulation
         return DataParallelChoice(
-            data_parallel_size=ranks,
-            accumulation=execution.accumulation,
-            global_batch=wider.global_batch,
-            step_time_s=step_time_s,
-            time=time,
-        )
+            data_parallel_size=ranks, accumulation=accumulation, global_batch=wider.global_batch, step_time_s=step_s,
+            time=training_of(schedule, wider, conditions).time(step_s),
+        )  # fmt: skip
 
+    if keep_global_batch:
+        product = execution.accumulation * execution.data_parallel_size
+        choices = [choice(ranks, product // ranks) for ranks in range(1, product + 1) if product % ranks == 0]
+        meeting = next((c for c in choices if c.time.total_s <= deadline_s), None)
+        if meeting is not None:
+            return meeting
+        fastest = min(c.time.total_s for c in choices)
+        raise Contradiction(
+            f"at a constant global batch of {execution.global_batch} and micro-batch {execution.micro_batch} the most ranks are"
+            f" {product}, which take {format_duration(fastest)}; the deadline is {format_duration(deadline_s)}.",
+            "Let the global batch grow, use a smaller micro-batch, or a faster step.",
+        )
     most = MAX_RANKS
     if schedule.drop_last or schedule.partial_accumulation == "drop":
         samples = schedule.samples_per_epoch or 0
@@ -113,49 +125,6 @@ def data_parallel_for_deadline(
         _last_true(lambda n: choice(n).time.total_s > deadline_s, most) if choice(1).time.total_s > deadline_s else 0
     )
     return choice(below + 1)
-
-
-def accumulation_for_global_batch(global_batch: int, micro_batch: int, data_parallel_size: int) -> int:
-    """Accumulation steps that give exactly `global_batch`; where none do, the error names the nearest that can be had."""
-    per_micro_step = micro_batch * data_parallel_size
-    whole, rest = divmod(global_batch, per_micro_step)
-    if rest == 0 and whole:
-        return whole
-    nearest = [n * per_micro_step for n in (whole, whole + 1) if n]
-    raise Contradiction(
-        f"global batch {global_batch} is not a multiple of micro-batch {micro_batch} x data-parallel size"
-        f" {data_parallel_size} = {per_micro_step}.",
-        f"Nearest global batches: {' and '.join(str(n) for n in nearest)};"
-        f" or a micro-batch that divides {global_batch}.",
-    )
-
-
-def _trade_accumulation(
-    schedule: Schedule, execution: Execution, step_time_s: float, deadline_s: float
-) -> DataParallelChoice:
-    product = execution.accumulation * execution.data_parallel_size
-    fastest = math.inf
-    for ranks in range(1, product + 1):
-        if product % ranks:
-            continue
-        accumulation = product // ranks
-        step = step_time_s * accumulation / execution.accumulation
-        wider = _with_ranks(execution, ranks, accumulation)
-        time = training_time(schedule, wider, step)
-        fastest = min(fastest, time.total_s)
-        if time.total_s <= deadline_s:
-            return DataParallelChoice(
-                data_parallel_size=ranks,
-                accumulation=accumulation,
-                global_batch=wider.global_batch,
-                step_time_s=step,
-                time=time,
-            )
-    raise Contradiction(
-        f"at a constant global batch of {execution.global_batch} and micro-batch {execution.micro_batch} the most ranks are"
-        f" {product}, which take {format_duration(fastest)}; the deadline is {format_duration(deadline_s)}.",
-        "Let the global batch grow, use a smaller micro-batch, or a faster step.",
-    )
 
 
 def _with_ranks(execution: Execution, ranks: int, accumulation: int) -> Execution:

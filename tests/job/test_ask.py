@@ -3,28 +3,26 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.schedule import (
+from trainpace.job import (
+    ONLY_STEPS,
+    JobConditions,
     Question,
-    Schedule,
-    SpeedUp,
-    accumulation_for_global_batch,
     answer,
-    cumulative,
     data_parallel_for_deadline,
     epochs_for_deadline,
-    learning_rate_advice,
     step_time_for_deadline,
-    time_of_steps,
-    training_time,
+    training_of,
 )
+from trainpace.outcome import JOB_PARTS
+from trainpace.schedule import Schedule, SpeedUp, accumulation_for_global_batch, cumulative, learning_rate_advice
 
-schedules = st.builds(
-    Schedule,
-    samples=st.integers(100, 10**6),
-    epochs=st.integers(1, 50).map(float),
+schedules = st.builds(Schedule, samples=st.integers(100, 10**6), epochs=st.integers(1, 50).map(float))
+conditions = st.builds(
+    lambda **fields: replace(ONLY_STEPS, **fields),
     startup_s=st.floats(0, 600),
     evaluate_every_steps=st.integers(1, 1000),
     evaluation_s=st.floats(0, 60),
@@ -38,7 +36,9 @@ step_times = st.floats(1e-3, 10)
 
 def test_the_thesis():
     """32 models x 50 epochs x 10.7 h are 713 days; 2153 % leaves 4.65 % of them, 33 days."""
-    result = answer(Question(schedule=Schedule(epochs=50, repeats=32), epoch_time_s=10.7 * 3600))
+    result = answer(
+        Question(schedule=Schedule(epochs=50), conditions=replace(ONLY_STEPS, repeats=32), epoch_time_s=10.7 * 3600)
+    )
     assert result.time.total_s / 86400 == pytest.approx(713.3, abs=0.05)
     shares = [SpeedUp(ratio=p / 100).share_of_old_time for p in (363, 1329, 2153)]
     assert shares == pytest.approx([0.2755, 0.0752, 0.0465], abs=1e-4)
@@ -51,43 +51,45 @@ def test_rungs_multiply():
     assert [s.ratio for s in total] == pytest.approx([3.63, 13.29, 21.53])
 
 
-@given(schedules, executions, step_times)
-def test_parts_add_up_and_repeats_multiply(schedule, execution, step):
-    time = training_time(schedule, execution, step)
-    parts = time.stepping_s + time.startup_s + time.evaluation_s + time.checkpoint_s + time.failures_s
-    assert time.total_s == parts
-    assert time.stepping_s == pytest.approx(time.steps * step * schedule.repeats)
+@given(schedules, executions, conditions, step_times)
+def test_parts_add_up_and_repeats_multiply(schedule, execution, c, step):
+    time = training_of(schedule, execution, c).time(step)
+    assert time.total_s == pytest.approx(math.fsum(getattr(time, name) for name in JOB_PARTS))
+    assert time.stepping_s == pytest.approx(time.steps * step * c.repeats)
 
 
-@given(schedules, executions, step_times, step_times)
-def test_a_slower_step_is_never_a_shorter_training(schedule, execution, a, b):
-    fast, slow = sorted((a, b))
-    assert training_time(schedule, execution, fast).total_s <= training_time(schedule, execution, slow).total_s
+@given(schedules, executions, conditions, step_times, step_times)
+def test_a_slower_step_is_never_a_shorter_training(schedule, execution, c, a, b):
+    fast, slow = (training_of(schedule, execution, c).time(step) for step in sorted((a, b)))
+    assert fast.total_s <= slow.total_s
 
 
-@given(schedules, executions, step_times)
-def test_step_time_for_a_deadline_is_the_inverse(schedule, execution, step):
-    deadline = training_time(schedule, execution, step).total_s
-    assert step_time_for_deadline(schedule, execution, deadline * (1 + 1e-12)) == pytest.approx(step, rel=1e-6)
+@given(schedules, executions, conditions, step_times)
+def test_step_time_for_a_deadline_is_the_inverse(schedule, execution, c, step):
+    training = training_of(schedule, execution, c)
+    deadline = training.time(step).total_s
+    assert step_time_for_deadline(training, deadline * (1 + 1e-12)) == pytest.approx(step, rel=1e-6)
 
 
-@given(schedules, executions, step_times, st.integers(1, 40))
-def test_epochs_for_a_deadline_are_the_inverse(schedule, execution, step, epochs):
-    from msgspec.structs import replace
+@given(schedules, executions, conditions, step_times, st.integers(1, 40))
+def test_epochs_for_a_deadline_are_the_inverse(schedule, execution, c, step, epochs):
+    def total_s(count):
+        return training_of(replace(schedule, epochs=float(count)), execution, c).time(step).total_s
 
-    deadline = training_time(replace(schedule, epochs=float(epochs)), execution, step).total_s
-    assert epochs_for_deadline(schedule, execution, step, deadline) >= epochs
-    more = epochs_for_deadline(schedule, execution, step, deadline) + 1
-    assert training_time(replace(schedule, epochs=float(more)), execution, step).total_s > deadline
+    deadline = total_s(epochs)
+    most = epochs_for_deadline(schedule, execution, c, step, deadline)
+    assert most >= epochs
+    assert total_s(most + 1) > deadline
 
 
-@given(schedules, executions, step_times, st.integers(1, 64), st.booleans())
-def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, step, ranks, keep):
-    from msgspec.structs import replace
+@given(schedules, executions, conditions, step_times, st.integers(1, 64), st.booleans())
+def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, c, step, ranks, keep):
+    def total_s(count):
+        return training_of(schedule, replace(execution, nproc_per_node=count), c).time(step).total_s
 
-    deadline = training_time(schedule, replace(execution, nproc_per_node=ranks), step).total_s
+    deadline = total_s(ranks)
     try:
-        choice = data_parallel_for_deadline(schedule, execution, step, deadline, keep)
+        choice = data_parallel_for_deadline(schedule, execution, c, step, deadline, keep)
     except Contradiction:
         assert keep  # with a growing batch, `ranks` themselves meet it
         return
@@ -97,8 +99,7 @@ def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, step, ranks, k
     else:
         assert choice.data_parallel_size <= ranks
         if choice.data_parallel_size > 1:
-            fewer = replace(execution, nproc_per_node=choice.data_parallel_size - 1)
-            assert training_time(schedule, fewer, step).total_s > deadline
+            assert total_s(choice.data_parallel_size - 1) > deadline
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
@@ -112,16 +113,22 @@ def test_accumulation_that_does_not_divide_names_the_nearest():
 
 
 def test_evaluation_checkpoints_and_start_up():
-    schedule = Schedule(
-        max_steps=100, startup_s=30, evaluate_every_steps=40, evaluation_s=10, checkpoint_every_steps=50, checkpoint_s=5
+    c = JobConditions(
+        startup_s=30,
+        evaluate_every_steps=40,
+        evaluation_s=10,
+        checkpoint_every_steps=50,
+        checkpoint_s=5,
+        device_mtbf_h=None,
     )
-    time = time_of_steps(schedule, 100, 1.0)
+    time = training_of(Schedule(max_steps=100), Execution(), c).time(1.0)
     assert (time.stepping_s, time.startup_s, time.evaluation_s, time.checkpoint_s) == (100, 30, 20, 10)
+    assert (time.checkpoints, time.failures_s) == (2, 0.0)
 
 
 def test_failures_that_come_faster_than_recovery_never_end():
-    schedule = Schedule(max_steps=100, mean_time_between_failures_s=0.1, restart_s=60.0)
-    assert math.isinf(time_of_steps(schedule, 100, 1.0).total_s)
+    c = replace(ONLY_STEPS, mean_time_between_failures_s=0.1, restart_s=60.0)
+    assert math.isinf(training_of(Schedule(max_steps=100), Execution(), c).time(1.0).total_s)
 
 
 def test_learning_rate_rules():
@@ -187,7 +194,7 @@ def test_budget_gives_epochs():
             global_batch=128,
             step_time_s=0.08,
             budget_usd=20.0,
-            price_usd_per_gpu_hour=1.2,
+            conditions=replace(ONLY_STEPS, price_usd_per_device_hour=1.2),
         )
     )
     assert "epochs" in result.solved

@@ -1,0 +1,88 @@
+"""`calibrate`: what this machine can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import load, save
+from trainpace.verbs.places import check_writable, default_profile_file
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Field, Request
+from trainpace.verbs.this_machine import detected
+from trainpace.verbs.units import COUNT, DURATION
+
+if TYPE_CHECKING:
+    from trainpace.hardware.cluster import HostLinks
+    from trainpace.machine import Machine, MachineProfile
+
+
+class CalibrateRequest(Request):
+    """What to measure of this machine, and where to leave its profile."""
+
+    seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
+    ranks: Annotated[int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)] = None
+    backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"
+    storage: Annotated[
+        str | None, Field("Also write and read a quarter of a gigabyte in this folder.", metavar="FOLDER")
+    ] = None
+    output: Annotated[
+        str | None, Field("Where to leave the profile, in place of the user's data folder.", metavar="FILE.json")
+    ] = None
+
+    @property
+    def profile_file(self) -> Path:
+        return Path(self.output) if self.output else default_profile_file()
+
+
+def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
+    """What machine this is, its storage measured where that is asked for."""
+    if request.output:
+        check_writable(request.output)
+    machine = detected(progress)
+    if request.storage is not None:
+        from trainpace.machine import measure_storage
+
+        machine = replace(machine, storage=measure_storage(request.storage))
+    return machine
+
+
+def run(request: CalibrateRequest, progress: Progress, machine: Machine | None = None) -> MachineProfile:
+    """Measure this machine and save its profile. `machine`: what `machine_of` gave, where that was asked before."""
+    from trainpace.machine import calibrate
+
+    machine = machine or machine_of(request, progress)
+    progress.note(f"measuring for about {request.seconds:.0f} s; let nothing else run")
+    with progress.work("calibrating", seconds=request.seconds):
+        profile = calibrate(request.seconds, machine)
+    if request.ranks is not None:
+        from trainpace.machine import measure_allreduce
+
+        with progress.work(f"timing all-reduce between {request.ranks} processes") as work:
+            work.to(0)
+            profile = replace(profile, allreduce=measure_allreduce(request.ranks, request.backend))
+    request.profile_file.parent.mkdir(parents=True, exist_ok=True)
+    save(profile, request.profile_file)
+    return profile
+
+
+def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> HostLinks | None:
+    """The links between hosts, measured under torchrun, into the profile that an earlier calibration left.
+
+    None on ranks other than 0, which save nothing.
+    """
+    from trainpace.machine import MachineProfile, measure_host_links
+
+    file = request.profile_file
+    if request.output:
+        check_writable(request.output)
+    if not file.exists():
+        raise TrainpaceError(f"there is no profile at {file} to put the links into.", "First: trainpace calibrate")
+    profile = load(file, MachineProfile)
+    links = measure_host_links(network_gb_per_s)
+    if links is not None:
+        save(replace(profile, host_links=links), file)
+    return links

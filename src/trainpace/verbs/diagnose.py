@@ -1,0 +1,56 @@
+"""`diagnose`: what slows a training script down, proved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from trainpace.diagnose import Diagnosis, diagnose
+from trainpace.records import Record
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Field, Misuse, Request
+from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, within
+from trainpace.verbs.watch import Command, RecordingFolder, Watched, record
+from trainpace.watch import read_recording
+
+EPOCHS = within("epochs", ABOVE_0, 1e12)
+STEPS = within("count", 1, 1e9, COUNT.parse)
+Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted"]
+
+
+class DiagnoseRequest(Request):
+    """A command whose causes are to be tried, or a recording's folder. `stdout`: where the command's output goes in place of
+    our own."""
+
+    command: Command = ()
+    epochs: Annotated[float | None, Field("Epochs of the whole job, to say what a change saves in it.", EPOCHS)] = None
+    rounds: Annotated[int, Field("How often each intervention is tried.", STEPS)] = 4
+    block: Annotated[int, Field("Steps of one try.", STEPS)] = 8
+    warm_up: Annotated[int, Field("Steps before the first try.", STEPS)] = 10
+    limit: Annotated[float, Field("Stop after so long, with what there is.", DURATION)] = 300.0
+    without: Annotated[tuple[Intervention, ...], Field("Leave an intervention out.")] = ()
+    output: RecordingFolder = None
+    stdout: int | None = None
+
+
+class Diagnosed(Record):
+    """A diagnosis, and the recording that it was made of."""
+
+    diagnosis: Diagnosis
+    watched: Watched
+
+
+def run(request: DiagnoseRequest, progress: Progress) -> Diagnosed:
+    r, command = request, request.command
+    if not command:
+        raise Misuse("give a command, as in: trainpace diagnose -- python train.py, or a recording's folder.")
+    if len(command) == 1 and Path(command[0]).is_dir():
+        folder = Path(command[0])
+        watched = Watched(recording=read_recording(folder), folder=folder)
+    else:
+        trials = {
+            "block_steps": r.block, "rounds": r.rounds, "warm_up_steps": max(4, r.warm_up), "limit_s": r.limit,
+            "without": list(r.without),
+        }  # fmt: skip
+        watched = record(command, r.output, r.stdout, progress, trials)
+    return Diagnosed(diagnosis=diagnose(watched.recording, r.epochs), watched=watched)

@@ -1,0 +1,67 @@
+"""`loader`: a DataLoader measured alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Argument, Field, Request
+from trainpace.verbs.units import COUNT, DURATION, WORKERS, within
+
+if TYPE_CHECKING:
+    from trainpace.loader import LoaderAdvice, LoaderMeasurement
+
+
+class LoaderRequest(Request):
+    """Which DataLoader to measure, and how."""
+
+    target: Annotated[str, Argument("A dataset, a DataLoader or a task: FILE.py:NAME.", metavar="FILE.py:NAME")]
+    batch: Annotated[int | None, Field("Samples in a batch.  [default: the DataLoader's own, or 32]", COUNT)] = None
+    workers: Annotated[
+        tuple[int, ...] | None, Field("4, or 0,2,4, or 0:4.  [default: 0 up to where more stop gaining]", WORKERS)
+    ] = None
+    compute_ms: Annotated[
+        float | None,
+        Field("Step time with its data at hand.  [default: measured for a task]", within("milliseconds", 0, 1e12)),
+    ] = None
+    seconds: Annotated[float, Field("Timed part of one run of the loader.", DURATION)] = 0.5
+    repeats: Annotated[int, Field("Runs of each setting.", COUNT)] = 3
+    timeout: Annotated[float, Field("Give up after this.", DURATION)] = 600.0
+
+
+class MeasuredLoader(Record):
+    """A loader as measured alone, and the settings to use on this machine."""
+
+    measurement: LoaderMeasurement
+    advice: LoaderAdvice
+
+
+def run(request: LoaderRequest, progress: Progress) -> MeasuredLoader:
+    from trainpace.loader import LoaderConditions, advise, measure_loader
+
+    conditions = LoaderConditions(
+        target=request.target, batch_size=request.batch, workers=request.workers, compute_ms=request.compute_ms,
+        seconds=request.seconds, repeats=request.repeats, timeout_s=request.timeout,
+    )  # fmt: skip
+    progress.note("measuring the loader alone, for half a minute or so; let nothing else run")
+    with progress.work(f"measuring {request.target}"):
+        measurement = measure_loader(conditions)
+    compute_ms, compute_cores = request.compute_ms, 1.0
+    if compute_ms is None and measurement.is_task:
+        compute_ms, compute_cores = _compute(request, measurement.batch_size, progress)
+    return MeasuredLoader(measurement=measurement, advice=advise(measurement, compute_ms, compute_cores))
+
+
+def _compute(request: LoaderRequest, batch_size: int, progress: Progress) -> tuple[float | None, float]:
+    """(ms of a step that has its data, cores that it keeps busy), or no ms where the task does not train by itself."""
+    from trainpace.measure import Conditions, measure
+
+    progress.note("measuring the task's compute")
+    try:
+        step = measure(Conditions(model=request.target, timeout_s=request.timeout), batch_size)
+    except TrainpaceError as error:
+        progress.note(f"note: the compute was not measured: {error}")
+        return None, 1.0
+    return step.median_ms, float(step.environment["threads"])

@@ -1,0 +1,276 @@
+"""`measure`: real steps of a model on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.hardware import Cluster, find_device
+from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
+from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
+from trainpace.records import Record, Table
+from trainpace.verbs.fields import ChannelsLast, ImageSize, JournalPlace, KeepIdentity, Optimizer, SequenceLength
+from trainpace.verbs.own_hardware import own_devices
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Argument, Field, Misuse, Request
+from trainpace.verbs.this_machine import detected, device_of, profile_here
+from trainpace.verbs.units import BATCHES, COUNT, DURATION
+from trainpace.workload import Variant, form_of
+
+if TYPE_CHECKING:
+    from trainpace.journal import Foresight, Journal, RecordedSweep
+    from trainpace.machine import Machine
+    from trainpace.measure import Conditions
+
+DEFAULT_BATCHES = (8, 16, 32)
+LARGEST_SEARCHED = 65536
+MEMORY_SHARE = 0.7
+Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
+
+
+class MeasureRequest(Request):
+    """A model, the batch sizes, and how its steps are measured. `command`: the one that the journal notes, "" for none."""
+
+    model: Annotated[str | None, Argument("The model, as in trainpace forecast.")] = None
+    batch: Annotated[
+        tuple[int, ...] | None, Field("Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES)
+    ] = None
+    every: Annotated[bool, Field("Measure every size of a long range; without it those that tell most.")] = False
+    repeats: Annotated[
+        int | None, Field("Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]", COUNT)
+    ] = None
+    until_oom: Annotated[bool, Field("Find the largest batch that fits (up to the largest of `batch`).")] = False
+    precision: Annotated[Precision, Field("Number format.")] = "fp32"
+    optimizer: Optimizer = None
+    accumulate: Annotated[int, Field("Micro-batches per update.", COUNT)] = 1
+    device: Annotated[Literal["cpu", "cuda"], Field("Where to train.")] = "cpu"
+    sequence_length: SequenceLength = None
+    image_size: ImageSize = None
+    channels_last: ChannelsLast = False
+    compile: Annotated[bool, Field("Under torch.compile.")] = False
+    seconds: Annotated[float, Field("Training time of a probe.", DURATION)] = 2.0
+    timeout: Annotated[float, Field("Give up on a probe after this.", DURATION)] = 600.0
+    memory_limit: Annotated[float | None, Field("A probe on the CPU may take no more than this.", metavar="GIB")] = None
+    noise_scale: Annotated[bool, Field("Also the gradient noise scale, of FILE.py:FUNCTION at the largest batch.")] = (
+        False
+    )
+    no_forecast: Annotated[bool, Field("Do not lay a forecast beside the measurements.")] = False
+    journal: JournalPlace = None
+    no_journal: Annotated[bool, Field("Keep nothing in the journal; an interrupted sweep is then lost.")] = False
+    fresh: Annotated[bool, Field("Begin anew where an interrupted sweep could be taken up.")] = False
+    notes: Annotated[str, Field("A remark kept with the runs.")] = ""
+    keep_identity: KeepIdentity = False
+    command: str = ""
+
+
+class MeasuredSweep(Record, Table):
+    """What was measured over batch sizes. Iterates over `measurements`, which are in order of batch size.
+
+    `failed`: batch sizes that could not be measured, and why. `analysis`: medians, jumps, the best batch, the largest that fits.
+    `forecasts`: those made for this machine, by batch size; `causes`: where they jump. `sweep`: its id in the journal.
+    """
+
+    measurements: tuple[Measurement, ...]
+    failed: tuple[FailedProbe, ...]
+    analysis: SweepAnalysis
+    forecasts: dict[int, Forecast]
+    causes: tuple[Jump, ...] = ()
+    sweep: str | None = None
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self.measurements)
+
+    def __len__(self) -> int:
+        return len(self.measurements)
+
+    def __getitem__(self, i: int) -> Measurement:
+        return self.measurements[i]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A row a batch size, over all its probes, with what was forecast for it."""
+        rows = []
+        for point in self.analysis.points:
+            forecast = self.forecasts.get(point.batch)
+            step = None if forecast is None else forecast.step
+            row = {**msgspec.to_builtins(point), "samples_per_second": point.samples_per_second}
+            row |= {"step_ms_low": point.interval_ms.low, "step_ms_high": point.interval_ms.high}
+            row.pop("interval_ms")
+            rows.append({**row, "forecast_ms": None if step is None else step.total_ms})
+        return rows
+
+
+def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
+    """Raises UserCodeError where nothing could be measured."""
+    if request.model is None:
+        raise Misuse("Name a `model`.")
+    if request.noise_scale and ".py:" not in request.model:
+        raise Misuse("`noise_scale` is one of real samples, and those of this model are random: name FILE.py:FUNCTION.")
+    machine = detected(progress)
+    request = with_memory_limit(request, machine, progress)
+    with opened_journal(request) as journal:
+        return sweep_of(request, device_of(request.device, machine), journal, progress)
+
+
+def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, progress: Progress) -> MeasuredSweep:
+    """Measure one model on a device. Raises UserCodeError where nothing could be measured."""
+    from trainpace.journal import execution_of
+    from trainpace.measure import measure_noise_scale
+
+    conditions, plan = _conditions(request), _plan(request)
+    foresight = None if request.no_forecast else _foresight(conditions, device, journal, progress)
+    execution = execution_of(conditions, plan.batches[0], "" if foresight is None else foresight.workload.optimizer)
+    causes = () if foresight is None else _forecast_jumps(foresight, plan, conditions)
+    recorded = _record(request, conditions, plan, device, journal, foresight, causes, progress)
+    measured = sorted(
+        (o for o in recorded.outcomes if isinstance(o, Measurement)), key=lambda m: m.execution.micro_batch
+    )
+    failed = tuple(o for o in recorded.outcomes if isinstance(o, FailedProbe))
+    if not measured:
+        reasons = [f"batch {probe.execution.micro_batch}: {probe.reason}" for probe in failed]
+        raise UserCodeError(f"nothing could be measured ({'; '.join(reasons[:3])}).")
+    if request.noise_scale:
+        largest = measured[-1].execution.micro_batch
+        progress.note(f"gathering gradients at batch {largest}")
+        measured[-1] = replace(measured[-1], noise_scale=measure_noise_scale(conditions, largest))
+    analysis = analyse(recorded.outcomes)
+    forecasts: dict[int, Forecast] = {}
+    if foresight is not None:
+        made = {p.batch: foresight.at(replace(execution, micro_batch=p.batch)) for p in analysis.points}
+        forecasts = {batch: forecast for batch, forecast in made.items() if forecast.step is not None}
+    return MeasuredSweep(
+        measurements=tuple(measured), failed=failed, analysis=analysis, forecasts=forecasts, causes=causes,
+        sweep=recorded.id or None,
+    )  # fmt: skip
+
+
+def with_memory_limit(request: MeasureRequest, machine: Machine, progress: Progress) -> MeasureRequest:
+    """A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs."""
+    r, memory_gib = request, machine.memory_limit_gib or machine.memory_gib
+    if not r.until_oom or r.device != "cpu" or r.memory_limit is not None or memory_gib is None:
+        return r
+    limit_gib = round(MEMORY_SHARE * memory_gib, 1)
+    progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
+    return replace(r, memory_limit=limit_gib)
+
+
+@contextlib.contextmanager
+def opened_journal(request: MeasureRequest) -> Iterator[Journal | None]:
+    """The request's journal, or None with `no_journal`."""
+    if request.no_journal:
+        yield None
+        return
+    from trainpace.journal import Journal
+
+    with Journal.open(request.journal) as journal:
+        yield journal
+
+
+def _conditions(request: MeasureRequest) -> Conditions:
+    from trainpace.measure import Conditions
+
+    r = request
+    assert r.model is not None
+    return Conditions(
+        model=r.model, device=r.device, precision=r.precision, optimizer=r.optimizer, accumulation=r.accumulate,
+        sequence_length=r.sequence_length, image_size=r.image_size, channels_last=r.channels_last, compile=r.compile,
+        seconds=r.seconds, timeout_s=r.timeout, memory_limit_gib=r.memory_limit,
+    )  # fmt: skip
+
+
+def _plan(request: MeasureRequest) -> SweepPlan:
+    r = request
+    batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
+    return SweepPlan(
+        batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
+        also_batches=r.batch is not None,
+    )  # fmt: skip
+
+
+def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Progress) -> Foresight | None:
+    """What is forecast on this machine; None, with a note on why, where it cannot be."""
+    from trainpace.forecast import CalibratedKernels, Forecaster, Target
+    from trainpace.journal import execution_of, foresight_of
+    from trainpace.trace import load_workload
+
+    try:
+        if c.device == "cpu":
+            profile = profile_here(progress)
+            if profile is None:
+                raise TrainpaceError("trainpace calibrate first.")
+            target = Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels))
+        else:
+            target = Target(Cluster(device=find_device(device, own_devices(None))))
+        variant = Variant(c.optimizer, c.sequence_length, c.image_size, cpu=c.device == "cpu")
+        with progress.work(f"tracing {c.model}") as work:
+            work.to(0)
+            workload = load_workload(c.model, (form_of(c.precision),), variant, c.timeout_s)
+        execution = execution_of(c, 1, workload.optimizer)
+        return foresight_of(Forecaster(workload, target), execution, journal, c.sequence_length, c.image_size)
+    except TrainpaceError as error:
+        progress.note(f"note: no forecast beside the measurements: {error}")
+        return None
+
+
+def _forecast_jumps(foresight: Foresight, plan: SweepPlan, conditions: Conditions) -> tuple[Jump, ...]:
+    """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
+    from trainpace.journal import execution_of
+
+    if not plan.adaptive or foresight.forecaster.target.kernels.traces_cpu:
+        return ()
+    execution = execution_of(conditions, plan.batches[0], foresight.workload.optimizer)
+    steps = [foresight.at(replace(execution, micro_batch=b)).step for b in plan.batches]
+    step_ms = [step.total_ms for step in steps if step is not None]
+    if len(step_ms) != len(plan.batches):
+        return ()
+    return foresight.forecaster.jumps_in(execution, plan.batches, np.array(step_ms))
+
+
+def _record(
+    request: MeasureRequest, conditions: Conditions, plan: SweepPlan, device: str, journal: Journal | None,
+    foresight: Foresight | None, causes: tuple[Jump, ...], progress: Progress,
+) -> RecordedSweep:  # fmt: skip
+    from trainpace.journal import Circumstances, RecordedSweep, record_sweep
+
+    hints = [jump.batch for jump in causes]
+    with progress.work(f"measuring {conditions.model}", _most_probes(plan), "probes at most") as work:
+        tell = lambda batch, finished: work.to(finished, words=f"batch {batch}")  # noqa: E731
+        if journal is None:
+            return RecordedSweep("", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0)
+        circumstances = Circumstances(
+            device=device, command=request.command, commit=_commit(), notes=request.notes,
+            versions=f"torch {version('torch')}, trainpace {version('trainpace')}", keep_identity=request.keep_identity,
+        )  # fmt: skip
+        try:
+            recorded = record_sweep(journal, conditions, plan, circumstances, foresight, hints, tell, request.fresh)
+        except KeyboardInterrupt:
+            work.say("\nStopped. What was measured is in the journal; the same command takes it up again.")
+            raise
+    if recorded.resumed:
+        progress.note(f"{recorded.resumed} probes were there from an interrupted run of the same sweep.")
+    return recorded
+
+
+def _most_probes(plan: SweepPlan) -> int | None:
+    """How many probes it may take, None where nobody knows."""
+    from trainpace.measure import most_probes
+
+    if plan.until_oom:
+        return None
+    return most_probes(len(plan.batches)) if plan.adaptive else len(plan.batches) * plan.repeats
+
+
+def _commit() -> str | None:
+    """The git commit of the working folder; None outside a repository."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,217 @@
+"""`measure` of a list of models, here or as a Slurm job array with a task for each.
+
+A task of an array measures all batch sizes of its model on one node, for points of several machines are no one curve. Tasks are
+judged by their results, which a later call does not measure again; they go into the user's journal from here, since many nodes
+must not write one file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from trainpace.errors import TrainpaceError
+from trainpace.measure import SuiteItem, suite
+from trainpace.records import Record, cannot_write_into, write_whole
+from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, opened_journal, sweep_of, with_memory_limit
+from trainpace.verbs.progress import Progress
+from trainpace.verbs.request import Field, Misuse
+from trainpace.verbs.this_machine import detected, device_of
+from trainpace.verbs.units import COUNT, DURATION
+
+if TYPE_CHECKING:
+    from trainpace.launch import Ended, Job
+
+MOST_IN_AN_ARRAY = 1000
+"""Slurm's MaxArraySize is 1001 by default."""
+TASK = "trainpace.verbs.suite_task"
+TASK_LIMIT_S = 3600.0
+
+
+class SuiteRequest(MeasureRequest):
+    """A model or a suite, here or on the nodes of a Slurm cluster."""
+
+    suite: Annotated[
+        str | None, Field("Measure a list in place of `model`: classic, random, small, or a FILE.toml.", metavar="NAME")
+    ] = None
+    suite_size: Annotated[int | None, Field("How many models the suite `random` draws.", COUNT)] = None
+    suite_seed: Annotated[int | None, Field("Other models for another seed.")] = None
+    launcher: Annotated[
+        Literal["here", "slurm"], Field("slurm: a job array, a task for each model, with a node to itself.")
+    ] = "here"
+    at_once: Annotated[int | None, Field("Most tasks of the array that run at the same time.", COUNT)] = None
+    cpus: Annotated[int | None, Field("Cores of a task.  [default: 1]", COUNT)] = None
+    limit: Annotated[float | None, Field("A task that takes longer is ended.  [default: 1h]", DURATION)] = None
+    partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
+    account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
+    sbatch: Annotated[
+        tuple[str, ...], Field("A further option of sbatch, as --sbatch=--qos=debug.", metavar="TEXT")
+    ] = ()
+    out: Annotated[
+        str | None, Field("Where the array's results and logs go.  [default: NAME-measured]", metavar="FOLDER")
+    ] = None
+
+    @property
+    def is_one_model_here(self) -> bool:
+        return self.suite is None and self.launcher == "here"
+
+
+class MeasuredSuite(Record):
+    """How many models there are, and how many of them could be measured. `device`: this machine's, None for an array."""
+
+    models: int
+    measured: int
+    device: str | None = None
+
+
+def check(request: SuiteRequest) -> None:
+    """Raise Misuse for a request that cannot be meant so."""
+    r = request
+    if (r.model is None) == (r.suite is None):
+        raise Misuse("Name a `model`, or a list of them with `suite`.")
+    if r.launcher == "here" and any((r.at_once, r.cpus, r.limit, r.partition, r.account, r.sbatch, r.out)):
+        raise Misuse("`at_once`, `cpus`, `limit`, `partition`, `account`, `sbatch` and `out` are for `launcher` slurm.")
+    if r.noise_scale and not r.is_one_model_here:
+        raise Misuse("`noise_scale` is for one model here; trainpace journal export has the suite's runs.")
+
+
+def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
+    """Measure every model into the journal; one that fails is told and left out.
+
+    Raises TrainpaceError where Slurm is asked for and not here, or does not take the array.
+    """
+    check(request)
+    if request.launcher == "slurm":
+        return _on_nodes(request, progress)
+    assert request.suite is not None
+    items = suite(request.suite, request.suite_size, request.suite_seed)
+    machine = detected(progress)
+    limited, device = with_memory_limit(request, machine, progress), device_of(request.device, machine)
+    failed, begin = 0, time.monotonic()
+    with opened_journal(request) as journal:
+        for i, item in enumerate(items):
+            left = "" if not i else f", about {_minutes((time.monotonic() - begin) / i * (len(items) - i))} left"
+            progress.note(f"{item.spec} ({i + 1} of {len(items)}{left})")
+            try:
+                best = sweep_of(_one(item, limited), device, journal, progress).analysis.best.best
+                progress.note(f"  best batch {best.batch}: {best.measured_samples_per_second:.4g} samples/s")
+            except TrainpaceError as error:
+                failed += 1
+                progress.note(f"  left out: {error}")
+    return MeasuredSuite(models=len(items), measured=len(items) - failed, device=device)
+
+
+def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
+    """The request for one model of a suite."""
+    common = {name: getattr(request, name) for name in MeasureRequest.__struct_fields__}
+    return MeasureRequest(**common | {
+        "model": item.spec, "batch": request.batch or item.batches, "precision": item.precision,
+        "optimizer": item.optimizer or request.optimizer,
+        "sequence_length": item.sequence_length or request.sequence_length,
+    })  # fmt: skip
+
+
+def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
+    from trainpace.launch import Slurm, SlurmOptions, file_name
+
+    r = request
+    if r.suite is not None:
+        items, name = suite(r.suite, r.suite_size, r.suite_seed), Path(r.suite).stem
+    else:
+        assert r.model is not None
+        items, name = (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision),), r.model
+    alone = "--exclusive"  # what shares a node slows the measurement down
+    launcher = Slurm(options=SlurmOptions(
+        partition=r.partition, account=r.account, extra=(alone, *r.sbatch), at_once=r.at_once,
+    ))  # fmt: skip
+    launcher.check()
+    folder = Path(r.out or f"{file_name(name)}-measured").absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        jobs = [_job(item, i, folder, r) for i, item in enumerate(items)]
+    except OSError as error:
+        raise cannot_write_into(folder, error) from None
+    todo = [job for job in jobs if not Path(job.result).exists()]
+    if len(todo) < len(jobs):
+        progress.note(
+            f"{len(jobs) - len(todo)} of {len(jobs)} are there from an earlier call; --fresh measures them again."
+        )
+
+    def tell(line: str) -> None:
+        if line.startswith("slurm:"):  # the rest stands in each task's log
+            progress.note(line)
+
+    try:
+        for i in range(0, len(todo), MOST_IN_AN_ARRAY):
+            array = todo[i : i + MOST_IN_AN_ARRAY]
+            _note_failures(array, launcher.run_all(array, tell), progress)
+    except KeyboardInterrupt:
+        progress.note("\nCancelled. What was measured is kept; the same command goes on from there.")
+        raise
+    finally:
+        done = _collect(jobs, r)
+    return MeasuredSuite(models=len(jobs), measured=done)
+
+
+def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
+    """The task of one model, its request written. A result of other options, code or versions has another name."""
+    from trainpace.launch import Job, failure_file, file_name
+
+    r = request
+    probes = replace(_one(item, r), fresh=False, journal=None, no_journal=False, command="")
+    versions = {package: version(package) for package in ("trainpace", "torch")}
+    question = {"request": msgspec.to_builtins(probes), "code": _code(item.spec), "versions": versions}
+    name = f"{number}-{file_name(item.spec)}-{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]}"
+    written, result = folder / f"{name}.request.json", folder / f"{name}.json"
+    if r.fresh:
+        for old in (result, Path(f"{result}.db")):
+            old.unlink(missing_ok=True)
+    failure_file(str(result)).unlink(missing_ok=True)
+    write_whole(written, json.dumps(msgspec.to_builtins(replace(probes, command=r.command))))
+    return Job(
+        name=name, program=("-m", TASK, str(written), str(result)), folder=str(folder), result=str(result),
+        cpus_per_process=r.cpus or 1, gpus_per_node=int(r.device == "cuda"), timeout_s=r.limit or TASK_LIMIT_S,
+    )  # fmt: skip
+
+
+def _code(spec: str) -> str:
+    from trainpace.ladder import fingerprint
+
+    try:
+        return fingerprint(spec)
+    except TrainpaceError:  # the task says the same, and the others are measured
+        return ""
+
+
+def _note_failures(jobs: Sequence[Job], ended: Sequence[Ended], progress: Progress) -> None:
+    from trainpace.launch import failure_file
+
+    for job, end in zip(jobs, ended, strict=True):
+        if end.state != "done":
+            written = failure_file(job.result)
+            reason = written.read_text() if written.is_file() else end.reason
+            progress.note(f"  {job.name} left out: {reason} Its log: {end.log}")
+
+
+def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
+    """Put the results into the journal, which stores each run once; how many there are."""
+    from trainpace.journal import Journal, import_file
+
+    results = [Path(job.result) for job in jobs if Path(job.result).exists()]
+    if results and not request.no_journal:
+        with Journal.open(request.journal) as journal:
+            for result in results:
+                import_file(journal, result, "trainpace")
+    return len(results)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
