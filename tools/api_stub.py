@@ -45,11 +45,18 @@ def _function(node: ast.FunctionDef) -> str:
     request = _request_of(node)
     own = [*node.args.args, *node.args.kwonlyargs]
     defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [*node.args.defaults, *node.args.kw_defaults]
-    written = [f"{a.arg}: {ast.unparse(a.annotation or ast.Name('Any'))}{' = ...' if d else ''}" for a, d in zip(own, defaults, strict=True)]
+    written = [
+        f"{a.arg}: {ast.unparse(a.annotation or ast.Name('Any'))}{' = ...' if d else ''}"
+        for a, d in zip(own, defaults, strict=True)
+    ]
     positional, keywords = written[: len(node.args.args)], written[len(node.args.args) :]
     if request is not None and node.args.kwarg is not None:
         taken = {a.arg for a in own}
-        keywords += [_keyword(f) for f in fields_of(request).values() if f.name not in taken and not isinstance(f.about, Argument)]
+        keywords += [
+            _keyword(f)
+            for f in fields_of(request).values()
+            if f.name not in taken and not isinstance(f.about, Argument)
+        ]
         keywords += LIVE if "request_about" in ast.unparse(node) else ()
     parameters = ", ".join([*positional, *(["*"] if keywords else []), *keywords])
     doc = ast.get_docstring(node, clean=False) or ""
