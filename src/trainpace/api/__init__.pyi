@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from torch import nn
+
 from trainpace.diagnose import Diagnosis
 from trainpace.hardware import Device
 from trainpace.job import Answer
@@ -56,7 +57,6 @@ def forecast(
     journal: str | os.PathLike[str] | None = ...,
     no_journal: bool = ...,
     samples: int | str | None = ...,
-    epochs: float | str | None = ...,
     price: float | str | None = ...,
     hardware: str | os.PathLike[str] | None = ...,
     num_gpus: int | str = ...,
@@ -79,6 +79,16 @@ def forecast(
     keep_gathered: bool = ...,
     offload: Literal["none", "optimizer", "parameters", "both"] = ...,
     checkpointing: Literal["none", "selective", "full"] | bool = ...,
+    epochs: float | str | None = ...,
+    startup: float | str | None = ...,
+    evaluation_samples: int | str = ...,
+    checkpoint_every: float | str | None = ...,
+    mtbf: float | str | None = ...,
+    step_variation: float | str = ...,
+    data_gb: float | str = ...,
+    download: float | str | None = ...,
+    sample_bytes: int | str = ...,
+    storage: float | str | None = ...,
     optimizer: str | os.PathLike[str] | None = ...,
     sequence_length: int | str | None = ...,
     image_size: int | str | None = ...,
@@ -118,7 +128,7 @@ def match(
     compile: bool = ...,
     checkpointing: bool = ...,
     epochs: float | str | None = ...,
-    startup: float | str = ...,
+    startup: float | str | None = ...,
     evaluation_samples: int | str = ...,
     checkpoint_every: float | str | None = ...,
     mtbf: float | str | None = ...,
@@ -179,7 +189,7 @@ def plan(
     keep: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ...,
     simplest: bool = ...,
     epochs: float | str | None = ...,
-    startup: float | str = ...,
+    startup: float | str | None = ...,
     evaluation_samples: int | str = ...,
     checkpoint_every: float | str | None = ...,
     mtbf: float | str | None = ...,
