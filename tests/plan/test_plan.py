@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import forecast, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.forecast.memory import needed_gib
 from trainpace.hardware import Cluster, find_device
 from trainpace.plan import Choice, DataPath, Freedom, Judge, Setting, plan_changes
