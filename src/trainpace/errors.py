@@ -59,6 +59,11 @@ class UnknownName(TrainpaceError):
         self.nearest = near
 
 
+def os_reason(error: OSError) -> str:
+    """The operating system's reason, for the middle of a sentence."""
+    return (error.strerror or str(error)).lower()
+
+
 def nearest_names(name: str, known: Iterable[str], limit: int = 5) -> list[str]:
     """Known names that resemble `name`, the most similar first; case is ignored."""
     by_folded = {k.casefold(): k for k in known}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 import msgspec
 import numpy as np
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 
 SCHEMA_VERSION = 1
 
@@ -94,7 +94,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UnreadableInput(f"cannot read {os.fspath(path)}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
     except ValueError as error:  # a NUL byte in the name
         raise UnreadableInput(f"cannot read {os.fspath(path)!r}: {error}.") from None
 
@@ -123,7 +123,7 @@ def make_folder(path: Path) -> None:
 
 def cannot_write_into(folder: Path, error: OSError) -> TrainpaceError:
     """The error for a folder that cannot be written into."""
-    return TrainpaceError(f"cannot write into {folder}: {(error.strerror or str(error)).lower()}.")
+    return TrainpaceError(f"cannot write into {folder}: {os_reason(error)}.")
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise UnreadableInput(f"cannot write {target}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot write {target}: {os_reason(error)}.") from None
 
 
 def _umask() -> int:

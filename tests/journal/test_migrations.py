@@ -10,7 +10,7 @@ from entries import entry, sweep, whole_entry
 from trainpace.errors import UnreadableInput
 from trainpace.journal import Journal, Query
 from trainpace.journal.connect import engine_of, reading, url_of, writing
-from trainpace.journal.tables import MIGRATIONS, VERSION, row_of, sweep_row_of
+from trainpace.journal.tables import MIGRATIONS, VERSION, row_of
 from trainpace.records import to_json
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -44,7 +44,7 @@ def make_version_1(place, entries, sweeps=()):
                 text(f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join(f':{k}' for k in row)})"), row
             )
         for s in sweeps:
-            row = sweep_row_of(s)
+            row = row_of(s)
             connection.execute(
                 text(f"INSERT INTO sweeps ({', '.join(row)}) VALUES ({', '.join(f':{k}' for k in row)})"), row
             )

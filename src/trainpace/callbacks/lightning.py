@@ -32,7 +32,7 @@ _PRECISIONS = {
 class TimeLeft(Reporter, Callback):
     """Reports the remaining time with a 90 % interval, and stores the run in the journal at its end, also when it is interrupted.
 
-    Arguments: see `Reporter`. Remaining are batches.
+    Arguments: see `Reporter`. Counts are batches.
     """
 
     counted = "batch"

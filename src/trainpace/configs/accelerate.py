@@ -6,30 +6,14 @@ import math
 from typing import Any
 
 from trainpace.configs.deepspeed import DEVICES
+from trainpace.configs.names import names
 from trainpace.configs.reading import Reading
 from trainpace.configs.settings import ConfigFile, SettingName
 
-NAMES = frozenset(
-    """
-command_file commands compute_environment debug deepspeed_config distributed_type downcast_bf16 dynamo_config
-enable_cpu_affinity fp8_config fsdp_config gpu_ids machine_rank main_process_ip main_process_port
-main_training_function megatron_lm_config mixed_precision mpirun_config num_machines num_processes
-parallelism_config rdzv_backend same_network tpu_env tpu_name tpu_use_cluster tpu_use_sudo tpu_vm tpu_zone use_cpu
-""".split()
-)
-_OLD = frozenset(("fp16", "dynamo_backend"))
-KINDS = tuple(
-    """
-NO MULTI_CPU MULTI_GPU MULTI_NPU MULTI_MLU MULTI_SDAA MULTI_MUSA MULTI_XPU DEEPSPEED FSDP XLA MEGATRON_LM MULTI_HPU
-MULTI_NEURON
-""".split()
-)
-DYNAMO = tuple(
-    """
-NO EAGER AOT_EAGER INDUCTOR AOT_TS_NVFUSER NVPRIMS_NVFUSER CUDAGRAPHS OFI FX2TRT ONNXRT TENSORRT
-AOT_TORCHXLA_TRACE_ONCE TORCHXLA_TRACE_ONCE IPEX TVM HPU_BACKEND NEURON
-""".split()
-)
+NAMES = frozenset(names("accelerate", "keys"))
+_OLD = frozenset(names("accelerate", "old_keys"))
+KINDS = names("accelerate", "distributed_types")
+DYNAMO = names("accelerate", "dynamo_backends")
 _OFFLOADS: tuple[tuple[SettingName, str], ...] = (
     ("offload_optimizer", "offload_optimizer_device"),
     ("offload_parameters", "offload_param_device"),

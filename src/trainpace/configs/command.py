@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from trainpace.configs.accelerate import PRECISION, put_dynamo
 from trainpace.configs.huggingface import DISTINCTIVE, NAMES, put_training_arguments
+from trainpace.configs.names import names
 from trainpace.configs.parsing import LARGEST_FILE_BYTES
 from trainpace.configs.reading import Reading
 from trainpace.configs.settings import ConfigFile, SettingName
@@ -29,13 +30,8 @@ class Launcher(NamedTuple):
 
 _TORCHRUN = Launcher(
     {"nnodes": "nnodes", "nproc-per-node": "nproc_per_node"},
-    frozenset("help h module m no-python run-path standalone virtual-local-rank use-env".split()),
-    frozenset(
-        """duplicate-stderr-filters duplicate-stdout-filters event-log-handler local-addr local-ranks-filter log-dir
-        logs-specs master-addr master-port max-restarts monitor-interval node-rank numa-binding r rdzv-backend
-        rdzv-conf rdzv-endpoint rdzv-id redirects role shutdown-timeout signals-to-handle start-method t tee""".split()
-    ),
-)
+    frozenset(names("torchrun", "flags_without_value")), frozenset(names("torchrun", "other_flags")),
+)  # fmt: skip
 _ACCELERATE = Launcher(
     {
         "num-processes": "world_size", "num-machines": "nnodes", "mixed-precision": "precision",
@@ -45,26 +41,14 @@ _ACCELERATE = Launcher(
         "offload-param-device": "offload_parameters",
         "dynamo-backend": "compile", "use-fsdp": "sharding",
     },
-    frozenset(
-        """cpu debug downcast-bf16 dynamo-use-dynamic dynamo-use-fullgraph dynamo-use-regional-compilation
-        enable-cpu-affinity fp8-use-autocast-during-eval h help m module multi-gpu no-python no-tpu-cluster q quiet
-        same-network tpu tpu-cluster tpu-use-sudo use-deepspeed use-fsdp use-megatron-lm use-parallelism-config
-        """.split()
-    ),
+    frozenset(names("accelerate_launch", "flags_without_value")),
 )  # fmt: skip
 _DEEPSPEED = Launcher(
     {
         "num-nodes": "nnodes", "num-gpus": "nproc_per_node", "num-accelerators": "nproc_per_node",
         "include": "nproc_per_node", "i": "nproc_per_node",
     },
-    frozenset(
-        """h help module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid bind-cores-to-rank q quiet
-        """.split()
-    ),
-    frozenset(
-        """H hostfile e exclude master-port master-addr node-rank launcher launcher-args enable-each-rank-log
-        autotuning bind-core-list ssh-port venv-script log-level""".split()
-    ),
+    frozenset(names("deepspeed_launcher", "flags_without_value")), frozenset(names("deepspeed_launcher", "other_flags")),
 )  # fmt: skip
 LAUNCHERS = {
     "torchrun": _TORCHRUN, "torch.distributed.run": _TORCHRUN, "torch.distributed.launch": _TORCHRUN,
@@ -82,7 +66,7 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
     reading = Reading(file, "launch command")
     if not read_launch(command, reading):
         launchers = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
-        text = f"{file}: {command[:60]!r} is no launch command that is understood."
+        text = f"{file}: {command[:60]!r} is not a known launch command."
         raise UnreadableInput(text, f"Known: {launchers}.")
     return reading.done()
 

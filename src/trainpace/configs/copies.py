@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from trainpace.configs.command import ENDS, parse_command
 from trainpace.configs.editing import Path, set_key
 from trainpace.configs.huggingface import is_training_arguments
-from trainpace.configs.parsing import parse_json, parse_yaml
+from trainpace.configs.parsing import parse
 from trainpace.configs.read import parse_config
 from trainpace.configs.settings import Value
 from trainpace.configs.write import syntax_of
@@ -86,7 +86,7 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
         raise TrainpaceError(
             f"{file} is a script of a shell, which trials do not run.", "Give its command with --command."
         )
-    data = (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), file)
+    data = parse(text, file, syntax)
     changes: dict[Path, Value] = {
         path: copy
         for path, value in _leaves(data)
@@ -120,7 +120,7 @@ def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, fold
         syntax = syntax_of(text, other, parse_config(text, other))
         if other == file or syntax is None:
             continue
-        data = (parse_json if syntax == "json" else parse_yaml)(text.removeprefix("\ufeff"), other)
+        data = parse(text, other, syntax)
         if any(isinstance(value, str) and _copy_of(value, target, folder) for _, value in _leaves(data)):
             return True
     return False

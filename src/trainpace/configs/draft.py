@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpace.configs.editing import Path, Syntax, set_key
-from trainpace.configs.parsing import parse_json, parse_yaml
+from trainpace.configs.parsing import parse
 from trainpace.configs.settings import Value
 
 ELSEWHERE = "another file states it"
@@ -34,8 +34,8 @@ class Draft:
     def data(self) -> dict[str, Any]:
         """The parsed content of the current text (JSON and YAML only)."""
         if self._parsed is None or self._parsed[0] != self.text:
-            parse = parse_json if self.syntax == "json" else parse_yaml
-            self._parsed = (self.text, parse(self.text.removeprefix("\ufeff"), self.file))
+            assert self.syntax is not None  # shell texts are edited as words
+            self._parsed = (self.text, parse(self.text, self.file, self.syntax))
         section = self._parsed[1]
         for key in self.prefix:
             section = section[key]

@@ -4,60 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainpace.configs.names import TOOLS, names
 from trainpace.configs.reading import Reading
 from trainpace.configs.settings import ConfigFile, SettingName
 
-NAMES = frozenset(
-    """
-accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 adam_epsilon
-auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval data_seed
-dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
-dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
-ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed disable_tqdm do_eval
-do_predict do_train enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches
-eval_on_start eval_steps eval_strategy eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config
-full_determinism gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
-greater_is_better hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
-ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
-learning_rate length_column_name liger_kernel_config load_best_model_at_end local_rank log_level
-log_level_replica log_on_each_node logging_first_step logging_nan_inf_filter logging_steps logging_strategy
-lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model neftune_noise_alpha
-num_train_epochs optim optim_args optim_target_modules output_dir parallelism_config per_device_eval_batch_size
-per_device_train_batch_size prediction_loss_only project push_to_hub remove_unused_columns report_to
-restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
-save_steps save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile torch_compile_backend
-torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
-train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_steps weight_decay
-""".split()
-)
-_RENAMED = {  # names of transformers 4 that 5.23 no longer has (gradient_checkpointing: it still has both)
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "evaluation_strategy": "eval_strategy",
-    "no_cuda": "use_cpu",
-    "gradient_checkpointing": "activation_checkpointing",
-}
-_REMOVED = {
-    "group_by_length": 'now train_sampling_strategy: "group_by_length"',
-    "warmup_ratio": "now warmup_steps, which also takes a share",
-    "overwrite_output_dir": "gone from transformers 5",
-    "fp16_opt_level": "gone from transformers 5, with Apex",
-    "fp16_backend": "gone from transformers 5, with Apex",
-    "half_precision_backend": "gone from transformers 5, with Apex",
-    "push_to_hub_model_id": "now hub_model_id",
-    "push_to_hub_token": "now hub_token",
-    "logging_dir": "gone from transformers 5",
-    "evaluate_during_training": 'now eval_strategy: "steps"',
-    "include_tokens_per_second": "gone from transformers 5",
-}
+NAMES = frozenset(names("huggingface", "arguments"))
+_RENAMED: dict[str, str] = TOOLS["huggingface"]["renamed"]
+_REMOVED: dict[str, str] = TOOLS["huggingface"]["removed"]
+_KNOWN = NAMES | _RENAMED.keys() | _REMOVED.keys()
 # arguments that scripts and trainers beside TrainingArguments keep in the same file
-_BESIDE = frozenset(
-    """
-model_name_or_path config_name tokenizer_name cache_dir dataset_name dataset_config_name train_file validation_file
-max_length max_seq_length max_train_samples max_eval_samples preprocessing_num_workers torch_dtype dtype
-attn_implementation block_size trust_remote_code
-""".split()
-)
+_BESIDE = frozenset(names("huggingface", "beside"))
 _COUNTS: dict[str, SettingName] = {
     "per_device_train_batch_size": "micro_batch",
     "gradient_accumulation_steps": "accumulation",
@@ -84,16 +40,14 @@ DISTINCTIVE = frozenset(
 
 
 def is_training_arguments(data: dict[str, Any]) -> bool:
-    names = data.keys() & (NAMES | _RENAMED.keys() | _REMOVED.keys())
-    return len(names) >= 2 or bool(names & DISTINCTIVE)
+    return len(data.keys() & _KNOWN) >= 2 or bool(data.keys() & DISTINCTIVE)
 
 
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:
     """Settings that a TrainingArguments file states; defaults are not filled in."""
     reading = Reading(file, "Hugging Face TrainingArguments", prefix)
-    names = NAMES | _RENAMED.keys() | _REMOVED.keys()
     reading.flag_unknown(
-        {k: v for k, v in data.items() if k not in _BESIDE}, names, "not a TrainingArguments name, so it is not read"
+        {k: v for k, v in data.items() if k not in _BESIDE}, _KNOWN, "not a TrainingArguments name, so it is not read"
     )
     put_training_arguments(reading, data)
     if not data.keys() & {"per_device_train_batch_size", "per_gpu_train_batch_size"}:

@@ -6,19 +6,11 @@ import re
 from typing import Any
 
 from trainpace.configs.huggingface import is_training_arguments
+from trainpace.configs.names import names
 from trainpace.configs.reading import Reading
 from trainpace.configs.settings import ConfigFile
 
-TRAINER = frozenset(
-    """
-accelerator accumulate_grad_batches barebones benchmark callbacks check_val_every_n_epoch default_root_dir
-detect_anomaly deterministic devices enable_autolog_hparams enable_checkpointing enable_model_summary
-enable_progress_bar fast_dev_run gradient_clip_algorithm gradient_clip_val inference_mode limit_predict_batches
-limit_test_batches limit_train_batches limit_val_batches log_every_n_steps logger max_epochs max_steps max_time
-min_epochs min_steps model_registry num_nodes num_sanity_val_steps overfit_batches plugins precision profiler
-reload_dataloaders_every_n_epochs strategy sync_batchnorm use_distributed_sampler val_check_interval
-""".split()
-)
+TRAINER = frozenset(names("lightning", "trainer"))
 _PRECISION = {
     "32": "fp32", "32-true": "fp32", "16": "amp_fp16", "16-mixed": "amp_fp16", "16-true": "fp16", "bf16": "amp_bf16",
     "bf16-mixed": "amp_bf16", "bf16-true": "bf16", "transformer-engine": "fp8",
@@ -144,7 +136,7 @@ def _read_strategy(reading: Reading, value: Any) -> None:
         reading.count("tp", None if size == "auto" else size, f"{key}.init_args.tensor_parallel_size")
         reading.put("sharding", "fsdp", key)
     elif not re.fullmatch(_PLAIN, last):
-        reading.warn(key, f"{name} is not a strategy that trainpace knows; taken as plain data parallelism")
+        reading.warn(key, f"{name} is not a strategy that trainpace knows; counted as plain data parallelism")
 
 
 def _read_data(reading: Reading, section: dict[str, Any]) -> None:

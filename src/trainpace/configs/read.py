@@ -15,7 +15,7 @@ from trainpace.configs.reading import Reading
 from trainpace.configs.sbatch import is_sbatch, read_sbatch
 from trainpace.configs.settings import ConfigFile
 from trainpace.errors import UnreadableInput
-from trainpace.records import read_bytes
+from trainpace.records import read_text
 
 FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], str], ConfigFile]], ...] = (
     (is_lightning, read_lightning),
@@ -28,15 +28,7 @@ _KNOWN = "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, 
 
 
 def read_configs(paths: Iterable[str]) -> tuple[ConfigFile, ...]:
-    files = []
-    for path in paths:
-        raw = read_bytes(path)
-        try:
-            text = raw.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise UnreadableInput(f"{path} is not a text file in UTF-8.") from None
-        files.append(parse_config(text, path))
-    return tuple(files)
+    return tuple(parse_config(read_text(path), path) for path in paths)
 
 
 def parse_config(text: str, file: str) -> ConfigFile:
@@ -44,7 +36,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
     if len(text.encode("utf-8", "replace")) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, which no settings file is.")
     if "\x00" in text:
-        raise UnreadableInput(f"{file} holds a NUL byte, so it is no text file.")
+        raise UnreadableInput(f"{file} holds a NUL byte, so it is not a text file.")
     if not text.strip():
         raise UnreadableInput(f"{file} is empty.")
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
@@ -54,7 +46,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
         return _launch_in(text, file)
     data = parse_json(text, file) if file.endswith(".json") or text.lstrip().startswith("{") else parse_yaml(text, file)
     if not isinstance(data, dict):
-        raise UnreadableInput(f"{file} holds no keys and values, so it is no file of settings.", f"Known: {_KNOWN}.")
+        raise UnreadableInput(f"{file} holds no keys and values, so it is not a settings file.", f"Known: {_KNOWN}.")
     for recognises, read in FORMATS:
         if recognises(data):
             return read(data, file)
@@ -64,7 +56,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
         raise UnreadableInput(f"{file} holds TrainingArguments under {names}.", "Give each as a file of its own.")
     for key, part in sections.items():  # a key of the user's own, such as `training:`
         return read_training_arguments(part, file, f"{key}.")
-    raise UnreadableInput(f"{file} is none of the settings files that are understood.", f"Known: {_KNOWN}.")
+    raise UnreadableInput(f"{file} is in no known format of settings files.", f"Known: {_KNOWN}.")
 
 
 def _launch_in(text: str, file: str) -> ConfigFile:
@@ -72,4 +64,4 @@ def _launch_in(text: str, file: str) -> ConfigFile:
         reading = Reading(file, "launch command")
         if not line.lstrip().startswith("#") and has_launcher(line) and read_launch(line, reading):
             return reading.done()
-    raise UnreadableInput(f"{file} holds no launch command that is understood.", f"Known: {_KNOWN}.")
+    raise UnreadableInput(f"{file} holds no known launch command.", f"Known: {_KNOWN}.")

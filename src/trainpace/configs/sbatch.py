@@ -6,6 +6,7 @@ import re
 import shlex
 
 from trainpace.configs.command import has_launcher, read_launch, split_words
+from trainpace.configs.names import names
 from trainpace.configs.reading import Reading
 from trainpace.configs.settings import ConfigFile, SettingName
 from trainpace.errors import TrainpaceError, UnreadableInput
@@ -13,19 +14,7 @@ from trainpace.units import parse_duration_s
 
 SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
 _COUNTED = frozenset("nodes ntasks ntasks-per-node gpus-per-node gpus-per-task gpus gres time array".split())
-_OTHERS = frozenset(
-    """
-account acctg-freq array batch bb bbf begin bcast chdir cluster-constraint clusters comment constraint container
-contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution
-error exclude exclusive exclusive-user export export-file extra extra-node-info gid gpu-bind gpu-freq gres-flags help
-hint hold ignore-pbs immediate input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem
-mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue nodefile nodelist ntasks-per-core
-ntasks-per-gpu ntasks-per-socket open-mode output overcommit oversubscribe parsable partition power prefer priority
-profile propagate qos quiet reboot requeue reservation segment share signal sockets-per-node spread-job stepmgr
-switches test-only thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid usage use-min-nodes verbose
-version wait wait-all-nodes wckey wrap
-""".split()
-)
+_OTHERS = frozenset(names("slurm", "other_options"))
 _SBATCH = re.compile(r"#SBATCH\s+(.*)")
 
 
@@ -70,7 +59,7 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         has_nnodes = any(s.name == "nnodes" and s.key == "--nnodes" for s in reading.done().settings)
         nnodes_open = any(note.key == "--nnodes" for note in reading.done().notes)
         if nodes and nodes > 1 and launcher.startswith("torch") and not has_nnodes and not nnodes_open:
-            text_ = f"{nodes}, and {launcher} is not told with --nnodes: it would start trainings of one node"
+            text_ = f"{nodes}, and {launcher} has no --nnodes: it would start a separate training on each node"
             reading.warn("#SBATCH --nodes", text_)
     else:
         _read_srun(body, reading, per_node, tasks, "ntasks-per-node" in options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from trainpace.configs.writers.deepspeed import write_deepspeed
 from trainpace.configs.writers.huggingface import write_training_arguments
 from trainpace.configs.writers.lightning import write_lightning
 from trainpace.configs.writers.sbatch import write_sbatch
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.records import Record, read_bytes, write_whole
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.records import Record, read_bytes, read_text, write_whole
 
 Writer = Callable[[Draft, frozenset[str], Mapping[str, Value]], None]
 WRITERS: dict[str, Writer] = {
@@ -120,7 +121,9 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[s
     order, done, wrote = list(WRITERS), {}, set[str]()
     for file in sorted(texts, key=lambda file: order.index(read[file].format)):
         others = [r for name, r in read.items() if name != file]
-        stated = {s.name for r in others for s in r.settings} | ({"zero_stage"} if _shards(others) else set())
+        stated: set[str] = {s.name for r in others for s in r.settings}
+        if "sharding" in stated:
+            stated |= {"zero_stage"}
         if stated & {"world_size", "nproc_per_node"}:
             stated |= {"world_size", "nproc_per_node"}
         beside = frozenset(r.format for r in others)
@@ -158,13 +161,7 @@ def unified_diff(file: str, before: str, after: str) -> str:
 
 def read_texts(paths: Sequence[str]) -> dict[str, str]:
     """Texts of files, byte for byte. Raises UnreadableInput."""
-    texts = {}
-    for path in paths:
-        try:
-            texts[path] = read_bytes(path).decode("utf-8")
-        except UnicodeDecodeError:
-            raise UnreadableInput(f"{path} is not a text file in UTF-8.") from None
-    return texts
+    return {path: read_text(path) for path in paths}
 
 
 def save(written: Written) -> str | None:
@@ -179,8 +176,7 @@ def save(written: Written) -> str | None:
         raise TrainpaceError(f"{written.file} has changed since it was read.", "Ask again.")
     target = Path(written.file).resolve()  # a link stays a link
     mode = target.stat().st_mode
-    number = 1
-    while True:
+    for number in itertools.count(1):
         backup = target.with_name(f"{target.name}.bak{'' if number == 1 else number}")
         try:
             with backup.open("xb") as file:
@@ -188,9 +184,9 @@ def save(written: Written) -> str | None:
             backup.chmod(mode)
             break
         except FileExistsError:
-            number += 1
+            continue
         except OSError as error:
-            raise UnreadableInput(f"cannot write {backup}: {(error.strerror or str(error)).lower()}.") from None
+            raise UnreadableInput(f"cannot write {backup}: {os_reason(error)}.") from None
     write_whole(target, written.text)
     target.chmod(mode)
     return str(backup)
@@ -235,13 +231,10 @@ def _is_sound(
         return False
     touched = names | ({"sharding"} if "zero_stage" in names else set())
     touched |= {note.leaves_open for note in before.notes if note.leaves_open}  # what was open may be said now
-    if {(s.name, s.value) for s in before.settings if s.name not in touched} != {
-        (s.name, s.value) for s in after.settings if s.name not in touched
-    }:
-        return False
-    left = {name for name in names if name in draft.left and name not in draft.wrote}
-    return all(
-        _right(s, after, draft, wanted) for s in after.settings if s.name in names | {"sharding"} and s.name not in left
+    others = [{(s.name, s.value) for s in file.settings if s.name not in touched} for file in (before, after)]
+    checked = (names | {"sharding"}) - (names & draft.left.keys() - draft.wrote)
+    return others[0] == others[1] and all(
+        _right(setting, after, draft, wanted) for setting in after.settings if setting.name in checked
     )
 
 
@@ -252,7 +245,3 @@ def _right(setting: Setting, after: ConfigFile, draft: Draft, wanted: Mapping[st
     if setting.name == "precision" and "DeepSpeed" in draft.beside | {after.format} and draft.beside:
         return value == want or any({value, want} <= same for same in SAME_UNDER_DEEPSPEED)
     return value == want
-
-
-def _shards(others: Sequence[ConfigFile]) -> bool:
-    return any(s.name == "sharding" for r in others for s in r.settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
 import msgspec
@@ -24,7 +24,7 @@ SEND_MS = HANDOVER_MS = 0.5
 LEAST_BATCH_MS = 1.0
 """A batch that is made faster than this is not worth preparing offline."""
 LARGER_BATCH = 4
-SELDOMER = 10
+LESS_OFTEN = 10
 LEAST_LAUNCH = 0.1
 
 
@@ -43,16 +43,15 @@ class Advice(Record):
     settings: dict[str, int | str] = msgspec.field(default_factory=dict)
 
 
-Advisor = Callable[[Sequence[Rank], Split], list[Advice]]
+Advisor = Callable[[Sequence[Rank], Split], Iterable[Advice]]
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     """All changes for which the recording supports a figure, the largest saving first, including those that save nothing."""
-    changes: list[Advice] = []
-    for advisor in ADVISORS:
-        changes += advisor(ranks, split)
     # one rank may wait longer than the mean of all, which is what its cause takes
-    changes = [replace(a, saves_ms=min(a.saves_ms, a.ceiling_ms)) for a in changes]
+    changes = [
+        replace(a, saves_ms=min(a.saves_ms, a.ceiling_ms)) for advisor in ADVISORS for a in advisor(ranks, split)
+    ]
     return sorted(changes, key=lambda a: -a.saves_ms)
 
 
@@ -92,10 +91,10 @@ def with_workers_ms(ranks: Sequence[Rank], split: Split, workers: int) -> float:
     return per_micro_step * batches_per_step(ranks[0])
 
 
-def _workers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rank, cost = ranks[0], loader_cost(ranks[0])
     if cost is None or rank.loader is None:
-        return []
+        return
     cores = _cores(ranks)
     compute, micro = compute_ms(rank, split), batches_per_step(rank)
     now = rank.loader.workers
@@ -105,7 +104,6 @@ def _workers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     best = min(by_workers.values())
     fewest = min(w for w, ms in by_workers.items() if ms <= 1.03 * best)
     ceiling = max(split.by_cause["data"], 0.0)
-    advice = []
     if now and fewest <= now:
         fewest = now + 1
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
@@ -115,139 +113,121 @@ def _workers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
     )
     if limited and best > 1.05 * compute * micro:
         why += f"; {cores:g} core{'s' if cores != 1 else ''} a rank then are the limit"
-    advice.append(
-        Advice(
-            cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
-            how=f"DataLoader(num_workers={fewest}): {why}.", saves_ms=saves, ceiling_ms=ceiling,
-            basis="the later of data and compute, from the times of samples and of steps with a cached batch",
-            settings={"num_workers": fewest},
-        )
+    yield Advice(
+        cause="data", title=f"{fewest} loader worker{'s' if fewest > 1 else ''} instead of {now}",
+        how=f"DataLoader(num_workers={fewest}): {why}.", saves_ms=saves, ceiling_ms=ceiling,
+        basis="the later of data and compute, from the times of samples and of steps with a cached batch",
+        settings={"num_workers": fewest},
     )  # fmt: skip
     stays = cost.collate_ms * micro if now == 0 and cost.collate_ms < cost.sample_wall_ms * cost.batch_size else 0.0
     offline = max(0.0, waiting - stays)
     batch = cost.sample_wall_ms * cost.batch_size + cost.collate_ms
     if rank.loader.samples_in_dataset is not None and batch > max(LEAST_BATCH_MS, 0.05 * compute):
-        advice.append(
-            Advice(
-                cause="data", title="prepare samples once, offline",
-                how="trainpace precompute FILE.py:DATASET writes them into shards; --estimate says first what that costs."
-                + (" What the collate function does to each sample anew belongs into the dataset first."
-                   if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
-                saves_ms=offline, ceiling_ms=ceiling,
-                basis="the waiting, less the collate that stays; reading shards back and random augmentation are left as well",
-                settings={"precompute": "yes"},
-            )
+        yield Advice(
+            cause="data", title="prepare samples once, offline",
+            how="trainpace precompute FILE.py:DATASET writes them into shards; --estimate says first what that costs."
+            + (" First move the work of the collate function on each sample into the dataset."
+               if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
+            saves_ms=offline, ceiling_ms=ceiling,
+            basis="the data wait without the remaining collate; reading shards and random augmentation remain as well",
+            settings={"precompute": "yes"},
         )  # fmt: skip
-    return advice
 
 
-def _worker_start(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _worker_start(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     starts = fmean(r.parts_ms["loader_start"] for r in ranks)
     loader = ranks[0].loader
     if loader is None or not loader.workers or loader.persistent_workers:
-        return []
-    return [
-        Advice(
-            cause="data", title="keep the loader's workers between epochs",
-            how="DataLoader(persistent_workers=True), on a loader that is made once, starts them once.",
-            saves_ms=starts, ceiling_ms=starts, basis="time that starting the loader took in the recorded steps",
-            settings={"persistent_workers": "true"},
-        )
-    ]  # fmt: skip
+        return
+    yield Advice(
+        cause="data", title="keep the loader's workers between epochs",
+        how="DataLoader(persistent_workers=True), on a loader that is made once, starts them once.",
+        saves_ms=starts, ceiling_ms=starts, basis="time that starting the loader took in the recorded steps",
+        settings={"persistent_workers": "true"},
+    )  # fmt: skip
 
 
-def _transfers(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _transfers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     copies = split.by_cause["host_to_device"]
-    return [
-        Advice(
-            cause="host_to_device", title="copy less, and beside the computation",
+    if copies > 0:
+        yield Advice(
+            cause="host_to_device", title="copy less, and overlap copies with computation",
             how="Send small types (uint8 images) and convert on the device; pin_memory=True and .to(device, non_blocking=True) "
-            "let copies run beside the computation; leave out copies of what is there already.",
+            "overlap copies with computation; leave out copies of data that is already there.",
             saves_ms=copies, ceiling_ms=copies, basis="time of the copies in the recorded steps",
-        )
-    ] if copies > 0 else []  # fmt: skip
+        )  # fmt: skip
 
 
-def _launching(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     launch, rank = split.by_cause["launch"], ranks[0]
     step = math.fsum(split.by_cause.values())
     if launch < LEAST_LAUNCH * step:
-        return []
+        return
     count = f"{rank.operators:,} operators a step" if rank.operators else "many small operators"
     samples = rank.samples_per_step / batches_per_step(rank)
     if split.fixed_ms is not None and split.fixed_ms < 0.5 * launch and samples > 1:
-        return [
-            Advice(
-                cause="launch", title="compute all samples of a batch at once",
-                how=f"{count}, most too small to fill the device, and more in a larger batch: something "
-                "loops over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
-                saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
-                basis="forward and backward without their large operators", settings={"batched": "yes"},
-            )
-        ]  # fmt: skip
+        yield Advice(
+            cause="launch", title="compute all samples of a batch at once",
+            how=f"{count}, most too small to fill the device, and more in a larger batch: something "
+            "loops over samples. Batched operators (or torch.vmap, torch.compile) launch one where there are many now.",
+            saves_ms=launch * (1 - 1 / samples), ceiling_ms=launch,
+            basis="forward and backward without their large operators", settings={"batched": "yes"},
+        )  # fmt: skip
+        return
     # the same samples in fewer steps: per step of today's size, all that does not grow with the batch is shared
     fixed = launch + split.by_cause["optimizer"] + split.by_cause["communication"]
     saves = min(fixed, step) * (1 - 1 / LARGER_BATCH)
-    return [
-        Advice(
-            cause="launch", title=f"a batch {LARGER_BATCH} times as large, or torch.compile",
-            how=f"{count}, most too small to fill the device: larger batches share their launches among more samples (mind the "
-            "learning rate); torch.compile or CUDA graphs launch fewer.",
-            saves_ms=saves, ceiling_ms=min(fixed, step),
-            basis="the line through steps with a full and with a tiny batch; a step's worth of samples",
-            settings={"batch_factor": LARGER_BATCH},
-        )
-    ]  # fmt: skip
+    yield Advice(
+        cause="launch", title=f"a batch {LARGER_BATCH} times as large, or torch.compile",
+        how=f"{count}, most too small to fill the device: larger batches share their launches among more samples (mind the "
+        "learning rate); torch.compile or CUDA graphs launch fewer.",
+        saves_ms=saves, ceiling_ms=min(fixed, step),
+        basis="the line through steps with a full and with a tiny batch; a step's worth of samples",
+        settings={"batch_factor": LARGER_BATCH},
+    )  # fmt: skip
 
 
-def _optimizer(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _optimizer(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rank, spent = ranks[0], split.by_cause["optimizer"]
-    advice = []
     for name, ms in sorted(rank.optimizer_variants_ms.items(), key=lambda item: item[1]):
         current = rank.optimizer_variants_ms.get("as it is")
         if current is None or name == "as it is":
             continue
-        advice.append(
-            Advice(
-                cause="optimizer", title=f"{rank.optimizer}({name})",
-                how=f"Measured on copies of these parameters: {format_number(ms)} ms a step against {format_number(current)}.",
-                saves_ms=max(0.0, min(current - ms, spent)), ceiling_ms=spent,
-                basis="the same optimizer's other implementations, timed in the script's own process",
-                settings={"optimizer": name},
-            )
+        yield Advice(
+            cause="optimizer", title=f"{rank.optimizer}({name})",
+            how=f"Measured on copies of these parameters: {format_number(ms)} ms a step against {format_number(current)}.",
+            saves_ms=max(0.0, min(current - ms, spent)), ceiling_ms=spent,
+            basis="the same optimizer's other implementations, timed in the script's own process",
+            settings={"optimizer": name},
         )  # fmt: skip
-    return advice
 
 
-def _exchange(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _exchange(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     exposed, micro = split.by_cause["communication"], batches_per_step(ranks[0])
     if len(ranks) < 2 and ranks[0].world_size < 2:
-        return []
+        return
     if micro >= 2 and not ranks[0].skips_sync:
-        return [
-            Advice(
-                cause="communication", title="exchange gradients once a step, not once a micro-step",
-                how=f"Wrap the first {micro - 1:.0f} of {micro:.0f} micro-steps in model.no_sync() (accelerate: "
-                "accelerator.accumulate(model)).",
-                saves_ms=exposed * (micro - 1) / micro, ceiling_ms=exposed,
-                basis="steps without exchange", settings={"no_sync": "yes"},
-            )
-        ]  # fmt: skip
-    return [
-        Advice(
-            cause="communication", title="accumulate twice as many micro-steps between exchanges",
-            how="With model.no_sync() in all but the last; it doubles the global batch unless the micro-batch or the number of "
-            "ranks is halved. A faster link, or gradients in bf16 (DDP's bf16_compress_hook: half the bytes), saves as much.",
-            saves_ms=exposed / 2, ceiling_ms=exposed, basis="steps without exchange; per step of today's size",
-            settings={"accumulation_factor": 2},
-        )
-    ]  # fmt: skip
+        yield Advice(
+            cause="communication", title="exchange gradients once a step, not once a micro-step",
+            how=f"Wrap the first {micro - 1:.0f} of {micro:.0f} micro-steps in model.no_sync() (accelerate: "
+            "accelerator.accumulate(model)).",
+            saves_ms=exposed * (micro - 1) / micro, ceiling_ms=exposed,
+            basis="steps without exchange", settings={"no_sync": "yes"},
+        )  # fmt: skip
+        return
+    yield Advice(
+        cause="communication", title="accumulate twice as many micro-steps between exchanges",
+        how="With model.no_sync() in all but the last; it doubles the global batch unless the micro-batch or the number of "
+        "ranks is halved. A faster link, or gradients in bf16 (DDP's bf16_compress_hook: half the bytes), saves as much.",
+        saves_ms=exposed / 2, ceiling_ms=exposed, basis="steps without exchange; per step of today's size",
+        settings={"accumulation_factor": 2},
+    )  # fmt: skip
 
 
-def _straggler(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     lost = split.by_cause["straggler"]
     if not lost:
-        return []
+        return
     slow = next((r for r in ranks if r.rank == split.slowest_rank), ranks[0])
     rest = [r for r in ranks if r is not slow]
 
@@ -258,26 +238,23 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> list[Advice]:
 
     part = max(slow.parts_ms, key=more)
     where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
-    return [
-        Advice(
-            cause="straggler", title=f"mend rank {slow.rank} on {slow.host}",
-            how=f"It takes {format_number(lost)} ms longer than the others, {format_number(more(part))} of them in"
-            f" {part.replace('_', ' ')}{where}. "
-            "Look for a slower device, a busier host, or more work on that rank.",
-            saves_ms=lost, ceiling_ms=lost, basis="each rank's own pace in steps without exchange",
-        )
-    ]  # fmt: skip
+    yield Advice(
+        cause="straggler", title=f"repair straggler rank {slow.rank} on {slow.host}",
+        how=f"It takes {format_number(lost)} ms longer than the others, {format_number(more(part))} of them in"
+        f" {part.replace('_', ' ')}{where}. "
+        "Look for a slower device, a busier host, or more work on that rank.",
+        saves_ms=lost, ceiling_ms=lost, basis="each rank's own pace in steps without exchange",
+    )  # fmt: skip
 
 
-def _seldomer(cause: str, title: str, how: str) -> Advisor:
-    def advise_less(ranks: Sequence[Rank], split: Split) -> list[Advice]:
+def _less_often(cause: str, title: str, how: str) -> Advisor:
+    def advise_less(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         spent = split.by_cause[cause]
-        return [
-            Advice(
-                cause=cause, title=title, how=how, saves_ms=spent * (1 - 1 / SELDOMER), ceiling_ms=spent,
-                basis="its time in the recorded steps", settings={"less_often": SELDOMER},
-            )
-        ] if spent > 0 else []  # fmt: skip
+        if spent > 0:
+            yield Advice(
+                cause=cause, title=title, how=how, saves_ms=spent * (1 - 1 / LESS_OFTEN), ceiling_ms=spent,
+                basis="its time in the recorded steps", settings={"less_often": LESS_OFTEN},
+            )  # fmt: skip
 
     return advise_less
 
@@ -290,15 +267,15 @@ ADVISORS: tuple[Advisor, ...] = (
     _optimizer,
     _exchange,
     _straggler,
-    _seldomer(
+    _less_often(
         "logging",
-        f"log every {SELDOMER} steps",
+        f"log every {LESS_OFTEN} steps",
         "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait.",
     ),
-    _seldomer(
+    _less_often(
         "checkpoint",
-        f"checkpoints {SELDOMER} times as seldom",
-        "Or write them beside the training: torch.distributed.checkpoint.async_save.",
+        f"checkpoints 1/{LESS_OFTEN} as often",
+        "Or write them while training continues: torch.distributed.checkpoint.async_save.",
     ),
-    _seldomer("evaluation", f"evaluation {SELDOMER} times as seldom", "Or on fewer samples."),
+    _less_often("evaluation", f"evaluation 1/{LESS_OFTEN} as often", "Or on fewer samples."),
 )

@@ -13,10 +13,6 @@ from trainpace.watch import Rank
 STRAGGLES = 0.05
 """A rank slower than the others' mean by this share is a straggler that makes them wait."""
 
-CAUSES = (
-    "data", "host_to_device", "launch", "compute", "optimizer", "communication", "straggler", "logging", "checkpoint",
-    "evaluation", "own_code", "trainpace",
-)  # fmt: skip
 IN_WORDS = {
     "data": "waiting for data",
     "host_to_device": "copies to the device",
@@ -31,6 +27,7 @@ IN_WORDS = {
     "own_code": "the script's own code between these",
     "trainpace": "this recording",
 }
+CAUSES = tuple(IN_WORDS)
 
 
 class Split(NamedTuple):
@@ -85,19 +82,11 @@ def split(ranks: Sequence[Rank]) -> Split:
         if proof(ranks, trial) is not None:
             proved.add(cause)
     by_cause = {
-        "data": parts["data"] + parts["loader_start"],
-        "host_to_device": parts["host_to_device"],
-        "launch": launch,
-        "compute": computing - launch,
-        "optimizer": optimizer,
-        "communication": communication,
-        "straggler": straggler,
-        "logging": parts["logging"] + parts["synchronisation"],
-        "checkpoint": parts["checkpoint"],
-        "evaluation": parts["evaluation"],
-        "own_code": parts["other"],
-        "trainpace": parts["trainpace"],
-    }
+        "data": parts["data"] + parts["loader_start"], "host_to_device": parts["host_to_device"], "launch": launch,
+        "compute": computing - launch, "optimizer": optimizer, "communication": communication, "straggler": straggler,
+        "logging": parts["logging"] + parts["synchronisation"], "checkpoint": parts["checkpoint"],
+        "evaluation": parts["evaluation"], "own_code": parts["other"], "trainpace": parts["trainpace"],
+    }  # fmt: skip
     surplus = math.fsum(by_cause.values()) - math.fsum(parts.values())
     if surplus > 0:  # ranks waited in parts that are not the model's
         by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)

@@ -163,23 +163,25 @@ class Forecasts:
         kind = run_class(step, self.execution(i), row.times.device_s, row.table.grouped, row.table.half)
         return target.kernels.spread(kind, target.cluster.device, row.times.device_s, row.log_sd)
 
-    def _record(self, i: int, row: RowKernels | None) -> Forecast:
+    def brief(self, i: int) -> Forecast:
+        """Row `i` without what takes longer: the heaviest operators, scaling, utilisation, the largest micro-batch."""
+        return self._brief(i, self._kernels([i])[0])
+
+    def _brief(self, i: int, row: RowKernels | None) -> Forecast:
         if self.clash[i] and not self.why[i]:
             raise self._contradiction(i)
-        target, workload = self.forecaster.target, self.forecaster.workload
-        cluster, execution = target.cluster, self.execution(i)
-        form, device = workload.form(execution.precision), cluster.device
+        target, execution = self.forecaster.target, self.execution(i)
+        cluster, device = target.cluster, target.cluster.device
         memory = None if self.clash[i] else self.memory.record(i)
         capacity = None if device.memory_gib is None else device.memory_gib.value
-        common = Forecast(
-            model=workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution, step=None,
-            step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
+        forecast = Forecast(
+            model=self.forecaster.workload.model, device=device.name, num_devices=cluster.num_devices, execution=execution,
+            step=None, step_time_interval_ms=None, memory=memory, capacity_gib=capacity,
             fits=None if capacity is None or memory is None else bool(self.fits[i]),
-            largest_micro_batch=None if memory is None else self._largest(execution),
             mfu=None, model_flops_per_step=None, provenance=target.kernels.provenance, reason=self.reason(i) or "not evaluated",
         )  # fmt: skip
         if row is None:
-            return common
+            return forecast
         step, spread = self._step(i), self._spread(i, row)
         interval = Interval(
             low=step.total_ms * spread.low,
@@ -187,16 +189,25 @@ class Forecasts:
             coverage=spread.coverage,
             basis=spread.basis,
         )
+        return replace(
+            forecast, step=step, step_time_interval_ms=interval, reason="",
+            exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
+        )  # fmt: skip
+
+    def _record(self, i: int, row: RowKernels | None) -> Forecast:
+        brief, execution = self._brief(i, row), self.execution(i)
+        brief = replace(brief, largest_micro_batch=None if brief.memory is None else self._largest(execution))
+        if row is None or brief.step is None:
+            return brief
+        form = self.forecaster.workload.form(execution.precision)
         flops = _model_flops(form.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)
-        efficiency, reference = self._scaling(execution, step.total_ms)
+        efficiency, reference = self._scaling(execution, brief.step.total_ms)
         return replace(
-            common, step=step, step_time_interval_ms=interval, reason="",
-            mfu=_mfu(flops, form.operators, step, execution, cluster), model_flops_per_step=flops,
-            heaviest=heaviest(row.table.operators, row.times, repeats),
-            exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
+            brief, mfu=_mfu(flops, form.operators, brief.step, execution, self.forecaster.target.cluster),
+            model_flops_per_step=flops, heaviest=heaviest(row.table.operators, row.times, repeats),
             scaling_efficiency=efficiency, scaling_reference_devices=reference,
-            warnings=_warnings(common.fits, step, bool(self.uneven[i]), form, execution),
+            warnings=_warnings(brief.fits, brief.step, bool(self.uneven[i]), form, execution),
         )  # fmt: skip
 
     @cached_property

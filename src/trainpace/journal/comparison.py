@@ -10,17 +10,7 @@ from trainpace.journal.entry import Entry
 from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.records import Record
 
-_CONDITIONS = (
-    "model",
-    "device",
-    "num_devices",
-    "sequence_length",
-    "image_size",
-    "mode",
-    "seed",
-    "commit",
-    "workload_key",
-)
+_CONDITIONS = "model device num_devices sequence_length image_size mode seed commit workload_key".split()
 
 
 class Ratio(Record):
@@ -70,15 +60,12 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
     ratios = tuple(r for pair in pairs if (r := ratio_of(*pair)) is not None)
     best = (_best(a), _best(b))
     return Comparison(
-        a=tuple(entry.id for entry in a),
-        b=tuple(entry.id for entry in b),
-        conditions=_conditions(a[0], b[0], single) if a and b else (),
-        parts_ms=_parts(a[0], b[0]) if single else (),
-        memory_gib=_memory(a[0], b[0]) if single else (),
-        ratios=ratios,
+        a=tuple(entry.id for entry in a), b=tuple(entry.id for entry in b),
+        conditions=_conditions(a[0], b[0], single) if a and b else (), parts_ms=_parts(a[0], b[0]) if single else (),
+        memory_gib=_memory(a[0], b[0]) if single else (), ratios=ratios,
         samples_per_second=Difference(name="samples per second", a=best[0], b=best[1]) if all(best) else None,
         median_ratio=statistics.median(r.ratio for r in ratios) if ratios else None,
-    )
+    )  # fmt: skip
 
 
 def ratio_of(a: Entry, b: Entry) -> Ratio | None:

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
@@ -39,7 +39,7 @@ def url_of(where: str) -> URL:
     """The URL of a path or a URL as people write it; plain ``postgresql://`` uses psycopg."""
     if "://" not in where:
         if not where or "\x00" in where:
-            raise TrainpaceError(f"{where!r} is no name of a journal.")
+            raise TrainpaceError(f"{where!r} is not the name of a journal.")
         return URL.create("sqlite", database=str(Path(where).expanduser().absolute()))
     try:
         url = make_url(where)
@@ -149,9 +149,7 @@ def _prepare_file(path: Path, create: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnreadableInput(
-            f"cannot make the folder {path.parent}: {(error.strerror or str(error)).lower()}."
-        ) from None
+        raise UnreadableInput(f"cannot make the folder {path.parent}: {os_reason(error)}.") from None
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.journal.entry import Entry, Sweep
 from trainpace.records import to_json, written_aside
 
@@ -37,7 +37,7 @@ def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
     }  # fmt: skip
     write = writers.get(path.suffix.lower())
     if write is None:
-        raise TrainpaceError(f"{path.name} is no name for an export.", "End it in .parquet, .csv or .json.")
+        raise TrainpaceError(f"{path.name} is not the name of an export.", "End it in .parquet, .csv or .json.")
     with written_aside(path) as aside:
         return write(aside, records)
 
@@ -78,7 +78,7 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
             file.seek(0)
             whole = json.loads(file.read())
     except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
     for item in whole if isinstance(whole, list) else [whole]:

@@ -63,9 +63,10 @@ def record_sweep(
     key = sweep_key(conditions, plan, c, foresight)
     sweep = None if fresh else journal.open_sweep(key)
     if sweep is None:
+        private = str if c.keep_identity else anonymous
         sweep = Sweep(
-            id=new_id(), created_at=now_utc(), key=key, model=_name(conditions.model, c), device=c.device,
-            batches=plan.batches, command=c.command if c.keep_identity else anonymous(c.command),
+            id=new_id(), created_at=now_utc(), key=key, model=private(conditions.model), device=c.device,
+            batches=plan.batches, command=private(c.command),
         )  # fmt: skip
         journal.start_sweep(sweep)
     done = [outcome_of(entry) for entry in journal.sweep_entries(sweep.id)]
@@ -125,7 +126,3 @@ def _entry(
         entry, forecast_ms=foreseen.step.total_ms, forecast_low_ms=interval.low, forecast_high_ms=interval.high,
         forecast_factor=foreseen.step.total_ms / plain.step.total_ms, forecast_basis=interval.basis,
     )  # fmt: skip
-
-
-def _name(spec: str, c: Circumstances) -> str:
-    return spec if c.keep_identity else anonymous(spec)

@@ -74,14 +74,10 @@ def score(name: str, entries: Sequence[Entry]) -> Score:
     ]
     sizes = [abs(error) for error in errors]
     return Score(
-        name=name,
-        n=len(errors),
-        mean_pct=statistics.fmean(sizes) if sizes else None,
-        median_pct=statistics.median(sizes) if sizes else None,
-        bias_pct=statistics.median(errors) if errors else None,
-        n_with_interval=len(inside),
-        coverage_pct=100 * sum(inside) / len(inside) if inside else None,
-    )
+        name=name, n=len(errors), mean_pct=statistics.fmean(sizes) if sizes else None,
+        median_pct=statistics.median(sizes) if sizes else None, bias_pct=statistics.median(errors) if errors else None,
+        n_with_interval=len(inside), coverage_pct=100 * sum(inside) / len(inside) if inside else None,
+    )  # fmt: skip
 
 
 def _by(entries: Sequence[Entry], key: Callable[[Entry], str]) -> tuple[Score, ...]:

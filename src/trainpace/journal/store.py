@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
-from sqlalchemy import URL, ColumnElement, Connection, Engine, Table, func, select
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
@@ -17,17 +17,7 @@ from trainpace.journal.connect import engine_of, plainly, reading, shown, tidy, 
 from trainpace.journal.entry import Entry, Sweep, now_utc
 from trainpace.journal.place import default_place
 from trainpace.journal.query import Query, conditions, filtered
-from trainpace.journal.tables import (
-    VERSION,
-    bring_up_to_date,
-    one_writer,
-    refuse_newer,
-    row_of,
-    runs,
-    sweep_row_of,
-    sweeps,
-    version_of,
-)  # fmt: skip
+from trainpace.journal.tables import VERSION, bring_up_to_date, one_writer, row_of, runs, sweeps, version_of
 from trainpace.records import from_json
 
 CHUNK = 1000
@@ -39,6 +29,7 @@ MOST_LOOK_UPS = 1000
 GROUPS = ("model", "device", "precision", "optimizer", "micro_batch", "workload_key")
 ALL = Query()
 T = TypeVar("T")
+R = TypeVar("R", Entry, Sweep)
 
 
 class Median(NamedTuple):
@@ -71,8 +62,6 @@ class Journal:
             try:
                 with reading(engine) as connection:
                     version = version_of(connection)
-                if version is not None:
-                    refuse_newer(version)
                 if version != VERSION:
                     writing(engine, bring_up_to_date)
                 if read_only:
@@ -117,7 +106,7 @@ class Journal:
 
         def work(connection: Connection) -> int:
             nonlocal begun
-            if begun:  # `kept` cannot be read twice
+            if begun:  # `remaining` cannot be read twice
                 raise UnreadableInput("another process was in the way; nothing was kept.", "Try again.")
             if len(first) > 1:
                 one_writer(connection)
@@ -136,15 +125,15 @@ class Journal:
     def get(self, id_or_prefix: str) -> Entry:
         """The run with this id or unique beginning of an id. Raises UnknownName, or TrainpaceError where several match."""
         prefix = id_or_prefix.strip().lower()
-        records = []
+        entries = []
         if re.fullmatch(r"[0-9a-f]{1,32}", prefix):
-            chosen = select(runs.c.record).where(runs.c.id >= prefix, runs.c.id < prefix + "g").limit(2)
-            records = self._records(chosen)
-        if not records:
+            matching = select(runs.c.record).where(runs.c.id >= prefix, runs.c.id < prefix + "g").limit(2)
+            entries = self._records(matching, Entry)
+        if not entries:
             raise UnknownName("run", id_or_prefix, (), f"trainpace journal list shows the ids in {self.place}.")
-        if len(records) > 1:
+        if len(entries) > 1:
             raise TrainpaceError(f"several runs start with {prefix}.", "Give more digits of the id.")
-        return from_json(records[0], Entry, f"a run in {self.place}")
+        return entries[0]
 
     def find(
         self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
@@ -152,8 +141,7 @@ class Journal:
         """Runs that match a query, in order of time; `limit` None for all."""
         order = [runs.c.created_at, runs.c.id]
         ordered = filtered(select(runs.c.record), query).order_by(*(c.desc() if newest_first else c for c in order))
-        records = self._records(ordered.limit(limit).offset(offset) if limit is not None else ordered.offset(offset))
-        return [from_json(record, Entry, f"a run in {self.place}") for record in records]
+        return self._records(ordered.limit(limit).offset(offset), Entry)
 
     def every(self, query: Query = ALL) -> Iterator[Entry]:
         """All runs that match a query, the oldest first, read in chunks."""
@@ -163,8 +151,8 @@ class Journal:
                 yield from_json(record, Entry, f"a run in {self.place}")
 
     def count(self, query: Query = ALL) -> int:
-        with plainly(self._url), reading(self._engine) as connection:
-            return connection.execute(filtered(select(func.count()).select_from(runs), query)).scalar_one()
+        counted = filtered(select(func.count()).select_from(runs), query)
+        return self.read(lambda connection: connection.execute(counted).scalar_one())
 
     def median_step_ms(self, by: str = "model", query: Query = ALL) -> list[Median]:
         """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), sorted by it."""
@@ -213,8 +201,8 @@ class Journal:
     def open_sweep(self, key: str) -> Sweep | None:
         """The newest unfinished sweep with this key."""
         unfinished = select(sweeps.c.record).where(sweeps.c.key == key, sweeps.c.finished_at.is_(None))
-        records = self._records(unfinished.order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc()).limit(1))
-        return from_json(records[0], Sweep, f"a sweep in {self.place}") if records else None
+        newest = unfinished.order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc()).limit(1)
+        return next(iter(self._records(newest, Sweep)), None)
 
     def finish_sweep(self, id_: str, finished_at: str | None = None) -> Sweep:
         """Mark a sweep as finished; returns it. Raises UnknownName for an unknown id."""
@@ -225,7 +213,7 @@ class Journal:
             if record is None:
                 raise UnknownName("sweep", id_, ())
             sweep = replace(from_json(record, Sweep), finished_at=finished_at or now_utc())
-            connection.execute(sweeps.update().where(sweeps.c.id == id_).values(sweep_row_of(sweep)))
+            connection.execute(sweeps.update().where(sweeps.c.id == id_).values(row_of(sweep)))
             return sweep
 
         with plainly(self._url):
@@ -233,15 +221,14 @@ class Journal:
 
     def newest_sweeps(self, limit: int, offset: int = 0) -> list[Sweep]:
         chosen = select(sweeps.c.record).order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc())
-        records = self._records(chosen.limit(limit).offset(offset))
-        return [from_json(record, Sweep, f"a sweep in {self.place}") for record in records]
+        return self._records(chosen.limit(limit).offset(offset), Sweep)
 
     def sweeps(self, prefix: str = "") -> list[Sweep]:
         """Sweeps whose id starts with `prefix`, the oldest first."""
         chosen = select(sweeps.c.record).order_by(sweeps.c.created_at, sweeps.c.id)
         if prefix:
             chosen = chosen.where(sweeps.c.id.startswith(prefix.lower(), autoescape=True))
-        return [from_json(record, Sweep, f"a sweep in {self.place}") for record in self._records(chosen)]
+        return self._records(chosen, Sweep)
 
     def sweep_entries(self, id_: str) -> list[Entry]:
         """The runs of a sweep in the order in which they were measured."""
@@ -268,8 +255,9 @@ class Journal:
             raise TrainpaceError(f"the sweep {id_} has no runs.")
         return entries
 
-    def _records(self, chosen: Any) -> list[str]:
-        return self.read(lambda connection: list(connection.execute(chosen).scalars()))
+    def _records(self, chosen: Select[Any], kind: type[R]) -> list[R]:
+        source = f"a {'run' if kind is Entry else 'sweep'} in {self.place}"
+        return [from_json(text, kind, source) for text in self.read(lambda c: list(c.execute(chosen).scalars()))]
 
 
 def _median(connection: Connection, name: str, n: int, chosen: list[ColumnElement[bool]]) -> Median:
@@ -280,18 +268,10 @@ def _median(connection: Connection, name: str, n: int, chosen: list[ColumnElemen
 
 
 def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:
-    return sum(
-        _insert_rows(connection, table, rows)
-        for table, rows in (
-            (runs, [row_of(entry) for entry in records if isinstance(entry, Entry)]),
-            (sweeps, [sweep_row_of(sweep) for sweep in records if isinstance(sweep, Sweep)]),
-        )
-    )
-
-
-def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
-    if not rows:
-        return 0
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(table).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
-    return len(connection.execute(statement, rows).all())  # drivers do not agree on what rowcount says of many rows
+    new = 0
+    for table, kind in ((runs, Entry), (sweeps, Sweep)):
+        if rows := [row_of(record) for record in records if isinstance(record, kind)]:
+            statement = dialect.insert(table).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
+            new += len(connection.execute(statement, rows).all())  # drivers disagree on the rowcount of many rows
+    return new

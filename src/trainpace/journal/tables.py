@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    Index,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    inspect,
-    select,
-    text,
-)
+import sqlalchemy as sa
+from sqlalchemy import Column, Connection, Double, Index, Text, inspect, select, text
 from sqlalchemy.dialects import postgresql
 
 from trainpace.errors import UnreadableInput
@@ -32,19 +20,14 @@ _LOCK = 0x7261636B
 # bytewise order on both databases, so that times and prefixes of ids compare alike whatever the server's locale
 Words = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
 
-metadata = MetaData()
-runs = Table(
+metadata = sa.MetaData()
+runs = sa.Table(
     "runs",
     metadata,
     Column("id", Words, primary_key=True),
-    Column("created_at", Words, nullable=False),
-    Column("kind", Words, nullable=False),
-    Column("outcome", Words, nullable=False),
-    Column("model", Words, nullable=False),
-    Column("device", Words, nullable=False),
-    Column("precision", Words, nullable=False),
-    Column("optimizer", Words, nullable=False),
-    Column("micro_batch", BigInteger, nullable=False),
+    *(Column(name, Words, nullable=False) for name in ("created_at", "kind", "outcome", "model", "device")),
+    *(Column(name, Words, nullable=False) for name in ("precision", "optimizer")),
+    Column("micro_batch", sa.BigInteger, nullable=False),
     Column("step_time_ms", Double),
     Column("sweep", Words),
     Column("forecast_ms", Double),
@@ -56,19 +39,7 @@ runs = Table(
     # PostgreSQL takes no long text into an index, and keeps the records apart from the rows by itself.
     Index(
         "runs_list",
-        "created_at",
-        "id",
-        "model",
-        "device",
-        "precision",
-        "optimizer",
-        "micro_batch",
-        "kind",
-        "outcome",
-        "step_time_ms",
-        "forecast_ms",
-        "sweep",
-        "words",
+        *"created_at id model device precision optimizer micro_batch kind outcome step_time_ms forecast_ms sweep words".split(),
     ).ddl_if(dialect="sqlite"),
     Index("runs_newest", "created_at", "id").ddl_if(dialect="postgresql"),
     Index("runs_step", "step_time_ms", "id"),
@@ -78,7 +49,7 @@ runs = Table(
     Index("runs_sweep", "sweep"),
     Index("runs_workload", "workload_key"),
 )
-sweeps = Table(
+sweeps = sa.Table(
     "sweeps",
     metadata,
     Column("id", Words, primary_key=True),
@@ -88,31 +59,29 @@ sweeps = Table(
     Column("record", Text, nullable=False),
     Index("sweeps_key", "key", "created_at"),
 )
-journal_meta = Table("journal_meta", metadata, Column("version", Integer, nullable=False))
+journal_meta = sa.Table("journal_meta", metadata, Column("version", sa.Integer, nullable=False))
 
 
-def row_of(entry: Entry) -> dict[str, Any]:
-    """The row of an entry: the whole record, and the columns that are searched."""
-    execution = entry.execution
-    words = (entry.model, entry.device, entry.notes, entry.reason, entry.command, entry.source)
-    return {
-        "id": entry.id, "created_at": entry.created_at, "kind": entry.kind, "outcome": entry.outcome, "model": entry.model,
-        "device": entry.device, "precision": execution.precision, "optimizer": execution.optimizer,
-        "micro_batch": execution.micro_batch, "step_time_ms": entry.step_time_ms, "sweep": entry.sweep,
-        "forecast_ms": entry.forecast_ms, "words": "\n".join(word for word in words if word).casefold(),
-        "record": to_json(entry), "workload_key": entry.workload_key, "reserved_memory_gib": entry.reserved_memory_gib,
-    }  # fmt: skip
-
-
-def sweep_row_of(sweep: Sweep) -> dict[str, Any]:
-    return {
-        "id": sweep.id, "created_at": sweep.created_at, "key": sweep.key, "finished_at": sweep.finished_at,
-        "record": to_json(sweep),
-    }  # fmt: skip
+def row_of(record: Entry | Sweep) -> dict[str, Any]:
+    """The row of a record: the whole record, and the columns that are searched."""
+    if isinstance(record, Sweep):
+        row = {name: getattr(record, name) for name in ("id", "created_at", "key", "finished_at")}
+        return row | {"record": to_json(record)}
+    columns = (
+        "id", "created_at", "kind", "outcome", "model", "device", "step_time_ms", "sweep", "forecast_ms", "workload_key",
+        "reserved_memory_gib",
+    )  # fmt: skip
+    words = (record.model, record.device, record.notes, record.reason, record.command, record.source)
+    return (
+        {name: getattr(record, name) for name in columns}
+        | {name: getattr(record.execution, name) for name in ("precision", "optimizer", "micro_batch")}
+        | {"words": "\n".join(word for word in words if word).casefold(), "record": to_json(record)}
+    )
 
 
 def version_of(connection: Connection) -> int | None:
-    """The version of the journal's tables; None in an empty database. Raises UnreadableInput for tables of another program."""
+    """The version of the journal's tables; None in an empty database. Raises UnreadableInput for tables of another program
+    or of a newer version, whose meaning is unknown here."""
     tables = set(inspect(connection).get_table_names())
     if "journal_meta" not in tables:
         if tables & {"runs", "sweeps"}:
@@ -120,7 +89,13 @@ def version_of(connection: Connection) -> int | None:
                 "this database has tables that are not a journal's.", "Give the journal a file or database of its own."
             )
         return None
-    return connection.execute(select(journal_meta.c.version)).scalar_one_or_none()
+    version = connection.execute(select(journal_meta.c.version)).scalar_one_or_none()
+    if version is not None and version > VERSION:
+        raise UnreadableInput(
+            f"this journal has version {version}, and this trainpace knows versions up to {VERSION}.",
+            "Update trainpace, or name another journal with --journal.",
+        )
+    return version
 
 
 def bring_up_to_date(connection: Connection) -> None:
@@ -131,7 +106,6 @@ def bring_up_to_date(connection: Connection) -> None:
         metadata.create_all(connection)
         connection.execute(journal_meta.insert().values(version=VERSION))
         return
-    refuse_newer(version)
     for migration in MIGRATIONS[version - 1 :]:
         migration(connection)
     connection.execute(journal_meta.update().values(version=VERSION))
@@ -142,15 +116,6 @@ def one_writer(connection: Connection) -> None:
     in different orders would deadlock. On SQLite a writing transaction is the only one."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-
-
-def refuse_newer(version: int) -> None:
-    """Raises UnreadableInput for a journal written by a newer version, whose meaning is unknown here."""
-    if version > VERSION:
-        raise UnreadableInput(
-            f"this journal has version {version}, and this trainpace knows versions up to {VERSION}.",
-            "Update trainpace, or name another journal with --journal.",
-        )
 
 
 def _to_2(connection: Connection) -> None:

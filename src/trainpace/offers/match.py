@@ -13,23 +13,18 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import Execution, Precision
-from trainpace.forecast.constants import fitted_constants
-from trainpace.forecast.executions import Grid, execution_at, grid_from
-from trainpace.forecast.grid import GridForecast, forecast_grid
-from trainpace.forecast.intervals import spread_of
-from trainpace.forecast.kernels import KernelTimes
-from trainpace.forecast.memory import RankMemory, needed_gib, room_gib
-from trainpace.forecast.rates import sustained_rates
+from trainpace.execution import Execution, Form, Precision
+from trainpace.forecast import Forecaster, Grid, Target
+from trainpace.forecast.memory import needed_gib, room_gib
 from trainpace.forecast.shapes import divisors
-from trainpace.forecast.stages import rank_times
 from trainpace.hardware import Cluster, Device
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer
 from trainpace.offers.transfer import transfer_of
-from trainpace.outcome import Forecast, Interval, JobTime, StepTime
+from trainpace.outcome import Forecast, Interval, JobTime
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import format_duration, format_number, format_usd, hours_from_s
@@ -41,6 +36,7 @@ MOST_BATCH = 10**7
 NEARLY = 0.01
 """A simpler way (DDP before ZeRO-1 before FSDP) is taken that is slower by less than this share: forecasts do not tell closer."""
 
+Counts = NDArray[np.int64]
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 
 
@@ -189,12 +185,13 @@ class _Shapes:
 
     def __init__(self, workload: Workload, job: Job) -> None:
         self._workload, self._job = workload, job
-        self._sizes = np.array(divisors(job.global_batch), dtype=np.float64)
+        self._sizes = np.array(divisors(job.global_batch))
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
             workload.form(job.precisions[0])  # raises, and says which forms there are
         self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
-        self._grids: dict[tuple[int, int, Precision, str], tuple[Grid, RankMemory]] = {}
+        self._grids: dict[tuple[int, int, Precision], Grid] = {}
+        self._forecaster: Forecaster | None = None
         self._precisions: dict[str, list[Precision] | str] = {}
         self._trainings: dict[int, Training] = {}
 
@@ -232,7 +229,7 @@ class _Shapes:
         if isinstance(precisions, str):
             return "device", precisions, None
         share = batch // ranks
-        sizes = self._sizes[share % self._sizes == 0].astype(np.int64)
+        sizes = self._sizes[share % self._sizes == 0]
         refused: list[Reason] = []
         for precision in precisions:
             found = self._fastest(cluster, precision, sizes, share)
@@ -241,71 +238,44 @@ class _Shapes:
             refused.append(found)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
+    def _on(self, cluster: Cluster) -> Forecaster:
+        if self._forecaster is None:
+            self._forecaster = Forecaster(self._workload, Target(cluster))
+        return self._forecaster.on(cluster)
+
     def _able(self, device: Device) -> list[Precision] | str:
-        """The precisions that a device computes in, the fastest first; one of several at the same rates."""
-        seconds: list[tuple[float, Precision]] = []
-        seen: list[tuple[str, bytes]] = []
+        """The precisions that a device computes in, the fastest first; one of several that take equally long."""
+        fastest: dict[tuple[Form, float], Precision] = {}
         reason = ""
         for precision in self._traced:
-            operators = self._workload.form(precision).operators
-            full, half = bool((~operators.half).any()), bool(operators.half.any())
-            rates = sustained_rates(device, precision, full, half, fitted_constants())
-            if isinstance(rates, str):
-                reason = reason or rates
-                continue
-            same = form_of(precision), np.array(rates).tobytes()
-            if same in seen:
-                continue
-            seen.append(same)
-            run = self._base(precision)
-            timed = rank_times(
-                operators, self._sizes, precision, device, None, 1.0, run.channels_last, run.compile
-            )  # fmt: skip
-            assert not isinstance(timed, str)
-            seconds.append((float(timed.times.device_s[-1].sum()), precision))
-        return [precision for _, precision in sorted(seconds, key=lambda pair: pair[0])] or reason.rstrip(".")
+            # every micro-batch at once, since other shapes of the device ask for them
+            alone = self._on(Cluster(device=device)).over_batches(self._base(precision), self._sizes.tolist())
+            if alone.timed[-1]:
+                computing_ms = sum(alone.parts[name][-1] for name in ("forward_ms", "backward_ms", "optimizer_ms"))
+                fastest.setdefault((form_of(precision), float(computing_ms)), precision)
+            reason = reason or alone.reason(len(alone) - 1)
+        return [fastest[key] for key in sorted(fastest, key=lambda key: key[1])] or reason.rstrip(".")
 
-    def _fastest(self, cluster: Cluster, precision: Precision, sizes: np.ndarray, share: int) -> Forecast | Reason:
+    def _fastest(self, cluster: Cluster, precision: Precision, sizes: Counts, share: int) -> Forecast | Reason:
         """The fastest execution that fits, or the simplest that is nearly as fast."""
-        base = self._base(precision)
-        key = (cluster.devices_per_node, cluster.nodes, precision, cluster.device.kind)
-        grid, memory = self._grids.get(key) or (_grid(cluster, base, sizes, share), None)
-        found = forecast_grid(self._workload, base, grid, cluster, memory=memory)
-        self._grids[key] = grid, found.memory
-        if found.reasons:
-            return "device", next(iter(found.reasons.values())).rstrip("."), None
+        key = (cluster.devices_per_node, cluster.nodes, precision)
+        if key not in self._grids:
+            self._grids[key] = _grid(cluster, self._base(precision), sizes, share)
+        forecasts = self._on(cluster).at(self._grids[key])
+        if forecasts.why.any():
+            return "device", forecasts.reasons[int(forecasts.why.max())].rstrip("."), None
         assert cluster.device.memory_gib is not None
-        capacity = cluster.device.memory_gib.value
-        feasible = found.feasible
+        capacity, feasible = cluster.device.memory_gib.value, forecasts.feasible
         if not feasible.any():
-            least = float(needed_gib(found.memory).min()) / room_gib(1.0)  # the smallest card on which one would fit
-            said = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
-            return "memory", f"{said}, {cluster.device.name} has {format_number(capacity)}", least - capacity
-        by_way = np.where(feasible, found.step_ms, math.inf).reshape(-1, len(sizes))
-        near = by_way.min(axis=1) <= by_way.min() * (1 + NEARLY)
-        way = int(np.argmax(near))  # the first
-        best = way * len(sizes) + int(np.argmin(by_way[way]))
-        return self._forecast(cluster, execution_at(grid, best, base, cluster), found, best)
-
-    def _forecast(self, cluster: Cluster, execution: Execution, found: GridForecast, i: int) -> Forecast:
-        step = StepTime(**{name: float(values[i]) for name, values in found.parts.items()})
-        operators = self._workload.form(execution.precision).operators
-        timed = rank_times(
-            operators, np.array([float(execution.micro_batch)]), execution.precision, cluster.device, None, 1.0,
-            execution.channels_last, execution.compile,
-        )  # fmt: skip
-        assert not isinstance(timed, str)
-        times = KernelTimes(*(seconds[0] for seconds in np.broadcast_arrays(*timed.times)))
-        spread = spread_of(step, operators, times, execution, cluster)
-        return Forecast(
-            model=self._workload.model, device=cluster.device.name, num_devices=cluster.num_devices,
-            execution=execution, step=step, memory=found.memory.at(i), fits=True, mfu=None, model_flops_per_step=None,
-            capacity_gib=None if cluster.device.memory_gib is None else cluster.device.memory_gib.value,
-            step_time_interval_ms=Interval(low=step.total_ms * spread.low, high=step.total_ms * spread.high,
-                                           coverage=spread.coverage, basis=spread.basis),
-            provenance="fitted",
-            exposed_ms={kind: float(values[i]) for kind, values in found.exposed.items() if values[i] > 0},
-        )  # fmt: skip
+            least = float(needed_gib(forecasts.memory).min()) / room_gib(
+                1.0
+            )  # the smallest card on which one would fit
+            needs = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
+            return "memory", f"{needs}, {cluster.device.name} has {format_number(capacity)}", least - capacity
+        by_sharding = np.where(feasible, forecasts.step_ms, math.inf).reshape(-1, len(sizes))
+        near = by_sharding.min(axis=1) <= by_sharding.min() * (1 + NEARLY)
+        simplest = int(np.argmax(near))  # the first
+        return forecasts.brief(simplest * len(sizes) + int(np.argmin(by_sharding[simplest])))
 
     def _base(self, precision: Precision) -> Execution:
         recomputed = self._workload.checkpointed or self._job.checkpointing
@@ -360,13 +330,13 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
     return f"failures come faster than the job can progress: {' and '.join(causes)}, and a restart takes {restart}"
 
 
-def _grid(cluster: Cluster, base: Execution, sizes: np.ndarray, share: int) -> Grid:
+def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
     """Every way to shard, and in each every micro-batch of `share` samples a GPU."""
     ways = _sharded_ways(cluster)
     stages, shard_sizes = (np.repeat(column, len(sizes)) for column in zip(*ways, strict=True))
-    return grid_from(
-        base, micro_batch=np.tile(sizes, len(ways)), accumulation=np.tile(share // sizes, len(ways)),
-        zero_stage=stages, shard_size=shard_sizes, world_size=cluster.num_devices,
+    return Grid.vary(
+        base, micro_batch=np.tile(sizes, len(ways)), accumulation=np.tile(share // sizes, len(ways)), zero_stage=stages,
+        shard_size=shard_sizes, nnodes=cluster.nodes, nproc_per_node=cluster.devices_per_node,
     )  # fmt: skip
 
 

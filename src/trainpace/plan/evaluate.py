@@ -122,7 +122,7 @@ def _grid(space: Space) -> Grid:
                         ("pipeline_schedule", SCHEDULES)):  # fmt: skip
         column = columns[name]
         columns[name] = np.select([column == value for value in names], list(range(len(names))))
-    return grid_from(space.base, **columns)
+    return grid_from(space.execution(0), **columns)  # whose memory format all rows have
 
 
 def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath) -> Floats:

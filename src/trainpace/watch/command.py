@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, os_reason
 from trainpace.records import write_whole
 from trainpace.watch.inside.trail import ASIDE
 
@@ -53,7 +53,7 @@ def watch(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TrainpaceError(f"cannot record into {folder}: {(error.strerror or str(error)).lower()}.") from None
+        raise TrainpaceError(f"cannot record into {folder}: {os_reason(error)}.") from None
     write_whole(folder / COMMAND_FILE, json.dumps(note))
     around = environment(folder, os.environ, trials)
     if trials is None:
@@ -80,7 +80,7 @@ def _run(command: Sequence[str], around: Mapping[str, str], output: int | None) 
     try:
         process = subprocess.Popen(list(command), env=around, stdout=output)
     except OSError as error:
-        raise TrainpaceError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}.") from None
+        raise TrainpaceError(f"cannot start {command[0]}: {os_reason(error)}.") from None
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}

@@ -256,18 +256,20 @@ def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
     """Half of the mean's 90 % interval, from the means of consecutive blocks, since neighbouring steps are correlated."""
+    return mean_and_half_width([fmean(block) for block in _consecutive(times, blocks)])[1]
+
+
+def _consecutive(times: Sequence[float], blocks: int) -> list[Sequence[float]]:
     blocks = min(blocks, len(times))
     edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
-    return mean_and_half_width([fmean(times[a:b]) for a, b in pairwise(edges)])[1]
+    return [times[a:b] for a, b in pairwise(edges)]
 
 
 def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
     """The median step without occasional parts, and its 90 % interval from the medians of consecutive blocks."""
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
-    blocks = min(blocks, len(times))
-    edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
-    low, high = median_interval([median(times[a:b]) for a, b in pairwise(edges)])
+    low, high = median_interval([median(block) for block in _consecutive(times, blocks)])
     middle = median(times)
     return middle, min(low, middle), max(high, middle)
 

@@ -91,13 +91,10 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
     window = _Window(chosen[0].start_ns, chosen[-1].end_ns)
     lanes = [lane for process in processes for lane in _lanes(process, window)]
     return Timeline(
-        lanes=tuple(lanes),
-        first_step=chosen[0].number,
-        last_step=chosen[-1].number,
-        after_s=(window.start_ns - first.first_ns) / 1e9,
-        duration_ms=(window.end_ns - window.start_ns) / 1e6,
+        lanes=tuple(lanes), first_step=chosen[0].number, last_step=chosen[-1].number,
+        after_s=(window.start_ns - first.first_ns) / 1e9, duration_ms=(window.end_ns - window.start_ns) / 1e6,
         on_gpu=any(step.reserved_gib > 0 for step in chosen),
-    )
+    )  # fmt: skip
 
 
 # ---- which steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 from collections import defaultdict
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainpace.errors import UnreadableInput
+from trainpace.errors import UnreadableInput, os_reason
 from trainpace.watch.inside.trail import Fetch, Span, Step, read_header, records_from
 
 
@@ -68,30 +69,27 @@ def read_processes(folder: Path) -> list[Process]:
 
 def header_of(path: Path) -> dict[str, Any] | None:
     """A trail's header; None where the disk was full before it was written. Raises UnreadableInput for another file."""
-    try:
+    with _readable(path):
         with path.open("rb") as file:
             line = file.readline()
         return read_header(line) if line.endswith(b"\n") or len(line) > 100_000 else None
-    except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
-    except ValueError as error:
-        raise _damaged(path, error) from None
 
 
 def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
     """A trail's records, read one at a time; without a record that a killed process left incomplete."""
+    with _readable(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield from records_from(data, data.find(b"\n") + 1)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield from records_from(data, data.find(b"\n") + 1)
+        yield
     except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
     except ValueError as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: ValueError) -> UnreadableInput:
-    what = "not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
-    return UnreadableInput(f"{path} cannot be read ({what}).", "Record the command again.")
+        what = "not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
+        raise UnreadableInput(f"{path} cannot be read ({what}).", "Record the command again.") from None
 
 
 def _process(path: Path, header: dict[str, Any], workers: tuple[WorkerLane, ...]) -> tuple[Process, float]:

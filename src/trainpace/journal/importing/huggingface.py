@@ -13,15 +13,14 @@ from typing import Any
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.hardware import catalogue_name
-from trainpace.journal.entry import Entry, now_utc
+from trainpace.journal.entry import Entry
 from trainpace.journal.importing.reading import (
     UNKNOWN,
     ContentIds,
     Given,
     Item,
     Skipped,
-    finished,
+    imported,
     number,
     opened,
 )  # fmt: skip
@@ -40,7 +39,7 @@ def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
     if not is_huggingface(data):
         raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
     try:
-        yield finished(_entry(path, data, given, ContentIds().of(data)), given)
+        yield _entry(path, data, given, ContentIds().of(data))
     except TrainpaceError as error:
         yield Skipped(error.message)
 
@@ -77,19 +76,11 @@ def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
     if execution.accumulation > 1:
         notes.append(f"{execution.accumulation} micro-batches a step, accumulated or on several devices")
     losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
-    return Entry(
-        id=id_,
-        created_at=now_utc(),
-        kind="import",
-        outcome="ok",
-        model=_model(path.parent / "config.json"),
-        device=catalogue_name(given.device) if given.device else UNKNOWN,
-        execution=execution,
-        step_time_ms=milliseconds,
+    return imported(
+        given, id_, given.device, model=_model(path.parent / "config.json"), execution=execution,
+        step_time_ms=milliseconds, notes="; ".join(notes), source=path.name,
         losses=tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses),
-        notes="; ".join(notes),
-        source=path.name,
-    )
+    )  # fmt: skip
 
 
 def _model(config: Path) -> str:

@@ -20,9 +20,8 @@ from urllib.parse import quote
 from trainpace.configs import parse_yaml
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
-from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
-from trainpace.journal.importing.reading import UNKNOWN, Given, Item, Skipped, as_precision, finished, number
+from trainpace.journal.importing.reading import UNKNOWN, Given, Item, Skipped, as_precision, imported, number
 from trainpace.records import read_bytes
 
 LARGEST_VALUE_BYTES = 1 << 20
@@ -73,7 +72,7 @@ def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
     """Every run of a store that is not deleted."""
     for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
         try:
-            yield finished(_entry(logged, given), given)
+            yield _entry(logged, given)
         except TrainpaceError as error:
             yield Skipped(error.message)
 
@@ -97,23 +96,13 @@ def _entry(logged: Logged, given: Given) -> Entry:
     try:
         moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
     except (ValueError, OverflowError, OSError):
-        raise TrainpaceError("the run's start is no time.") from None
-    device = given.device or _first(params, _DEVICE)
-    return Entry(
-        id=content_id(f"mlflow {logged.run_id}"),
-        created_at=utc_text(moment),
-        kind="import",
-        outcome="ok",
-        model=printable(model),
-        device=catalogue_name(printable(device)) if device else UNKNOWN,
-        num_devices=execution.world_size,
-        execution=execution,
-        sequence_length=_whole(params, _SEQUENCE),
-        image_size=_whole(params, _IMAGE),
-        step_time_ms=_step_ms(metrics, execution),
-        seed=_whole(params, ["seed"]),
-        source=f"mlflow {logged.run_id}",
-    )
+        raise TrainpaceError("the run's start is not a valid time.") from None
+    return imported(
+        given, content_id(f"mlflow {logged.run_id}"), given.device or _first(params, _DEVICE), created_at=utc_text(moment),
+        model=printable(model), num_devices=execution.world_size, execution=execution,
+        sequence_length=_whole(params, _SEQUENCE), image_size=_whole(params, _IMAGE), step_time_ms=_step_ms(metrics, execution),
+        seed=_whole(params, ["seed"]), source=f"mlflow {logged.run_id}",
+    )  # fmt: skip
 
 
 def _step_ms(metrics: dict[str, list[float]], execution: Execution) -> float:
@@ -158,7 +147,7 @@ def _last(key: str) -> str:
 
 def _folder_runs(path: Path) -> Iterator[Logged]:
     if not is_mlruns(path):
-        raise UnreadableInput(f"{path} is no folder of MLflow runs.")
+        raise UnreadableInput(f"{path} is not a folder of MLflow runs.")
     for meta in sorted(path.rglob("meta.yaml")):
         run = meta.parent
         if ".trash" in meta.parts or (not (run / "params").is_dir() and not (run / "metrics").is_dir()):
@@ -203,7 +192,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 def _database_runs(path: Path) -> Iterator[Logged]:
     if not is_mlflow_db(path):
-        raise UnreadableInput(f"{path} is no database of MLflow.")
+        raise UnreadableInput(f"{path} is not a database of MLflow.")
     chosen = (
         "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY start_time, run_uuid"
     )

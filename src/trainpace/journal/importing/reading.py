@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.execution import PRECISIONS, Precision
-from trainpace.journal.entry import Entry, Sweep, content_id
+from trainpace.hardware import catalogue_name
+from trainpace.journal.entry import Entry, Sweep, content_id, now_utc, printable
 from trainpace.journal.exchange import read_json_records
 from trainpace.journal.identity import anonymous_entry
 
@@ -51,8 +52,11 @@ class ContentIds:
         return content_id(text if self._seen[text] == 1 else f"{text}#{self._seen[text]}")
 
 
-def finished(entry: Entry, given: Given) -> Entry:
-    """The entry as it is stored."""
+def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
+    """The entry of an imported run, as it is stored. `device`: its name in the source, "" where there is none."""
+    device = catalogue_name(printable(device)) if device else ""
+    defaults = {"created_at": now_utc(), "outcome": "ok"}
+    entry = Entry(id=id_, kind="import", device=device or UNKNOWN, **defaults | fields)
     return entry if given.keep_identity else anonymous_entry(entry)
 
 
@@ -74,7 +78,7 @@ def opened(path: Path) -> Any:
     try:
         return path.open("rb")
     except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
     except ValueError as error:
         raise UnreadableInput(f"cannot read {str(path)!r}: {error}.") from None
 
@@ -96,7 +100,7 @@ def number(value: Any) -> float | None:
     except (TypeError, ValueError):
         result = -1.0
     if not 0 <= result < float("inf"):
-        raise TrainpaceError(f"{str(value)[:40]!r} is no number from 0.")
+        raise TrainpaceError(f"{str(value)[:40]!r} is not a number from 0.")
     return result
 
 
@@ -125,7 +129,7 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
         raise TrainpaceError("reading Parquet needs pyarrow.", "pip install pyarrow, or give CSV.") from None
 
     def damaged(error: Exception) -> UnreadableInput:
-        return UnreadableInput(f"{path} is no readable Parquet file ({(str(error).splitlines() or [''])[0]}).")
+        return UnreadableInput(f"{path} is not a readable Parquet file ({(str(error).splitlines() or [''])[0]}).")
 
     try:
         file = pyarrow.parquet.ParquetFile(path)

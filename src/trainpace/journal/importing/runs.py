@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, now_utc, printable
 from trainpace.journal.importing.reading import (
     UNKNOWN,
@@ -18,7 +17,7 @@ from trainpace.journal.importing.reading import (
     Item,
     Skipped,
     columns_and_rows,
-    finished,
+    imported,
 )  # fmt: skip
 from trainpace.records import to_jsonable
 from trainpace.validation import CONDITIONS, Run, execution_of, measured_ms, mode_of, run_of
@@ -36,7 +35,7 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
         run = run_of(path, index, row)
         stated = {name: value for name, value in to_jsonable(run).items() if value or name not in CONDITIONS}
         try:
-            yield finished(_entry(run, given, ids.of({**stated, "index": 0, "file": ""}), now), given)
+            yield _entry(run, given, ids.of({**stated, "index": 0, "file": ""}), now)
         except TrainpaceError as error:
             yield Skipped(error.message)
 
@@ -52,27 +51,13 @@ def _entry(run: Run, given: Given, id_: str, now: str) -> Entry:
     failed = not milliseconds and bool(_OUT_OF_MEMORY.search(run.notes))
     if not milliseconds and not failed:
         raise TrainpaceError("the run states no step time or throughput.")
-    software = {
-        "framework": run.framework,
-        "framework_version": run.framework_version,
-        "interconnect": run.interconnect,
-    }
-    return Entry(
-        id=id_,
-        created_at=now,
-        kind="import",
-        outcome="out_of_memory" if failed else "ok",
-        reason="out of memory, as its source says" if failed else "",
-        model=printable(model),
-        device=catalogue_name(run.gpu_canonical or run.gpu or given.device) or UNKNOWN,
-        num_devices=execution.world_size,
-        execution=execution,
-        sequence_length=int(run.seq_len) if run.seq_len else None,
-        image_size=int(run.img_size) if run.img_size else None,
-        mode=mode_of(run),
-        step_time_ms=None if failed else milliseconds,
-        peak_memory_gib=run.peak_mem_gib,
+    software = {name: getattr(run, name) for name in ("framework", "framework_version", "interconnect")}
+    return imported(
+        given, id_, run.gpu_canonical or run.gpu or given.device, created_at=now,
+        outcome="out_of_memory" if failed else "ok", reason="out of memory, as its source says" if failed else "",
+        model=printable(model), num_devices=execution.world_size, execution=execution,
+        sequence_length=int(run.seq_len) if run.seq_len else None, image_size=int(run.img_size) if run.img_size else None,
+        mode=mode_of(run), step_time_ms=None if failed else milliseconds, peak_memory_gib=run.peak_mem_gib,
         environment={name: printable(value) for name, value in software.items() if value},
-        notes=printable(run.notes),
-        source=printable(run.file),
-    )
+        notes=printable(run.notes), source=printable(run.file),
+    )  # fmt: skip

@@ -13,16 +13,14 @@ from typing import Any, NamedTuple
 
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
-from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, now_utc, printable
 from trainpace.journal.importing.reading import (
-    UNKNOWN,
     ContentIds,
     Given,
     Item,
     Skipped,
     columns_and_rows,
-    finished,
+    imported,
     number,
 )  # fmt: skip
 
@@ -81,7 +79,7 @@ def read_timm(path: Path, given: Given) -> Iterator[Item]:
         for phase in phases:
             id_ = ids.of([name.precision, name.channels_last, name.compile, name.device, phase, _plain(row)])
             try:
-                yield finished(_entry(row, phase, name, given, id_, now, path.name), given)
+                yield _entry(row, phase, name, given, id_, now, path.name)
             except TrainpaceError as error:
                 yield Skipped(error.message)
 
@@ -94,28 +92,17 @@ def _entry(row: dict[str, Any], phase: str, name: FileName, given: Given, id_: s
     if not batch or not rate:
         raise TrainpaceError("the row states no batch size or no throughput above 0.")
     size, parameters = number(row.get(f"{phase}_img_size")), number(row.get("param_count"))
-    device = given.device or name.device
-    return Entry(
-        id=id_,
-        created_at=now,
-        kind="import",
-        outcome="ok",
-        model=f"timm:{printable(str(row.get('model') or ''))}",
-        device=catalogue_name(device) if device else UNKNOWN,
-        execution=Execution(
-            micro_batch=int(batch),
-            precision=precision,
-            optimizer="sgd_momentum" if phase == "train" else "none",
-            channels_last=name.channels_last,
-            compile=name.compile,
-        ),
-        image_size=int(size) if size else None,
+    execution = Execution(
+        micro_batch=int(batch), precision=precision, optimizer="sgd_momentum" if phase == "train" else "none",
+        channels_last=name.channels_last, compile=name.compile,
+    )  # fmt: skip
+    return imported(
+        given, id_, given.device or name.device, created_at=now, execution=execution,
+        model=f"timm:{printable(str(row.get('model') or ''))}", image_size=int(size) if size else None,
         mode="train" if phase == "train" else "inference",
-        step_time_ms=number(row.get(f"{phase}_step_time")) or 1e3 * batch / rate,
-        environment=name.environment,
-        notes=f"{parameters:g} M parameters" if parameters else "",
-        source=printable(source),
-    )
+        step_time_ms=number(row.get(f"{phase}_step_time")) or 1e3 * batch / rate, environment=name.environment,
+        notes=f"{parameters:g} M parameters" if parameters else "", source=printable(source),
+    )  # fmt: skip
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

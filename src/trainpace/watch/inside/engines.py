@@ -50,9 +50,7 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
         setattr(module, name, watched)
         if getattr(public, name, None) is plain:
             setattr(public, name, watched)
-    work = getattr(module, "Work", None)
-    if work is not None:
-        _patch(work, "wait", lambda f: recorder.wraps(f, COMMUNICATION, "wait"))
+    _patch(getattr(module, "Work", None), "wait", _charged(recorder, COMMUNICATION, "wait"))
 
 
 def _data_parallel(module: Any, recorder: Recorder) -> None:
@@ -83,8 +81,7 @@ def note_ddp(recorder: Recorder) -> None:
 
 
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
-    trainer = getattr(module, "Trainer", None)
-    _patch(trainer, "save_checkpoint", lambda f: _lightning_checkpoint(recorder, f))
+    _patch(getattr(module, "Trainer", None), "save_checkpoint", lambda f: _lightning_checkpoint(recorder, f))
 
 
 def _lightning_checkpoint(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,41 +97,34 @@ def _lightning_checkpoint(recorder: Recorder, save: Callable[..., Any]) -> Calla
 
 
 def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
-    loop = getattr(module, "_EvaluationLoop", None)
-    _patch(loop, "run", lambda f: recorder.wraps(f, EVALUATION, "evaluation"))
-
-
-def _lightning_logs(module: ModuleType, recorder: Recorder) -> None:
-    connector = getattr(module, "_LoggerConnector", None)
-    for name in ("log_metrics", "update_train_step_metrics"):
-        _patch(connector, name, _charged(recorder, LOGGING, name))
+    _patch(getattr(module, "_EvaluationLoop", None), "run", _charged(recorder, EVALUATION, "evaluation"))
 
 
 def _transformers(module: ModuleType, recorder: Recorder) -> None:
     trainer = getattr(module, "Trainer", None)
-    _patch(trainer, "evaluate", lambda f: recorder.wraps(f, EVALUATION, "evaluate"))
-    _patch(
-        trainer,
-        "_save_checkpoint",
-        lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")),
-    )
-    _patch(
-        trainer, "save_model", lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "save_model"))
-    )
-    _patch(trainer, "log", lambda f: recorder.wraps(f, LOGGING, "log"))
+    _patch(trainer, "evaluate", _charged(recorder, EVALUATION, "evaluate"))
+    _patch(trainer, "_save_checkpoint", _saving(recorder, "checkpoint"))
+    _patch(trainer, "save_model", _saving(recorder, "save_model"))
+    _patch(trainer, "log", _charged(recorder, LOGGING, "log"))
 
 
-def _skipped_under_trials(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Skip saving under trials: transformers names the folder itself and removes older ones, so nothing may be written there."""
+def _saving(recorder: Recorder, name: str) -> Callable[[Any], Any]:
+    """Charges a method that saves, and skips it under trials: transformers names the folder itself and removes older ones,
+    so nothing may be written there."""
 
-    @functools.wraps(save)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if recorder.trials is not None:
+    def change(save: Callable[..., Any]) -> Callable[..., Any]:
+        charged = recorder.wraps(save, CHECKPOINT, name)
+
+        @functools.wraps(save)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if recorder.trials is None:
+                return charged(*args, **kwargs)
             recorder.trail.note({"skipped": "a checkpoint of transformers"})
             return None
-        return save(*args, **kwargs)
 
-    return call
+        return call
+
+    return change
 
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
@@ -160,11 +150,7 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     _patch(engine, "backward", lambda f: _micro_step(recorder, recorder.wraps(f, BACKWARD, "engine.backward")))
     if recorder.losses is not None:
         _patch(engine, "backward", lambda f: recorder.losses.within(f, engine=True))
-    _patch(
-        engine,
-        "save_checkpoint",
-        lambda f: _skipped_under_trials(recorder, recorder.wraps(f, CHECKPOINT, "checkpoint")),
-    )
+    _patch(engine, "save_checkpoint", _saving(recorder, "checkpoint"))
     step = engine.step
     charged = recorder.wraps(step, OTHER, "engine.step")
 
@@ -207,7 +193,7 @@ def _functions(part: int, *names: str, of: str | None = None) -> Callable[[Modul
     return install
 
 
-ENGINES: dict[str, Callable[[ModuleType, Recorder], None]] = {
+ENGINES: dict[str, Callable[..., None]] = {
     "torch.distributed.distributed_c10d": _collectives,
     "torch.nn.parallel.distributed": _data_parallel,
     "torch.distributed.checkpoint.state_dict_saver": _functions(CHECKPOINT, "save", "async_save"),
@@ -218,7 +204,9 @@ ENGINES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "pytorch_lightning.trainer.trainer": _lightning,
     "lightning.pytorch.loops.evaluation_loop": _lightning_evaluation,
     "pytorch_lightning.loops.evaluation_loop": _lightning_evaluation,
-    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": _lightning_logs,
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": _functions(
+        LOGGING, "log_metrics", "update_train_step_metrics", of="_LoggerConnector"
+    ),
     "transformers.trainer": _transformers,
     "deepspeed.runtime.engine": _deepspeed,
     "wandb.sdk.wandb_run": _functions(LOGGING, "log", of="Run"),

@@ -35,7 +35,9 @@ LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_lo
 
 def install(torch: Any, recorder: Recorder, folder: str) -> None:
     recorder.capture = Capture(recorder)
-    _modules(torch, recorder)
+    calls = _Calls(torch, recorder)
+    if recorder.trials is None:
+        calls.losses(torch.nn.functional)
     _optimizers(torch, recorder)
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
     if recorder.losses is not None:
@@ -187,12 +189,6 @@ def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
     })  # fmt: skip
 
 
-def _modules(torch: Any, recorder: Recorder) -> None:
-    calls = _Calls(torch, recorder)
-    if recorder.trials is None:
-        calls.losses(torch.nn.functional)
-
-
 def _counted(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:
     charged = recorder.wraps(backward, BACKWARD, "backward")
 
@@ -298,11 +294,7 @@ def _loader(module: Any, recorder: Recorder) -> None:
                 seen.add(self)
                 _note_loader(recorder, self)
         recorder.begins_batch()
-        depth = recorder.enter(LOADER_START if self.num_workers else DATA)
-        try:
-            return plain_iter(self)
-        finally:
-            recorder.leave(depth, "start of the loader")
+        return recorder.charged(LOADER_START if self.num_workers else DATA, "start of the loader", plain_iter, self)
 
     iterator.__next__, loader.__iter__ = next_batch, start
 
@@ -341,14 +333,10 @@ def _note_loader(recorder: Recorder, loader: Any) -> None:
     # else the loader warns of a length that the script never asked for
     loader._IterableDataset_len_called = asked_before
     recorder.trail.note({
-        "loader": id(loader),
-        "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
-        "samples_in_dataset": length(loader.dataset),
-        "batches": batches,
-        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None),
-        "workers": loader.num_workers,
-        "prefetch_factor": loader.prefetch_factor,
-        "pin_memory": bool(loader.pin_memory),
+        "loader": id(loader), "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
+        "samples_in_dataset": length(loader.dataset), "batches": batches,
+        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
         "persistent_workers": bool(loader.persistent_workers),
     })  # fmt: skip
 
@@ -374,11 +362,7 @@ def _copies(torch: Any, recorder: Recorder) -> None:
                 run = functools.partial(torch.overrides.handle_torch_function, plain, (self,))
             if recorder.part in (FORWARD, BACKWARD, OPTIMIZER) or get_ident() != recorder.thread:
                 return run(self, *args, **kwargs)
-            depth = recorder.enter(part)
-            try:
-                return run(self, *args, **kwargs)
-            finally:
-                recorder.leave(depth, name)
+            return recorder.charged(part, name, run, self, *args, **kwargs)
 
         setattr(torch.Tensor, name, call)
 
@@ -395,8 +379,10 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
 
 def _outputs(recorder: Recorder) -> None:
-    builtins.print = trials.muted(recorder, recorder.wraps(builtins.print, LOGGING, "print"))
-    os.fsync = trials.muted(recorder, recorder.wraps(os.fsync, LOGGING, "fsync"))
-    logging.Handler.handle = trials.muted(  # type: ignore[method-assign]
-        recorder, recorder.wraps(logging.Handler.handle, LOGGING, "logging")
-    )
+    for owner, function, name in (
+        (builtins, "print", "print"),
+        (os, "fsync", "fsync"),
+        (logging.Handler, "handle", "logging"),
+    ):
+        charged = recorder.wraps(getattr(owner, function), LOGGING, name)
+        setattr(owner, function, trials.muted(recorder, charged))

@@ -83,6 +83,14 @@ class Recorder:
             self._evaluating = False
         self.part = before
 
+    def charged(self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function on the training thread, charged to a part."""
+        depth = self.enter(part)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.leave(depth, name)
+
     def wraps(self, function: Callable[..., Any], part: int, name: str) -> Callable[..., Any]:
         """The function, charged to a part."""
 
@@ -95,11 +103,7 @@ class Recorder:
                 finally:
                     if self.spans_on:
                         self.trail.span(part, 0, name, get_ident(), start, now_ns())
-            depth = self.enter(part)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.leave(depth, name)
+            return self.charged(part, name, function, *args, **kwargs)
 
         return charged
 

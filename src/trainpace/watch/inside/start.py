@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -24,23 +23,15 @@ from trainpace.watch.inside.trail import Step, TrailWriter
 
 def _header() -> dict[str, Any]:
     return {
-        "role": "process",
-        "pid": os.getpid(),
-        "parent": os.getppid(),
-        "host": socket.gethostname(),
-        "argv": sys.argv,
-        "clock_to_wall_ns": time.time_ns() - now_ns(),
-        "rank": _number("RANK", "SLURM_PROCID"),
+        "role": "process", "pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname(), "argv": sys.argv,
+        "clock_to_wall_ns": time.time_ns() - now_ns(), "rank": _number("RANK", "SLURM_PROCID"),
         "world_size": _number("WORLD_SIZE", "SLURM_NTASKS"),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-    }
+    }  # fmt: skip
 
 
 def _number(*names: str) -> int | None:
-    for name in names:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return None
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
 
 
 def begin() -> None:
@@ -67,13 +58,9 @@ def on_torch(torch: ModuleType) -> None:
     recorder.before_end = lambda: _note_the_end(recorder, sampler)
     trials.install(recorder)
     for name, install in engines.ENGINES.items():
-        when_imported(name, partial(_install, install, recorder))
+        when_imported(name, partial(install, recorder=recorder))
     os.register_at_fork(after_in_child=lambda: _forked(recorder))
     atexit.register(_end, recorder, sampler)
-
-
-def _install(install: Callable[[ModuleType, Recorder], None], recorder: Recorder, module: ModuleType) -> None:
-    install(module, recorder)
 
 
 def _after_step(recorder: Recorder, step: Step) -> None:

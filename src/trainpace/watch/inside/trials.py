@@ -104,15 +104,10 @@ class Trials:
         programme: list[tuple[int, int]] = []
         for _ in range(self.rounds):
             for kind in (PLAIN, *kinds):
-                programme += [
-                    (SETTLING, SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)),
-                    (kind, self.block),
-                ]
-        if (
-            CACHED_BATCH in kinds
-            and "few_samples" not in self.without
-            and all(map(_may_be_few, self.remembered.values()))
-        ):
+                settling = SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)
+                programme += [(SETTLING, settling), (kind, self.block)]
+        few = CACHED_BATCH in kinds and "few_samples" not in self.without
+        if few and all(map(_may_be_few, self.remembered.values())):
             for _ in range(2):  # last, since a script may not bear it
                 for kind in (FEW_SAMPLES, CACHED_BATCH):
                     programme += [(SETTLING, SETTLE_STEPS), (kind, self.block)]
