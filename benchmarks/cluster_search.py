@@ -124,7 +124,7 @@ def small_cases() -> list[str]:
         begun, best_ms, tried = time.perf_counter(), float("inf"), 0
         for execution in one_by_one(start, count):
             try:
-                f = forecast(workload, execution, part_of(cluster, execution))
+                f = forecast(workload, execution, part_of(cluster, execution.nnodes, execution.nproc_per_node))
             except TrainpaceError:
                 continue
             tried += 1
