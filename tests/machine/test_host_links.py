@@ -15,7 +15,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.collectives import collective_ms
 from trainpace.hardware import Cluster, Device
 from trainpace.hardware.cluster import HostLinks
-from trainpace.machine.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, _non_negative, fit_host_links
+from trainpace.machine.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links, non_negative
 
 LINKS = HostLinks(
     start_us=200, message_us=100, gb_per_s=0.0375, link_share=1448 / 1514, burst_bytes=16384, duplex_excess=0.25,
@@ -104,7 +104,7 @@ def test_nonsense_is_refused():
 def test_the_bounded_fit_leaves_nothing_to_gain(seed, unknowns):
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(20, unknowns)), rng.normal(size=20)
-    x = _non_negative(a, b)
+    x = non_negative(a, b)
     slope = a.T @ (b - a @ x)
     assert (x >= 0).all()
     assert slope.max() < 1e-6  # more of any unknown would not help

@@ -51,13 +51,13 @@ def test_the_norm_is_that_of_all_gradients_and_a_scaler_is_taken_out():
     model = nn.Linear(3, 2)
     assert squared_norm(model.parameters()) == 0
     x = torch.randn(4, 3)
-    gathered = [NoiseNorms(model, 2, 2), NoiseNorms(model, 2, 2)]
+    gathered = [NoiseNorms(model, 2, 2), NoiseNorms(model, 2, 2, loss_scale=lambda: 1024.0)]
     for norms, scale in zip(gathered, (1.0, 1024.0), strict=True):
         model.zero_grad()
         (scale * model(x[:2]).square().mean() / 2).backward()
-        norms.after_first(scale)
+        norms.after_first()
         (scale * model(x[2:]).square().mean() / 2).backward()
-        norms.after_last(scale)
+        norms.after_last()
     plain, scaled = (norms.norms() for norms in gathered)
     assert scaled.small_squared[0] == pytest.approx(plain.small_squared[0], rel=1e-5)
     assert scaled.big_squared[0] == pytest.approx(plain.big_squared[0], rel=1e-5)

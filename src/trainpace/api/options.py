@@ -61,9 +61,10 @@ class Training(Traced, total=False):
     storage: float
 
 
-class ForecastOptions(TraceOptions, total=False):
+class ForecastOptions(Training, total=False):
     """`trainpace forecast --help` describes them."""
 
+    mode: Mode
     gpu: Names
     num_gpus: Count
     nodes: Count
@@ -90,7 +91,6 @@ class ForecastOptions(TraceOptions, total=False):
     journal: str
     no_journal: bool
     samples: Count
-    epochs: float
     price: Usd
     hardware: Path
 

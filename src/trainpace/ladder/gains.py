@@ -51,8 +51,6 @@ def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
         half = student_t_95(noise.degrees) * noise.relative * math.sqrt(each)
     middle = logs[0] - logs[1]
     return Gain(
-        ratio=math.exp(middle),
-        low=math.exp(middle - half),
-        high=math.exp(middle + half),
+        ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half),
         trials=len(old_ms) + len(new_ms),
-    )
+    )  # fmt: skip

@@ -7,85 +7,34 @@ that are timed.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import torch
+from torch import nn
 
 from trainpace.errors import TrainpaceError
 from trainpace.launch.engines.engine import Engine
 from trainpace.launch.trial import Trial
-from trainpace.measure import DdpNoiseNorms, squared_norm
-from trainpace.schedule import GradientNorms, noise_scale
+from trainpace.measure import DdpNoiseNorms, NoiseNorms
+from trainpace.schedule import noise_scale
 
-
-class Norms(Protocol):
-    """Told of the moments of a step when gradients are of its first micro-batch, and of the whole batch."""
-
-    def after_first(self) -> None:
-        """Before the second micro-batch."""
-        ...
-
-    def after_last(self) -> None:
-        """Before the update."""
-        ...
-
-    def norms(self) -> GradientNorms:
-        """Of all steps so far."""
-        ...
+Norms = NoiseNorms | DdpNoiseNorms
 
 
 def norms_of(trial: Trial, engine: Engine) -> Norms:
-    """For an engine and an execution that show a part's gradients (`engines.rules`)."""
+    """What gathers the norms, for an engine and an execution that show a part's gradients (`engines.rules`)."""
     e = trial.execution
     if e.accumulation > 1:
         ranks = e.data_parallel_size if trial.engine == "fsdp2" else 1
-        return _Accumulated(engine, e.micro_batch * ranks, e.global_batch, e.accumulation)
-    return _Shares(engine, e.micro_batch)
+        samples = e.micro_batch * ranks
+        return NoiseNorms(engine.model, samples, e.accumulation, e.global_batch, lambda: engine.loss_scale)
+    # inside of Fabric's module, and of a compiled one
+    ddp = next(m for m in engine.model.modules() if isinstance(m, nn.parallel.DistributedDataParallel))
+    return DdpNoiseNorms(ddp, e.micro_batch)
 
 
 def estimate(norms: Norms) -> tuple[dict[str, float], tuple[str, ...]]:
-    """samples, low, high (90 %) and steps, as far as they are told; and notes."""
+    """(samples, low, high (90 %) and steps, as far as the steps tell them; notes)."""
     try:
-        found = noise_scale(norms.norms())
+        scale = noise_scale(norms.norms())
     except TrainpaceError as error:
         return {}, (str(error),)
-    told = {"samples": found.samples, "low": found.low, "high": found.high, "steps": float(found.steps)}
-    return {name: value for name, value in told.items() if value is not None}, (found.reason,) if found.reason else ()
-
-
-class _Accumulated:
-    def __init__(self, engine: Engine, small: int, big: int, parts: int) -> None:
-        self._engine, self._small, self._big, self._parts = engine, small, big, parts
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._first = torch.zeros(())
-
-    def after_first(self) -> None:
-        self._first = self._squared_norm() * self._parts**2  # the loss was divided by the number of parts
-
-    def after_last(self) -> None:
-        self._pairs.append((self._first, self._squared_norm()))
-
-    def norms(self) -> GradientNorms:
-        numbers = torch.tensor([[float(a), float(b)] for a, b in self._pairs], dtype=torch.float64).reshape(-1, 2)
-        kept = numbers[numbers.isfinite().all(1)]
-        small, big = (tuple(column.tolist()) for column in kept.T)
-        return GradientNorms(small_batch=self._small, big_batch=self._big, small_squared=small, big_squared=big)
-
-    def _squared_norm(self) -> torch.Tensor:
-        return squared_norm(self._engine.model.parameters()) / self._engine.loss_scale**2
-
-
-class _Shares:
-    def __init__(self, engine: Engine, samples: int) -> None:
-        # inside of Fabric's module, and of a compiled one
-        ddp = next(m for m in engine.model.modules() if isinstance(m, torch.nn.parallel.DistributedDataParallel))
-        self._gathered = DdpNoiseNorms(ddp, samples)
-
-    def after_first(self) -> None:
-        pass
-
-    def after_last(self) -> None:
-        self._gathered.after_last()
-
-    def norms(self) -> GradientNorms:
-        return self._gathered.norms()
+    values = {"samples": scale.samples, "low": scale.low, "high": scale.high, "steps": float(scale.steps)}
+    return {name: value for name, value in values.items() if value is not None}, (scale.reason,) if scale.reason else ()

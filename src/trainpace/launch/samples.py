@@ -8,6 +8,7 @@ samples themselves (augmentation online) is the loader workers', as in any train
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Sampler
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.trial import LoaderSettings, Trial
+from trainpace.measure import map_tensors
 from trainpace.shards import ShardDataset
 from trainpace.trace import Task
 
@@ -82,20 +84,12 @@ def _made(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]) -> N
     torch.manual_seed(trial.seed)
     pool = task.make_batch(MADE_SAMPLES)
     batches = [
-        place(_taken(pool, torch.as_tensor(part)))
+        place(map_tensors(operator.itemgetter(torch.as_tensor(part)), pool))
         for step in range(MADE_STEPS)
         for part in of_rank(positions(MADE_SAMPLES, trial.seed, e.global_batch, step), e, rank)
     ]
     turn = _endless(lambda: iter(batches))
     return lambda: next(turn)
-
-
-def _taken(batch: Any, index: torch.Tensor) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch[index]
-    if isinstance(batch, dict):
-        return {key: _taken(part, index) for key, part in batch.items()}
-    return type(batch)(_taken(part, index) for part in batch) if isinstance(batch, list | tuple) else batch
 
 
 def _loaded(loader: DataLoader[Any]) -> NextBatch:

@@ -83,21 +83,15 @@ def time_limit(timeout_s: float) -> str:
 def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> list[str]:
     job = jobs[0]
     wanted = [
-        f"--job-name={file_name(job.name)}",
-        f"--nodes={job.nnodes}",
-        f"--ntasks={job.world_size}",
+        f"--job-name={file_name(job.name)}", f"--nodes={job.nnodes}", f"--ntasks={job.world_size}",
         f"--ntasks-per-node={job.nproc_per_node}",
         f"--cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else "",
         f"--gres=gpu:{job.gpus_per_node}" if job.gpus_per_node else "",
-        f"--time={time_limit(max(job.timeout_s for job in jobs))}",
-        "--requeue",
-        "--open-mode=append",
-        *own,
+        f"--time={time_limit(max(job.timeout_s for job in jobs))}", "--requeue", "--open-mode=append", *own,
         f"--partition={shlex.quote(options.partition)}" if options.partition else "",
         f"--account={shlex.quote(options.account)}" if options.account else "",
-        f"--qos={shlex.quote(options.qos)}" if options.qos else "",
-        *options.extra,
-    ]
+        f"--qos={shlex.quote(options.qos)}" if options.qos else "", *options.extra,
+    ]  # fmt: skip
     # srun has not taken --cpus-per-task from sbatch since 22.05
     cores = "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
     threads = [f"export OMP_NUM_THREADS={job.cpus_per_process or cores} PYTHONUNBUFFERED=1"]

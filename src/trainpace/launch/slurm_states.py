@@ -24,14 +24,12 @@ _ENDED = frozenset(
 MAY_BE_REQUEUED = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "GONE"})
 """States that a job may show for a moment before Slurm puts it back into the queue."""
 _NEVER = {
-    "BadConstraints": "no node has what it asks for",
-    "InvalidAccount": "the account is not known",
-    "InvalidQOS": "the QOS is not known",
-    "DependencyNeverSatisfied": "what it depends on has failed",
+    "BadConstraints": "no node has what it asks for", "InvalidAccount": "the account is not known",
+    "InvalidQOS": "the QOS is not known", "DependencyNeverSatisfied": "what it depends on has failed",
     "PartitionTimeLimit": "the partition does not allow jobs of that time",
     "JobHeldAdmin": "an administrator holds it",
     "launch_failed_requeued_held": "it could not be started on its nodes",
-}
+}  # fmt: skip
 
 
 class Seen(Record):

@@ -42,17 +42,12 @@ def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
     save(with_whole_paths(trial), request)
     e, threads = trial.execution, trial.threads_per_process
     return Job(
-        name=f"trial-{folder.name}",
-        program=("-m", WORKER, str(request), result),
-        folder=str(folder),
-        result=result,
-        nnodes=e.nnodes,
-        nproc_per_node=e.nproc_per_node,
+        name=f"trial-{folder.name}", program=("-m", WORKER, str(request), result), folder=str(folder), result=result,
+        nnodes=e.nnodes, nproc_per_node=e.nproc_per_node,
         cpus_per_process=None if threads is None else threads + trial.loader.workers,
-        gpus_per_node=e.nproc_per_node if trial.device == "cuda" else 0,
-        timeout_s=timeout_s,
+        gpus_per_node=e.nproc_per_node if trial.device == "cuda" else 0, timeout_s=timeout_s,
         environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
-    )
+    )  # fmt: skip
 
 
 def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.machine.host_links import non_negative
 from trainpace.medians import median
 from trainpace.process import run_ranks
 from trainpace.records import Record
@@ -83,29 +84,15 @@ def measure_allreduce(
     times = [median([repeat[i] for repeat in seconds]) for i in range(len(sizes))]
     latency_s, bytes_per_s = fit_latency_and_bandwidth([wire_share(ranks) * size for size in sizes], times)
     return AllReduce(
-        ranks=ranks,
-        backend=backend,
-        sizes_bytes=tuple(sizes),
-        time_ms=tuple(1e3 * t for t in times),
-        latency_us=1e6 * latency_s,
-        bandwidth_gb_per_s=None if bytes_per_s is None else bytes_per_s / 1e9,
-    )
+        ranks=ranks, backend=backend, sizes_bytes=tuple(sizes), time_ms=tuple(1e3 * t for t in times),
+        latency_us=1e6 * latency_s, bandwidth_gb_per_s=None if bytes_per_s is None else bytes_per_s / 1e9,
+    )  # fmt: skip
 
 
 def fit_latency_and_bandwidth(wire_bytes: Sequence[float], times_s: Sequence[float]) -> tuple[float, float | None]:
-    """(seconds, bytes/s or None) of time = latency + bytes / bandwidth, both >= 0, least squares of relative errors.
-
-    With two unknowns, non-negative least squares is the free solution, or the better of those with one unknown at 0.
-    """
+    """(seconds, bytes/s or None) of time = latency + bytes / bandwidth, both >= 0, least squares of relative errors."""
     t = np.asarray(times_s, dtype=float)
-    columns = np.stack([1 / t, np.asarray(wire_bytes, dtype=float) / t], axis=1)
-    scale = columns.max(axis=0)
-    scaled, ones = columns / scale, np.ones(len(t))
-    candidates = [np.linalg.lstsq(scaled, ones, rcond=None)[0]]
-    for i in (0, 1):
-        alone = np.zeros(2)
-        alone[i] = scaled[:, i] @ ones / (scaled[:, i] @ scaled[:, i])
-        candidates.append(alone)
-    feasible = [c for c in candidates if (c >= 0).all()]
-    best = min(feasible, key=lambda c: float(((scaled @ c - ones) ** 2).sum())) / scale
-    return float(best[0]), 1 / float(best[1]) if best[1] > 0 else None
+    latency_s, s_per_byte = non_negative(
+        np.stack([1 / t, np.asarray(wire_bytes, dtype=float) / t], axis=1), np.ones(len(t))
+    )
+    return float(latency_s), 1 / float(s_per_byte) if s_per_byte > 0 else None

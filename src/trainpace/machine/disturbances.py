@@ -15,12 +15,10 @@ BUSY_STATE = 2
 def warnings_of(machine: Machine) -> tuple[str, ...]:
     """One sentence for each thing that is known to disturb; an unknown field says nothing."""
     return (
-        *_cpu(machine),
-        *_memory(machine),
-        *(s for i, gpu in enumerate(machine.gpus) for s in _gpu(i, gpu)),
+        *_cpu(machine), *_memory(machine), *(s for i, gpu in enumerate(machine.gpus) for s in _gpu(i, gpu)),
         *([f"the NVIDIA driver does not show every GPU ({machine.gpu_problem})."] if machine.gpu_problem else []),
         *_storage(machine),
-    )
+    )  # fmt: skip
 
 
 def _cpu(machine: Machine) -> Iterator[str]:

@@ -61,14 +61,10 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     assert best is not None
     _, burst, x = best
     return HostLinks(
-        start_us=float(x[0]),
-        message_us=float(x[1]),
-        host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)),
-        gb_per_s=gb_per_s,
-        link_share=TCP_SHARE,
-        burst_bytes=burst,
-        duplex_excess=float(x[-1]),
-    )
+        start_us=float(x[0]), message_us=float(x[1]),
+        host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)), gb_per_s=gb_per_s,
+        link_share=TCP_SHARE, burst_bytes=burst, duplex_excess=float(x[-1]),
+    )  # fmt: skip
 
 
 def _wire(collective: str, payload_bytes: int, ranks: int) -> float:
@@ -79,12 +75,12 @@ def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The x >= 0 of the least sum of |a x - b|, by least squares whose weights follow the errors."""
     weight = np.ones(len(b))
     for _ in range(ROUNDS):
-        x = _non_negative(a * weight[:, None], b * weight)
+        x = non_negative(a * weight[:, None], b * weight)
         weight = 1 / np.sqrt(np.maximum(np.abs(a @ x - b), CLOSE))
     return x
 
 
-def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Least squares with every unknown >= 0 (Lawson and Hanson 1974), on columns of equal length."""
     length = np.linalg.norm(a, axis=0)
     scale = np.where(length > 0, length, 1.0)

@@ -37,12 +37,8 @@ def block(seed: int) -> Block:
     parameters that little is computed with."""
     draw = random.Random(f"kit:{seed}")
     kinds: tuple[Callable[[random.Random], Block], ...] = (
-        _convolutional,
-        _linear,
-        _attention,
-        _language_head,
-        _large_parameters,
-    )
+        _convolutional, _linear, _attention, _language_head, _large_parameters,
+    )  # fmt: skip
     kind = draw.choices(kinds, weights=(57, 22, 10, 8, 3))[0]
     return kind(draw)
 

@@ -131,15 +131,12 @@ def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
 def _table(timed: list[TimedRow], fits: dict[str, ClassFit]) -> OperatorTimings:
     rows = [t.row for t in timed]
     return OperatorTimings(
-        kind=tuple(r.kind for r in rows),
-        function=tuple(r.function for r in rows),
-        half=np.array([r.half for r in rows]),
-        flops=np.array([r.flops for r in rows]),
+        kind=tuple(r.kind for r in rows), function=tuple(r.function for r in rows),
+        half=np.array([r.half for r in rows]), flops=np.array([r.flops for r in rows]),
         bytes=np.array([r.read_bytes + r.written_bytes for r in rows]),
         dims=np.array([[*r.dims, *([0] * (MOST_SIZES - len(r.dims)))] for r in rows], dtype=float),
-        seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]),
-        fits=fits,
-    )
+        seconds=np.array([float(f"{t.seconds:.4g}") for t in timed]), fits=fits,
+    )  # fmt: skip
 
 
 def _roofline() -> Roofline:
@@ -198,11 +195,7 @@ def _device(form: Roofline, machine: Machine) -> Device:
         return Figure(value=value, source="micro-benchmark on this machine", kind="measured")
 
     return Device(
-        name=machine.cpu.name or platform.machine(),
-        vendor="",
-        architecture=platform.machine(),
-        kind="cpu",
-        fp32_tflops=measured(form.flop_per_s / 1e12),
-        memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),
+        name=machine.cpu.name or platform.machine(), vendor="", architecture=platform.machine(), kind="cpu",
+        fp32_tflops=measured(form.flop_per_s / 1e12), memory_bandwidth_gb_per_s=measured(form.bytes_per_s / 1e9),
         memory_gib=None if gib is None else measured(gib),
-    )
+    )  # fmt: skip

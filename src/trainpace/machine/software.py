@@ -14,13 +14,9 @@ def environment(device: str) -> dict[str, str]:
     import torch
 
     found = {
-        "cpu": cpu_name(),
-        "architecture": platform.machine(),
-        "threads": str(torch.get_num_threads()),
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "system": platform.system(),
-    }
+        "cpu": cpu_name(), "architecture": platform.machine(), "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__), "python": platform.python_version(), "system": platform.system(),
+    }  # fmt: skip
     if device == "cuda":
         found |= {
             "gpu": torch.cuda.get_device_name(),

@@ -55,12 +55,10 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
         raise _explained(os.fspath(folder), size_bytes, error) from None
     from_cache = cached > _CACHED_SHARE if cached is not None else second_s / first_s > _CACHED_SPEED_RATIO
     return Storage(
-        filesystem=filesystem,
-        size_bytes=size_bytes,
-        write_gb_per_s=size_bytes / write_s / 1e9,
+        filesystem=filesystem, size_bytes=size_bytes, write_gb_per_s=size_bytes / write_s / 1e9,
         read_gb_per_s=size_bytes / first_s / 1e9,
         read_from_cache=from_cache or not evictable or filesystem in _MEMORY_FILESYSTEMS,
-    )
+    )  # fmt: skip
 
 
 def filesystem_of(folder: str | os.PathLike[str]) -> str | None:

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from trainpace.measure.analysis import SweepAnalysis, SweepPoint, analyse
     from trainpace.measure.changes import MeasuredJump
     from trainpace.measure.conditions import Conditions
-    from trainpace.measure.formats import allow_tf32, autocast, check_device, place_batch, place_model
+    from trainpace.measure.formats import allow_tf32, autocast, check_device, map_tensors, place_batch, place_model
     from trainpace.measure.marks import marks_of
     from trainpace.measure.memory import MemoryMeter
-    from trainpace.measure.noise_norms import DdpNoiseNorms, squared_norm
+    from trainpace.measure.noise_norms import DdpNoiseNorms, NoiseNorms
     from trainpace.measure.probes import measure, measure_noise_scale, probe
     from trainpace.measure.repeats import noise_of, repeat_interval
     from trainpace.measure.suites import SuiteItem, suite

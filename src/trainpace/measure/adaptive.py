@@ -21,6 +21,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def next_batch(
     if not sizes or spent >= budget:
         return None
     for stage in (_ends, _largest, _grid, _noise, _disagreeing):
-        if wanted := stage(sizes, measured, hints, limit, settings):
+        if wanted := stage(_Sweep(sizes, measured, hints, limit, settings)):
             return _any_of(wanted, settings.seed)
     sizes = [batch for batch in sizes if batch <= max(measured)]
     curve = fitted_curve(measured, settings)
@@ -120,32 +121,36 @@ def noise_between(measured: Mapping[int, Sequence[float]], settings: AdaptiveSet
     return math.sqrt((sum(kept) + PRIOR_WORTH * settings.noise**2) / (len(kept) + PRIOR_WORTH))
 
 
+class _Sweep(NamedTuple):
+    """What was measured of the sizes below `limit`, the smallest that failed."""
+
+    sizes: list[int]
+    measured: Mapping[int, Sequence[float]]
+    hints: Sequence[int]
+    limit: float
+    settings: AdaptiveSettings
+
+
 def _any_of(wanted: Iterable[int], seed: int) -> int:
     return min(wanted, key=lambda batch: zlib.crc32(f"{seed} {batch}".encode()))
 
 
-def _ends(
-    sizes: list[int], measured: Mapping[int, object], hints: Sequence[int], limit: float, settings: AdaptiveSettings
-) -> list[int]:
-    if limit < math.inf:
-        return [] if sizes[0] in measured else [sizes[0]]
-    return [batch for batch in {sizes[0], sizes[-1]} if batch not in measured]
+def _ends(s: _Sweep) -> list[int]:
+    if s.limit < math.inf:
+        return [] if s.sizes[0] in s.measured else [s.sizes[0]]
+    return [batch for batch in {s.sizes[0], s.sizes[-1]} if batch not in s.measured]
 
 
-def _largest(
-    sizes: list[int], measured: Mapping[int, object], hints: Sequence[int], limit: float, settings: AdaptiveSettings
-) -> list[int]:
+def _largest(s: _Sweep) -> list[int]:
     """Bisection between the largest that fits and the smallest that does not."""
-    if limit == math.inf:
+    if s.limit == math.inf:
         return []
-    unknown = [batch for batch in sizes if batch > max(measured)]
+    unknown = [batch for batch in s.sizes if batch > max(s.measured)]
     return unknown[len(unknown) // 2 :][:1]
 
 
-def _grid(
-    sizes: list[int], measured: Mapping[int, object], hints: Sequence[int], limit: float, settings: AdaptiveSettings
-) -> list[int]:
-    return [batch for batch in coarse_grid(sizes, hints) if batch not in measured]
+def _grid(s: _Sweep) -> list[int]:
+    return [batch for batch in coarse_grid(s.sizes, s.hints) if batch not in s.measured]
 
 
 def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
@@ -168,34 +173,22 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
     return [sizes[place] for place in sorted(places)]
 
 
-def _noise(
-    sizes: list[int],
-    measured: Mapping[int, Sequence[float]],
-    hints: Sequence[int],
-    limit: float,
-    settings: AdaptiveSettings,
-) -> list[int]:
+def _noise(s: _Sweep) -> list[int]:
     """Repeats spread over the sweep, the ends first: nothing else supports those."""
-    known = sorted(measured)
-    repeated = sum(len(times) > 1 for times in measured.values())
-    count = min(settings.noise_repeats, len(known))
+    batches = sorted(s.measured)
+    repeated = sum(len(times) > 1 for times in s.measured.values())
+    count = min(s.settings.noise_repeats, len(batches))
     if repeated >= count:
         return []
-    spread = {known[round(i)] for i in np.linspace(0, len(known) - 1, count)}
-    return [batch for batch in spread if len(measured[batch]) == 1]
+    spread = {batches[round(i)] for i in np.linspace(0, len(batches) - 1, count)}
+    return [batch for batch in spread if len(s.measured[batch]) == 1]
 
 
-def _disagreeing(
-    sizes: list[int],
-    measured: Mapping[int, Sequence[float]],
-    hints: Sequence[int],
-    limit: float,
-    settings: AdaptiveSettings,
-) -> list[int]:
-    noise = noise_between(measured, settings)
+def _disagreeing(s: _Sweep) -> list[int]:
+    noise = noise_between(s.measured, s.settings)
     return [
         batch
-        for batch, times in measured.items()
+        for batch, times in s.measured.items()
         if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * noise * math.sqrt(2) * min(times)
     ]
 

@@ -60,11 +60,9 @@ def best_batches(curve: StepCurve) -> BestBatches:
 def _choice(curve: StepCurve, i: int) -> BatchChoice:
     batch, step = curve.batches[i], curve.fitted_ms[i]
     return BatchChoice(
-        batch=batch,
-        step_ms=step,
-        samples_per_second=1e3 * batch / step,
+        batch=batch, step_ms=step, samples_per_second=1e3 * batch / step,
         measured_samples_per_second=1e3 * batch / curve.step_ms[i],
-    )
+    )  # fmt: skip
 
 
 def _launch_bound(curve: StepCurve) -> int | None:

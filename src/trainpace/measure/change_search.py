@@ -47,13 +47,9 @@ class Term(NamedTuple):
 
 
 PRICES = {
-    Kind.LEVEL: (3.0, 2.0),
-    Kind.BEND: (4.0, 1.5),
-    Kind.BOTH: (5.0, 2.5),
-    Kind.POINT: (6.0, 2.0),
-    Kind.SMOOTH: (1.0, 1.0),
-    Kind.ODD: (6.0, 2.0),
-}
+    Kind.LEVEL: (3.0, 2.0), Kind.BEND: (4.0, 1.5), Kind.BOTH: (5.0, 2.5), Kind.POINT: (6.0, 2.0),
+    Kind.SMOOTH: (1.0, 1.0), Kind.ODD: (6.0, 2.0),
+}  # fmt: skip
 """Price of a term: constant + factor x log n. Calibrated by simulation, docs/measured_jumps.md."""
 FEW = 7.0
 """Price of a term rises by this over the observations that the noise rests on."""

@@ -283,16 +283,11 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
         )
     middle = int(np.argsort(fit.fitted)[n // 2])
     return StepCurve(
-        batches=tuple(int(b) for b in batches),
-        step_ms=tuple(float(t) for t in y),
+        batches=tuple(int(b) for b in batches), step_ms=tuple(float(t) for t in y),
         fitted_ms=tuple(float(t) for t in fit.fitted),
-        noise=float(fit.scale / search.weight[middle] / fit.fitted[middle]),
-        segments=tuple(segments),
-        jumps=tuple(jumps),
-        bends=tuple(bends),
-        disturbed=tuple(disturbed),
-        odd_extra_ms=odd_ms,
-    )
+        noise=float(fit.scale / search.weight[middle] / fit.fitted[middle]), segments=tuple(segments),
+        jumps=tuple(jumps), bends=tuple(bends), disturbed=tuple(disturbed), odd_extra_ms=odd_ms,
+    )  # fmt: skip
 
 
 def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJump:
@@ -304,16 +299,10 @@ def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJum
     first = next((i for i in range(t, len(batches) - 1) if i not in lone), len(batches) - 1)
     before, after = int(batches[last]), int(batches[first])
     return MeasuredJump(
-        before=before,
-        after=after,
-        size_ms=size,
-        low_ms=size - half,
-        high_ms=size + half,
-        percent=100 * size / float(fit.fitted[last]),
-        z=z,
-        p_value=min(1.0, len(batches) * math.erfc(abs(z) / math.sqrt(2))),
-        tight=after == before + 1,
-    )
+        before=before, after=after, size_ms=size, low_ms=size - half, high_ms=size + half,
+        percent=100 * size / float(fit.fitted[last]), z=z,
+        p_value=min(1.0, len(batches) * math.erfc(abs(z) / math.sqrt(2))), tight=after == before + 1,
+    )  # fmt: skip
 
 
 def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:

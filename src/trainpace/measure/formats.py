@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,14 +42,21 @@ def place_model(model: Any, device: str, precision: Precision, channels_last: bo
     return model.to(device=device, dtype=_WEIGHTS.get(precision), memory_format=memory_format)
 
 
-def place_batch(value: Any, device: Any, precision: Precision, channels_last: bool) -> Any:
-    """To the device; floating-point inputs in the weights' own format. Pinned memory is copied without waiting."""
-    if isinstance(value, torch.Tensor):
-        dtype = _WEIGHTS.get(precision) if value.is_floating_point() else None
-        value = value.to(device=device, dtype=dtype, non_blocking=True)
-        return value.to(memory_format=torch.channels_last) if channels_last and value.dim() == 4 else value
-    if isinstance(value, dict):
-        return {key: place_batch(part, device, precision, channels_last) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(place_batch(part, device, precision, channels_last) for part in value)
-    return value
+def place_batch(batch: Any, device: Any, precision: Precision, channels_last: bool) -> Any:
+    """The batch on the device, floating-point inputs in the weights' own format. Pinned memory is copied without waiting."""
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        dtype = _WEIGHTS.get(precision) if tensor.is_floating_point() else None
+        tensor = tensor.to(device=device, dtype=dtype, non_blocking=True)
+        return tensor.to(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
+
+    return map_tensors(place, batch)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
+    """The batch (tensors in dicts, lists and tuples) with `function` applied to every tensor."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(function, part) for key, part in batch.items()}
+    return type(batch)(map_tensors(function, part) for part in batch) if isinstance(batch, list | tuple) else batch

@@ -7,7 +7,7 @@ last one's. Under DDP the part is each rank's own share, whose gradients are see
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from trainpace.schedule import GradientNorms
 def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """The squared length of all gradients that are there, in fp32, on their device: nothing waits for it.
 
-    Of gradients that are sharded (DTensor) it is the whole's, and every rank has to ask for it.
+    Where gradients are sharded (DTensor) it is the whole gradient's, and every rank has to ask for it.
     """
     gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
@@ -32,29 +32,30 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 class NoiseNorms:
-    """Gathers them. Call `after_first` when the first part's backward pass has ended, and `after_last` before the optimizer.
+    """Call `after_first` when the first micro-batch's backward pass has ended, and `after_last` before the optimizer.
 
-    `parts` micro-batches of `samples` each, whose losses are divided by `parts`; `scale` is what a GradScaler
-    multiplies losses by.
+    A step has `parts` micro-batches, whose losses are divided by `parts`; the first one's gradients are of `samples` samples,
+    the last one's of `whole` (by default samples x parts). `loss_scale` tells what a GradScaler multiplies losses by.
     """
 
-    def __init__(self, model: nn.Module, samples: int, parts: int) -> None:
+    def __init__(
+        self, model: nn.Module, samples: int, parts: int, whole: int | None = None,
+        loss_scale: Callable[[], float] = lambda: 1.0,
+    ) -> None:  # fmt: skip
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._samples, self._parts = samples, parts
+        self._samples, self._parts, self._whole, self._loss_scale = samples, parts, whole or samples * parts, loss_scale
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._first = torch.zeros(())
 
-    def after_first(self, scale: float = 1.0) -> None:
-        """The gradients are those of the first part alone."""
-        self._first = squared_norm(self._parameters) * (self._parts / scale) ** 2
+    def after_first(self) -> None:
+        self._first = squared_norm(self._parameters) * (self._parts / self._loss_scale()) ** 2
 
-    def after_last(self, scale: float = 1.0) -> None:
-        """The gradients are those of the whole batch."""
-        self._pairs.append((self._first, squared_norm(self._parameters) / scale**2))
+    def after_last(self) -> None:
+        self._pairs.append((self._first, squared_norm(self._parameters) / self._loss_scale() ** 2))
 
     def norms(self) -> GradientNorms:
-        """Of all steps; those whose gradients overflowed are left out."""
-        return _norms(self._pairs, self._samples, self._samples * self._parts)
+        """The norms of all steps, without those whose gradients overflowed."""
+        return _norms(self._pairs, self._samples, self._whole)
 
 
 class DdpNoiseNorms:
@@ -76,8 +77,10 @@ class DdpNoiseNorms:
         reduce.__annotations__.clear()  # DDP compares them with classes, and here they are strings
         model.register_comm_hook(None, reduce)
 
+    def after_first(self) -> None:
+        """The hook has seen them."""
+
     def after_last(self) -> None:
-        """The gradients are those of the whole batch."""
         own = torch.stack(self._own).sum()
         self._own.clear()
         dist.all_reduce(own)
@@ -85,13 +88,16 @@ class DdpNoiseNorms:
         self._pairs.append((own / self._ranks, whole))
 
     def norms(self) -> GradientNorms:
-        """Of all steps, the same on every rank."""
+        """The norms of all steps, the same on every rank."""
         return _norms(self._pairs, self._samples, self._samples * self._ranks)
 
 
 def _norms(pairs: list[tuple[torch.Tensor, torch.Tensor]], small: int, big: int) -> GradientNorms:
     numbers = [(float(a), float(b)) for a, b in pairs]
-    kept = [(a, b) for a, b in numbers if math.isfinite(a) and math.isfinite(b)]
+    finite = [(a, b) for a, b in numbers if math.isfinite(a) and math.isfinite(b)]
     return GradientNorms(
-        small_batch=small, big_batch=big, small_squared=tuple(a for a, _ in kept), big_squared=tuple(b for _, b in kept)
+        small_batch=small,
+        big_batch=big,
+        small_squared=tuple(a for a, _ in finite),
+        big_squared=tuple(b for _, b in finite),
     )

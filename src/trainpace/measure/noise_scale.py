@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from typing import Any
 
 import torch
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.measure.conditions import Conditions
+from trainpace.measure.formats import map_tensors
 from trainpace.measure.noise_norms import NoiseNorms
 from trainpace.outcome import MeasuredNoiseScale
 from trainpace.schedule import noise_scale
@@ -40,29 +41,30 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     model = task.model.to(c.device).train()
     own = task.optimizer if c.optimizer is None else None
     optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
-    gathered = NoiseNorms(model, samples, parts)
+    gradients = NoiseNorms(model, samples, parts)
     order = _Shuffled(len(task.dataset), c.seed)
+    to_device = operator.methodcaller("to", c.device)
     clock, steps, norms_s = time.perf_counter, 0, 0.0
     begin = clock()
     while steps < MOST_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
         optimizer.zero_grad(set_to_none=True)
         for part in range(parts):
-            batch = _to(task.collate([task.dataset[i] for i in order.take(samples)]), c.device)
+            batch = map_tensors(to_device, task.collate([task.dataset[i] for i in order.take(samples)]))
             (task.loss(model, batch) / parts).backward()
             if part in (0, parts - 1):
                 _wait(c.device)
                 start = clock()
-                (gathered.after_last if part else gathered.after_first)()
+                (gradients.after_last if part else gradients.after_first)()
                 _wait(c.device)
                 norms_s += clock() - start
         optimizer.step()
         steps += 1
     seconds = clock() - begin
-    found = gathered.norms()
-    if len(found.small_squared) < FEWEST_STEPS:
+    norms = gradients.norms()
+    if len(norms.small_squared) < FEWEST_STEPS:
         raise UserCodeError("most gradients were no numbers (NaN).", "Lower the learning rate.")
     return MeasuredNoiseScale(
-        batch=samples * parts, parts=parts, scale=noise_scale(found), norms_ms=1e3 * norms_s / steps,
+        batch=samples * parts, parts=parts, scale=noise_scale(norms), norms_ms=1e3 * norms_s / steps,
         step_ms=1e3 * (seconds - norms_s) / steps,
     )  # fmt: skip
 
@@ -86,11 +88,3 @@ class _Shuffled:
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def _to(value: Any, device: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _to(part, device) for key, part in value.items()}
-    return type(value)(_to(part, device) for part in value) if isinstance(value, list | tuple) else value

@@ -117,12 +117,9 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
     if length is not None and not _is_count(length):
         raise TrainpaceError(f"sequence_length of {where} is {length!r}; it must be a whole number from 1.")
     return SuiteItem(
-        spec=spec,
-        batches=_batches(task.get("batch"), spec, where),
-        precision=precision,
-        optimizer=optimizer,
+        spec=spec, batches=_batches(task.get("batch"), spec, where), precision=precision, optimizer=optimizer,
         sequence_length=length,
-    )
+    )  # fmt: skip
 
 
 def _batches(value: Any, spec: str, where: str) -> tuple[int, ...]:

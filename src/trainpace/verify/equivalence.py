@@ -62,15 +62,10 @@ def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]
     """Changes that can matter for a way, by what was seen of the model, its batches and the question."""
     sizes = question.sizes(way)
     can: dict[Change, bool] = {
-        "fp32": question.precision != "fp32",
-        "weight_by_samples": len(set(sizes)) > 1,
-        "weight_by_targets": facts.uneven_targets,
-        "sum": True,
-        "no_hooks": facts.hooks > 0,
-        "whole_batch_norm": facts.batch_norms > 0,
-        "no_dropout": facts.random,
-        "fp64": True,
-    }
+        "fp32": question.precision != "fp32", "weight_by_samples": len(set(sizes)) > 1,
+        "weight_by_targets": facts.uneven_targets, "sum": True, "no_hooks": facts.hooks > 0,
+        "whole_batch_norm": facts.batch_norms > 0, "no_dropout": facts.random, "fp64": True,
+    }  # fmt: skip
     return tuple(change for change in CHANGES if can[change])
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainpace.measure import map_tensors
 from trainpace.records import to_json, write_whole
 from trainpace.trace import Task, build_task, make_optimizer
 from trainpace.verify.changes import (
@@ -135,12 +136,8 @@ def _divided(batch: Any, sizes: tuple[int, ...]) -> Iterator[Any]:
             yield type(batch)(values)
 
 
-def _place(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _place(part, dtype) for key, part in value.items()}
-    return type(value)(_place(part, dtype) for part in value) if isinstance(value, list | tuple) else value
+def _place(batch: Any, dtype: torch.dtype) -> Any:
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
 
 
 def _parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
