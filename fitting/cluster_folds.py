@@ -57,7 +57,7 @@ def is_wanted(pair: Pair) -> bool:
 
 
 def fold_of(pair: Pair, kind: str) -> str:
-    """What is left out of the fit with a run: its model, or its collection."""
+    """The model, or the collection, that is left out of the fit with a run."""
     case = pair[0]
     return case.spec.rpartition("/")[2] if kind == "model" else case.run.file
 

@@ -84,13 +84,13 @@ def named_model(model: str, text: str, length: int, pp: int = 1) -> Named | None
     key = re.sub(r"[ _]", "", model).lower()
     if key in PUBLISHED:
         return Named(key, PUBLISHED[key], None, "")
-    found = gpt_size(model, text, pp)
-    if found is None and key in GPT_3:
+    sized = gpt_size(model, text, pp)
+    if sized is None and key in GPT_3:
         layers, hidden, heads = GPT_3[key]
-        found = GptSize(layers, hidden, heads, MEGATRON_VOCABULARY, 4 * hidden), ""
-    if found is None:
+        sized = GptSize(layers, hidden, heads, MEGATRON_VOCABULARY, 4 * hidden), ""
+    if sized is None:
         return None
-    size, assumed = found
+    size, assumed = sized
     name = f"gpt-{size.layers}x{size.hidden}-{size.heads}-{size.vocabulary}-{size.feedforward}-{length}"
     return Named(name, size.configuration(length), size, assumed)
 
@@ -145,6 +145,6 @@ def write_configuration(named: Named, folder: Path) -> str:
 
 
 def _number(pattern: str, text: str, flags: int = 0) -> float | None:
-    """The last one: notes put what a table's own column says behind what its section says."""
-    found = re.findall(pattern, text, flags)
-    return float(found[-1]) if found else None
+    """The last number: notes put what a table's own column says behind what its section says."""
+    numbers = re.findall(pattern, text, flags)
+    return float(numbers[-1]) if numbers else None

@@ -137,7 +137,7 @@ def _is_before_bf16_optimizer(run: Run) -> bool:
 
 
 def _torch_of_megatron(run: Run) -> str:
-    """Those papers state a year; on cards from before Ampere their torch launched as slowly as it did then."""
+    """A torch version for papers that state a year; on cards from before Ampere theirs launched as slowly as it did then."""
     try:
         capability = find_device(run.gpu_canonical or run.gpu).compute_capability
     except TrainpaceError:
@@ -146,7 +146,7 @@ def _torch_of_megatron(run: Run) -> str:
 
 
 def _global_batch(run: Run) -> float | None:
-    """What the configuration says ("GBS=512") goes before the table's column."""
+    """The batch of the configuration ("GBS=512"), which goes before the table's column."""
     own = re.search(r"\bGBS=(\d+)", run.model_variant_or_config)
     return float(own[1]) if own else run.global_batch
 

@@ -47,9 +47,9 @@ def read_pairs(data: Path, traces: Path, timed: bool = True) -> list[Pair]:
 
 
 def usable(pairs: Sequence[Pair]) -> list[Pair]:
-    """What is fitted on; of the thousands of forward passes a third, which decides the same constants in a third of the time."""
-    kept = [pair for pair in pairs if is_usable(pair[0])]
-    return [pair for pair in kept if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]
+    """The runs to fit on: a third of the thousands of forward passes decides the same constants in a third of the time."""
+    chosen = [pair for pair in pairs if is_usable(pair[0])]
+    return [pair for pair in chosen if pair[0].run.file != "timm_inference" or pair[0].run.index % THINNING == 0]
 
 
 def is_usable(case: Case) -> bool:

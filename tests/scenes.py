@@ -39,7 +39,7 @@ from trainpace.report.validation import print_validation
 from trainpace.schedule import Schedule
 from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
-from trainpace.verify.question import Equivalence, Facts, WayResult
+from trainpace.verify.question import Equivalence, Facts, Tried, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording
 
 TODAY = datetime.date(2026, 11, 21)
@@ -131,11 +131,9 @@ def climbed_ladder():
 
 def verified(equal):
     question = VerifyQuestion(model="train.py:task", batch=10, parts=4)
+    tried = Tried(changes=("weight_by_samples",), difference=1e-7)
     apart = WayResult(way="accumulate", sizes=(3, 3, 2, 2), difference=2.4e-2, worst="layer4.1.conv2.weight", moved=0.3, equal=False,
-                      cause=("weight_by_samples",), tried=({"changes": ("weight_by_samples",), "difference": 1e-7},))  # fmt: skip
-    from trainpace.verify.question import Attempt
-
-    apart = replace(apart, tried=(Attempt(changes=("weight_by_samples",), difference=1e-7),))
+                      cause=("weight_by_samples",), tried=(tried,))  # fmt: skip
     ddp = WayResult(way="ddp", sizes=(5, 5), difference=1.2e-7, worst="fc.bias", moved=0.3, equal=True)
     ways = (replace(apart, equal=True, difference=2e-7, cause=()) if equal else apart, ddp)
     verify.print_equivalence(Equivalence(question=question, ways=ways, facts=Facts(losses=(2.3, 2.2))))

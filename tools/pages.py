@@ -61,7 +61,7 @@ class Difference(NamedTuple):
 
 
 def steps(page: str) -> list[Step]:
-    """What a page has its reader do, in order."""
+    """The steps that a page asks of its reader, in order."""
     listed: list[Step] = []
     for fence in _FENCE.finditer(page):
         kind, body, at = fence[1], fence[2], fence.start(2)
@@ -129,12 +129,12 @@ def run(step: Step, folder: Path) -> str:
 
 
 def _without_places(text: str, folder: Path) -> str:
-    """As it would look in a folder of the reader's, with python on the path."""
+    """The text as it would look in a folder of the reader's, with python on the path."""
     return text.replace(str(folder), "/home/you/training").replace(f"{Path(sys.executable).parent}/", "")
 
 
 def _tidy(text: str) -> str:
-    """Without spaces at the ends of lines, nor empty lines at the ends."""
+    """Strip spaces at the ends of lines, and empty lines at the ends of the text."""
     lines = [line.rstrip() for line in text.splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).strip("\n")) + "\n" if any(lines) else ""
 

@@ -20,7 +20,7 @@ from trainpace.errors import UnknownName, UnreadableInput
 
 
 def load_name(path: Path, name: str, what: str = "name") -> Any:
-    """What `name` is in a Python file, whose folder joins the import path as it does under ``python FILE.py``.
+    """The value of `name` in a Python file, whose folder joins the import path as it does under ``python FILE.py``.
 
     A file with relative imports is loaded as a part of the package that its folders make. Raises `UnreadableInput` or
     `UnknownName` (which calls it `what`); what the file's own code raises goes through.
@@ -38,7 +38,7 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
 
 
 _MACHINES = ("sitecustomize.py", "usercustomize.py")
-"""What Python itself loads at its start, wherever a system keeps it."""
+"""Files that Python itself loads at its start, wherever a system has them."""
 
 
 @functools.cache

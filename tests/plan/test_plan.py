@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import forecast, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.forecast.memory import needed_gib
 from trainpace.hardware import Cluster, find_device
 from trainpace.plan import Choice, DataPath, Freedom, Judge, Setting, plan_changes
@@ -21,6 +20,7 @@ from trainpace.plan.order import ladder
 from trainpace.plan.search import NEARLY, search
 from trainpace.plan.space import is_legal, space_of
 from trainpace.schedule import Schedule, total_steps
+from trainpace.trace import load_workload
 
 MODEL = workload()
 WAITING = (
@@ -74,7 +74,7 @@ def test_promises(s, micro_batch, data):
     for row in range(0, len(found.space), 31):
         execution = found.space.execution(row)
         assert execution.global_batch == start.global_batch
-        f = forecast(MODEL, execution, part_of(s.cluster, execution))
+        f = forecast(MODEL, execution, part_of(s.cluster, execution.nnodes, execution.nproc_per_node))
         for path in data:
             choice = Choice(execution=execution, data=path)
             if f.step is not None and f.fits:
@@ -302,3 +302,10 @@ def test_a_rung_never_needs_what_comes_later():
     asynchronous = replace(start, tp=2, sequence_parallel=True, async_tensor_parallel=True)
     assert not is_legal(asynchronous, start)
     assert is_legal(replace(asynchronous, compile=True), start)
+
+
+def test_memory_formats_are_compared():
+    s = setting()._replace(workload=load_workload("resnet18", ("amp",)))
+    plan = plan_changes(s, start_on(s, 64, precision="amp_bf16"), freedom=Freedom(keep=("compile",)))
+    assert plan.best.choice.execution.channels_last
+    assert "memory_format" in {key for change in plan.changes for key in change.settings}

@@ -24,7 +24,7 @@ class Mlp(Record):
     dropout: float
 
     def rough_step_ms(self) -> float:
-        """Of one core at 8 samples: the weights' traffic is all, about 9 passes of 4 bytes at 10 GB/s."""
+        """A step of 8 samples on one core, which is the weights' traffic alone: about 9 passes of 4 bytes at 10 GB/s."""
         sizes = (self.inputs, *self.widths, self.outputs)
         return 1e3 * 36 * sum(a * b for a, b in itertools.pairwise(sizes)) / 10e9
 

@@ -92,8 +92,11 @@ def blocks_of(
     layout: Layout, runs: Sequence[Recorder], batches: Sequence[int], inside: Sequence[bool], roles: Sequence[Role],
     counts: np.ndarray,
 ) -> Blocks | None:  # fmt: skip
-    """The record. runs: recorded at `batches`, the first two of which give the coefficients; inside, roles, counts: of the rows
-    of the operator table. None where the runs differ in their calls."""
+    """The record, or None where the runs differ in their calls.
+
+    runs: recorded at `batches`, the first two of which give the coefficients. inside, roles, counts: one for each row of the
+    operator table.
+    """
     if any(run.places != runs[0].places for run in runs):
         return None
     described = next(run for run in runs if run.steps is not None)
@@ -147,14 +150,14 @@ def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
             sharded += size * (layout.inside.roles.get(call) in ("column", "sharded"))
             attention += size * (call in layout.inside.core)
         up_to_here += size * (BEFORE < place <= middle)
-    kept = sum(storage.size for storage in run.saved)
+    saved_in_all = sum(storage.size for storage in run.saved)
     phase = "backward" if "backward" in run.phases else "forward"
     working = after_working = 0.0
     for origin, at, (_, alive), aside in zip(run.origins, run.phases, run.alive, run.set_aside, strict=True):
         if origin.place == middle and at == phase:
             working = max(working, alive - aside - before - up_to_here)
         elif origin.place == AFTER and at != "optimizer":
-            after_working = max(after_working, alive - kept)
+            after_working = max(after_working, alive - saved_in_all)
     entered = run.entered[middle - 1][2]
     return np.array([entered, saved, sharded, attention, working, before + after, after, after_working])
 

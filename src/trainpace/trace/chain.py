@@ -12,7 +12,7 @@ SHORTEST = 4
 """Alike blocks that make a chain. ResNet-50's longest stage has 5 of them, and fails for its share of the model."""
 
 LEAST_SHARE = 0.5
-"""Of the model's parameters, or of its forward FLOPs, that the blocks must hold to be worth cutting along."""
+"""The share of the model's parameters, or of its forward FLOPs, that blocks must hold to be worth cutting along."""
 
 
 class Chain(NamedTuple):
@@ -23,7 +23,7 @@ class Chain(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Numbers in one block."""
+        """The number of parameters in one block."""
         return sum(p.numel() for p in self.modules[0].parameters())
 
 

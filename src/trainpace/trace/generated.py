@@ -24,7 +24,7 @@ Build = tuple[nn.Module, Callable[[int], tuple[torch.Tensor, torch.Tensor]], str
 
 
 def build_generated(spec: str, sequence_length: int | None, image_size: int | None) -> tuple[Build, bool]:
-    """What ``random:FAMILY:SEED`` is made of, and whether it regresses (else it classifies).
+    """The model of ``random:FAMILY:SEED`` with its batches, and whether it regresses (else it classifies).
 
     Another sequence length or image size than the drawn one keeps every width. Raises `TrainpaceError` where the
     architecture has none.

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def architecture(spec: str) -> Architecture:
-    """What `spec` names. Raises `TrainpaceError` for a family or seed that is none."""
+    """The architecture that `spec` names. Raises `TrainpaceError` for a family or seed that is none."""
     family, seed = parse_random(spec)
     rng = random.Random(f"{family}:{seed}")
     while True:

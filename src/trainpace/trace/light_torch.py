@@ -22,12 +22,11 @@ class _StandIn(ModuleType):
 
     @staticmethod
     def disable(function: Any, *_: Any, **__: Any) -> Any:
-        """A function that is not to be compiled, as it is."""
         return function
 
     @staticmethod
     def graph_break(*_: Any, **__: Any) -> None:
-        """Nothing, where no graph is made."""
+        pass
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # the import system looks for these

@@ -18,7 +18,7 @@ BEFORE, AFTER = 0, -1
 
 
 class Origin(NamedTuple):
-    """Where a row comes from: the place, and the forward call that it is, repeats or takes the gradient of (-1: none)."""
+    """A row's place, and the forward call that it is, repeats or takes the gradient of (-1: none)."""
 
     place: int
     call: int
@@ -54,19 +54,19 @@ class Recorder(TorchDispatchMode):
         self._activation_bytes = 0.0
         self.origins: list[Origin] = []
         self.places: list[int] = []
-        """Of each forward call."""
+        """The place of each forward call."""
         self.steps: dict[int, Step] | None = {} if with_steps else None
         self.set_aside: list[float] = []
-        """Of the activation bytes at each row, those that no block works with: gradients of parameters that have not been
-        accumulated yet, and what the backward pass made outside of the blocks (a head's gradient waits for its embedding's)."""
+        """The activation bytes at each row that no block works with: gradients of parameters that have not been accumulated
+        yet, and what the backward pass made outside of the blocks (a head's gradient waits for its embedding's)."""
         self.entered: list[tuple[int, torch.Size, float, int]] = []
         """Blocks in the order in which they ran: (number, shape, bytes and value of the hidden state)."""
         self.left: list[int] = []
         """Values of the hidden states that blocks returned."""
         self.saved: list[Alive] = []
-        """What is alive when the forward pass ends."""
+        """The storages alive when the forward pass ends."""
         self.parameter_names: dict[int, str] = {}
-        """Of values."""
+        """A parameter's name by its value."""
         self._parameters = parameters
         self._place = BEFORE
         self._origin = Origin(BEFORE, -1)
@@ -89,18 +89,18 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # True would import torch._dynamo, 0.7 s, to keep it out of a trace that it is not part of
 
-    def know(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tensors that are alive all the time (parameters, buffers): they count as no activation."""
+    def keep_alive(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are alive all the time (parameters, buffers, the batch) as no activation."""
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
             self._storages[key] = weakref.ref(tensor.untyped_storage())
-            self._bear(key, -1, 0.0)
+            self._record_birth(key, -1, 0.0)
         for name, parameter in self._parameters.items():
             born = self._born.get(parameter.untyped_storage()._cdata)
             if born is not None:
                 self.parameter_names.setdefault(born.value, name)
 
-    def _bear(self, key: int, call: int, size: float) -> None:
+    def _record_birth(self, key: int, call: int, size: float) -> None:
         self._values += 1
         self._born[key] = Alive(self._values, call, size, len(self.rows))
 
@@ -110,11 +110,9 @@ class Recorder(TorchDispatchMode):
 
     @property
     def parameter_count(self) -> int:
-        """Numbers in all parameters."""
         return sum(p.numel() for p in self._parameters.values())
 
     def shape_of(self, name: str) -> torch.Size:
-        """Of a parameter."""
         return self._parameters[name].shape
 
     def enter_block(self, number: int, hidden: torch.Tensor) -> None:
@@ -134,7 +132,7 @@ class Recorder(TorchDispatchMode):
             self.left.append(self._value(hidden))
 
     def end_forward(self) -> None:
-        """From here on only what is saved for the backward pass is alive."""
+        """Note the storages saved for the backward pass, the only ones alive from here on."""
         self.saved = [self._born[key] for key in self._storages if key in self._born]
 
     def enter_module(self, name: str) -> None:
@@ -242,7 +240,7 @@ class Recorder(TorchDispatchMode):
                 return
             size = float(storage.nbytes())
             self._activation_bytes += size
-            self._bear(key, self._origin.call, size)
+            self._record_birth(key, self._origin.call, size)
             if self.phase == "backward" and self._origin.place <= BEFORE:
                 self._outside[key] = size
                 self._outside_bytes += size

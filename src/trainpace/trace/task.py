@@ -31,8 +31,11 @@ LOOKED_AT = 1000
 
 
 class Task(NamedTuple):
-    """What is trained. `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar;
-    `forward(model, batch)` is the model alone."""
+    """A model with its loss, optimizer and samples.
+
+    `make_batch(n)` gives n samples on the default device; `loss(model, batch)` a scalar; `forward(model, batch)` is the
+    model alone.
+    """
 
     name: str
     model: nn.Module
@@ -122,13 +125,14 @@ def _generated(spec: str, sequence_length: int | None, image_size: int | None) -
     (model, make_batch, sample, length), regression = build_generated(spec, sequence_length, image_size)
     criterion = loss_of(regression)
 
-    def forward(model: nn.Module, batch: Any) -> Any:
-        return model(batch[0])
-
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         return criterion(model(batch[0]), batch[1])
 
-    return Task(spec, model, forward, loss, make_batch, None, sample, length)
+    return Task(spec, model, _forward_of_first, loss, make_batch, None, sample, length)
+
+
+def _forward_of_first(model: nn.Module, batch: Any) -> Any:
+    return model(batch[0])
 
 
 def _square(shape: tuple[int, ...], image_size: int | None) -> tuple[int, ...]:
@@ -147,10 +151,7 @@ def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: in
     def make_batch(n: int) -> Any:
         return torch.randn(n, *shape), torch.randint(0, classes, (n,))
 
-    def forward(model: nn.Module, batch: Any) -> Any:
-        return model(batch[0])
-
-    return Task(name, model, forward, loss, make_batch, None, " x ".join(map(str, shape)) + " image")
+    return Task(name, model, _forward_of_first, loss, make_batch, None, " x ".join(map(str, shape)) + " image")
 
 
 def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
@@ -228,21 +229,20 @@ def _from_file(path: Path, function: str) -> Task:
     A data set whose samples differ in length brings its own `collate_fn` (a list of samples into a batch), as an attribute.
     """
     task_function = load_name(path, function, "function")
-    wanted = TASK
     try:
         parts = task_function() if callable(task_function) else task_function
     except SystemExit as error:
         raise TrainpaceError(
             f"{path}:{function} ended its process ({error}), as a program that reads its command line does.",
-            f"{wanted}, without arguments of its own. To time a whole program: trainpace watch -- python {path.name}",
+            f"{TASK}, without arguments of its own. To time a whole program: trainpace watch -- python {path.name}",
         ) from None
     if not isinstance(parts, tuple | list) or len(parts) != 4:
-        raise TrainpaceError(f"{path}:{function} returned {type(parts).__name__}.", f"{wanted}.")
+        raise TrainpaceError(f"{path}:{function} returned {type(parts).__name__}.", f"{TASK}.")
     model, criterion, optimizer, dataset = parts
     if not isinstance(model, nn.Module) or not callable(criterion):
-        raise TrainpaceError(f"{path}:{function} returned a {type(model).__name__} as model.", f"{wanted}.")
+        raise TrainpaceError(f"{path}:{function} returned a {type(model).__name__} as model.", f"{TASK}.")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TrainpaceError(f"{path}:{function} returned a {type(optimizer).__name__} as optimizer.", f"{wanted}.")
+        raise TrainpaceError(f"{path}:{function} returned a {type(optimizer).__name__} as optimizer.", f"{TASK}.")
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not len(dataset):
         raise TrainpaceError(f"the dataset of {path}:{function} needs __len__ above 0 and __getitem__.")
     first = dataset[0]

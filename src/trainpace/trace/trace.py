@@ -28,13 +28,13 @@ from trainpace.trace.transformers_mapping import unpacked_sequences
 from trainpace.workload import MOST_SIZES, PHASES, PLAIN, Form, MemoryProfile, Operators, TracedForm, Variant, Workload
 
 BATCHES = (2, 3, 5)
-"""Not 1: at size 1 torch drops dimensions and copies."""
+"""The batch sizes of the three steps. At size 1 torch drops dimensions and copies."""
 
 
 def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
     """Trace a model spec. `variant.optimizer` names one of `task.OPTIMIZERS`; None takes the task's own, or sgd_momentum.
 
-    Runs the model's Python code in this process: for code that is not trainpace's, use `trace_in_child`.
+    Runs the model's Python code in this process: for code that is not trainpace's, use `load_workload`.
     """
     if spec.rpartition(":")[0].endswith(".py"):
         task = build_task(spec)
@@ -107,8 +107,8 @@ def _one_step(
     batch = _meta_batch(task, batch_size, form)
     named = dict(model.named_parameters())
     recorder = Recorder(named, with_steps=chain is not None and batch_size == BATCHES[1])
-    kept = [*model.parameters(), *model.buffers()]
-    recorder.know([*kept, *_leaves(batch)])
+    lasting = [*model.parameters(), *model.buffers()]
+    recorder.keep_alive([*lasting, *_leaves(batch)])
     hooks = [p.register_post_accumulate_grad_hook(lambda p: recorder.gradient_ready(p.grad)) for p in named.values()
              if p.requires_grad]  # fmt: skip
     hooks += [] if chain is None else _block_hooks(chain, recorder)
@@ -145,7 +145,7 @@ def _one_step(
         if phase == "optimizer":
             gradient, activation = recorder.alive[i]
             recorder.alive[i] = (gradient, max(0.0, activation - state_bytes))
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in lasting}
     return recorder, float(sum(storages.values())), state_bytes
 
 
@@ -247,28 +247,28 @@ def _memory_profile(
     """Keep the moments on the upper envelope of total bytes over the batch size: the others are never the peak."""
     slope = np.maximum(slope, 0.0)
     total = gradient + constant
-    kept: list[int] = []
+    envelope: list[int] = []
     for i in sorted(range(len(total)), key=lambda i: (-slope[i], -total[i])):
-        if not kept or total[i] > total[kept[-1]]:
-            kept.append(i)
-    peaks = np.stack([gradient[kept], constant[kept], slope[kept]], axis=1)
+        if not envelope or total[i] > total[envelope[-1]]:
+            envelope.append(i)
+    peaks = np.stack([gradient[envelope], constant[envelope], slope[envelope]], axis=1)
     return MemoryProfile(parameter_bytes=parameter_bytes, optimizer_bytes=optimizer_bytes, peaks=peaks)
 
 
 MOMENTS = 64
-"""Of a step that are kept to be looked at, the peaks for a batch of 1 and of many among them."""
+"""The number of a step's moments that a workload holds for its page, the peaks for a batch of 1 and of many among them."""
 
 
 def _moments(phases: Sequence[str], constant: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Of each stretch of operators the fullest moment; where it lies in its phase by the bytes that operators moved."""
+    """The fullest moment of each stretch of operators, and where it lies in its phase by the bytes that operators moved."""
     phase = np.array([PHASES.index(p) for p in phases])
     moved = (constant + slope * BATCHES[1])[:, 1:3].sum(axis=1)
     total = constant[:, -2] + constant[:, -1] + slope[:, -1] * np.array([[1.0], [1e6]])
-    kept = {0, len(phase) - 1, *total.argmax(axis=1).tolist()}
+    moments = {0, len(phase) - 1, *total.argmax(axis=1).tolist()}
     for stretch in np.array_split(np.arange(len(phase)), MOMENTS - 4):
         if len(stretch):
-            kept.add(int(stretch[total[1, stretch].argmax()]))
-    rows = np.array(sorted(kept))
+            moments.add(int(stretch[total[1, stretch].argmax()]))
+    rows = np.array(sorted(moments))
     share = np.zeros(len(phase))
     for code in np.unique(phase):
         inside = phase == code
@@ -299,8 +299,8 @@ def on_meta(
 
 def _rebind(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """`Module.to(dtype)` on meta tensors may put new parameters in place of the old: point the optimizer at them."""
-    known = {id(p) for p in model.parameters()}
-    if all(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+    parameters = {id(p) for p in model.parameters()}
+    if all(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
         return optimizer
     fresh = copy.copy(optimizer)
     fresh.param_groups = [{**optimizer.param_groups[0], "params": [p for p in model.parameters() if p.requires_grad]}]
@@ -323,7 +323,7 @@ def _meta_batch(task: Task, size: int, form: Form) -> Any:
 
 
 def _sample_bytes(task: Task) -> float:
-    """What the host sends to the device for one sample."""
+    """The bytes that the host sends to the device for one sample."""
     one, two = (sum(t.numel() * t.element_size() for t in _leaves(_meta_batch(task, n, "fp32"))) for n in (1, 2))
     return float(two - one)
 

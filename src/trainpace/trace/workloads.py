@@ -53,7 +53,7 @@ def is_saved(spec: str | Workload) -> bool:
     return isinstance(spec, Workload) or (spec.endswith(".json") and not spec.startswith("transformers:"))
 
 
-def trace_many(wanted: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:
+def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float = TRACE_TIMEOUT_S) -> dict[str, str]:
     """Trace several specs in one process, each into its file: {file: (spec, form, variant)}. Saves starting torch each time.
 
     Returns the reasons of those that could not be traced. Should the process die, the ones that it had not come to
@@ -61,20 +61,20 @@ def trace_many(wanted: Mapping[str, tuple[str, Form, Variant]], timeout_s: float
     """
     requests = {
         file: {"spec": spec, "forms": [form], "variant": variant._asdict()}
-        for file, (spec, form, variant) in wanted.items()
+        for file, (spec, form, variant) in models.items()
     }
     try:
         reasons: dict[str, str] = json.loads(
             run_isolated(
-                "trainpace.trace.worker", {"files": requests}, timeout_s * len(wanted), f"tracing {len(wanted)} models"
+                "trainpace.trace.worker", {"files": requests}, timeout_s * len(models), f"tracing {len(models)} models"
             )
         )
         return reasons
     except UserCodeError as error:
-        if len(wanted) == 1:
-            return dict.fromkeys(wanted, str(error))
+        if len(models) == 1:
+            return dict.fromkeys(models, str(error))
     reasons = {}
-    for file, one in wanted.items():
+    for file, one in models.items():
         if not Path(file).is_file():
             reasons |= trace_many({file: one}, timeout_s)
     return reasons

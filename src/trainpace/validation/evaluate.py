@@ -115,7 +115,7 @@ def forecast_case(case: Case, workload: Workload, constants: KernelConstants | N
 
 
 def trace_file(traces: Path, case: Case) -> Path:
-    """Where the workload of a case is kept: named by all that it depends on, files and libraries included."""
+    """The file of a case's workload, named by all that it depends on, files and libraries included."""
     spec, form, variant = case.trace_key
     kind, _, name = spec.rpartition(":")
     source = Path(kind) if kind.endswith(".py") else Path(name)
@@ -128,14 +128,14 @@ def trace_file(traces: Path, case: Case) -> Path:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """Of the libraries that define models: another version may build another model by the same name."""
-    found = []
+    """The versions of the libraries that define models: another one may build another model by the same name."""
+    versions = []
     for library in ("torch", "torchvision", "timm", "transformers"):
         try:
-            found.append(version(library))
+            versions.append(version(library))
         except PackageNotFoundError:
-            found.append("")
-    return tuple(found)
+            versions.append("")
+    return tuple(versions)
 
 
 def _workloads(

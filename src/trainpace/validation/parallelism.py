@@ -1,4 +1,4 @@
-"""What a run's text says of its parallelism, such as ``fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full``.
+"""The parallelism in a run's text, such as ``fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full``.
 
 The words are the field's: `zero=1` is a ZeRO stage, `interleave=3` and `vp=3` are three virtual stages a device, `gpipe` and
 `interleaved` pipeline schedules, `sp` sequence parallelism, `ac=full|selective|none` activation checkpointing. `fsdp=32` counts

@@ -19,7 +19,7 @@ EAGER_CONTEXT_GIB = 1573 / 1024
 
 
 def stated_peak_gib(case: Case, memory: Memory) -> float:
-    """What the run's way of measuring would show, in GiB."""
+    """The peak in GiB that the run's way of measuring would show."""
     if case.peak == "allocated":
         return memory.allocated_gib
     if case.peak == "reserved":
