@@ -36,6 +36,8 @@ def forecast(*arguments):
         (("--async-tp",), "--tp of 2"),
         (("--sequence-parallel",), "--tp of 2"),
         (("--price", "3"), "--samples and --epochs"),
+        (("--startup", "1h"), "--startup does nothing without --samples and --epochs"),
+        (("--mtbf", "9h"), "--mtbf does nothing"),
         (("--nodes", "2"), "1 Gbit/s Ethernet is 0.125"),
         (("--num-gpus", "0"), "'--num-gpus'"),
         (("--nodes", "2M"), "'--nodes'"),
@@ -73,3 +75,14 @@ def test_a_file_without_a_function(tmp_path):
     done = forecast(tmp_path / "m.py", "--gpu", "T4")
     assert done.returncode == 2
     assert "m.py:FUNCTION" in done.stderr
+
+
+def test_what_a_training_does_besides_its_steps_counts(model):
+    def hours(*more):
+        done = forecast(model, "--gpu", "T4", "--samples", "100k", "--epochs", "3", "--json", *more)
+        return json.loads(done.stdout)["rows"][0]["training_time_s"] / 3600
+
+    assert hours("--startup", "60s") == hours()
+    assert hours("--startup", "2h") == pytest.approx(hours() + 2 - 1 / 60, rel=1e-3)
+    assert hours("--evaluation-samples", "100k") > hours()
+    assert hours("--mtbf", "10h") > hours()

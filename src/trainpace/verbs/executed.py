@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from trainpace.execution import Checkpointing, Execution, PipelineSchedule, Precision, ZeroStage
 from trainpace.verbs.request import Field, Misuse, Request, fields_of
-from trainpace.verbs.traced import TracedRequest
+from trainpace.verbs.training import TrainingRequest
 from trainpace.verbs.units import AT_LEAST_1, BATCHES, DEVICES, GB_PER_S, MOST_DEVICES
 from trainpace.workload import Workload
 
@@ -18,8 +18,8 @@ Network = Annotated[
 ]  # fmt: skip
 
 
-class ExecutedRequest(TracedRequest):
-    """A model, and how its steps are executed."""
+class ExecutedRequest(TrainingRequest):
+    """A training, and how its steps are executed."""
 
     num_gpus: Annotated[
         int, Field("GPUs of a node; data parallel unless said otherwise.", DEVICES, execution="nproc_per_node")

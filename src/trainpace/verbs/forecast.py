@@ -14,7 +14,7 @@ from trainpace.errors import UnreadableInput
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.forecast.transfer import transfer_ratio, transferred
 from trainpace.hardware import Cluster, Device, HostLinks, find_device
-from trainpace.job import JobConditions, with_job
+from trainpace.job import with_job
 from trainpace.journal import foresight_of
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, Table, from_json, load, read_bytes
@@ -25,7 +25,8 @@ from trainpace.verbs.own_hardware import HardwareFile, own_devices
 from trainpace.verbs.progress import Progress
 from trainpace.verbs.request import Field, Misuse
 from trainpace.verbs.traced import workload_of
-from trainpace.verbs.units import AT_LEAST_1, EPOCHS, EXISTING_FILE, USD
+from trainpace.verbs.training import check_no_training, conditions_of
+from trainpace.verbs.units import AT_LEAST_1, EXISTING_FILE, USD
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ class ForecastRequest(ExecutedRequest):
     samples: Annotated[
         int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
     ] = None
-    epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of `samples` and `epochs`.", USD)] = (
         None
     )
@@ -109,10 +109,13 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
         raise Misuse("`samples` and `epochs` go together.")
     if r.price is not None and r.samples is None:
         raise Misuse("`price` does nothing without `samples` and `epochs`, which say how long to pay.")
+    if r.samples is None:
+        check_no_training(r)
     if not r.gpu and not r.calibrated:
         raise Misuse("Name a GPU with `gpu`, or a machine's profile with `calibrated`.")
     check_executed(r)
     schedule = None if r.samples is None else Schedule(samples=r.samples, epochs=r.epochs)
+    conditions = conditions_of(r, price_usd_per_device_hour=r.price)
     targets = _targets(r, progress)
     measured = None if r.transfer_from is None else _nearest_measurement(r.transfer_from, r.batch[0])
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
@@ -133,7 +136,6 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
                 foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
                 rows = [foresight.corrected(row) for row in rows]
                 notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
-            conditions = JobConditions(price_usd_per_device_hour=r.price)
             rows = [with_job(row, forecaster.workload, schedule, conditions) for row in rows]
             sweeps.append(Sweep(forecaster, rows))
             step_ms = np.array([row.step.total_ms for row in rows if row.step is not None])

@@ -16,7 +16,7 @@ from trainpace.verbs.plan_inputs import Present, cluster_of, data_paths, noise_s
 from trainpace.verbs.progress import Progress
 from trainpace.verbs.request import Field, Misuse, Unit
 from trainpace.verbs.traced import workload_of
-from trainpace.verbs.training import TrainingRequest
+from trainpace.verbs.training import TrainingRequest, conditions_of
 from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, within
 from trainpace.workload import Form, Variant, form_of
 
@@ -127,7 +127,7 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
     variant = Variant(optimizer, schedule.sequence_length, r.image_size)
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
-    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale)
+    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale, conditions=conditions_of(r))
     plan = plan_changes(
         setting, start, data_paths(r, present, start, cluster), freedom, to="simplest" if r.simplest else "best"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from trainpace.job import ASSUMED, JobConditions, conditions_said
+from trainpace.job import JobConditions, conditions_said
 from trainpace.units import hours_from_s
-from trainpace.verbs.request import Field
+from trainpace.verbs.request import Field, Misuse, fields_of
 from trainpace.verbs.traced import TracedRequest
 from trainpace.verbs.units import ABOVE_0_S, COUNT, DURATION, EPOCHS, GB_PER_S, SAMPLE_BYTES, within
 
@@ -15,7 +15,7 @@ class TrainingRequest(TracedRequest):
     """A model, and the training that is to be done."""
 
     epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
-    startup: Annotated[float, Field("Until the first step.", DURATION)] = ASSUMED.startup_s
+    startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
     checkpoint_every: Annotated[float | None, Field("Between checkpoints.  [default: what loses least]", ABOVE_0_S)] = (
         None
@@ -43,10 +43,16 @@ def conditions_of(request: TrainingRequest, **more: Any) -> JobConditions:
     """What a request says of the training besides its steps, and `more`; what nobody said is as assumed."""
     r = request
     values = {
-        "startup_s": None if r.startup == ASSUMED.startup_s else r.startup, "evaluation_samples": r.evaluation_samples,
-        "step_variation": r.step_variation,
+        "startup_s": r.startup, "evaluation_samples": r.evaluation_samples, "step_variation": r.step_variation,
         "checkpoint_every_s": r.checkpoint_every, "device_mtbf_h": None if r.mtbf is None else hours_from_s(r.mtbf),
         "data_gb": r.data_gb, "download_gb_per_s": r.download, "sample_bytes": float(r.sample_bytes),
         "storage_gb_per_s": r.storage, **more,
     }  # fmt: skip
     return conditions_said(values)
+
+
+def check_no_training(request: TrainingRequest) -> None:
+    """Raise Misuse for what a request says of a training that it does not describe."""
+    for name, field in fields_of(TrainingRequest).items():
+        if name not in fields_of(TracedRequest) and getattr(request, name) != field.default:
+            raise Misuse(f"`{name}` does nothing without `samples` and `epochs`.")
