@@ -82,7 +82,7 @@ def test_every_verb_is_there_or_named_here():
 
 def test_a_room_with_a_verbs_name_is_both():
     import trainpace.forecast.kernels as kernels
-    from trainpace.forecast import forecast as pure
+    from nouns import forecast as pure
 
     assert kernels.__name__ == "trainpace.forecast.kernels"
     assert sys.modules["trainpace.forecast"] is trainpace.forecast
