@@ -125,7 +125,8 @@ def small_cases() -> list[str]:
         forecaster = Forecaster(workload, Target(cluster))
         for execution in one_by_one(start, count):
             try:
-                f = forecaster.on(part_of(cluster, execution)).forecast(execution)
+                part = part_of(cluster, execution.nnodes, execution.nproc_per_node)
+                f = forecaster.on(part).forecast(execution)
             except TrainpaceError:
                 continue
             tried += 1

@@ -74,7 +74,7 @@ def test_promises(s, micro_batch, data):
     for row in range(0, len(found.space), 31):
         execution = found.space.execution(row)
         assert execution.global_batch == start.global_batch
-        f = forecast(MODEL, execution, part_of(s.cluster, execution))
+        f = forecast(MODEL, execution, part_of(s.cluster, execution.nnodes, execution.nproc_per_node))
         for path in data:
             choice = Choice(execution=execution, data=path)
             if f.step is not None and f.fits:
