@@ -47,7 +47,7 @@ PREDICTED: dict[str, str | tuple[str, float]] = {
     "ddp_slow_link": ("communication", 1 / 2), "ddp_accumulation": "exchange gradients once",
     "ddp_embedding": ("communication", 7 / 8), "fsdp2_gather": ("communication", 1 / 3),
     "deepspeed_zero2": "exchange gradients once",
-    "ddp_straggler": "mend rank", "ddp_lengths": "mend rank",
+    "ddp_straggler": "repair straggler rank", "ddp_lengths": "repair straggler rank",
     "log_remote": ("logging", 49 / 50), "log_items": ("own_code", 49 / 50), "collect_garbage": ("own_code", 1.0),
     "checkpoint_often": ("checkpoint", 1 - 5 / 50), "lightning_checkpoint": ("checkpoint", 1 - 5 / 45),
     "evaluate_often": ("evaluation", 1 - 10 / 50), "hf_evaluate": ("evaluation", 1 - 10 / 40),

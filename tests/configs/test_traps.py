@@ -231,7 +231,7 @@ def test_commands_that_are_refused(text):
         ("#SBATCH --ntasks-per-node=4\nsrun --ntasks-per-node=2 python t.py", {"nproc_per_node": 2}, ""),
         ("#SBATCH --ntasks-per-node=4\nip=$(srun --ntasks=1 hostname)\nsrun --cpu-bind=none bash run.sh", {"nproc_per_node": 4}, ""),
         ("#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 4 t.py", {"nproc_per_node": 4}, "1 is usual"),
-        ("srun torchrun --nproc-per-node 4 t.py", {"nproc_per_node": 4}, "not told with --nnodes"),
+        ("srun torchrun --nproc-per-node 4 t.py", {"nproc_per_node": 4}, "has no --nnodes"),
         ("srun torchrun --nnodes ${SLURM_JOB_NUM_NODES} --nproc-per-node $GPUS t.py", {}, "$GPUS is known only"),
         ("torchrun --nnodes=2 \\\n  --nproc-per-node=4 \\\n  t.py\ntorchrun --nnodes=1 --nproc-per-node=1 e.py", {"nproc_per_node": 4}, "only the first"),
     ],

@@ -147,7 +147,7 @@ def test_hugging_face_uses_the_name_that_the_file_has():
         ("trainer: {devices: 1, strategy: fsdp}\n", "t.yaml", {"zero_stage": 2}, "zero_stage", "another strategy"),
         ("trainer: {devices: 1}\n", "t.yaml", {"precision": "tf32"}, "precision", "set_float32_matmul_precision"),
         ("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json}\n", "a.yaml",
-         {"zero_stage": 3}, "zero_stage", "it stands in ds.json"),
+         {"zero_stage": 3}, "zero_stage", "it is stated in ds.json"),
         ("distributed_type: DEEPSPEED\nnum_processes: 8\n", "a.yaml", {"compile": True}, "compile", "does not pass it on"),
         ("torchrun --nnodes 1:4 --nproc-per-node 8 t.py", "c.sh", {"nnodes": 2}, "nnodes", "1:4"),
         ("torchrun --nproc-per-node gpu t.py", "c.sh", {"nproc_per_node": 4}, "nproc_per_node", "known only when it runs"),

@@ -95,7 +95,7 @@ def test_our_own_measurements(tmp_path):
     )
     path = written(tmp_path, "cnn.json", [to_jsonable(measurement()), to_jsonable(probe), {"record": "Plan"}])
     done, found = bring(path, tmp_path)
-    assert (done.format, done.new, done.skipped) == ("trainpace", 2, {"a record of the kind 'Plan' is no run": 1})
+    assert (done.format, done.new, done.skipped) == ("trainpace", 2, {"a record of the kind 'Plan' is not a run": 1})
     by = {e.outcome: e for e in found}
     assert by["ok"].step == measurement().step
     assert by["timeout"].reason == "10 min"

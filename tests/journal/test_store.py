@@ -62,7 +62,7 @@ def test_measurements_go_there_and_back(journal):
     assert journal.add(failed)
     assert (failed.outcome, failed.step_time_ms) == ("out_of_memory", None)
     assert "\x1b" not in failed.reason
-    with pytest.raises(TrainpaceError, match="no whole measurement"):
+    with pytest.raises(TrainpaceError, match="not a complete measurement"):
         measurement_of(failed)
 
 

@@ -66,7 +66,7 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
     reading = Reading(file, "launch command")
     if not read_launch(command, reading):
         launchers = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
-        text = f"{file}: {command[:60]!r} is no launch command that is understood."
+        text = f"{file}: {command[:60]!r} is not a known launch command."
         raise UnreadableInput(text, f"Known: {launchers}.")
     return reading.done()
 

@@ -136,7 +136,7 @@ def _read_strategy(reading: Reading, value: Any) -> None:
         reading.count("tp", None if size == "auto" else size, f"{key}.init_args.tensor_parallel_size")
         reading.put("sharding", "fsdp", key)
     elif not re.fullmatch(_PLAIN, last):
-        reading.warn(key, f"{name} is not a strategy that trainpace knows; taken as plain data parallelism")
+        reading.warn(key, f"{name} is not a strategy that trainpace knows; counted as plain data parallelism")
 
 
 def _read_data(reading: Reading, section: dict[str, Any]) -> None:

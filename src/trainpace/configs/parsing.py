@@ -105,11 +105,11 @@ def _checked(value: Any, file: str, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise UnreadableInput(f"{file} is nested more than {DEEPEST} levels deep.")
     if isinstance(value, float) and not math.isfinite(value):
-        raise UnreadableInput(f"{file} holds {value}, which is no setting.")
+        raise UnreadableInput(f"{file} holds {value}, which cannot be a setting.")
     if isinstance(value, int) and value.bit_length() > _LONGEST_WHOLE_NUMBER_BITS:
-        raise UnreadableInput(f"{file} holds a whole number of {value.bit_length()} bits, which is no setting.")
+        raise UnreadableInput(f"{file} holds a whole number of {value.bit_length()} bits, which cannot be a setting.")
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" or c == "\x00" for c in value):
-        raise UnreadableInput(f"{file} holds {value[:40]!r}, which is no text.")
+        raise UnreadableInput(f"{file} holds {value[:40]!r}, which is not valid text.")
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     for part in parts:
         _checked(part, file, depth + 1)

@@ -36,7 +36,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
     if len(text.encode("utf-8", "replace")) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, which no settings file is.")
     if "\x00" in text:
-        raise UnreadableInput(f"{file} holds a NUL byte, so it is no text file.")
+        raise UnreadableInput(f"{file} holds a NUL byte, so it is not a text file.")
     if not text.strip():
         raise UnreadableInput(f"{file} is empty.")
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
@@ -46,7 +46,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
         return _launch_in(text, file)
     data = parse_json(text, file) if file.endswith(".json") or text.lstrip().startswith("{") else parse_yaml(text, file)
     if not isinstance(data, dict):
-        raise UnreadableInput(f"{file} holds no keys and values, so it is no file of settings.", f"Known: {_KNOWN}.")
+        raise UnreadableInput(f"{file} holds no keys and values, so it is not a settings file.", f"Known: {_KNOWN}.")
     for recognises, read in FORMATS:
         if recognises(data):
             return read(data, file)
@@ -56,7 +56,7 @@ def parse_config(text: str, file: str) -> ConfigFile:
         raise UnreadableInput(f"{file} holds TrainingArguments under {names}.", "Give each as a file of its own.")
     for key, part in sections.items():  # a key of the user's own, such as `training:`
         return read_training_arguments(part, file, f"{key}.")
-    raise UnreadableInput(f"{file} is none of the settings files that are understood.", f"Known: {_KNOWN}.")
+    raise UnreadableInput(f"{file} is in no known format of settings files.", f"Known: {_KNOWN}.")
 
 
 def _launch_in(text: str, file: str) -> ConfigFile:
@@ -64,4 +64,4 @@ def _launch_in(text: str, file: str) -> ConfigFile:
         reading = Reading(file, "launch command")
         if not line.lstrip().startswith("#") and has_launcher(line) and read_launch(line, reading):
             return reading.done()
-    raise UnreadableInput(f"{file} holds no launch command that is understood.", f"Known: {_KNOWN}.")
+    raise UnreadableInput(f"{file} holds no known launch command.", f"Known: {_KNOWN}.")

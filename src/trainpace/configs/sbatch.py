@@ -59,7 +59,7 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         has_nnodes = any(s.name == "nnodes" and s.key == "--nnodes" for s in reading.done().settings)
         nnodes_open = any(note.key == "--nnodes" for note in reading.done().notes)
         if nodes and nodes > 1 and launcher.startswith("torch") and not has_nnodes and not nnodes_open:
-            text_ = f"{nodes}, and {launcher} is not told with --nnodes: it would start trainings of one node"
+            text_ = f"{nodes}, and {launcher} has no --nnodes: it would start a separate training on each node"
             reading.warn("#SBATCH --nodes", text_)
     else:
         _read_srun(body, reading, per_node, tasks, "ntasks-per-node" in options)

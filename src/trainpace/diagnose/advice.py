@@ -24,7 +24,7 @@ SEND_MS = HANDOVER_MS = 0.5
 LEAST_BATCH_MS = 1.0
 """A batch that is made faster than this is not worth preparing offline."""
 LARGER_BATCH = 4
-SELDOMER = 10
+LESS_OFTEN = 10
 LEAST_LAUNCH = 0.1
 
 
@@ -126,10 +126,10 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         yield Advice(
             cause="data", title="prepare samples once, offline",
             how="trainpace precompute FILE.py:DATASET writes them into shards; --estimate says first what that costs."
-            + (" What the collate function does to each sample anew belongs into the dataset first."
+            + (" First move the work of the collate function on each sample into the dataset."
                if cost.collate_ms > cost.sample_wall_ms * cost.batch_size else ""),
             saves_ms=offline, ceiling_ms=ceiling,
-            basis="the waiting, less the collate that stays; reading shards back and random augmentation are left as well",
+            basis="the data wait without the remaining collate; reading shards and random augmentation remain as well",
             settings={"precompute": "yes"},
         )  # fmt: skip
 
@@ -151,9 +151,9 @@ def _transfers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     copies = split.by_cause["host_to_device"]
     if copies > 0:
         yield Advice(
-            cause="host_to_device", title="copy less, and beside the computation",
+            cause="host_to_device", title="copy less, and overlap copies with computation",
             how="Send small types (uint8 images) and convert on the device; pin_memory=True and .to(device, non_blocking=True) "
-            "let copies run beside the computation; leave out copies of what is there already.",
+            "overlap copies with computation; leave out copies of data that is already there.",
             saves_ms=copies, ceiling_ms=copies, basis="time of the copies in the recorded steps",
         )  # fmt: skip
 
@@ -239,7 +239,7 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     part = max(slow.parts_ms, key=more)
     where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
     yield Advice(
-        cause="straggler", title=f"mend rank {slow.rank} on {slow.host}",
+        cause="straggler", title=f"repair straggler rank {slow.rank} on {slow.host}",
         how=f"It takes {format_number(lost)} ms longer than the others, {format_number(more(part))} of them in"
         f" {part.replace('_', ' ')}{where}. "
         "Look for a slower device, a busier host, or more work on that rank.",
@@ -247,13 +247,13 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     )  # fmt: skip
 
 
-def _seldomer(cause: str, title: str, how: str) -> Advisor:
+def _less_often(cause: str, title: str, how: str) -> Advisor:
     def advise_less(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         spent = split.by_cause[cause]
         if spent > 0:
             yield Advice(
-                cause=cause, title=title, how=how, saves_ms=spent * (1 - 1 / SELDOMER), ceiling_ms=spent,
-                basis="its time in the recorded steps", settings={"less_often": SELDOMER},
+                cause=cause, title=title, how=how, saves_ms=spent * (1 - 1 / LESS_OFTEN), ceiling_ms=spent,
+                basis="its time in the recorded steps", settings={"less_often": LESS_OFTEN},
             )  # fmt: skip
 
     return advise_less
@@ -267,15 +267,15 @@ ADVISORS: tuple[Advisor, ...] = (
     _optimizer,
     _exchange,
     _straggler,
-    _seldomer(
+    _less_often(
         "logging",
-        f"log every {SELDOMER} steps",
+        f"log every {LESS_OFTEN} steps",
         "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait.",
     ),
-    _seldomer(
+    _less_often(
         "checkpoint",
-        f"checkpoints {SELDOMER} times as seldom",
-        "Or write them beside the training: torch.distributed.checkpoint.async_save.",
+        f"checkpoints 1/{LESS_OFTEN} as often",
+        "Or write them while training continues: torch.distributed.checkpoint.async_save.",
     ),
-    _seldomer("evaluation", f"evaluation {SELDOMER} times as seldom", "Or on fewer samples."),
+    _less_often("evaluation", f"evaluation 1/{LESS_OFTEN} as often", "Or on fewer samples."),
 )

@@ -39,7 +39,7 @@ def url_of(where: str) -> URL:
     """The URL of a path or a URL as people write it; plain ``postgresql://`` uses psycopg."""
     if "://" not in where:
         if not where or "\x00" in where:
-            raise TrainpaceError(f"{where!r} is no name of a journal.")
+            raise TrainpaceError(f"{where!r} is not the name of a journal.")
         return URL.create("sqlite", database=str(Path(where).expanduser().absolute()))
     try:
         url = make_url(where)

@@ -158,7 +158,7 @@ def measurement_of(entry: Entry) -> Measurement:
     """The measurement that an entry was made from. Raises TrainpaceError for a run that failed or has no parts."""
     if entry.step_time_ms is None or entry.step is None or entry.interval_ms is None:
         raise TrainpaceError(
-            f"run {entry.id[:8]} is no whole measurement: it lacks a step time, its parts or interval."
+            f"run {entry.id[:8]} is not a complete measurement: its step time, parts or interval are missing."
         )
     return Measurement(
         model=entry.model, device=entry.device, execution=entry.execution, step_times_ms=entry.step_times_ms,
@@ -200,7 +200,7 @@ def _check_leaf(name: str, value: object) -> None:
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
         raise TrainpaceError(f"{name} of a run is beyond 2**53.")
     if isinstance(value, str) and not is_text(value):
-        raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is no text.")
+        raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is not valid text.")
 
 
 def _leaves(values: Any) -> Iterator[Any]:

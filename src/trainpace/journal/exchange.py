@@ -37,7 +37,7 @@ def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
     }  # fmt: skip
     write = writers.get(path.suffix.lower())
     if write is None:
-        raise TrainpaceError(f"{path.name} is no name for an export.", "End it in .parquet, .csv or .json.")
+        raise TrainpaceError(f"{path.name} is not the name of an export.", "End it in .parquet, .csv or .json.")
     with written_aside(path) as aside:
         return write(aside, records)
 

@@ -38,9 +38,9 @@ class Query(Record):
             raise TrainpaceError(f"outcome {self.outcome!r} is not one of {', '.join(OUTCOMES)}.")
         for name in self.__struct_fields__:
             if isinstance(getattr(self, name), str) and not is_text(getattr(self, name)):
-                raise TrainpaceError(f"the filter {name} is no text.")
+                raise TrainpaceError(f"the filter {name} is not valid text.")
         if self.micro_batch is not None and not 0 <= self.micro_batch < 2**63:
-            raise TrainpaceError(f"micro-batch {self.micro_batch} is no size.")
+            raise TrainpaceError(f"micro-batch {self.micro_batch} is not a valid size.")
 
 
 def since_text(text: str) -> str:

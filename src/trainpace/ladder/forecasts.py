@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
+from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.job import state_bytes
@@ -100,23 +100,24 @@ class LadderForecasts:
         if e.nnodes > 1 and between is None:
             raise TrainpaceError("the links between the nodes are not known here.")
         if self._device == "cuda":
-            return forecast(workload, e, Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node))
+            cluster = Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node)
+            return Forecaster(workload, Target(cluster)).forecast(e)
         profile = self._profile(e.nproc_per_node, rank_threads(setup))
         links = between or (self._ranks_links(e.nproc_per_node) if e.world_size > 1 else None)
         cluster = Cluster(device=profile.device, devices_per_node=e.nproc_per_node, nodes=e.nnodes, host_links=links)
-        found = forecast(workload, e, cluster, model=profile.kernels)
-        if e.world_size == 1 or found.step is None or found.step_time_interval_ms is None or e.engine != "ddp":
-            return found
-        bare = forecast(workload, replace(e, engine="unoverlapped"), cluster, model=profile.kernels)
+        forecaster = Forecaster(workload, Target(cluster, CalibratedKernels(profile.kernels)))
+        overlapped = forecaster.forecast(e)
+        if e.world_size == 1 or overlapped.step_time_interval_ms is None or e.engine != "ddp":
+            return overlapped
+        bare = forecaster.forecast(replace(e, engine="unoverlapped"))
         if bare.step_time_interval_ms is None:
-            return found
+            return overlapped
         if (setup.engine or engine_for(e)) != "ddp":
             return bare  # gloo has no streams, so FSDP2 and DeepSpeed wait for every exchange
         # an exchange also takes the cores that would hide it
-        wider = replace(
-            found.step_time_interval_ms, high=max(found.step_time_interval_ms.high, bare.step_time_interval_ms.high)
-        )
-        return replace(found, step_time_interval_ms=wider)
+        interval = overlapped.step_time_interval_ms
+        wider = replace(interval, high=max(interval.high, bare.step_time_interval_ms.high))
+        return replace(overlapped, step_time_interval_ms=wider)
 
     def _workload(self, setup: Setup) -> Workload:
         form = form_of(setup.execution.precision)

@@ -221,7 +221,7 @@ def main() -> None:
         # ranks that fail for want of one that failed, or was killed, have nothing to add
         if not (failure_file(result).exists() or complains_of_a_peer(str(error))):
             write_whole(failure_file(result), json.dumps(answer))
-        print(f"trainpace: rank {os.environ.get('RANK', '0')}: {answer['error']} {answer['hint']}", file=sys.stderr)
+        sys.stderr.write(f"trainpace: rank {os.environ.get('RANK', '0')}: {answer['error']} {answer['hint']}\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -96,7 +96,7 @@ def read_question(kind: type[Q], query: str) -> Q:
         if name in given:
             raise BadQuestion(f"{name} is given twice.")
         if "\x00" in value:
-            raise BadQuestion(f"{name} is no text.")
+            raise BadQuestion(f"{name} is not valid text.")
         given[name] = value.strip()
     try:
         return msgspec.convert({k: v for k, v in given.items() if v}, kind, strict=False)

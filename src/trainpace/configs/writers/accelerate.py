@@ -110,7 +110,7 @@ def _free(draft: Draft, *names: str) -> bool:
     other = draft.get(("deepspeed_config", OTHER_FILE))
     if other:
         for name in names:
-            draft.leave(name, f"it stands in {other}, beside which accelerate refuses it here")
+            draft.leave(name, f"it is stated in {other}, and accelerate refuses it in both files")
     return not other
 
 

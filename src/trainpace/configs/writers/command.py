@@ -71,7 +71,7 @@ def _place(draft: Draft, name: str, written: str, value: str, adds: bool = True)
     if flag is not None and flag.value is not None:
         old = flag.value.value
         if "$" in old or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
-            draft.leave(name, f"{flag.written} is {old}: what that is is known only when it runs")
+            draft.leave(name, f"{flag.written} is {old}, whose value is known only when it runs")
             return False
         if old != value:
             draft.text = with_value(draft.text, flag, value)
@@ -188,7 +188,7 @@ def _place_in_script(draft: Draft, name: str, key: str, value: Value) -> None:
     flag = launch.script.get(key)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if flag is not None and flag.value is not None and "$" in flag.value.value:
-        draft.leave(name, f"{flag.written} is {flag.value.value}: what that is is known only when it runs")
+        draft.leave(name, f"{flag.written} is {flag.value.value}, whose value is known only when it runs")
         return
     if flag is not None:
         old = "true" if flag.value is None else flag.value.value

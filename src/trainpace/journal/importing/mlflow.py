@@ -96,7 +96,7 @@ def _entry(logged: Logged, given: Given) -> Entry:
     try:
         moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
     except (ValueError, OverflowError, OSError):
-        raise TrainpaceError("the run's start is no time.") from None
+        raise TrainpaceError("the run's start is not a valid time.") from None
     return imported(
         given, content_id(f"mlflow {logged.run_id}"), given.device or _first(params, _DEVICE), created_at=utc_text(moment),
         model=printable(model), num_devices=execution.world_size, execution=execution,
@@ -147,7 +147,7 @@ def _last(key: str) -> str:
 
 def _folder_runs(path: Path) -> Iterator[Logged]:
     if not is_mlruns(path):
-        raise UnreadableInput(f"{path} is no folder of MLflow runs.")
+        raise UnreadableInput(f"{path} is not a folder of MLflow runs.")
     for meta in sorted(path.rglob("meta.yaml")):
         run = meta.parent
         if ".trash" in meta.parts or (not (run / "params").is_dir() and not (run / "metrics").is_dir()):
@@ -192,7 +192,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 def _database_runs(path: Path) -> Iterator[Logged]:
     if not is_mlflow_db(path):
-        raise UnreadableInput(f"{path} is no database of MLflow.")
+        raise UnreadableInput(f"{path} is not a database of MLflow.")
     chosen = (
         "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY start_time, run_uuid"
     )

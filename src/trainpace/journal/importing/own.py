@@ -34,7 +34,7 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
         data = _record_column(column, where) if column[:1] in ("{", "") or path.suffix in (".csv", ".parquet") else row
         kind = RECORDS.get(str(data.get("record")))
         if kind is None:
-            yield Skipped(f"a record of the kind {str(data.get('record'))[:40]!r} is no run")
+            yield Skipped(f"a record of the kind {str(data.get('record'))[:40]!r} is not a run")
             continue
         try:
             record = from_json(json.dumps(data), kind, where)

@@ -100,7 +100,7 @@ def number(value: Any) -> float | None:
     except (TypeError, ValueError):
         result = -1.0
     if not 0 <= result < float("inf"):
-        raise TrainpaceError(f"{str(value)[:40]!r} is no number from 0.")
+        raise TrainpaceError(f"{str(value)[:40]!r} is not a number from 0.")
     return result
 
 
@@ -129,7 +129,7 @@ def _parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
         raise TrainpaceError("reading Parquet needs pyarrow.", "pip install pyarrow, or give CSV.") from None
 
     def damaged(error: Exception) -> UnreadableInput:
-        return UnreadableInput(f"{path} is no readable Parquet file ({(str(error).splitlines() or [''])[0]}).")
+        return UnreadableInput(f"{path} is not a readable Parquet file ({(str(error).splitlines() or [''])[0]}).")
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
