@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
+from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.forecast.transfer import measured_ratio, sharpened
 from trainpace.hardware import Cluster
 from trainpace.machine import calibrate
@@ -31,7 +31,7 @@ _BERT = {
 def ten_models() -> list[str]:
     """Rows: the calibration, each model, and the summary."""
     profile = calibrate(CALIBRATION_S)
-    cluster = Cluster(device=profile.device)
+    target = Target(Cluster(device=profile.device), CalibratedKernels(profile.kernels))
     lines = [
         f"| calibration of {CALIBRATION_S:.0f} s: drift / spread of the machine meanwhile | {100 * profile.drift:.0f} % /"
         f" {100 * profile.spread:.0f} % | |"
@@ -43,8 +43,10 @@ def ten_models() -> list[str]:
             workload = load_workload(spec, ("fp32",), variant)
             conditions = Conditions(model=spec, optimizer="sgd_momentum", sequence_length=length, seconds=PROBE_S)
 
-            def foresee(n: int, workload=workload) -> Forecast:  # type: ignore[no-untyped-def]
-                return forecast(workload, Execution(micro_batch=n), cluster, model=profile.kernels)
+            forecaster = Forecaster(workload, target)
+
+            def foresee(n: int, forecaster: Forecaster = forecaster) -> Forecast:
+                return forecaster.forecast(Execution(micro_batch=n))
 
             foreseen = foresee(batch)
             probes = sorted((measure(conditions, batch) for _ in range(PROBES)), key=lambda m: m.median_ms)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
-from trainpace.forecast import forecast
+from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.plan import NO_WAIT, Freedom, Setting
 from trainpace.plan.evaluate import part_of
@@ -122,9 +122,11 @@ def small_cases() -> list[str]:
         form = workload.form(precision)
         count = 0 if form.blocks is None else form.blocks.count
         begun, best_ms, tried = time.perf_counter(), float("inf"), 0
+        forecaster = Forecaster(workload, Target(cluster))
         for execution in one_by_one(start, count):
             try:
-                f = forecast(workload, execution, part_of(cluster, execution))
+                part = part_of(cluster, execution.nnodes, execution.nproc_per_node)
+                f = forecaster.on(part).forecast(execution)
             except TrainpaceError:
                 continue
             tried += 1

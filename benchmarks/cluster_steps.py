@@ -33,7 +33,7 @@ from netns import hosts  # noqa: E402
 from on_hosts import together  # noqa: E402
 
 from trainpace.execution import Execution  # noqa: E402
-from trainpace.forecast import forecast  # noqa: E402
+from trainpace.forecast import CalibratedKernels, Forecaster, Target  # noqa: E402
 from trainpace.forecast.timings import MachineModel  # noqa: E402
 from trainpace.hardware.cluster import HostLinks  # noqa: E402
 from trainpace.machine import MachineProfile, calibrate  # noqa: E402
@@ -115,7 +115,8 @@ def forecast_of(
 ) -> Forecast:
     """From the calibrations alone."""
     slower = crowded(profile.kernels, number)
-    return forecast(workload, way.execution, cluster_of(links, number, mbit, profile.device), model=slower)
+    target = Target(cluster_of(links, number, mbit, profile.device), CalibratedKernels(slower))
+    return Forecaster(workload, target).forecast(way.execution)
 
 
 def crowded(kernels: MachineModel, number: int) -> MachineModel:

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
+from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.machine import calibrate
 from trainpace.measure import Conditions, measure
@@ -42,14 +42,16 @@ def main() -> None:
         print_lines(f"2. Tracing the {name}: its operators, without weights and without a GPU")
         workload = load_workload(spec, ("fp32",))
         on_cpu = load_workload(spec, ("fp32",), Variant(cpu=True))
+        this_cpu = Forecaster(on_cpu, Target(Cluster(device=machine.device), CalibratedKernels(machine.kernels)))
+        on_gpus = Forecaster(workload, Target(Cluster(device=find_device(GPUS[0]))))
         for batch in options.batches:
             print_lines(f"3. Training the {name} for {options.seconds:g} s on real photographs, batch {batch}")
             measured = measure(Conditions(model=spec, seconds=options.seconds), batch)
             save(measured, options.output / f"{name}_batch_{batch}.json")
-            here = forecast(on_cpu, Execution(micro_batch=batch), Cluster(device=machine.device), model=machine.kernels)
+            here = this_cpu.forecast(Execution(micro_batch=batch))
             rows.append(pair(name, batch, "this CPU", here, measured))
             for gpu in GPUS:
-                there = forecast(workload, Execution(micro_batch=batch), Cluster(device=find_device(gpu)))
+                there = on_gpus.on(Cluster(device=find_device(gpu))).forecast(Execution(micro_batch=batch))
                 rows.append(pair(name, batch, gpu, there, None))
 
     print_table(

@@ -4,7 +4,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.forecast import MachineModel, fitted_constants, forecast
+from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, MachineModel, Target, fitted_constants
 from trainpace.forecast.timings import OperatorTimings, Roofline, fit_classes
 from trainpace.hardware import Cluster, Device, Figure, find_device
 from trainpace.job import JobConditions, Question, answer
@@ -170,6 +170,12 @@ def stacked(hidden: int = HIDDEN) -> Workload:
         model="eight blocks", parameters=numbers, trainable_parameters=numbers, optimizer="adam", sample="a text",
         sequence_length=TOKENS, traced_batches=(2, 3, 5), forms=forms,
     )  # fmt: skip
+
+
+def forecast(workload, execution, cluster, schedule=None, model=None, host_factor=1.0):
+    """One forecast by a forecaster of its own; `model` is a machine's calibration."""
+    kernels = FittedKernels(host_factor=host_factor) if model is None else CalibratedKernels(model)
+    return Forecaster(workload, Target(cluster, kernels)).forecast(execution, schedule)
 
 
 def measurement() -> Measurement:

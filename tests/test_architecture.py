@@ -14,11 +14,13 @@ ROOMS = [
     "lazy", "errors", "records", "units", "execution", "schedule", "workload", "hardware", "outcome", "job",  # 1
     "forecast", "plan",  # 2
     "process", "user_file", "medians", "trace", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
-    "configs", "validation", "journal", "offers", "launch", "verify", "ladder", "callbacks",  # 4
+    "configs", "validation", "journal", "offers", "launch", "verify", "ladder",  # 4
     "verbs",  # 5
     "report",  # 6
-    "web", "cli", "api", "__main__",  # 7
+    "callbacks", "web", "cli", "api", "__main__",  # 7
 ]  # fmt: skip
+FACES = set(ROOMS[ROOMS.index("callbacks") :])
+SHOWS = FACES | {"report"}
 LOWER_FLOORS = set(ROOMS[: ROOMS.index("plan") + 1])
 FORBIDDEN_BELOW = {
     "torch", "click", "rich", "yaml", "socket", "urllib", "http", "requests", "subprocess", "time", "datetime", "random",
@@ -60,6 +62,37 @@ def test_imports_run_downward(path):
 )
 def test_lower_floors_are_pure(path):
     assert not {name.split(".")[0] for name in imports_of(path)} & FORBIDDEN_BELOW
+
+
+def faces_imported_by(path: Path, room: str) -> set[str]:
+    rooms = {name.split(".")[1] for name in imports_of(path) if name.startswith("trainpace.")}
+    return (rooms & FACES) - {room, "cli" if room == "__main__" else room}
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) in FACES], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_face_imports_a_face(path):
+    assert not faces_imported_by(path, room_of(path))
+
+
+def shows_something(path: Path) -> set[str]:
+    """What only a face or the report may do: use click or rich, print, read the command line."""
+    calls = {node.func.id for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+    return ({name.split(".")[0] for name in imports_of(path)} & {"click", "rich"}) | (calls & {"print", "input"})
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if room_of(p) not in SHOWS], ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_nothing_below_the_faces_shows_anything(path):
+    assert not shows_something(path)
+
+
+def test_these_tests_see_what_they_forbid(tmp_path):
+    module = tmp_path / "bad.py"
+    module.write_text("import click\nfrom rich.table import Table\nfrom trainpace.cli import main\nprint('hello')\n")
+    assert shows_something(module) == {"click", "rich", "print"}
+    assert faces_imported_by(module, "api") == {"cli"}
 
 
 def test_this_test_sees_an_upward_import(tmp_path):

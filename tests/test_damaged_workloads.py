@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from nouns import blocks, workload
+from nouns import blocks, forecast, workload
 from trainpace import records
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, find_device
 from trainpace.workload import Workload
 

@@ -4,7 +4,6 @@ import inspect
 import json
 import subprocess
 import sys
-import typing
 from collections import UserDict
 from pathlib import Path
 
@@ -14,13 +13,15 @@ from click.testing import CliRunner
 from torch import nn
 
 import trainpace
-from trainpace.api import options, verbs
-from trainpace.api.words import names_of
+from trainpace.api import verbs
 from trainpace.cli.main import VERBS
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.records import to_json
 from trainpace.verbs.forecast import ForecastRequest
 from trainpace.verbs.request import fields_of, request_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import api_stub
 
 SLURM_ARRAYS = {"launcher", "at_once", "cpus", "limit", "partition", "account", "sbatch", "out"}
 
@@ -31,38 +32,34 @@ SHOWN = {
     "plan": {"json", "output", "write", "new", "yes", "html", "figure"},
     "measure": {"json", "output", "html", "figure", "suite", "suite_size", "suite_seed", *SLURM_ARRAYS},
     "schedule": {"json"},
-    "watch": {
-        "json",
-        "from",
-        "steps",
-        "timeline",
-        "html",
-        "svg",
-        "trace",
-        "baseline",
-        "tolerance",
-        "journal",
-        "figure",
-    },
+    "watch": {"json", "from", "steps", "timeline", "html", "svg", "trace", "baseline", "tolerance", "journal"},
     "diagnose": {"json", "html", "figure"},
     "calibrate": {"json", "hosts", "network", "detect_only"},
     "verify": {"json"},
     "validate": {"json"},
     "run": {"json", "dry_run", "markdown", "html", "figure"},
+    "offers": {"json"},
 }
-LIVE = set(typing.get_type_hints(options.Live))
 
 
 def command_of(verb):
     return getattr(__import__(f"trainpace.cli.{verb}", fromlist=[verb]), verb)
 
 
+def request_type(verb):
+    return getattr(__import__(f"trainpace.verbs.{verb}", fromlist=[verb]), f"{verb.title()}Request")
+
+
 @pytest.mark.parametrize("verb", SHOWN)
-def test_every_option_has_its_keyword(verb):
-    keywords = set(typing.get_type_hints(getattr(options, f"{verb.title()}Options"))) - LIVE
-    known = set(names_of(command_of(verb)))
-    assert keywords <= known
-    assert known - keywords <= SHOWN[verb]
+def test_options_are_the_requests_fields_and_how_it_is_shown(verb):
+    options = {p.opts[-1].removeprefix("--").replace("-", "_") for p in command_of(verb).params}
+    fields = {f.option.replace("-", "_") for f in fields_of(request_type(verb)).values()}
+    assert fields <= options
+    assert options - fields <= SHOWN[verb]
+
+
+def test_the_keywords_for_editors_are_those_of_the_requests():
+    assert api_stub.STUB.read_text() == api_stub.stub(), "stale: make docs-generate"
 
 
 @pytest.mark.parametrize(

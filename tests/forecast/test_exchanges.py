@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import stacked, workload
+from nouns import forecast, stacked, workload
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.forecast.exchanges import CONTENTION, KINDS, OVERLAP, exposed
 from trainpace.hardware import Cluster, find_device
 

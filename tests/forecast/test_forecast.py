@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import operators, workload
+from nouns import forecast, operators, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
-from trainpace.forecast import fitted_constants, forecast
+from trainpace.forecast import fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import Peak, matrix_peak, sustained_rates
 from trainpace.hardware import Cluster, catalogue, find_device

@@ -6,10 +6,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import LAYERS, stacked
+from nouns import LAYERS, forecast, stacked
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Grid, Target, forecast
+from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.forecast.exchanges import step_exchanges
 from trainpace.forecast.layout import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET, step_memory

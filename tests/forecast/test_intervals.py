@@ -2,9 +2,8 @@
 
 import pytest
 
-from nouns import workload
+from nouns import forecast, workload
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.forecast.intervals import fitted_spreads
 from trainpace.hardware import Cluster, catalogue, find_device
 

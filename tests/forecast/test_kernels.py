@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import operators, workload
+from nouns import forecast, operators, workload
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target, fitted_constants, forecast
+from trainpace.forecast import Forecaster, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
 from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.tiles import TileModel, product_s

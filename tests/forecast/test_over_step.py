@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import forecast, workload
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.forecast.over_step import memory_over_step
 from trainpace.hardware import Cluster, find_device
 from trainpace.records import from_json, to_json

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import stacked
+from nouns import forecast, stacked
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.forecast.memory import needed_gib, room_gib, step_memory
 from trainpace.hardware import Cluster, find_device
 from trainpace.outcome import forecast_row

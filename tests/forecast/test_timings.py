@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import FORM, cpu, machine_model, operators, timed_products, workload
+from nouns import FORM, cpu, forecast, machine_model, operators, timed_products, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import MachineModel, forecast
+from trainpace.forecast import MachineModel
 from trainpace.forecast.timings import (
     UNHEARD_SD,
     ClassFit,

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from nouns import measurement, workload
+from nouns import forecast, measurement, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target, forecast
+from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.journal import Circumstances, foresight_of, record_sweep, workload_key
 from trainpace.measure import Conditions

@@ -9,6 +9,7 @@ from ladder_world import forecast_of_ms
 from nouns import machine_profile, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
+from trainpace.forecast import Forecaster
 from trainpace.forecast.gloo import gloo_seconds
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
@@ -139,13 +140,14 @@ def test_ranks_of_one_machine_reduce_by_their_measured_all_reduce(tmp_path, monk
 def test_timed_links_between_nodes_are_used_and_only_ddp_hides_its_exchange(tmp_path, monkeypatch):
     asked = []
 
-    def forecast(workload, execution, cluster, model=None):
+    def forecast(self, execution):
+        cluster = self.target.cluster
         asked.append((execution.engine, cluster.nodes, cluster.host_links))
         return forecast_of_ms(100.0 if execution.engine == "ddp" else 150.0)
 
     links = HostLinks(start_us=1.0, message_us=1.0, host_us_per_mib={}, gb_per_s=1.0, link_share=1.0)
     seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10, between_nodes=lambda: links)
-    monkeypatch.setattr(forecasts, "forecast", forecast)
+    monkeypatch.setattr(Forecaster, "forecast", forecast)
     monkeypatch.setattr(seen, "_workload", lambda _: workload())
     device = Device(name="c", vendor="", architecture="", kind="cpu")
     monkeypatch.setattr(seen, "_profile", lambda *_: SimpleNamespace(device=device, kernels=None))

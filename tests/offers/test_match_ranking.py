@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nouns import stacked, workload
+from nouns import forecast, stacked, workload
 from trainpace.errors import TrainpaceError
-from trainpace.forecast import forecast
 from trainpace.forecast.shapes import divisors
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import JobConditions

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import workload
+from nouns import forecast, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
 from trainpace.forecast.memory import needed_gib
 from trainpace.hardware import Cluster, find_device
 from trainpace.plan import Choice, DataPath, Freedom, Judge, Setting, plan_changes
@@ -75,7 +74,7 @@ def test_promises(s, micro_batch, data):
     for row in range(0, len(found.space), 31):
         execution = found.space.execution(row)
         assert execution.global_batch == start.global_batch
-        f = forecast(MODEL, execution, part_of(s.cluster, execution))
+        f = forecast(MODEL, execution, part_of(s.cluster, execution.nnodes, execution.nproc_per_node))
         for path in data:
             choice = Choice(execution=execution, data=path)
             if f.step is not None and f.fits:

@@ -44,7 +44,7 @@ def test_once_then_nothing_then_damage_is_repaired_alone(file, tmp_path):
     assert (ShardDataset(out)[77][0] == np.full((3, 5), 77)).all()
     before = {p.name: p.stat().st_mtime_ns for p in out.glob("*.parquet")}
 
-    assert "Nothing was left" in run(f"{file}:Numbers", "--out", out, *FLAGS).stdout
+    assert "nothing left to compute" in run(f"{file}:Numbers", "--out", out, *FLAGS).stdout
     assert run("--verify", "--out", out).stdout == "Yes: all 9 shards are intact.\n"
 
     with open(out / "shard-000002.parquet", "r+b") as shard:
@@ -96,7 +96,7 @@ def test_parts_share_the_work_and_the_last_one_writes_the_manifest(file, tmp_pat
     out = tmp_path / "out"
     slurm = {"SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_ID": "2"}
     first = run(f"{file}:Numbers", "--out", out, *FLAGS, env={**os.environ, **slurm})
-    assert "4 of 9 shards are there" in first.stdout, first.stderr
+    assert "4 of 9 shards are written" in first.stdout, first.stderr
     assert not (out / "manifest.json").exists()
     second = run(f"{file}:Numbers", "--out", out, *FLAGS, "--part", "1/2")
     assert "as 5 of 9 shards" in second.stdout

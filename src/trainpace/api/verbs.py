@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from trainpace.api import options as o
 from trainpace.report import TerminalProgress
 from trainpace.verbs.request import request_of
 
@@ -43,9 +42,7 @@ if TYPE_CHECKING:
     Model = str | os.PathLike[str] | Workload | nn.Module
 
 
-def trace(
-    model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Unpack[o.TraceOptions]
-) -> Workload:
+def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any) -> Workload:
     """What one micro-batch of a model computes, for forecasts at any batch size. A spec is traced in a process of its own.
 
     A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
@@ -58,7 +55,7 @@ def trace(
     return run(request_about(TraceRequest, model, options, forms), TerminalProgress(), forms)
 
 
-def forecast(model: Model, **options: Unpack[o.ForecastOptions]) -> Forecasts:
+def forecast(model: Model, **options: Any) -> Forecasts:
     """Step time, memory and cost of a model on GPUs you don't have: a forecast for each `gpu` and `batch`.
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
@@ -69,7 +66,7 @@ def forecast(model: Model, **options: Unpack[o.ForecastOptions]) -> Forecasts:
     return run(request_about(ForecastRequest, model, options), TerminalProgress())
 
 
-def match(model: Model, **options: Unpack[o.MatchOptions]) -> Ranking:
+def match(model: Model, **options: Any) -> Ranking:
     """Servers ranked by what the whole training costs or how long it takes.
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
@@ -80,7 +77,7 @@ def match(model: Model, **options: Unpack[o.MatchOptions]) -> Ranking:
     return run(request_about(MatchRequest, model, options), TerminalProgress()).ranking
 
 
-def plan(model: Model, **options: Unpack[o.PlanOptions]) -> Plan:
+def plan(model: Model, **options: Any) -> Plan:
     """What to change about a training, in which order, and what each change saves of the whole job.
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
@@ -91,7 +88,7 @@ def plan(model: Model, **options: Unpack[o.PlanOptions]) -> Plan:
     return run(request_about(PlanRequest, model, options), TerminalProgress()).plan
 
 
-def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
+def measure(model: str, **options: Any) -> MeasuredSweep:
     """Real steps of a model on this machine over batch sizes, each probe in a process of its own, and kept in the journal.
 
     trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
@@ -103,21 +100,17 @@ def measure(model: str, **options: Unpack[o.MeasureOptions]) -> MeasuredSweep:
     return run(replace(request, command=program_command()), TerminalProgress())
 
 
-def schedule(**options: Unpack[o.ScheduleOptions]) -> Answer:
+def schedule(**options: Any) -> Answer:
     """Steps, hours and dollars of a training run, or whichever number is missing.
 
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
     """
-    from trainpace.cli.schedule import question_of
-    from trainpace.cli.schedule import schedule as command
-    from trainpace.job import answer
+    from trainpace.verbs.schedule import ScheduleRequest, run
 
-    p = _options(command, o.ScheduleOptions, options)
-    with _plainly():
-        return answer(question_of(p)[0])
+    return run(request_of(ScheduleRequest, options), TerminalProgress()).answer
 
 
-def watch(command: str | Sequence[str], **options: Unpack[o.WatchOptions]) -> Recording:
+def watch(command: str | Sequence[str], **options: Any) -> Recording:
     """Run an unchanged training script and record where its steps' time goes.
 
     trainpace.watch("python train.py --epochs 1").ranks[0]
@@ -127,7 +120,7 @@ def watch(command: str | Sequence[str], **options: Unpack[o.WatchOptions]) -> Re
     return run(request_of(WatchRequest, {"command": _words(command), **options}), TerminalProgress()).recording
 
 
-def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Unpack[o.DiagnoseOptions]) -> Diagnosis:
+def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) -> Diagnosis:
     """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved."""
     from trainpace.verbs.diagnose import DiagnoseRequest, run
 
@@ -157,21 +150,21 @@ def precompute(target: str | None = None, **options: Any) -> Precomputed | Estim
     return run(request_of(PrecomputeRequest, {"target": target, **options}), TerminalProgress())
 
 
-def calibrate(**options: Unpack[o.CalibrateOptions]) -> MachineProfile:
+def calibrate(**options: Any) -> MachineProfile:
     """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
     from trainpace.verbs.calibrate import CalibrateRequest, run
 
     return run(request_of(CalibrateRequest, options), TerminalProgress())
 
 
-def verify(model: str, **options: Unpack[o.VerifyOptions]) -> Equivalence:
+def verify(model: str, **options: Any) -> Equivalence:
     """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
     from trainpace.verbs.verify import VerifyRequest, run
 
     return run(request_of(VerifyRequest, {"model": _spec_only(model), **options}), TerminalProgress())
 
 
-def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions]) -> ValidatedRuns:
+def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
     """Forecast measured runs, of a CSV or Parquet file, under their own conditions, and compare.
 
     trainpace.validate("runs.csv").overall.median
@@ -181,14 +174,15 @@ def validate(runs: str | os.PathLike[str], **options: Unpack[o.ValidateOptions])
     return run(request_of(ValidateRequest, {"runs": runs, **options}), TerminalProgress())
 
 
-def run(ladder: str | os.PathLike[str], **options: Unpack[o.RunOptions]) -> Climbed:
+def run(ladder: str | os.PathLike[str], **options: Any) -> Climbed:
     """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
-    from trainpace.verbs import run as verb
+    from trainpace.verbs.run import RunRequest
+    from trainpace.verbs.run import run as climb
 
-    return verb.run(request_of(verb.RunRequest, {"ladder": ladder, **options}), TerminalProgress())
+    return climb(request_of(RunRequest, {"ladder": ladder, **options}), TerminalProgress())
 
 
-def offers(**options: Unpack[o.OffersOptions]) -> list[Offer]:
+def offers(**options: Any) -> list[Offer]:
     """Servers on offer, with their prices."""
     from trainpace.verbs.offers import OffersRequest, run
 
@@ -207,19 +201,6 @@ def journal(where: str | None = None, create: bool = True) -> Journal:
     from trainpace.journal import Journal
 
     return Journal.open(where, create)
-
-
-def _options(command: Any, keywords: type, options: Any, *arguments: str) -> dict[str, Any]:
-    from trainpace.api.words import options_of
-
-    named = any(p.param_type_name == "argument" and p.required for p in command.params)
-    return options_of(command, keywords, options, *(arguments or (("MODEL",) if named else ())))
-
-
-def _plainly() -> Any:
-    from trainpace.api.words import in_our_words
-
-    return in_our_words()
 
 
 def _spec_only(model: object) -> str:

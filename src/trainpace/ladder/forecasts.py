@@ -1,4 +1,5 @@
-"""What forecasts of a ladder rest on, found when needed: the traced model, this machine for so many ranks, a sample's cost."""
+"""Forecasts of a ladder's setups. They rest on the traced model, this machine's profile for so many ranks, and a sample's cost,
+each measured when it is first needed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import forecast
+from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.job import state_bytes
@@ -67,7 +68,7 @@ class LadderForecasts:
         self._links: dict[int, AllReduce] = {}
 
     def forecast(self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
-        """One a setup. What cannot be had is said in its reason; Ctrl-C goes through."""
+        """One forecast for each setup; where there is none, it has a reason."""
         try:
             self._measure_costs(setups)
         except TrainpaceError as error:
@@ -100,23 +101,24 @@ class LadderForecasts:
         if e.nnodes > 1 and between is None:
             raise TrainpaceError("the links between the nodes are not known here.")
         if self._device == "cuda":
-            return forecast(workload, e, Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node))
+            cluster = Cluster(device=find_device(_gpu()), devices_per_node=e.nproc_per_node)
+            return Forecaster(workload, Target(cluster)).forecast(e)
         profile = self._profile(e.nproc_per_node, rank_threads(setup))
         links = between or (self._ranks_links(e.nproc_per_node) if e.world_size > 1 else None)
         cluster = Cluster(device=profile.device, devices_per_node=e.nproc_per_node, nodes=e.nnodes, host_links=links)
-        found = forecast(workload, e, cluster, model=profile.kernels)
-        if e.world_size == 1 or found.step is None or found.step_time_interval_ms is None or e.engine != "ddp":
-            return found
-        bare = forecast(workload, replace(e, engine="unoverlapped"), cluster, model=profile.kernels)
+        forecaster = Forecaster(workload, Target(cluster, CalibratedKernels(profile.kernels)))
+        overlapped = forecaster.forecast(e)
+        if e.world_size == 1 or overlapped.step_time_interval_ms is None or e.engine != "ddp":
+            return overlapped
+        bare = forecaster.forecast(replace(e, engine="unoverlapped"))
         if bare.step_time_interval_ms is None:
-            return found
+            return overlapped
         if (setup.engine or engine_for(e)) != "ddp":
             return bare  # gloo has no streams, so FSDP2 and DeepSpeed wait for every exchange
         # an exchange also takes the cores that would hide it
-        wider = replace(
-            found.step_time_interval_ms, high=max(found.step_time_interval_ms.high, bare.step_time_interval_ms.high)
-        )
-        return replace(found, step_time_interval_ms=wider)
+        interval = overlapped.step_time_interval_ms
+        wider = replace(interval, high=max(interval.high, bare.step_time_interval_ms.high))
+        return replace(overlapped, step_time_interval_ms=wider)
 
     def _workload(self, setup: Setup) -> Workload:
         form = form_of(setup.execution.precision)
@@ -128,7 +130,7 @@ class LadderForecasts:
         return self._workloads[key]
 
     def _profile(self, ranks: int, threads: int) -> MachineProfile:
-        """Of the machine as one of so many ranks has it: all of them calibrate at the same time."""
+        """The profile of the machine as one of so many ranks has it: all of them calibrate at the same time."""
         key = (ranks, threads)
         if key in self._profiles:
             return self._profiles[key]
@@ -171,12 +173,12 @@ class LadderForecasts:
 
 
 def has_data(spec: str) -> bool:
-    """Only a task of the user's own has a dataset; of other models samples are made beforehand."""
+    """Whether a model has a dataset: a task of the user's own has; for other models samples are made beforehand."""
     return spec.rpartition(":")[0].endswith(".py")
 
 
 def links_of(a: AllReduce) -> HostLinks:
-    """What all-reduces among processes of one machine say of every collective between them: its bytes and latency."""
+    """The links between processes of one machine, as timed all-reduces tell them: bandwidth and latency of every collective."""
     per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
     works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)
     return HostLinks(

@@ -9,15 +9,15 @@ from trainpace.loader.records import LoaderMeasurement
 from trainpace.records import Record
 
 WORTH_SHARE = 0.05
-"""Of a step. What saves less is not worth a change."""
+"""Share of a step. A change that saves less is not worth making."""
 STARTUP_SHARE = 0.05
-"""Of an epoch, from which on workers should be kept from epoch to epoch."""
+"""Share of an epoch that starting the workers may take before they should stay alive from epoch to epoch."""
 
 
 class LoaderAdvice(Record):
-    """The fewest workers within 5 % of the best step, against the workers of now (none where the user named none).
+    """The fewest workers within 5 % of the best step, against the present number (0 where the user named none).
 
-    `compute_ms` None: only the loader is known, the times are of batches, and one worker at least is kept.
+    `compute_ms` None: only the loader was measured, the times are those of batches, and at least one worker is advised.
     `saved_s_per_epoch` has the workers' start-up taken off. `limit`: what sets the pace then
     (`trainpace.loader.model.limit_of`).
     """
@@ -55,22 +55,12 @@ def advise(m: LoaderMeasurement, compute_ms: float | None = None, compute_cores:
     worth_it = workers != now and saved_s > WORTH_SHARE * epoch_s
     chosen = workers if worth_it or workers < now else now
     return LoaderAdvice(
-        compute_ms=compute_ms,
-        compute_cores=cores_taken,
-        workers_now=now,
-        workers=chosen,
-        now_ms=steps[now],
-        step_ms=steps[chosen],
-        step_ms_by_workers=steps,
-        saved_s_per_epoch=saved_s,
-        epoch_now_s=epoch_s,
-        startup_s=m.point(chosen).startup_s,
-        limit=limit_of(_as_measured(m, chosen), compute, chosen, m.cores, cores_taken),
-        worth_it=worth_it,
-        keep_workers=_keep_workers(m, chosen, steps[chosen]),
-        offline_ms=m.offline_ms,
+        compute_ms=compute_ms, compute_cores=cores_taken, workers_now=now, workers=chosen, now_ms=steps[now],
+        step_ms=steps[chosen], step_ms_by_workers=steps, saved_s_per_epoch=saved_s, epoch_now_s=epoch_s,
+        startup_s=m.point(chosen).startup_s, worth_it=worth_it, keep_workers=_keep_workers(m, chosen, steps[chosen]),
+        limit=limit_of(_as_measured(m, chosen), compute, chosen, m.cores, cores_taken), offline_ms=m.offline_ms,
         offline_share=m.offline_ms / total if (total := sum(s.wall_ms for s in m.stages)) > 0 else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _keep_workers(m: LoaderMeasurement, workers: int, ms: float) -> bool:
@@ -83,10 +73,6 @@ def _as_measured(m: LoaderMeasurement, workers: int) -> LoaderCost:
     c = m.cost
     factor = m.point(workers).batch_ms / max(batch_ms(c, workers, m.cores), 1e-9)
     return replace(
-        c,
-        sample_wall_ms=c.sample_wall_ms * factor,
-        sample_cpu_ms=c.sample_cpu_ms * factor,
-        collate_ms=c.collate_ms * factor,
-        send_ms=c.send_ms * factor,
-        handover_ms=c.handover_ms * factor,
-    )
+        c, sample_wall_ms=c.sample_wall_ms * factor, sample_cpu_ms=c.sample_cpu_ms * factor,
+        collate_ms=c.collate_ms * factor, send_ms=c.send_ms * factor, handover_ms=c.handover_ms * factor,
+    )  # fmt: skip

@@ -1,8 +1,8 @@
-"""What each function within ``__getitem__`` costs, where a dataset has no transforms to stand around.
+"""What each function within ``__getitem__`` costs, for datasets without transforms that can be timed.
 
-Python's profiler, read so that every ms is counted once: the user's own functions without what they call, and each library
-function that they call with all that it calls (one that calls the user's code back has that twice). The profiler slows many
-small calls more than few large ones, so its shares are taken of the time that a sample takes without it.
+Python's profiler counts every ms once here: the user's own functions without what they call, and each library function that
+they call with all that it calls (user code that a library calls back is counted twice). The profiler slows many small calls
+more than few large ones, so its shares are applied to the time that a sample takes without it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Function = tuple[str, int, str]
 def function_stages(
     target: LoaderTarget, indices: Sequence[int], wall_ms: float, random: bool = True
 ) -> tuple[Stage, ...]:
-    """The heaviest functions of a sample of `wall_ms`, the heaviest first, and the others together.
+    """The heaviest functions of a sample of `wall_ms`, heaviest first, then all others together.
 
-    `random`: the sample as a whole depends on random numbers; functions are not looked at one by one.
+    `random`: the sample as a whole depends on random numbers; single functions are not tried.
     """
     profiler = cProfile.Profile()
     with one_thread():

@@ -15,7 +15,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 
 TOLERANCE = 0.05
-"""A setting within so much of the best is as good: the rest is noise on most machines."""
+"""A setting within this share of the best is as good: the difference is noise on most machines."""
 
 
 class LoaderCost(Record):
@@ -40,7 +40,7 @@ class LoaderCost(Record):
 
 
 def batch_ms(cost: LoaderCost, workers: int, cores: float) -> float:
-    """Time from one batch to the next where nothing but the loader runs; 0 workers: in the main process."""
+    """Time from one batch to the next while only the loader runs; with 0 workers it runs in the main process."""
     return step_ms(cost, 0.0, workers, cores)
 
 

@@ -15,9 +15,7 @@ def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
     Raises `TrainpaceError` for a target without samples, and `UserCodeError` or `TimedOut` where its code raises or hangs.
     """
     answer = run_isolated(
-        "trainpace.loader.worker",
-        msgspec.to_builtins(conditions),
-        conditions.timeout_s,
+        "trainpace.loader.worker", msgspec.to_builtins(conditions), conditions.timeout_s,
         f"measuring the loader of {conditions.target}",
-    )
+    )  # fmt: skip
     return records.from_json(answer, LoaderMeasurement, "the loader's measurement")

@@ -1,4 +1,4 @@
-"""What is asked of a loader measurement, and what it found."""
+"""The conditions and the results of a loader measurement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoaderConditions(Record):
 class SampleCost(Record):
     """One ``__getitem__`` in ms, a mean over `samples` of them with their files in the page cache, on one thread.
 
-    `delayed_ms`: waiting for a core that another process had, which is in none of the others (but in `first_ms`).
+    `delayed_ms`: time without a core because other processes had it; only `first_ms` includes it too.
     `cold_wall_ms`: the same samples after their files were dropped from the page cache; None where no file could be dropped.
     """
 
@@ -58,7 +58,7 @@ class SampleCost(Record):
 
     @property
     def wait_ms(self) -> float:
-        """Waiting that remains with the files in memory: sleeps, locks, the network."""
+        """Time spent waiting although the files are in memory: sleeps, locks, the network."""
         return max(0.0, self.wall_ms - self.cpu_ms)
 
 
@@ -77,15 +77,14 @@ class LoaderPoint(Record):
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput."""
         return 1e3 * self.batch_size / self.batch_ms
 
 
 class Stage(Record):
     """One part of ``__getitem__``: a transform, a function, or the rest; ms a sample, without parts that are listed themselves.
 
-    `random`: its output depends on random numbers, so it must stay online; None where that was not looked at.
-    `offline`: it is deterministic, and so is all before it: it could be precomputed.
+    `random`: its output depends on random numbers, so it must stay online; None where that was not checked.
+    `offline`: it and everything before it are deterministic, so it could be precomputed.
     """
 
     name: str
@@ -119,7 +118,6 @@ class LoaderMeasurement(Record):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of one pass over the dataset."""
         return self.length // self.batch_size if self.drop_last else math.ceil(self.length / self.batch_size)
 
     @property
@@ -128,5 +126,4 @@ class LoaderMeasurement(Record):
         return sum(s.wall_ms for s in self.stages if s.offline)
 
     def point(self, workers: int) -> LoaderPoint:
-        """The point at so many workers, which was measured."""
         return next(p for p in self.points if p.workers == workers)

@@ -1,11 +1,11 @@
-"""A DataLoader alone, timed in steady state: what it gives when nothing but it runs."""
+"""A DataLoader timed in steady state while nothing else runs."""
 
 from __future__ import annotations
 
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ TORCH_PREFETCH = 2
 
 
 class Setting(NamedTuple):
-    """How a loader is run. `prefetch_factor` None is torch's own, 2, or none without workers."""
+    """How a loader is run. `prefetch_factor` None means torch's own (2 with workers, none without)."""
 
     workers: int
     batch_size: int
@@ -41,9 +41,9 @@ class Run(NamedTuple):
 def run_loader(
     target: LoaderTarget, setting: Setting, indices: Sequence[int], seconds: float, expected_ms: float
 ) -> Run:
-    """Load for about `seconds`, after the batches that the workers made ahead. `indices` are loaded over and over, shuffled.
+    """Load for about `seconds`, after the batches that the workers prefetched. `indices` are loaded repeatedly, shuffled.
 
-    So many batches are timed that every worker makes equally many of them. Raises `UserCodeError` where a worker fails.
+    The number of timed batches is a multiple of the number of workers. Raises `UserCodeError` where a worker fails.
     """
     ahead = setting.workers * (setting.prefetch_factor or TORCH_PREFETCH)
     turns = max(setting.workers, 1)
@@ -80,11 +80,7 @@ def run_loader(
 
 def loader_failure(error: Exception, workers: int) -> str:
     """One sentence. A worker that dies while it sends shows in the parent as a broken connection, or as torch's own error."""
-    how = (
-        f"the DataLoader with {workers} worker{'' if workers == 1 else 's'}"
-        if workers
-        else "the DataLoader with no workers"
-    )
+    how = f"the DataLoader with {workers or 'no'} worker{'' if workers == 1 else 's'}"
     reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
     if workers and isinstance(error, EOFError | ConnectionError) and not str(error).startswith("Caught "):
         return f"a worker of {how} exited unexpectedly ({type(error).__name__}: {reason[:300]})"
@@ -94,7 +90,7 @@ def loader_failure(error: Exception, workers: int) -> str:
 def loader_cost(
     target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, pin_memory: bool
 ) -> LoaderCost:
-    """The cost of a batch beyond its samples: collated here, then sent by one worker that has its samples ready."""
+    """What a batch costs beyond its samples: collated in this process, then sent by one worker that has its samples ready."""
     samples = [target.sample(indices[i % len(indices)]) for i in range(batch_size)]
     times = []
     for _ in range(7):
@@ -104,17 +100,13 @@ def loader_cost(
     collate_ms = median(times)
     sent = [_sent_ms(target, samples, pin_memory) for _ in range(3)]
     return LoaderCost(
-        sample_wall_ms=wall_ms,
-        sample_cpu_ms=cpu_ms,
-        collate_ms=collate_ms,
-        batch_size=batch_size,
-        send_ms=max(0.0, median(wall for wall, _ in sent) - collate_ms),
-        handover_ms=median(main for _, main in sent),
-    )
+        sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=collate_ms, batch_size=batch_size,
+        send_ms=max(0.0, median(wall for wall, _ in sent) - collate_ms), handover_ms=median(main for _, main in sent),
+    )  # fmt: skip
 
 
 class _Ready(Dataset[Any]):
-    """Samples that cost nothing to have."""
+    """A dataset of samples that are ready."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self._samples = samples
@@ -135,25 +127,24 @@ def _sent_ms(target: LoaderTarget, samples: Sequence[Any], pin_memory: bool, bat
         multiprocessing_context=target.options.get("multiprocessing_context"),
     )  # fmt: skip
     try:
-        given = iter(loader)
+        batches_made = iter(loader)
         for _ in range(skipped):
-            next(given)
+            next(batches_made)
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(batches):
-            next(given)
+            next(batches_made)
     except Exception as error:
         raise UserCodeError(f"a worker cannot send a batch: {explain(error, 'the DataLoader')}") from None
     return 1e3 * (time.perf_counter() - wall) / batches, 1e3 * (time.process_time() - cpu) / batches
 
 
 def _endless(indices: Sequence[int], count: int) -> list[int]:
-    def shuffled() -> Iterator[int]:
-        generator = random.Random(0)
-        while True:
-            yield from generator.sample(indices, len(indices))
-
-    source = shuffled()
-    return [next(source) for _ in range(count)]
+    """`count` indices: all of them in random order, then again in another."""
+    generator = random.Random(0)
+    order: list[int] = []
+    while len(order) < count:
+        order += generator.sample(indices, len(indices))
+    return order[:count]
 
 
 def pinning_is_possible() -> bool:

@@ -19,14 +19,14 @@ from trainpace.shards import opened_files
 MOST_SAMPLES = 512
 FEWEST_SAMPLES = 8
 FIRST = 4
-"""Samples 0 to 3 are always among those looked at: they are what a person tries first."""
+"""Samples 0 to 3 are always measured: they are what a person tries first."""
 PASSES = 3
 _CACHED_RATIO = 5.0
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """As in a DataLoader's worker, where torch computes on one thread."""
+    """Let torch compute on one thread, as it does in a DataLoader's worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -36,26 +36,26 @@ def one_thread() -> Iterator[None]:
 
 
 def choose(length: int, seed: int) -> list[int]:
-    """Sample numbers to look at, in a random order, the first few among them."""
+    """Indices of the samples to measure: the first few, then others in random order."""
     first = list(range(min(FIRST, length)))
     others = random.Random(seed).sample(range(len(first), length), min(MOST_SAMPLES, length) - len(first))
     return first + others
 
 
 def first_pass(target: LoaderTarget, indices: Sequence[int], seconds: float) -> tuple[list[int], float]:
-    """Have every sample once, for about `seconds`: those that were had, and the mean ms of this first access."""
+    """Read every sample once, for about `seconds`: (indices of those that were read, mean ms of this first access)."""
     end = time.perf_counter() + seconds
-    had: list[int] = []
+    read_indices: list[int] = []
     times: list[float] = []
     with one_thread():
         for index in indices:
-            if len(had) >= FEWEST_SAMPLES and time.perf_counter() > end:
+            if len(read_indices) >= FEWEST_SAMPLES and time.perf_counter() > end:
                 break
             start = time.perf_counter()
             target.sample(index)
             times.append(1e3 * (time.perf_counter() - start))
-            had.append(index)
-    return had, fmean(times)
+            read_indices.append(index)
+    return read_indices, fmean(times)
 
 
 def sample_cost(
@@ -83,18 +83,12 @@ def sample_cost(
             warm.append(_pass(target, indices))
     wall_ms = median(p.wall_ms for p in warm)
     if not note and first_ms > _CACHED_RATIO * wall_ms and not files:
-        note = f"the first access of a sample took {first_ms:.3g} ms: the dataset keeps what it has made."
+        note = f"the first access of a sample took {first_ms:.3g} ms: the dataset caches its samples."
     return SampleCost(
-        samples=len(indices),
-        wall_ms=wall_ms,
-        cpu_ms=median(p.cpu_ms for p in warm),
-        first_ms=first_ms,
-        delayed_ms=median(p.delayed_ms for p in warm),
-        cold_wall_ms=median(p.wall_ms for p in cold) if cold else None,
-        files=len(opened) / len(indices),
-        file_bytes=sum(_size(path) for path in opened) / len(indices),
-        note=note,
-    )
+        samples=len(indices), wall_ms=wall_ms, cpu_ms=median(p.cpu_ms for p in warm), first_ms=first_ms,
+        delayed_ms=median(p.delayed_ms for p in warm), cold_wall_ms=median(p.wall_ms for p in cold) if cold else None,
+        files=len(opened) / len(indices), file_bytes=sum(_size(path) for path in opened) / len(indices), note=note,
+    )  # fmt: skip
 
 
 class _Pass(NamedTuple):
@@ -106,7 +100,7 @@ class _Pass(NamedTuple):
 
 
 def _pass(target: LoaderTarget, indices: Sequence[int]) -> _Pass:
-    """The CPU time is the whole process', for OpenCV and others have threads of their own."""
+    """CPU time is that of the whole process, since OpenCV and others have threads of their own."""
     delayed, cpu, wall = _delayed_ms(), time.process_time(), time.perf_counter()
     for index in indices:
         target.sample(index)
@@ -116,7 +110,7 @@ def _pass(target: LoaderTarget, indices: Sequence[int]) -> _Pass:
 
 
 def _delayed_ms() -> float:
-    """How long this process' main thread has been ready to run without a core, so far; 0 where Linux does not tell."""
+    """Time that this process' main thread has waited for a core so far; 0 where the system does not report it."""
     try:
         with open("/proc/self/schedstat") as file:
             return int(file.read().split()[1]) / 1e6

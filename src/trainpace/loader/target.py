@@ -1,4 +1,4 @@
-"""Whose loader is measured: a Dataset, DataLoader or task from the user's own file."""
+"""The Dataset, DataLoader or task from the user's own file whose loading is measured."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.process import explain
-from trainpace.shards.dataset_file import WANTED, is_task, made_by
+from trainpace.shards import WANTED, is_task, made_by
 
 DEFAULT_BATCH = 32
 
 
 class LoaderTarget(NamedTuple):
-    """A map-style dataset and how it is loaded. `options`: what else the user's DataLoader was made with."""
+    """A map-style dataset and how it is loaded. `options`: further options of the user's DataLoader."""
 
     name: str
     dataset: Any
@@ -49,7 +49,7 @@ class LoaderTarget(NamedTuple):
 
 
 def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
-    """Look at what the target is or makes. Raises `TrainpaceError` for anything that has no samples."""
+    """What FILE.py:NAME is or returns, ready to be loaded. Raises `TrainpaceError` for anything that has no samples."""
     file, _, function = spec.rpartition(":")
     name = f"{Path(file).name}:{function}"
     try:
@@ -75,17 +75,9 @@ def _of_loader(name: str, loader: DataLoader[Any], batch_size: int | None) -> Lo
     options = {key: value for key, value in options.items() if value is not None}
     collate: Any = loader.collate_fn if loader.batch_sampler is not None else default_collate
     return LoaderTarget(
-        name,
-        loader.dataset,
-        length,
-        collate,
-        batch_size,
-        bool(loader.drop_last),
-        given_workers=loader.num_workers,
-        given_persistent=loader.persistent_workers,
-        prefetch_factor=loader.prefetch_factor,
-        options=options,
-    )
+        name, loader.dataset, length, collate, batch_size, bool(loader.drop_last), given_workers=loader.num_workers,
+        given_persistent=loader.persistent_workers, prefetch_factor=loader.prefetch_factor, options=options,
+    )  # fmt: skip
 
 
 def _length(name: str, dataset: Any) -> int:
@@ -94,11 +86,8 @@ def _length(name: str, dataset: Any) -> int:
             f"the dataset of {name} is an IterableDataset, which has no sample number i to time.",
             "Return the map-style dataset behind it.",
         )
-    if (
-        isinstance(dataset, str | bytes | dict)
-        or not hasattr(dataset, "__getitem__")
-        or not hasattr(dataset, "__len__")
-    ):
+    sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not sized or isinstance(dataset, str | bytes | dict):
         raise TrainpaceError(f"{name} is of type {type(dataset).__name__}, which is no dataset.", WANTED)
     length = len(dataset)
     if length < 1:

@@ -1,8 +1,8 @@
 """What each transform within ``__getitem__`` costs, and which of them could be computed once for all epochs.
 
-Every transform that is found is timed where it runs, within real samples; what is left is loading and decoding. A transform is
-random if it draws from a global random state, or gives two outputs for one input. One that draws from a generator of its own,
-seeded by its input alone, counts as deterministic, which it is.
+Every transform is timed where it runs, within real samples; the rest of the time is loading and decoding. A transform is random
+if it draws from a global random state, or gives two outputs for one input. One that draws from a generator of its own, seeded
+by its input alone, is deterministic.
 """
 
 from __future__ import annotations
@@ -43,23 +43,19 @@ def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int =
     per_sample = 1e3 / (passes * len(indices))
     ran = sorted((t for t in clock.timed if t.order is not None), key=lambda t: t.order or 0)
     rest = Stage(
-        name=REST,
-        kind="",
-        wall_ms=max(0.0, wall - sum(t.wall_s for t in ran)) * per_sample,
+        name=REST, kind="", wall_ms=max(0.0, wall - sum(t.wall_s for t in ran)) * per_sample,
         cpu_ms=max(0.0, cpu - sum(t.cpu_s for t in ran)) * per_sample,
         random=any(watched) or (not any(t.random for t in ran) and is_random(target, indices[0])),
-    )
-    stages = [rest]
-    for t in ran:
-        stage = Stage(
-            name=t.name, kind=t.kind, wall_ms=t.wall_s * per_sample, cpu_ms=t.cpu_s * per_sample, random=t.random
-        )
-        stages.append(stage)
-    return _with_prefix(stages)
+    )  # fmt: skip
+    stages = [
+        Stage(name=t.name, kind=t.kind, wall_ms=t.wall_s * per_sample, cpu_ms=t.cpu_s * per_sample, random=t.random)
+        for t in ran
+    ]
+    return _with_prefix([rest, *stages])
 
 
 def _with_prefix(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Mark what is deterministic from the start of its own chain on (image and target go through chains of their own)."""
+    """Mark the stages before which nothing in their chain is random (image and target go through chains of their own)."""
     from msgspec.structs import replace
 
     broken = {kind for kind in {s.kind for s in stages} if stages[0].random}
@@ -72,7 +68,7 @@ def _with_prefix(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 
 class _Clock:
-    """Stands around every transform; times them without those within them."""
+    """The state that all timed transforms share. While `watching`, they are tried for randomness in place of being timed."""
 
     def __init__(self) -> None:
         self.timed: list[_Timed] = []
@@ -92,7 +88,7 @@ class _Clock:
 
 
 class _Timed:
-    """A transform that looks like the one it holds, and adds up its time."""
+    """A stand-in for a transform that adds up its time."""
 
     def __init__(self, clock: _Clock, place: Place) -> None:
         self._transform, self._clock = place.transform, clock
@@ -121,7 +117,7 @@ class _Timed:
         return repr(self._transform)
 
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Once more under other seeds, with copies of the input, for transforms may write into it."""
+        """Call the transform also under other seeds, on copies of the input, since transforms may write into it."""
         clock = self._clock
         before = random_states.states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
@@ -134,15 +130,15 @@ class _Timed:
 
 
 def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
-    """Whether a random number was drawn in ``__getitem__`` outside all transforms."""
+    """True where ``__getitem__`` draws a random number outside all transforms."""
     clock.last_state, clock.drew_outside = random_states.states(), False
     target.sample(index)
     return bool(clock.drew_outside or random_states.states() != clock.last_state)
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:
-    """Whether a whole sample depends on random numbers."""
-    with random_states.kept():
+    """True where a sample as a whole depends on random numbers."""
+    with random_states.restored():
         random_states.seed(0)
         before = random_states.states()
         first = target.sample(index)
@@ -156,5 +152,4 @@ def _name(transform: Any) -> str:
     named = getattr(transform, "__name__", None) or type(transform).__name__
     if named != "<lambda>":
         return str(named)
-    code = transform.__code__
-    return f"lambda at line {code.co_firstlineno}"
+    return f"lambda at line {transform.__code__.co_firstlineno}"

@@ -1,4 +1,4 @@
-"""Where a dataset keeps its transforms, found by their look, so that any library's ``Compose`` is one.
+"""Where a dataset holds its transforms, recognised by their names and types, so that any library's ``Compose`` is one.
 
 A place is an attribute, list item or dict entry. The same transform may lie in several (torchvision's datasets keep their
 `transform` again inside `transforms`): all are changed together, and put back.
@@ -39,9 +39,7 @@ def replaced(places: list[Place], wrap: Callable[[Place], Any]) -> Iterator[None
             new = wrapped.get(id(place.transform))
             if new is None:
                 new = wrapped[id(place.transform)] = wrap(place)
-            with contextlib.suppress(
-                AttributeError, TypeError
-            ):  # a frozen holder keeps its own, and counts as the rest
+            with contextlib.suppress(AttributeError, TypeError):  # a frozen holder's transform counts as the rest
                 _put(place, new)
                 changed.append(place)
         yield
@@ -94,7 +92,6 @@ def _is_composed(value: Any) -> bool:
 
 
 def _attributes(holder: Any) -> list[tuple[str, Any]]:
-    found = dict(getattr(holder, "__dict__", {}))
-    for name, module in getattr(holder, "_modules", {}).items() if isinstance(found.get("_modules"), dict) else ():
-        found[name] = module
-    return list(found.items())
+    attributes = dict(getattr(holder, "__dict__", {}))
+    modules = attributes.get("_modules")
+    return list((attributes | modules if isinstance(modules, dict) else attributes).items())

@@ -14,14 +14,7 @@ import torch
 from trainpace.loader.function_costs import function_stages
 from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
 from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
-from trainpace.loader.runs import (
-    TORCH_PREFETCH,
-    Run,
-    Setting,
-    loader_cost,
-    pinning_is_possible,
-    run_loader,
-)  # fmt: skip
+from trainpace.loader.runs import TORCH_PREFETCH, Run, Setting, loader_cost, pinning_is_possible, run_loader
 from trainpace.loader.samples import choose, first_pass, sample_cost
 from trainpace.loader.target import LoaderTarget, load_target
 from trainpace.loader.transform_costs import is_random, transform_stages
@@ -32,13 +25,13 @@ from trainpace.records import to_json
 from trainpace.shards import opened_files
 
 SAMPLES_S = 1.0
-"""For one pass over the samples that are timed one by one; there are about ten."""
+"""Time of one pass over the samples that are timed one by one; there are about ten passes."""
 LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 GAIN = 0.05
 
 
 def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
-    """Samples one by one, then the loader whole at each number of workers, repeats interleaved."""
+    """Time samples one by one, then the whole loader at each number of workers, with interleaved repeats."""
     before = opened_files.held_open()
     torch.manual_seed(c.seed)
     target = load_target(c.target, c.batch_size)
@@ -54,24 +47,12 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
     points = bench.over_workers()
     best = fewest_workers({p.workers: p.batch_ms for p in points})
     return LoaderMeasurement(
-        target=target.name,
-        dataset=type(target.dataset).__name__,
-        length=target.length,
-        batch_size=target.batch_size,
-        drop_last=target.drop_last,
-        given_workers=target.given_workers,
-        given_persistent=target.given_persistent,
-        is_task=target.is_task,
-        cores=cores,
-        memory_gib=machine.memory_limit_gib or machine.memory_gib,
-        sample=sample,
-        cost=cost,
-        points=points,
-        variants=bench.variants(best),
-        stages=stages,
-        notes=(sample.note,) if sample.note else (),
+        target=target.name, dataset=type(target.dataset).__name__, length=target.length, batch_size=target.batch_size,
+        drop_last=target.drop_last, given_workers=target.given_workers, given_persistent=target.given_persistent,
+        is_task=target.is_task, cores=cores, memory_gib=machine.memory_limit_gib or machine.memory_gib, sample=sample, cost=cost,
+        points=points, variants=bench.variants(best), stages=stages, notes=(sample.note,) if sample.note else (),
         environment=environment("cpu"),
-    )
+    )  # fmt: skip
 
 
 def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
@@ -85,7 +66,7 @@ def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tup
 
 
 class _Bench:
-    """Runs of one loader at many settings, and the points that they make."""
+    """Measures one loader at many settings."""
 
     def __init__(
         self, target: LoaderTarget, c: LoaderConditions, indices: Sequence[int], cost: LoaderCost, cores: float
@@ -93,7 +74,7 @@ class _Bench:
         self._target, self._c, self._indices, self._cost, self._cores = target, c, indices, cost, cores
 
     def over_workers(self) -> tuple[LoaderPoint, ...]:
-        """The numbers that were asked for, or up to where more of them bring nothing."""
+        """Measure the numbers of workers of the conditions, or from 0 up to where more gain nothing."""
         runs: dict[Setting, list[Run]] = {}
         best, misses = float("inf"), 0
         for workers in self._c.workers or LADDER:
@@ -110,7 +91,7 @@ class _Bench:
         return self._points(runs)
 
     def variants(self, workers: int) -> tuple[LoaderPoint, ...]:
-        """The same number of workers with one other setting at a time; the setting itself comes first."""
+        """Measure the same number of workers with one other setting at a time; the unchanged setting comes first."""
         batch = self._target.batch_size
         base = self._setting(workers)
         settings = [base, base._replace(batch_size=2 * batch)]
@@ -135,17 +116,14 @@ class _Bench:
                 runs[setting].append(self._run(setting))
 
     def _run(self, setting: Setting) -> Run:
-        expected_ms = self._predicted_ms(setting)
-        return run_loader(self._target, setting, self._indices, self._c.seconds, expected_ms)
+        return run_loader(self._target, setting, self._indices, self._c.seconds, self._predicted_ms(setting))
 
     def _predicted_ms(self, setting: Setting) -> float:
         share = setting.batch_size / self._cost.batch_size
         cost = msgspec.structs.replace(
-            self._cost,
-            batch_size=setting.batch_size,
-            collate_ms=self._cost.collate_ms * share,
+            self._cost, batch_size=setting.batch_size, collate_ms=self._cost.collate_ms * share,
             send_ms=self._cost.send_ms * share,
-        )
+        )  # fmt: skip
         return batch_ms(cost, setting.workers, self._cores)
 
     def _points(self, runs: dict[Setting, list[Run]]) -> tuple[LoaderPoint, ...]:
@@ -155,22 +133,19 @@ class _Bench:
             times = [run.batch_ms for run in done]
             interval = None if noise is None else repeat_interval(times, noise)
             if interval is not None:
-                basis = "the spread of repeats, each with workers of its own"
-                interval = msgspec.structs.replace(interval, basis=basis)
+                interval = msgspec.structs.replace(
+                    interval, basis="the spread of repeats, each with workers of its own"
+                )
             worker_ms = self._cost.sample_wall_ms * setting.batch_size + self._cost.collate_ms
             points.append(
                 LoaderPoint(
-                    workers=setting.workers,
-                    batch_size=setting.batch_size,
+                    workers=setting.workers, batch_size=setting.batch_size, pin_memory=setting.pin_memory,
                     prefetch_factor=(setting.prefetch_factor or TORCH_PREFETCH) if setting.workers else None,
-                    pin_memory=setting.pin_memory,
-                    batch_ms=median(times),
-                    interval_ms=interval,
-                    predicted_ms=self._predicted_ms(setting),
+                    batch_ms=median(times), interval_ms=interval, predicted_ms=self._predicted_ms(setting),
                     startup_s=max(0.0, median(r.first_s for r in done) - worker_ms / 1e3) if setting.workers else 0.0,
                     runs=len(done),
                 )
-            )
+            )  # fmt: skip
         return tuple(sorted(points, key=lambda p: p.workers))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import MachineModel, forecast
+from trainpace.forecast import CalibratedKernels, Forecaster, MachineModel, Target
 from trainpace.hardware import Cluster, Device
 from trainpace.trace import build_task, make_optimizer, trace_task
 from trainpace.workload import Variant
@@ -26,18 +26,18 @@ WARMUP_STEPS = 2
 
 
 def step_factors(model: MachineModel, device: Device, seconds: float) -> tuple[float, ...]:
-    """measured / forecast for as many random networks as `seconds` allow, three at least."""
+    """The ratio measured / forecast for as many random networks as `seconds` allow, three at least."""
     return tuple(_factors(model, device, time.perf_counter() + seconds))
 
 
 def _factors(model: MachineModel, device: Device, end: float) -> Iterator[float]:
+    target = Target(Cluster(device=device), CalibratedKernels(model))
     for i, (spec, batch) in enumerate(NETWORKS):
         if i >= 3 and time.perf_counter() > end:
             return
         task = build_task(spec)
-        foreseen = forecast(
-            trace_task(task, ("fp32",), ON_CPU), Execution(micro_batch=batch), Cluster(device=device), model=model
-        )
+        workload = trace_task(task, ("fp32",), ON_CPU)
+        foreseen = Forecaster(workload, target).forecast(Execution(micro_batch=batch))
         if foreseen.step is None:
             raise TrainpaceError(f"{spec} cannot be forecast: {foreseen.reason}")
         yield _step_ms(spec, batch) / foreseen.step.total_ms

@@ -10,12 +10,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Execution
-from trainpace.forecast import forecast
-from trainpace.forecast.executions import CHECKPOINTINGS, SCHEDULES
-from trainpace.forecast.grid import Grid
+from trainpace.execution import Execution
+from trainpace.forecast import FittedKernels, Forecaster, Grid, Target
 from trainpace.forecast.memory import needed_gib, room_gib
-from trainpace.forecast.old import CLASHES, forecast_grid, grid_from
+from trainpace.forecast.shapes import CLASHES
 from trainpace.hardware.cluster import Cluster
 from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
@@ -28,8 +26,9 @@ Floats = NDArray[np.float64]
 
 
 class Setting(NamedTuple):
-    """What stays the same over a search. `host_factor` as in `forecast`. `noise_scale`, in samples: with it the work is done
-    when the loss is reached that the present training reaches, not when its samples are seen."""
+    """What stays the same over a search. `host_factor` is how much slower than a common host this one launches kernels.
+    `noise_scale`, in samples: with it the work is done when the loss is reached that the present training reaches, not when
+    its samples are seen. `forecaster`: whose evaluated kernels are shared."""
 
     workload: Workload
     cluster: Cluster
@@ -37,6 +36,22 @@ class Setting(NamedTuple):
     host_factor: float = 1.0
     noise_scale: float | None = None
     conditions: JobConditions = ASSUMED
+    forecaster: Forecaster | None = None
+
+    def on_part(self, nnodes: int, nproc_per_node: int) -> Forecaster:
+        """The forecaster of the part of the cluster that executions of so many processes use."""
+        cluster = part_of(self.cluster, nnodes, nproc_per_node)
+        if self.forecaster is None:
+            return Forecaster(self.workload, Target(cluster, FittedKernels(host_factor=self.host_factor)))
+        return self.forecaster.on(cluster)
+
+    def with_forecaster(self) -> Setting:
+        return self._replace(forecaster=self.on_part(self.cluster.nodes, self.cluster.devices_per_node))
+
+    def with_host_factor(self, factor: float) -> Setting:
+        slower = FittedKernels(host_factor=factor)
+        forecaster = None if self.forecaster is None else self.forecaster.on(Target(self.cluster, slower))
+        return self._replace(host_factor=factor, forecaster=forecaster)
 
     @property
     def priced(self) -> JobConditions:
@@ -59,20 +74,17 @@ class Evaluation(NamedTuple):
         return next((self.reasons[code] for code in self.reason[rows].tolist() if code), "")
 
 
-def part_of(cluster: Cluster, execution: Execution) -> Cluster:
-    """The part of a cluster that an execution uses. A node's network is shared by those of its devices that are used."""
+def part_of(cluster: Cluster, nnodes: int, nproc_per_node: int) -> Cluster:
+    """A part of a cluster. A node's network is shared by those of its devices that are used."""
     per_device = cluster.network_gb_per_s_per_device
     if per_device is not None:
-        per_device *= cluster.devices_per_node / execution.nproc_per_node
-    return replace(
-        cluster, nodes=execution.nnodes, devices_per_node=execution.nproc_per_node, network_gb_per_s_per_device=per_device
-    )  # fmt: skip
+        per_device *= cluster.devices_per_node / nproc_per_node
+    return replace(cluster, nodes=nnodes, devices_per_node=nproc_per_node, network_gb_per_s_per_device=per_device)
 
 
 def forecast_of(setting: Setting, execution: Execution) -> Forecast:
     """The forecast of one execution on its part of the cluster, without the job."""
-    cluster = part_of(setting.cluster, execution)
-    return forecast(setting.workload, execution, cluster, host_factor=setting.host_factor)
+    return setting.on_part(execution.nnodes, execution.nproc_per_node).forecast(execution)
 
 
 def device_room_gib(cluster: Cluster) -> float:
@@ -87,23 +99,20 @@ def evaluate(setting: Setting, space: Space) -> Evaluation:
     step, evaluating, needed = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
     reason = np.zeros(n, dtype=np.int64)
     reasons = [""]
-    part = c["nnodes"] << 32 | c["nproc_per_node"] << 1 | c["channels_last"]
-    for key in np.unique(part):
+    part = c["nnodes"] << 32 | c["nproc_per_node"]
+    for key in np.unique(part).tolist():
         rows = np.flatnonzero(part == key)
-        some = space.rows(rows)
-        base = some.execution(0)
-        cluster = part_of(setting.cluster, base)
-        grid = _grid(some)
-        found = forecast_grid(setting.workload, base, grid, cluster, host_factor=setting.host_factor)
-        possible = (found.clash == 0) & np.isfinite(found.step_ms)
-        step[rows] = np.where(possible, found.step_ms, np.nan)
-        evaluating[rows] = np.where(possible, evaluating_ms(found.parts, found.step_ms), np.nan)
-        needed[rows] = needed_gib(found.memory)
-        for code, text in found.reasons.items():
-            reason[rows[(grid.precision == code) & ~possible]] = len(reasons)
+        grid = Grid.vary(space.base, **space.rows(rows).columns)
+        forecasts = setting.on_part(key >> 32, key & 0xFFFFFFFF).at(grid)
+        timed = forecasts.timed
+        step[rows] = np.where(timed, forecasts.step_ms, np.nan)
+        evaluating[rows] = np.where(timed, evaluating_ms(forecasts.parts, forecasts.step_ms), np.nan)
+        needed[rows] = needed_gib(forecasts.memory)
+        for code, text in enumerate(forecasts.reasons[1:], start=1):
+            reason[rows[forecasts.why == code]] = len(reasons)
             reasons.append(text)
-        for clash in np.unique(found.clash[found.clash > 0]).tolist():
-            reason[rows[found.clash == clash]] = len(reasons)
+        for clash in np.unique(forecasts.clash[forecasts.clash > 0]).tolist():
+            reason[rows[forecasts.clash == clash]] = len(reasons)
             reasons.append(_clash(CLASHES[clash]))
     return Evaluation(step, evaluating, needed, reason, tuple(reasons))
 
@@ -112,17 +121,6 @@ def _clash(name: str) -> str:
     if name == "no blocks":
         return "the model has no chain of alike blocks that could be divided"
     return f"its {name} clashes with the model or the cluster"
-
-
-def _grid(space: Space) -> Grid:
-    columns = dict(space.columns)
-    columns["world_size"] = columns.pop("nnodes") * columns.pop("nproc_per_node")
-    del columns["channels_last"]
-    for name, names in (("precision", PRECISIONS), ("activation_checkpointing", CHECKPOINTINGS),
-                        ("pipeline_schedule", SCHEDULES)):  # fmt: skip
-        column = columns[name]
-        columns[name] = np.select([column == value for value in names], list(range(len(names))))
-    return grid_from(space.execution(0), **columns)  # whose memory format all rows have
 
 
 def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath) -> Floats:

@@ -36,7 +36,7 @@ def plan_changes(
     `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
     what binds and `nearest` the nearest that would do. Raises TrainpaceError where the start itself is impossible.
     """
-    freedom = freedom or Freedom()
+    freedom, setting = freedom or Freedom(), setting.with_forecaster()
     present = forecast_of(setting, start)
     if present.step is None:
         raise TrainpaceError(f"how it trains now cannot be forecast on this fleet: {present.reason}")
@@ -98,7 +98,9 @@ def _nearest(setting: Setting, start: Execution, freedom: Freedom, found: Found)
         if cluster.nodes > 1:
             larger = replace(cluster, nodes=cluster.nodes * factor)
         elif cluster.devices_per_node * factor <= 8:
-            larger = replace(part_of(cluster, start), devices_per_node=cluster.devices_per_node * factor)
+            larger = replace(
+                part_of(cluster, start.nnodes, start.nproc_per_node), devices_per_node=cluster.devices_per_node * factor
+            )
         else:
             break
         wider = replace(start, nnodes=larger.nodes, nproc_per_node=larger.devices_per_node, tp=1, pp=1, cp=1,

@@ -93,8 +93,8 @@ def _numbers(
             "memory needed", 0.9, 1.1, "a tenth either way; the forecast of memory has no interval yet",
             lambda s, x: _with_device(s, _scaled(s.cluster.device, ("memory_gib",), 1 / x)),
         )  # fmt: skip
-    yield "host", 0.5, 2.0, "hosts differ by a factor of two in launching", lambda s, x: s._replace(
-        host_factor=s.host_factor * x)  # fmt: skip
+    yield "host", 0.5, 2.0, "hosts differ by a factor of two in launching", lambda s, x: s.with_host_factor(
+        s.host_factor * x)  # fmt: skip
     if any(path.ms_per_sample for path in found.data):
         yield "loader", 0.8, 1.25, "a sample's time, as it was measured", lambda s, x: s
 

@@ -10,7 +10,7 @@ from trainpace.report.columns import Column, bar, words
 from trainpace.report.phrases import bracketed, plural
 from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
 from trainpace.units import format_duration, format_number
-from trainpace.watch.recording import Rank, Recording
+from trainpace.watch import Rank, Recording
 
 IN_WORDS = {
     "other": "the script's own code",

@@ -10,7 +10,7 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.shards.computing import Damage, Precomputed, estimate, precompute, read_plan, verify
     from trainpace.shards.dataset import ShardDataset, ShardStream
-    from trainpace.shards.dataset_file import is_task, load_dataset, made_by
+    from trainpace.shards.dataset_file import WANTED, is_task, load_dataset, made_by
     from trainpace.shards.precompute_estimate import Estimate
     from trainpace.shards.slurm_array import array_script, part_of
     from trainpace.shards.work import Settings

@@ -1,4 +1,4 @@
-"""Compute a dataset once, in parallel processes, into shards. Whatever is finished stays, and is never computed again."""
+"""Compute a dataset once, in parallel processes, into shards. Finished shards stay and are not computed again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORKER = "trainpace.shards.precompute_worker"
 
 
 class Precomputed(Record):
-    """What a run left behind. `finished`: the manifest is written; else other parts still have shards to compute;
+    """The state of a folder after a run. `finished`: the manifest is written; else other parts still have shards to compute;
     `shards_planned`: how many there will be."""
 
     folder: str
@@ -69,7 +69,7 @@ def precompute(
     `UserCodeError` where more samples are bad than `max_bad` allows. Finished shards are kept in every case.
     """
     folder = Path(settings.folder)
-    _make_ready(folder, settings)
+    _make_ready(folder)
     begun = time.monotonic()
     with _alone(folder, settings), Pool(_WORKER, settings.target, settings.workers, note) as pool:
         plan = _agreed_plan(pool, folder, settings)
@@ -90,7 +90,7 @@ def estimate(
     target: str, folder: str, workers: int, seconds: float = 20.0, most: int = 256, step_s: float | None = None,
     batch: int = 1, epochs: float | None = None,
 ) -> Estimate:  # fmt: skip
-    """Whether `precompute` is worth it, from up to `most` samples computed in a process of its own. Leaves nothing behind."""
+    """Decide if `precompute` is worth it, from up to `most` samples computed in a separate process. Leaves no files behind."""
     with Pool(_WORKER, target, 1) as pool:
         pool.ask(0, do="estimate", options={"folder": folder, "seconds": seconds, "most": most})
         _, answer = next(pool.answers(lambda _: "computing some samples"))
@@ -100,26 +100,26 @@ def estimate(
 def verify(folder: Path) -> tuple[ShardPlan, list[Damage]]:
     """Read every byte of every shard, and name those that are missing or not as they were written."""
     plan = read_plan(folder)
-    known: dict[int, Shard] = {}
+    recorded: dict[int, Shard] = {}
     if (folder / MANIFEST).exists():
-        known = {shard.number: shard for shard in load(folder / MANIFEST, Manifest).shards}
-    found = []
+        recorded = {shard.number: shard for shard in load(folder / MANIFEST, Manifest).shards}
+    damaged = []
     for number in range(plan.shards):
         file = shard_file(folder, number)
         problem: str | None
         try:
             shard = load(shard_record(folder, number), Shard)
-            agreed = known.get(number, shard)
+            agreed = recorded.get(number, shard)
             problem = damage(folder, agreed) or (None if shard == agreed else "its record is not the manifest's")
         except UnreadableInput:
             problem = "its record cannot be read" if file.exists() else "missing"
         if problem is not None:
-            found.append(Damage(number=number, file=file.name, problem=problem))
-    return plan, found
+            damaged.append(Damage(number=number, file=file.name, problem=problem))
+    return plan, damaged
 
 
 def _set_aside(folder: Path, numbers: tuple[int, ...]) -> None:
-    """Forget these shards, so that they are computed again."""
+    """Remove these shards, so that they are computed again."""
     if numbers:
         (folder / MANIFEST).unlink(missing_ok=True)
     for number in numbers:
@@ -136,7 +136,7 @@ def read_plan(folder: Path) -> ShardPlan:
     return load(folder / PLAN, ShardPlan)
 
 
-def _make_ready(folder: Path, settings: Settings) -> None:
+def _make_ready(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = [p.name for p in folder.iterdir() if not p.name.startswith(".")]
@@ -149,15 +149,15 @@ def _make_ready(folder: Path, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path, settings: Settings) -> Iterator[None]:
-    """Alone at all of it, or beside other parts at one part. The locks go with the process, however that ends."""
+    """Hold the lock of the whole folder, or of one part beside others. The locks end with the process, however it ends."""
     whole = settings.parts == 1
     with (
-        open(folder / _LOCK, "w") as all_of_it,
-        open(folder / f".lock-{settings.part + 1}-of-{settings.parts}", "w") as own,
+        open(folder / _LOCK, "w") as whole_lock,
+        open(folder / f".lock-{settings.part + 1}-of-{settings.parts}", "w") as part_lock,
     ):
         try:
-            fcntl.flock(all_of_it, (fcntl.LOCK_EX if whole else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(whole_lock, (fcntl.LOCK_EX if whole else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            fcntl.flock(part_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Contradiction(f"another precompute is at work on {folder}.", "Wait for it, or end it.") from None
         except OSError:  # a file system without locks; shards are renamed into place all the same
@@ -170,7 +170,7 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
 
 
 def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
-    """The folder's plan, checked against code and source as they are now; for a new folder a plan from a look at samples."""
+    """The folder's plan, checked against the present code and source; for a new folder, a plan made from a few samples."""
     begun = (folder / PLAN).exists()
     pool.ask(0, do="fingerprint" if begun else "inspect")
     _, answer = next(pool.answers(lambda worker: "waiting" if worker else "looking at the first samples"))

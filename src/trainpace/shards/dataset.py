@@ -18,7 +18,7 @@ from trainpace.shards.reader import ShardReader
 
 Transform = Callable[[Any], Any]
 _MOST_CHANGES = 32
-_OF_THE_STREAM = {"batch_size", "collate_fn", "drop_last", "shuffle"}
+_STREAM_OPTIONS = {"batch_size", "collate_fn", "drop_last", "shuffle"}
 
 
 class ShardDataset(Dataset):
@@ -44,7 +44,6 @@ class ShardDataset(Dataset):
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of a batch, for a DataLoader that collates them."""
         samples = self.reader.samples(indices)
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
@@ -69,7 +68,7 @@ class ShardStream(IterableDataset):
     Row groups are shuffled over all shards, samples within buffers of `buffer_samples`: the order depends on `seed` and epoch
     alone, not on workers. `rank` and `world_size` are those of torch.distributed, or RANK and WORLD_SIZE. Where samples do not
     divide, ranks differ by at most one sample (and so perhaps by one batch); with `drop_last` all ranks have the same number of
-    full batches, and what is left over is others every epoch. Iterate it by `loader`, which can be resumed.
+    full batches, and the samples left over differ from epoch to epoch. Iterate it by `loader`, which can be resumed.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class ShardStream(IterableDataset):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration gives."""
         return int(self._state[0])
 
     def place(self, epoch: int, history: Sequence[Span] = ()) -> None:
@@ -103,7 +101,7 @@ class ShardStream(IterableDataset):
 
     @property
     def history(self) -> list[Span]:
-        """As `place` takes it."""
+        """The parts of this epoch that are done, in the form that `place` takes."""
         values = self._state.tolist()
         return [(values[2 + 2 * i], values[3 + 2 * i]) for i in range(values[1])]
 
@@ -143,7 +141,7 @@ class ShardLoader:
 
     def __init__(self, stream: ShardStream, **options: Any) -> None:
         self.stream = stream
-        taken = sorted(options.keys() & _OF_THE_STREAM)
+        taken = sorted(options.keys() & _STREAM_OPTIONS)
         if taken:
             raise TrainpaceError(
                 f"{', '.join(taken)}: for the stream, not for its loader.", f"ShardStream(folder, ..., {taken[0]}=...)"
@@ -154,7 +152,7 @@ class ShardLoader:
         self._resumed = False
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next iteration; to name the one that is under way changes nothing."""
+        """Set the epoch of the next iteration. Naming the epoch that is under way changes nothing."""
         if epoch != self.stream.epoch:
             self._begin(epoch)
 
@@ -172,7 +170,7 @@ class ShardLoader:
         self._begin(self.stream.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this epoch is: the same on every rank after the same number of steps, so one rank's copy is enough."""
+        """How far this epoch is: equal on every rank after the same number of steps, so one rank's copy is enough."""
         taken = (self.stream.world_size, self._batches * self.stream.batch_size)
         return {
             "epoch": self.stream.epoch, "history": [*self._history, taken] if self._batches else list(self._history),

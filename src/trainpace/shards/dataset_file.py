@@ -1,4 +1,4 @@
-"""A dataset from `FILE.py:NAME`. For a process of its own: it runs the user's code."""
+"""A dataset from `FILE.py:NAME`, for a separate process, since it runs the user's code."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ WANTED = "NAME is a dataset, a DataLoader or a task (model, loss, optimizer, dat
 
 
 def made_by(target: str) -> Any:
-    """What NAME is or, where it is a class or a function, returns. What the user's code raises goes through."""
+    """The object NAME, or what it returns where it is a class or a function. Exceptions of the user's code pass through."""
     file, _, name = target.rpartition(":")
     if not file.endswith(".py"):
         raise TrainpaceError(f"{target!r} is not FILE.py:NAME.", WANTED)
-    found = load_name(Path(file), name)
-    if not isinstance(found, type) and (hasattr(found, "__getitem__") or not callable(found)):
-        return found
-    needed = _needed(found)
+    named = load_name(Path(file), name)
+    if not isinstance(named, type) and (hasattr(named, "__getitem__") or not callable(named)):
+        return named
+    needed = _needed(named)
     if needed:
         hint = f"Write a function without arguments that returns {name}(...), and name that."
         raise TrainpaceError(f"{target} needs arguments ({', '.join(needed)}).", hint)
-    return found()
+    return named()
 
 
 def is_task(made: Any) -> bool:
-    """Whether it is (model, loss, optimizer, dataset)."""
+    """True for (model, loss, optimizer, dataset)."""
     return isinstance(made, tuple | list) and len(made) == 4 and hasattr(made[0], "parameters")
 
 
 def load_dataset(target: str) -> Any:
     """The map-style dataset that NAME is, makes or holds: an object with __len__ above 0 and __getitem__.
 
-    A dataset may name what of it is the same at every call: its attribute `offline` is then a dataset, taken in its place, and
-    its attribute `online` the function of one sample that stays for training.
+    A dataset may split itself: its attribute `offline` is then the deterministic dataset that is taken in its place, and its
+    attribute `online` the function of one sample that stays for training.
     """
     made = made_by(target)
     torch = sys.modules.get("torch")
@@ -61,7 +61,7 @@ def load_dataset(target: str) -> Any:
 
 
 def _needed(made: Any) -> list[str]:
-    """Arguments that have no default."""
+    """Names of arguments without a default."""
     try:
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Is a sample the same whenever it is computed? And if not, which part of it is random."""
+"""Check that a sample is the same whenever it is computed, and find the part that is random where it is not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _SEEDS = (1, 20_011)
 _MORE_SEEDS = range(2, 18)
 _TRIALS = 18
 _MOST_LINES = 20_000
-
-
 _HINT = (
     "Leave the random part, and what follows it, out of the dataset, and give both to ShardDataset(folder, transform=...),"
     " where they stay online."
@@ -36,11 +34,11 @@ class NotDeterministic(TrainpaceError):
 def computed_twice(dataset: Any, index: int) -> Encoded:
     """The sample, if it comes out the same under differently seeded generators of Python, numpy and torch.
 
-    Raises `NotDeterministic`, naming the transform, the line or the field that is random. Whatever the dataset itself raises
-    goes through.
+    Raises `NotDeterministic`, naming the transform, the line or the field that is random. Exceptions of the dataset itself
+    pass through.
     """
     first, drew = _under(_SEEDS[0], lambda: encode(dataset[index]))
-    # where a generator was used, twice the same may be luck: a flip is not made every second time
+    # with a random generator, two equal results may be chance: a flip happens only every second time
     for seed in (_SEEDS[1], *(_MORE_SEEDS if drew else ())):
         again, drew_again = _under(seed, lambda: encode(dataset[index]))
         differing = same(first, again)
@@ -74,7 +72,7 @@ def random_transform(dataset: Any, index: int) -> str | None:
         inputs: dict[int, Any] = {}
         try:
             owner.transforms = [_Recording(member, i, inputs) for i, member in enumerate(members)]
-            with contextlib.suppress(Exception), random_states.kept():
+            with contextlib.suppress(Exception), random_states.restored():
                 dataset[index]
         finally:
             owner.transforms = members
@@ -87,7 +85,7 @@ def random_transform(dataset: Any, index: int) -> str | None:
 
 
 class _Recording:
-    """Calls a transform, and keeps a copy of what it was given."""
+    """Calls a transform and stores a copy of its input."""
 
     def __init__(self, member: Any, number: int, inputs: dict[int, Any]) -> None:
         self._member, self._number, self._inputs = member, number, inputs
@@ -115,7 +113,7 @@ def _composes(owner: Any, name: str, depth: int, seen: set[int]) -> Iterator[tup
 
 def _drawing_line(dataset: Any, index: int) -> str | None:
     """The line of the user's code during which a generator moved on, found by looking at the generators after every line."""
-    found: list[str] = []
+    messages: list[str] = []
     seen = 0
     before = ("", 0, "")
     state = random_states.states()
@@ -126,26 +124,26 @@ def _drawing_line(dataset: Any, index: int) -> str | None:
         if not is_users(file):
             return None
         seen += 1
-        if found or seen > _MOST_LINES:
+        if messages or seen > _MOST_LINES:
             return None
         now = random_states.states()
         moved = random_states.moved(state, now)
         if moved and before[1]:
             name, line, function = before
-            found.append(
+            messages.append(
                 f"{Path(name).name} line {line} ({function}) draws from the generator of {' and '.join(moved)}"
             )
         state, before = now, (file, frame.f_lineno, frame.f_code.co_name)
         return trace
 
-    with random_states.kept(), contextlib.suppress(Exception):
+    with random_states.restored(), contextlib.suppress(Exception):
         traced = sys.gettrace()
         sys.settrace(trace)
         try:
             dataset[index]
         finally:
             sys.settrace(traced)
-    return found[0] if found else None
+    return messages[0] if messages else None
 
 
 def _by_how_much(a: Encoded, b: Encoded) -> str:
@@ -160,7 +158,7 @@ def _by_how_much(a: Encoded, b: Encoded) -> str:
 
 def _under(seed: int, work: Callable[[], Encoded]) -> tuple[Encoded, list[str]]:
     """The result of `work` under this seed, and the names of the generators that it drew from."""
-    with random_states.kept():
+    with random_states.restored():
         random_states.seed(seed)
         before = random_states.states()
         result = work()

@@ -1,4 +1,4 @@
-"""In which order an epoch takes the samples, and which rank takes which: pure functions of a seed, so that they can be resumed.
+"""The order of samples in an epoch and their division over ranks, as pure functions of a seed, so that they can be resumed.
 
 The row groups of all shards are permuted; the resulting sequence is cut into buffers of some thousand samples, and each
 buffer is permuted in itself. Nothing has to be read to know the n-th sample, so a position is all the state there is.
@@ -30,7 +30,7 @@ class EpochOrder:
         # sample = position + shift, within one row group
         firsts = np.concatenate([[0], np.cumsum(group_sizes)])[:-1]
         self._shifts = firsts[groups] - (self._ends - sizes)
-        self._kept: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+        self._buffered: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def at(self, start: int, stop: int) -> np.ndarray:
         """Samples at the positions `start` to `stop` (not included)."""
@@ -44,14 +44,14 @@ class EpochOrder:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _permuted(self, number: int) -> np.ndarray:
-        if self._kept[0] != number:
+        if self._buffered[0] != number:
             first = number * self._buffer
             positions = np.arange(first, min(first + self._buffer, self.samples))
             if self._shuffle:
                 positions = np.random.default_rng((*self._seed, 1, number)).permutation(positions)
             samples = positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
-            self._kept = (number, samples)
-        return self._kept[1]
+            self._buffered = (number, samples)
+        return self._buffered[1]
 
 
 def share(spans: Sequence[Span], rank: int, world_size: int, multiple: int = 1, even: bool = False) -> list[Span]:
@@ -77,14 +77,14 @@ def remaining(spans: Sequence[Span], world_size: int, taken: int, multiple: int 
 
 
 def cut(spans: Sequence[Span], first: int, last: int) -> list[Span]:
-    """From the `first` to the `last` (not included) position that `spans` hold, counted over all of them."""
-    found, before = [], 0
+    """The positions of `spans` from the `first` to the `last` (not included), counted over all of them."""
+    parts, before = [], 0
     for start, stop in spans:
         low, high = max(first - before, 0), min(last - before, stop - start)
         if low < high:
-            found.append((start + low, start + high))
+            parts.append((start + low, start + high))
         before += stop - start
-    return found
+    return parts
 
 
 def _bounds(total: int, rank: int, world_size: int) -> Span:

@@ -1,4 +1,4 @@
-"""What precomputed samples depend on, cheaply: the user's source code, versions of packages, and the source data."""
+"""A cheap fingerprint of what precomputed samples depend on: the user's code, package versions, and the source data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fingerprint(dataset: Any, target: str, settings: str) -> Fingerprint:
 
 
 def _users_files() -> list[Path]:
-    """Source files of loaded modules that are in no installed package."""
+    """Source files of the loaded modules that belong to no installed package."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     # torch.classes and torch.ops state "_classes.py" and "_ops.py", files that would lie in any working directory
     paths = {Path(file).resolve() for file in files if file and file.endswith(".py") and os.path.isabs(file)}
@@ -73,8 +73,8 @@ def _packages(files: list[Path]) -> dict[str, str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.split(".")[0])
     names -= set(sys.stdlib_module_names) | {path.stem for path in files}
-    found = {"python": "{}.{}".format(*sys.version_info)}
-    return found | {name: _version(name) for name in sorted(names & sys.modules.keys())}
+    versions = {"python": "{}.{}".format(*sys.version_info)}
+    return versions | {name: _version(name) for name in sorted(names & sys.modules.keys())}
 
 
 def _version(module: str) -> str:

@@ -27,7 +27,7 @@ _READ_BYTES = 2**20
 
 
 def import_pyarrow() -> Any:
-    """pyarrow, or one sentence."""
+    """The pyarrow module. Raises TrainpaceError where it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -37,17 +37,17 @@ def import_pyarrow() -> Any:
 
 
 def write_shard(
-    folder: Path, plan: ShardPlan, number: int, kept: Sequence[tuple[int, Encoded]], bad: Sequence[BadSample]
+    folder: Path, plan: ShardPlan, number: int, samples: Sequence[tuple[int, Encoded]], bad: Sequence[BadSample]
 ) -> Shard:
-    """Write `kept` (index in the source, sample) as shard `number`: aside, to the disk, renamed; then its record."""
+    """Write `samples` (index in the source, sample) as shard `number`: aside, to the disk, renamed; then its record."""
     pa = import_pyarrow()
     covered, target = plan.range_of(number), shard_file(folder, number)
-    columns = [_Column(pa, field, i, kept) for i, field in enumerate(plan.layout.fields)]
-    index = _Plain(pa, INDEX, pa.int64(), [i for i, _ in kept])
+    columns = [_Column(pa, field, i, samples) for i, field in enumerate(plan.layout.fields)]
+    index = _Plain(pa, INDEX, pa.int64(), [i for i, _ in samples])
     parts = [part for column in columns for part in column.parts] + [index]
     about = {
         "schema_version": 1, "structure": plan.layout.structure, "first": covered.start, "stop": covered.stop,
-        "samples": len(kept), "bad": [b.index for b in bad],
+        "samples": len(samples), "bad": [b.index for b in bad],
         "fields": [{"name": c.field.name, "kind": c.field.kind, "dtype": c.field.dtype, "shape": c.shape} for c in columns],
         "fingerprint": {"code": plan.fingerprint.code, "packages": plan.fingerprint.packages, "source": plan.fingerprint.source},
     }  # fmt: skip
@@ -57,18 +57,18 @@ def write_shard(
         with pa.parquet.ParquetWriter(
             aside, schema, compression="none", use_dictionary=False, write_statistics=False, data_page_size=2**30,
         ) as writer:  # fmt: skip
-            for start in range(0, len(kept), plan.group_rows):
+            for start in range(0, len(samples), plan.group_rows):
                 rows = slice(start, start + plan.group_rows)
                 arrays = [part.rows(rows) for part in parts]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=plan.group_rows)
         file_bytes, crc32 = _sum(aside, to_disk=True)
-        starts = _starts(pa.parquet.read_metadata(aside), parts, len(kept), plan.group_rows)
+        starts = _starts(pa.parquet.read_metadata(aside), parts, len(samples), plan.group_rows)
         os.replace(aside, target)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
     shard = Shard(
-        number=number, first=covered.start, stop=covered.stop, samples=len(kept), file_bytes=file_bytes, crc32=crc32,
+        number=number, first=covered.start, stop=covered.stop, samples=len(samples), file_bytes=file_bytes, crc32=crc32,
         group_rows=plan.group_rows, columns=tuple(column.place(starts) for column in columns),
         index_starts=starts[index], bad=tuple(bad),
     )  # fmt: skip
@@ -86,7 +86,7 @@ def finished_shard(folder: Path, number: int) -> Shard | None:
 
 
 def damage(folder: Path, shard: Shard) -> str | None:
-    """What is wrong with a shard's file, every byte of it read; None where nothing is."""
+    """The problem with a shard's file, after reading every byte of it; None where there is none."""
     path = shard_file(folder, shard.number)
     try:
         size, crc32 = _sum(path)
@@ -135,11 +135,11 @@ class _Plain:
 
 
 class _Column:
-    """A field's Parquet columns: its values and, where shapes differ, those."""
+    """A field's Parquet columns: its values and, where shapes differ, its shapes."""
 
-    def __init__(self, pa: Any, field: Field, i: int, kept: Sequence[tuple[int, Encoded]]) -> None:
+    def __init__(self, pa: Any, field: Field, i: int, samples: Sequence[tuple[int, Encoded]]) -> None:
         self.field = field
-        values, shapes = [e.values[i] for _, e in kept], {e.shapes[i] for _, e in kept}
+        values, shapes = [e.values[i] for _, e in samples], {e.shapes[i] for _, e in samples}
         if field.kind == "bool":
             values = [int(value) for value in values]
         self.shape = next(iter(shapes)) if field.kind in SHAPED and len(shapes) == 1 else None
@@ -149,7 +149,7 @@ class _Column:
         kind = plain.get(field.kind) or (pa.binary(len(values[0])) if self.shape is not None else pa.binary())
         self.parts = [_Plain(pa, field.name, kind, values)]
         if field.kind in SHAPED and self.shape is None:
-            written = [struct.pack(f"<{len(e.shapes[i] or ())}i", *(e.shapes[i] or ())) for _, e in kept]
+            written = [struct.pack(f"<{len(e.shapes[i] or ())}i", *(e.shapes[i] or ())) for _, e in samples]
             self.parts.append(_Plain(pa, f"{field.name}.shape", pa.binary(), written))
 
     def place(self, starts: dict[_Plain, tuple[int, ...]]) -> Column:
@@ -160,7 +160,7 @@ class _Column:
 
 def _starts(metadata: Any, parts: Sequence[_Plain], samples: int, group_rows: int) -> dict[_Plain, tuple[int, ...]]:
     """File offsets of the values of every row group, by column."""
-    found: dict[_Plain, tuple[int, ...]] = {}
+    offsets_of: dict[_Plain, tuple[int, ...]] = {}
     for c, part in enumerate(parts):
         offsets = []
         for g in range(metadata.num_row_groups):
@@ -169,5 +169,5 @@ def _starts(metadata: Any, parts: Sequence[_Plain], samples: int, group_rows: in
             header = chunk.total_compressed_size - part.value_bytes(rows)
             assert 0 < header < _LONGEST_HEADER, "a column chunk is one page with a header of a few dozen bytes"
             offsets.append(chunk.data_page_offset + header)
-        found[part] = tuple(offsets)
-    return found
+        offsets_of[part] = tuple(offsets)
+    return offsets_of

@@ -1,4 +1,4 @@
-"""Which files a dataset reads, and putting them out of the page cache, so that a read can be told from a computation.
+"""Find the files that a dataset reads and drop them from the page cache, so that reading is told apart from computing.
 
 Python's audit event "open" (PEP 578) sees what Python opens, PIL and numpy included; files that stay open from before are found
 in /proc. What a C++ library opens by itself (OpenCV, torchvision.io, lmdb) is not seen: its bytes are, in /proc/self/io.
@@ -49,14 +49,14 @@ def recorded() -> Iterator[list[str]]:
 
 def held_open() -> set[str]:
     """Files that this process holds open or mapped. What a dataset adds to them (an HDF5 file, an archive) is its data."""
-    found = set()
+    paths = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
-                found.add(os.readlink(f"/proc/self/fd/{name}"))
+                paths.add(os.readlink(f"/proc/self/fd/{name}"))
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        found |= {fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6}
-    return {path for path in found if path.startswith("/") and ".so." not in path and _is_data(path)}
+        paths |= {fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6}
+    return {path for path in paths if path.startswith("/") and ".so." not in path and _is_data(path)}
 
 
 def bytes_read() -> int | None:
@@ -69,23 +69,23 @@ def bytes_read() -> int | None:
 
 
 def drop(paths: Iterable[str]) -> str:
-    """Put files out of the page cache. Says why not in a sentence, or nothing where their next read goes to the storage."""
-    known = list(dict.fromkeys(paths))
-    for path in known:
-        _drop(path)
-    looked_at = known[:: max(1, len(known) // _LOOKED_AT)]
-    kept = sum(_is_cached(path) for path in looked_at)
+    """Drop files from the page cache. Returns "", or a sentence on why their next read does not go to the storage."""
+    files = list(dict.fromkeys(paths))
+    for path in files:
+        drop_file(path)
+    looked_at = files[:: max(1, len(files) // _LOOKED_AT)]
+    still_cached = sum(_is_cached(path) for path in looked_at)
     time.sleep(0.01)  # asking whether a page is there has started to read it
     for path in looked_at:
-        _drop(path)
-    if kept <= _CACHED_SHARE * len(looked_at):
+        drop_file(path)
+    if still_cached <= _CACHED_SHARE * len(looked_at):
         return ""
-    kind = filesystem_of(os.path.dirname(known[0]) or ".")
+    kind = filesystem_of(os.path.dirname(files[0]) or ".")
     where = "they lie in memory (tmpfs)" if kind in ("tmpfs", "ramfs") else f"{kind or 'the system'} keeps them"
     return f"files cannot be put out of the page cache ({where}), so reading and preprocessing are not told apart."
 
 
-def _drop(path: str) -> None:
+def drop_file(path: str) -> None:
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         with contextlib.suppress(OSError):
             os.fsync(file.fileno())  # a page that was not yet written cannot be dropped

@@ -1,4 +1,4 @@
-"""What a precomputed folder says about itself: the plan it was begun with, one record a shard, and the manifest over all."""
+"""The records of a precomputed folder: its plan, one record a shard, and the manifest of all shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARD_BYTES = 64 * 2**20
 GROUP_BYTES = 2**20
 _SHARDS_A_WORKER = 16
 GROUP_SAMPLES = 100
-"""A row group is what shuffling takes as a whole: large enough to be read in one go, small enough that many make a buffer."""
+"""Shuffling moves row groups as a whole: large enough for one read, small enough that a buffer holds many."""
 
 
 class Fingerprint(Record):
@@ -27,15 +27,15 @@ class Fingerprint(Record):
     source: dict[str, str]
 
     def differences(self, now: Fingerprint) -> list[str]:
-        """In words, what is not as it was."""
-        found = []
+        """What has changed since, one phrase each."""
+        changes = []
         for what in ("code", "packages", "source"):
             then, today = getattr(self, what), getattr(now, what)
             for name in sorted(then.keys() | today.keys()):
                 if then.get(name) != today.get(name):
                     change = "is new" if name not in then else "is gone" if name not in today else "has changed"
-                    found.append(f"{name} {change}")
-        return found
+                    changes.append(f"{name} {change}")
+        return changes
 
 
 class BadSample(Record):
@@ -84,11 +84,9 @@ class ShardPlan(Record):
 
     @property
     def shards(self) -> int:
-        """How many files there will be."""
         return math.ceil(self.samples / self.shard_samples)
 
     def range_of(self, number: int) -> range:
-        """Indices in the source of shard `number`."""
         return range(number * self.shard_samples, min((number + 1) * self.shard_samples, self.samples))
 
     def part(self, part: int, parts: int) -> range:
@@ -108,7 +106,6 @@ class Manifest(Record):
         return sum(shard.samples for shard in self.shards)
 
     def bad(self) -> Iterator[BadSample]:
-        """Samples that were set aside."""
         for shard in self.shards:
             yield from shard.bad
 
@@ -127,12 +124,11 @@ def shard_sizes(samples: int, sample_bytes: float, workers: int, shard_samples: 
 
 
 def shard_file(folder: Path, number: int) -> Path:
-    """The Parquet file of shard `number`."""
     return folder / f"shard-{number:06d}.parquet"
 
 
 def shard_record(folder: Path, number: int) -> Path:
-    """The record beside it, written after it: what has one is finished."""
+    """The record beside a shard's file; it is written last, so a shard that has one is finished."""
     return folder / f"shard-{number:06d}.json"
 
 

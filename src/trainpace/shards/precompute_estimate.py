@@ -1,4 +1,4 @@
-"""Is it worth it? What precomputing costs and saves, from some samples computed, written and read back."""
+"""What precomputing costs and saves, estimated from some samples that are computed, written and read back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 
 from trainpace.errors import UnreadableInput, UserCodeError
 from trainpace.records import Record, save
+from trainpace.shards import opened_files
 from trainpace.shards.determinism import computed_twice
 from trainpace.shards.folder import write_shard
 from trainpace.shards.plan import MANIFEST, Fingerprint, Manifest, ShardPlan, shard_sizes
 from trainpace.shards.samples import Encoded, encode, spread
 
 _WARM_SHARE = 0.7
-"""Of the memory: up to so much of it, shards are read from the page cache after the first epoch."""
+"""Share of the memory up to which shards are read from the page cache after the first epoch."""
 _COMPUTED_TWICE = 2
-"""Samples: a random dataset, which would be refused afterwards, is not worth an answer."""
+"""Samples that are computed twice, since a random dataset would be refused afterwards."""
 _LEAST_SHARE = 0.02
-"""Of an epoch: what saves less is not worth a copy of the data."""
+"""Share of an epoch; a smaller gain is not worth a copy of the data."""
 
 
 class SampleCosts(Record):
@@ -54,7 +55,6 @@ class Estimate(Record):
 
     @property
     def saved_per_epoch_s(self) -> float:
-        """Seconds that an epoch becomes shorter."""
         return self.epoch_now_s - self.epoch_after_s
 
 
@@ -69,7 +69,7 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
 
     from trainpace.shards.dataset import ShardDataset
 
-    total, times, kept = len(dataset), [], []
+    total, times, encoded_samples = len(dataset), [], []
     deadline = time.perf_counter() + seconds
     order = list(spread(most, total))
     random.Random(0).shuffle(order)
@@ -84,10 +84,10 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
             reason = f"sample {index}: {type(error).__name__}: {error}"
             continue
         layout = encoded.layout
-        kept.append((index, encoded))
+        encoded_samples.append((index, encoded))
         if time.perf_counter() > deadline:
             break
-    for index, _ in kept[:_COMPUTED_TWICE]:
+    for index, _ in encoded_samples[:_COMPUTED_TWICE]:
         computed_twice(dataset, index)
     if layout is None:
         raise UserCodeError(f"not one of {len(order)} samples looked at could be computed ({reason}).")
@@ -97,23 +97,23 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
     except OSError as error:
         raise UnreadableInput(f"cannot write into {beside}: {(error.strerror or str(error)).lower()}.") from None
     with aside as place:
-        _write(Path(place), target, [(i, sample) for i, (_, sample) in enumerate(kept)])
+        _write(Path(place), target, [(i, sample) for i, (_, sample) in enumerate(encoded_samples)])
         data = ShardDataset(place)
-        positions = list(range(len(kept)))
+        positions = list(range(len(encoded_samples)))
         random.Random(1).shuffle(positions)
         batches = [positions[i : i + 32] for i in range(0, len(positions), 32)]
         file = next(Path(place).glob("*.parquet"))
         size = file.stat().st_size
         # opening and mapping happen once a shard, not once a sample
         data[0]
-        _evict(file)
+        opened_files.drop_file(str(file))
         cold = _timed(data, batches)
         warm = min(_timed(data, batches) for _ in range(3))
     free = os.statvfs(beside)
     torch.set_num_threads(1)
     return SampleCosts(
-        samples=total, measured=len(kept), compute_s=sum(times) / len(times), sample_bytes=size / len(kept),
-        read_s=warm / len(kept), read_cold_s=max(cold, warm) / len(kept),
+        samples=total, measured=len(encoded_samples), compute_s=sum(times) / len(times), sample_bytes=size / len(encoded_samples),
+        read_s=warm / len(encoded_samples), read_cold_s=max(cold, warm) / len(encoded_samples),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), free_bytes=free.f_bavail * free.f_frsize,
     )  # fmt: skip
 
@@ -150,13 +150,13 @@ def decide(
     )  # fmt: skip
 
 
-def _write(folder: Path, target: str, kept: list[tuple[int, Encoded]]) -> None:
-    n, size = len(kept), sum(sample.size_bytes for _, sample in kept) / len(kept)
+def _write(folder: Path, target: str, encoded_samples: list[tuple[int, Encoded]]) -> None:
+    n, size = len(encoded_samples), sum(sample.size_bytes for _, sample in encoded_samples) / len(encoded_samples)
     plan = ShardPlan(
-        target=target, samples=n, shard_samples=n, group_rows=shard_sizes(n, size, 1, n)[1], layout=kept[0][1].layout,
+        target=target, samples=n, shard_samples=n, group_rows=shard_sizes(n, size, 1, n)[1], layout=encoded_samples[0][1].layout,
         fingerprint=Fingerprint(code={}, packages={}, source={}), probe_bytes=size, probe_s=0.0,
     )  # fmt: skip
-    save(Manifest(plan=plan, shards=(write_shard(folder, plan, 0, kept, ()),)), folder / MANIFEST)
+    save(Manifest(plan=plan, shards=(write_shard(folder, plan, 0, encoded_samples, ()),)), folder / MANIFEST)
 
 
 def _timed(data: Any, batches: list[list[int]]) -> float:
@@ -164,11 +164,3 @@ def _timed(data: Any, batches: list[list[int]]) -> float:
     for batch in batches:
         data.__getitems__(batch)
     return time.perf_counter() - start
-
-
-def _evict(file: Path) -> None:
-    if hasattr(os, "posix_fadvise"):
-        handle = os.open(file, os.O_RDONLY)
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(handle)

@@ -34,7 +34,7 @@ _LOOKING_S = 30.0
 
 
 class Inspection(Record):
-    """What a look at a few samples says. `sample_s`: computing one; `sample_bytes`: in a shard."""
+    """The findings of a look at a few samples. `sample_s`: time to compute one; `sample_bytes`: its size in a shard."""
 
     samples: int
     layout: Layout
@@ -72,21 +72,21 @@ def inspect(dataset: Any, target: str, settings: str, looked_at: int = _LOOKED_A
 def compute(
     dataset: Any, plan: ShardPlan, number: int, progress: Any
 ) -> tuple[list[tuple[int, Encoded]], list[BadSample]]:
-    """The samples of one shard. One that raises, or is unlike the others, is set aside."""
-    kept: list[tuple[int, Encoded]] = []
+    """The samples of one shard, and the bad ones: those that raise or are unlike the others."""
+    computed: list[tuple[int, Encoded]] = []
     bad: list[BadSample] = []
-    told = time.monotonic()
+    reported_at = time.monotonic()
     for index in plan.range_of(number):
         try:
-            kept.append((index, encode(dataset[index], plan.layout)))
+            computed.append((index, encode(dataset[index], plan.layout)))
         except MemoryError:
             raise
         except Exception as error:
             bad.append(BadSample(index=index, reason=_reason(error)))
-        if time.monotonic() - told > _PROGRESS_S:
-            told = time.monotonic()
-            progress(len(kept) + len(bad), len(bad), bad[-1].reason if bad else "")
-    return kept, bad
+        if time.monotonic() - reported_at > _PROGRESS_S:
+            reported_at = time.monotonic()
+            progress(len(computed) + len(bad), len(bad), bad[-1].reason if bad else "")
+    return computed, bad
 
 
 def _reason(error: Exception) -> str:
@@ -100,12 +100,12 @@ class _Worker:
     """Answers requests. A shard is written while the next one is computed, since a disk's fsync would idle the core."""
 
     def __init__(self, target: str, answers: IO[str]) -> None:
-        self._target, self._answers, self._telling = target, answers, threading.Lock()
+        self._target, self._answers, self._sending = target, answers, threading.Lock()
         self._writer, self._written = ThreadPoolExecutor(1), Future[None]()
         self._written.set_result(None)
 
     def serve(self, requests: Iterable[dict[str, Any]]) -> None:
-        """Until there are no more requests; ends the process."""
+        """Answer until there are no more requests, then end the process."""
         try:
             import_pyarrow()
             self._dataset = load_dataset(self._target)
@@ -121,14 +121,14 @@ class _Worker:
 
     def _answer(self, do: str, **request: Any) -> None:
         if do == "inspect":
-            self._say(inspection=msgspec.to_builtins(inspect(self._dataset, self._target, self._settings)))
+            self._send(inspection=msgspec.to_builtins(inspect(self._dataset, self._target, self._settings)))
         elif do == "fingerprint":
             now = fingerprint(self._dataset, self._target, self._settings)
-            self._say(fingerprint=msgspec.to_builtins(now))
+            self._send(fingerprint=msgspec.to_builtins(now))
         elif do == "estimate":
             from trainpace.shards.precompute_estimate import estimate_here
 
-            self._say(estimate=msgspec.to_builtins(estimate_here(self._dataset, self._target, **request["options"])))
+            self._send(estimate=msgspec.to_builtins(estimate_here(self._dataset, self._target, **request["options"])))
         else:
             self._compute(msgspec.convert(request["plan"], ShardPlan), request["number"], Path(request["folder"]))
 
@@ -140,28 +140,28 @@ class _Worker:
             )
 
         def progress(samples: int, bad: int, reason: str) -> None:
-            self._say(number=number, progress=samples, bad=bad, reason=reason)
+            self._send(number=number, progress=samples, bad=bad, reason=reason)
 
-        kept, bad = compute(self._dataset, plan, number, progress)
+        computed, bad = compute(self._dataset, plan, number, progress)
         self._written.result()  # one at a time, so that no more than two shards are in memory
-        self._written = self._writer.submit(self._write, folder, plan, number, kept, bad)
+        self._written = self._writer.submit(self._write, folder, plan, number, computed, bad)
 
     def _write(self, *shard: Any) -> None:
         try:
-            self._say(shard=msgspec.to_builtins(write_shard(*shard)))
+            self._send(shard=msgspec.to_builtins(write_shard(*shard)))
         except Exception as error:
             self._fail(error)  # at once: the main thread may be waiting for a request that will not come
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._say(error="the disk is full.", hint="", disk_full=True)
+            self._send(error="the disk is full.", hint="", disk_full=True)
         else:
             hint = "Try fewer --workers or a smaller --shard-samples."
-            self._say(**failure_of(error, "the dataset's code", memory_hint=hint))
+            self._send(**failure_of(error, "the dataset's code", memory_hint=hint))
         os._exit(0)
 
-    def _say(self, **answer: Any) -> None:
-        with self._telling:
+    def _send(self, **answer: Any) -> None:
+        with self._sending:
             self._answers.write(json.dumps(answer) + "\n")
             self._answers.flush()
 

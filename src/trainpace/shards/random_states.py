@@ -16,11 +16,11 @@ import numpy as np
 
 
 def states() -> dict[str, Any]:
-    """By name, comparable with ==; equal before and after code that drew no random number."""
+    """The states by name, comparable with ==; equal before and after code that draws no random number."""
     of_numpy: Any = np.random.get_state()
-    found = {"Python": random.getstate(), "numpy": (of_numpy[1].tobytes(), *of_numpy[2:])}
+    generators = {"Python": random.getstate(), "numpy": (of_numpy[1].tobytes(), *of_numpy[2:])}
     torch = sys.modules.get("torch")
-    return found if torch is None else {**found, "torch": torch.get_rng_state().numpy().tobytes()}
+    return generators if torch is None else {**generators, "torch": torch.get_rng_state().numpy().tobytes()}
 
 
 def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -29,8 +29,8 @@ def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Leave the states as they were found."""
+def restored() -> Iterator[None]:
+    """Restore the states at the end of the block."""
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()
     of_torch = torch.get_rng_state() if torch is not None else None
@@ -44,7 +44,6 @@ def kept() -> Iterator[None]:
 
 
 def seed(value: int) -> None:
-    """Seed all of them."""
     random.seed(value)
     np.random.seed(value)
     torch = sys.modules.get("torch")
@@ -53,9 +52,9 @@ def seed(value: int) -> None:
 
 
 def gives_two_results(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trials: int) -> bool:
-    """Whether `call` makes different things of copies of one input under `trials` seeds. What cannot be tried twice does not."""
+    """True where `call` gives different results for copies of one input under `trials` seeds; else or untried, False."""
     first: Any = None
-    with kept(), contextlib.suppress(Exception):
+    with restored(), contextlib.suppress(Exception):
         for trial in range(trials):
             copied_args, copied_kwargs = copy.deepcopy((args, kwargs))
             seed(trial)
@@ -67,7 +66,7 @@ def gives_two_results(call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two samples are equal: tensors, arrays, pictures, numbers and text, in tuples, lists and dicts."""
+    """Equality of samples: tensors, arrays, pictures, numbers and text, in tuples, lists and dicts."""
     torch = sys.modules.get("torch")
     if type(a) is not type(b):
         return False

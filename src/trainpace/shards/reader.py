@@ -19,7 +19,7 @@ from trainpace.shards.plan import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.shards.samples import SHAPED, Field, spoken
 
 Allocate = Callable[[int], torch.Tensor]
-"""So many bytes, as a new uint8 tensor."""
+"""Makes a uint8 tensor of so many bytes."""
 
 
 class ShardReader:
@@ -68,17 +68,12 @@ class ShardReader:
 
     def group_sizes(self) -> np.ndarray:
         """Samples of every row group, in order."""
+        rows, shards = self.group_rows, self.manifest.shards
         return np.array(
-            [
-                min(self.group_rows, shard.samples - start)
-                for shard in self.manifest.shards
-                for start in range(0, shard.samples, self.group_rows)
-            ],
-            dtype=np.int64,
+            [min(rows, s.samples - start) for s in shards for start in range(0, s.samples, rows)], dtype=np.int64
         )
 
     def sample(self, position: int) -> Any:
-        """One sample, as the dataset gave it."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)} samples")
         shard = bisect_right(self._bounds, position)
@@ -86,7 +81,7 @@ class ShardReader:
         return self.build([self._leaf(c, shard, self._groups[shard] + group, row) for c in self._columns])
 
     def samples(self, positions: Sequence[int] | np.ndarray) -> list[Any]:
-        """Several samples, each with buffers of its own."""
+        """Several samples that share no memory."""
         shards, groups, rows = (part.tolist() for part in self._locate(np.asarray(positions, dtype=np.int64)))
         return [
             self.build([self._leaf(column, shard, group, row) for column in self._columns])
@@ -225,8 +220,8 @@ class _Placed:
 
 def _torch_dtype(field: Field) -> torch.dtype:
     if field.kind == "tensor":
-        found: torch.dtype = getattr(torch, field.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, field.dtype)
+        return dtype
     if field.kind in ("array", "scalar"):
         return torch.from_numpy(np.empty(0, np.dtype(field.dtype).newbyteorder("="))).dtype
     return torch.float64 if field.kind == "float" else torch.int64

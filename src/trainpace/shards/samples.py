@@ -36,12 +36,8 @@ class Layout(Record):
     structure: str
     fields: tuple[Field, ...]
 
-    def rebuild(self, leaves: Sequence[Any]) -> Any:
-        """The sample (or batch) whose columns hold `leaves`."""
-        return self.builder()(leaves)
-
     def builder(self) -> Callable[[Sequence[Any]], Any]:
-        """`rebuild` with the structure parsed once."""
+        """A function that makes a sample (or a batch) of its columns' values."""
         return _builder(json.loads(self.structure))
 
 
@@ -54,14 +50,14 @@ class Encoded(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Roughly what it takes in a shard."""
+        """The approximate size in a shard."""
         return sum(len(v) if isinstance(v, bytes | str) else 8 for v in self.values)
 
 
-def encode(sample: Any, known: Layout | None = None) -> Encoded:
+def encode(sample: Any, layout: Layout | None = None) -> Encoded:
     """Take a sample apart. Its bytes are copied, so a dataset may use its buffers again.
 
-    `known` is the layout that the others have: anything else raises `UnsupportedSample`, as do None, objects and sparse tensors.
+    `layout` is that of the other samples: any other raises `UnsupportedSample`, as do None, objects and sparse tensors.
     """
     leaves: list[tuple[str, Any]] = []
     structure = _take_apart(sample, "", leaves)
@@ -71,12 +67,12 @@ def encode(sample: Any, known: Layout | None = None) -> Encoded:
         fields.append((name, kind, dtype))
         values.append(value)
         shapes.append(shape)
-    if known is not None:
-        expected = [(f.name, f.kind, f.dtype) for f in known.fields]
-        if fields != expected or json.dumps(structure) != known.structure:
-            unequal = _unequal(structure, json.loads(known.structure), "")
+    if layout is not None:
+        expected = [(f.name, f.kind, f.dtype) for f in layout.fields]
+        if fields != expected or json.dumps(structure) != layout.structure:
+            unequal = _unequal(structure, json.loads(layout.structure), "")
             raise UnsupportedSample(unequal or _difference(fields, expected))
-        return Encoded(known, values, shapes)
+        return Encoded(layout, values, shapes)
     names = [name for name, _, _ in fields]
     if not names:
         raise UnsupportedSample("the sample is empty")
@@ -169,33 +165,33 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
     raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can keep")
 
 
-def _unequal(found: Any, expected: Any, name: str) -> str | None:
-    """In words, the first list that has another length than in the other samples."""
-    if isinstance(found, int) or isinstance(expected, int) or found[0] != expected[0]:
+def _unequal(structure: Any, expected: Any, name: str) -> str | None:
+    """A sentence on the first list whose length differs from that in the other samples; None where there is none."""
+    if isinstance(structure, int) or isinstance(expected, int) or structure[0] != expected[0]:
         return None
-    kind, *parts = found
+    kind, *parts = structure
     keys: Sequence[Any] = range(len(parts))
     if kind == "dict":
         keys, *parts = parts
         expected = expected[1:]
         if keys != expected[0]:
             return None
-    elif len(found) != len(expected):
+    elif len(structure) != len(expected):
         return (
             f"{spoken(name) or 'it'} is a {kind} of {len(parts)}, in the other samples of {len(expected) - 1};"
             " make it an array or a tensor, whose shape may differ"
         )
     for key, part, other in zip(keys, parts, expected[1:], strict=True):
-        if (said := _unequal(part, other, f"{name}.{key}" if name else str(key))) is not None:
-            return said
+        if (difference := _unequal(part, other, f"{name}.{key}" if name else str(key))) is not None:
+            return difference
     return None
 
 
-def _difference(found: list[Any], expected: list[Any]) -> str:
-    for (name, kind, dtype), (_, kind_, dtype_) in zip(found, expected, strict=False):
+def _difference(fields: list[Any], expected: list[Any]) -> str:
+    for (name, kind, dtype), (_, kind_, dtype_) in zip(fields, expected, strict=False):
         if (kind, dtype) != (kind_, dtype_):
             return f"{spoken(name)} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
-    return f"it has {len(found)} parts in another arrangement than the other samples, which have {len(expected)}"
+    return f"it has {len(fields)} parts in another arrangement than the other samples, which have {len(expected)}"
 
 
 def spread(count: int, total: int) -> Iterator[int]:

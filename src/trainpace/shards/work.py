@@ -1,4 +1,4 @@
-"""The work of one part: its missing shards handed out to workers while the disk has room and not too many samples are bad."""
+"""Hand the missing shards of one part out to workers, while the disk has room and not too many samples are bad."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPARE = 1.02
 """Room for headers and for samples that are larger than those looked at."""
 _SPARE_BYTES = 2**20
 _AHEAD = 2
-"""Shards that a worker has in hand: it computes one while it writes the other."""
+"""Shards that a worker has at a time: it computes one while it writes the other."""
 
 
 class Settings(Record):
@@ -41,18 +41,13 @@ class Settings(Record):
 
 
 class Progress(NamedTuple):
-    """Of this part: samples done and wanted, of them bad; `new`: computed by this run, in `seconds`."""
+    """How far a part is, in samples. `bad`: those of `done` that were set aside; `new`: computed by this run, in `seconds`."""
 
     done: int
     wanted: int
     bad: int
     new: int
     seconds: float
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds left at the rate so far; None before there is one."""
-        return (self.wanted - self.done) * self.seconds / self.new if self.new and self.seconds else None
 
 
 class Work:
@@ -84,15 +79,15 @@ class Work:
         for _ in range(_AHEAD):
             for worker in self._under_way:
                 self._hand_out(worker)
-        answers = self._pool.answers(self._in_words)
+        answers = self._pool.answers(self._doing)
         while any(self._under_way.values()):
             try:
                 worker, answer = next(answers)
             except DiskFull as error:
-                kept = (
+                hint = (
                     f"{self._finished} of {self._shards} shards are kept; make room, then run the same command again."
                 )
-                raise DiskFull(f"{self._folder} has run full.", kept) from error
+                raise DiskFull(f"{self._folder} has run full.", hint) from error
             if "progress" in answer:
                 self._partial[answer["number"]] = (answer["progress"], answer["bad"])
             elif "shard" in answer:
@@ -107,7 +102,7 @@ class Work:
         return computed
 
     def _make_room(self) -> None:
-        """Clear away what a killed run has left half written, and see that the rest will fit."""
+        """Remove the half-written files of a killed run. Raises DiskFull where the rest will not fit."""
         for number in self._todo:
             for rest in self._folder.glob(f".{shard_file(self._folder, number).name}.*"):
                 rest.unlink(missing_ok=True)
@@ -148,7 +143,7 @@ class Work:
                 "Mend the dataset, or allow more.",
             )
 
-    def _in_words(self, worker: int) -> str:
+    def _doing(self, worker: int) -> str:
         covered = [self._plan.range_of(number) for number in self._under_way[worker]]
         return f"computing samples {covered[0].start} to {covered[-1].stop - 1}" if covered else "waiting"
 

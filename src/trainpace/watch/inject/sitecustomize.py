@@ -45,7 +45,7 @@ def _start() -> None:
 
         begin()
     except Exception as error:  # the script must run in any case
-        print(f"trainpace: warning: this process is not recorded ({error}).", file=sys.stderr)
+        sys.stderr.write(f"trainpace: warning: this process is not recorded ({error}).\n")
 
 
 try:

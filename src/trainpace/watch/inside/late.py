@@ -18,7 +18,7 @@ _waiting: dict[str, Callback] = {}
 def warn(message: str) -> None:
     """Print one line on stderr: a failure of ours must not become one of the script's."""
     with contextlib.suppress(Exception):  # a closed stderr
-        print(f"trainpace: warning: {message}", file=sys.stderr)
+        sys.stderr.write(f"trainpace: warning: {message}\n")
 
 
 def when_imported(name: str, callback: Callback) -> None:
