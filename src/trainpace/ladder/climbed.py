@@ -1,4 +1,4 @@
-"""What a climb has found so far: the record that is kept after every rung, and taken up again."""
+"""The results of a climb so far: the record that is stored after every rung, and from which a climb is resumed."""
 
 from __future__ import annotations
 
@@ -36,18 +36,16 @@ class Measured(Record):
 
     @property
     def median_ms(self) -> float:
-        """The middle of the trials' medians."""
         return statistics.median(self.medians_ms)
 
     @property
     def interval_ms(self) -> Interval:
-        """Where one more trial should fall; of a single trial, the interval of its median over its own steps."""
+        """The interval for one more trial; after a single trial, that of its median over its own steps."""
         noise = noise_of({0: self.medians_ms})
         return self.first_interval_ms if noise is None else repeat_interval(self.medians_ms, noise)
 
 
 def measured_of(result: TrialResult) -> Measured:
-    """One trial's."""
     return Measured(
         medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
         data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=_compute_ms(result),
@@ -57,12 +55,12 @@ def measured_of(result: TrialResult) -> Measured:
 
 
 def _compute_ms(result: TrialResult) -> float:
-    """Step by step: a difference of two medians would be lost in the spread of long waits."""
+    """The median of step less wait, taken step by step: a difference of medians would be lost in the spread of long waits."""
     return statistics.median(step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True))
 
 
 class Attempt(Record):
-    """One alternative: what was foreseen, and what was measured or why not."""
+    """One alternative of a rung: its forecast, and its measurement or why there is none."""
 
     setup: Setup
     foreseen: StepForecast
@@ -97,7 +95,6 @@ class RungResult(Record):
 
     @property
     def best(self) -> Attempt | None:
-        """The alternative that was judged."""
         return None if self.chosen is None else self.tried[self.chosen]
 
 
@@ -113,7 +110,6 @@ class Climbed(Record):
 
     @property
     def start(self) -> Measured:
-        """The baseline as measured."""
         best = self.baseline.best
         assert best is not None
         assert best.measured is not None
@@ -121,7 +117,7 @@ class Climbed(Record):
 
     @property
     def kept(self) -> tuple[Setup, Measured]:
-        """The setup after the last rung that helped."""
+        """The setup after the last rung that helped, and its measurement."""
         last = next((r for r in reversed(self.rungs) if r.kept), self.baseline)
         assert last.best is not None
         assert last.best.measured is not None

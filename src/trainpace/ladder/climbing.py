@@ -231,7 +231,7 @@ class _Climb:
 
 
 def judged(new: Attempt, gain: Gain, check: LossCheck) -> tuple[bool, str]:
-    """(kept?, the reason)."""
+    """(whether the rung is kept, the reason)."""
     if check.verdict == "diverges":
         return False, check.reason
     if gain.faster:
@@ -244,7 +244,7 @@ def judged(new: Attempt, gain: Gain, check: LossCheck) -> tuple[bool, str]:
 
 
 def _alternatives(rung: Rung, kept: Setup, ladder: Ladder, shards: str) -> list[Setup | str]:
-    """The setups of a rung, or why one cannot be."""
+    """The setups of a rung; in the place of one that is impossible, the reason."""
     setups: list[Setup | str] = []
     for values in rung.alternatives():
         try:
@@ -258,12 +258,12 @@ def _alternatives(rung: Rung, kept: Setup, ladder: Ladder, shards: str) -> list[
 
 
 def _per_sample(times_ms: Sequence[float], setup: Setup) -> list[float]:
-    """So that steps of different global batches compare."""
+    """Times divided by the global batch, so that steps of different global batches compare."""
     return [t / setup.execution.global_batch for t in times_ms]
 
 
 def file_name(title: str, number: int) -> str:
-    """A folder for the trial of a rung's alternative."""
+    """The name of a folder for the trial of a rung's alternative."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in title.lower())
     return f"{'-'.join(filter(None, letters.split('-')))[:40]}-{number}"
 

@@ -26,7 +26,7 @@ PASSES = 5
 
 
 def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int) -> list[LoaderCost]:
-    """One a batch size. `workers`: also what sending a batch from one costs, where any setup has some."""
+    """The loader's cost for each batch size. `workers`: time sending a batch from a worker as well."""
     target = load_target(task, batch_sizes[0])
     if shards is not None:
         return _of_shards(target, shards, batch_sizes, workers)
@@ -50,7 +50,7 @@ def _whole(
 
 
 def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
-    """Shards are read a batch at a time, collated as they are copied, with what stays online."""
+    """The cost of reading shards: a batch at a time, collated as it is copied, with the part of the dataset that stays online."""
     from trainpace.shards import ShardDataset
 
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))

@@ -1,4 +1,5 @@
-"""What forecasts of a ladder rest on, found when needed: the traced model, this machine for so many ranks, a sample's cost."""
+"""Forecasts of a ladder's setups. They rest on the traced model, this machine's profile for so many ranks, and a sample's cost,
+each measured when it is first needed."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class LadderForecasts:
         self._links: dict[int, AllReduce] = {}
 
     def forecast(self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
-        """One a setup. What cannot be had is said in its reason; Ctrl-C goes through."""
+        """One forecast for each setup; where there is none, it has a reason."""
         try:
             self._measure_costs(setups)
         except TrainpaceError as error:
@@ -129,7 +130,7 @@ class LadderForecasts:
         return self._workloads[key]
 
     def _profile(self, ranks: int, threads: int) -> MachineProfile:
-        """Of the machine as one of so many ranks has it: all of them calibrate at the same time."""
+        """The profile of the machine as one of so many ranks has it: all of them calibrate at the same time."""
         key = (ranks, threads)
         if key in self._profiles:
             return self._profiles[key]
@@ -172,12 +173,12 @@ class LadderForecasts:
 
 
 def has_data(spec: str) -> bool:
-    """Only a task of the user's own has a dataset; of other models samples are made beforehand."""
+    """Whether a model has a dataset: a task of the user's own has; for other models samples are made beforehand."""
     return spec.rpartition(":")[0].endswith(".py")
 
 
 def links_of(a: AllReduce) -> HostLinks:
-    """What all-reduces among processes of one machine say of every collective between them: its bytes and latency."""
+    """The links between processes of one machine, as timed all-reduces tell them: bandwidth and latency of every collective."""
     per_mib_us = 0.0 if a.bandwidth_gb_per_s is None else 2**20 / (1e3 * a.bandwidth_gb_per_s)
     works = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send"), per_mib_us)
     return HostLinks(

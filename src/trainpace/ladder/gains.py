@@ -27,20 +27,20 @@ class Gain(Record):
 
     @property
     def faster(self) -> bool:
-        """Beyond the noise."""
+        """Whether it is faster beyond the noise."""
         return self.low > 1
 
     @property
     def clear(self) -> bool:
-        """So far from 1 that a repeat would not change the answer."""
+        """Whether it is so far from 1 that a repeat would not change the answer."""
         return self.ratio >= CLEAR or self.ratio <= 1 / CLEAR
 
 
 def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
-    """From the medians of trials in processes of their own, at least one of each.
+    """The gain from the medians of trials, each in a process of its own, at least one of either setup.
 
-    Of one trial each the noise is taken to be `BETWEEN_PROCESSES`; of more it is pooled from their repeats, in logarithms, and
-    the difference of the means is judged by Student's t (Welch's would need more trials than a ladder has).
+    With one trial of each the noise is taken to be `BETWEEN_PROCESSES`; with more it is pooled from their repeats, in logarithms,
+    and the difference of the means is judged by Student's t (Welch's would need more trials than a ladder has).
     """
     noise = noise_of({0: old_ms, 1: new_ms})
     logs = [statistics.fmean(math.log(v) for v in values) for values in (old_ms, new_ms)]

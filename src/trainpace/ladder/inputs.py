@@ -115,7 +115,7 @@ def _job(table: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _script_of(read: dict[str, Any], path: Path) -> Script | None:
-    """Of the keys `command` and `config`, which are taken out."""
+    """The script that the keys `command` and `config` name; they are taken out."""
     command, configs = read.pop("command", None), read.pop("config", [])
     configs = [configs] if isinstance(configs, str) else configs
     if command is None:

@@ -1,4 +1,4 @@
-"""What is climbed: how a training is set up, the changes to try in turn, and what a change makes of a setup."""
+"""A ladder: the setup of a training, the changes to try in turn, and what a change makes of a setup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Setup(Record):
     threads: int | None = None
 
     def trial(self, **rest: Any) -> Trial:
-        """The trial of it; `rest` are Trial's fields that say how long and on what."""
+        """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
         from trainpace.launch import engine_for
 
         return Trial(
@@ -79,13 +79,13 @@ class Rung(Record):
             )
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
-        """One value a key, in every combination."""
+        """The rung's changes in every combination, one value for each key."""
         choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
         return tuple(dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices))
 
 
 class Ladder(Record):
-    """From where to start, what to try in turn, and the whole job that is meant.
+    """The setup to start from, the rungs to try in turn, and the whole job that they are for.
 
     `job` None: no hours and dollars of a whole job; `conditions`: what it does besides steps. `price_usd_per_hour` is for one
     node. `loss_tolerance` is a share of the baseline's first loss (see `losses`). Each trial trains for about `seconds` after
@@ -113,7 +113,6 @@ class Ladder(Record):
 
     @property
     def name(self) -> str:
-        """What is trained."""
         return self.start.task if self.script is None else self.script.command
 
     def __post_init__(self) -> None:
@@ -170,7 +169,7 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
 
 
 def _small(fields: dict[str, Value]) -> dict[str, Value]:
-    """Whatever is not given may not clash before it is worked out."""
+    """Drop the present shard size where the ranks change and no other is given: it may clash with them."""
     return {} if "shard_size" in fields or not fields.keys() & {"nnodes", "nproc_per_node"} else {"shard_size": None}
 
 

@@ -1,4 +1,4 @@
-"""An unchanged script as what is climbed: its own command on changed copies of its settings files.
+"""A ladder over an unchanged script: its own command on changed copies of its settings files.
 
 A rung changes what those files and the command's flags state, or can state, and nothing else: a setting that no file takes
 would not be tried by a trial that says so. The user's files are read and never written.
@@ -76,7 +76,7 @@ def present(script: Script) -> Present:
 
 
 class Prepared(NamedTuple):
-    """What a trial of a setup starts, and how its files differ from the user's."""
+    """The command of a setup's trial, and how its files differ from the user's."""
 
     trial: ScriptTrial
     files: tuple[Written, ...]
@@ -132,7 +132,7 @@ def try_script(
 
 
 def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path:
-    """Leave the files that a climb has come to beside the user's own, to be looked at and taken over: FOLDER/kept."""
+    """Write the settings files of the setup that a climb ended with to FOLDER/kept, for the user to take over."""
     kept = folder / KEPT
     make_folder(kept)
     names = _names(script)
@@ -155,7 +155,6 @@ def fingerprint_of_script(script: Script) -> str:
 
 
 def started_by(trial: ScriptTrial) -> str:
-    """The command as a shell takes it."""
     words = [f"{key}={value}" for key, value in trial.environment.items()]
     return shlex.join([*(["env", *words] if words else []), *trial.command])
 

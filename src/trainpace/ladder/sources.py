@@ -1,4 +1,4 @@
-"""Which code a measurement is of: measurements of other code do not count."""
+"""The fingerprint of the code that was measured: measurements of other code do not count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sources_of(file: Path, base: Path) -> dict[str, str]:
 
 
 def file_of_module(name: str, folders: tuple[Path, ...]) -> Path | None:
-    """What ``python -m NAME`` runs, where one of the folders has it."""
+    """The file that ``python -m NAME`` runs, where one of the folders has it."""
     for folder in folders:
         inside = folder.joinpath(*name.split("."))
         for file in (inside.with_name(inside.name + ".py"), inside / "__main__.py"):

@@ -1,4 +1,4 @@
-"""A rung's step time before it is measured, from what is known by then. Pure.
+"""The forecast of a rung's step time from what was measured before it. Pure.
 
 compute: the forecast of the model on this machine, as a ratio between two executions times the compute of a setup that was
 measured (as `forecast.transfer` does between devices); of the baseline the forecast itself. data: what a sample costs, measured
@@ -38,8 +38,8 @@ less than this share of the step."""
 
 
 class StepForecast(Record):
-    """A forecast step, or the reason why there is none. `compute_ms` and `data_ms` are each alone. `state_bytes` is what a
-    checkpoint holds; 0 where the model is not known."""
+    """The forecast of a step, or the reason why there is none. `compute_ms` and `data_ms` are the times of each without the
+    other. `state_bytes` is what a checkpoint holds; 0 where the model is not known."""
 
     step_ms: float | None = None
     interval_ms: Interval | None = None
@@ -63,7 +63,7 @@ class MeasuredCompute(NamedTuple):
 
 
 class RankShare(NamedTuple):
-    """Cores and threads of one rank."""
+    """The cores and threads of one rank."""
 
     cores: float
     threads: float
@@ -77,7 +77,7 @@ def compute_of(setup: Setup, median_ms: float, compute_ms: float, data_ms: float
 
 
 def nearest(known: Sequence[MeasuredCompute], setup: Setup) -> MeasuredCompute | None:
-    """What tells most of a setup's compute: the fewest differing settings, then the nearest micro-batch, then the latest."""
+    """The measured setup nearest to another: the fewest differing settings, then the nearest micro-batch, then the latest."""
     if not known:
         return None
     return min(reversed(known), key=lambda k: (len(_differences(k.setup, setup)), _log_batches(k.setup, setup)))
@@ -138,7 +138,7 @@ def forecast_step(
 
 
 def _of_step(cost: LoaderCost | None, e: Execution) -> LoaderCost | None:
-    """What a rank loads for a whole step."""
+    """The loader's cost of all micro-batches of a step."""
     if cost is None:
         return None
     share, n = e.micro_batch / cost.batch_size, e.accumulation
@@ -149,7 +149,7 @@ def _of_step(cost: LoaderCost | None, e: Execution) -> LoaderCost | None:
 
 
 def _differences(a: Setup, b: Setup) -> tuple[str, ...]:
-    """What of the compute differs besides the size of a micro-batch."""
+    """The settings that change the compute and differ, besides the micro-batch size."""
     fields = (name for name in Execution.__struct_fields__ if name not in ("micro_batch", "accumulation"))
     found = [name for name in fields if getattr(a.execution, name) != getattr(b.execution, name)]
     return tuple(found + ["threads"] * (a.threads != b.threads) + ["engine"] * (a.engine != b.engine))

@@ -1,4 +1,4 @@
-"""What is started and how it ended: the one contract of every launcher."""
+"""The contract of every launcher: the job that is started, and how it ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class Job(Record):
 
     @property
     def world_size(self) -> int:
-        """Processes in all."""
         return self.nnodes * self.nproc_per_node
 
 
@@ -72,16 +71,14 @@ class Launcher(Protocol):
 
     @property
     def name(self) -> str:
-        """As users name it: process, torchrun, slurm."""
+        """The name that users give it: process, torchrun or slurm."""
         ...
 
     def check(self) -> None:
         """Raise TrainpaceError with what to install, before anything starts, where this launcher is missing."""
         ...
 
-    def text(self, job: Job) -> str:
-        """The command line or batch script."""
-        ...
+    def text(self, job: Job) -> str: ...
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         """Start, follow the log line by line, and wait. Ctrl-C ends all its processes, then raises KeyboardInterrupt."""

@@ -34,40 +34,36 @@ class OnThisMachine(Record):
     threads_given: bool = msgspec.field(default_factory=lambda: "OMP_NUM_THREADS" in os.environ)
 
     def command(self, job: Job) -> tuple[str, ...]:
-        """What is started. Raises TrainpaceError for a job that this launcher cannot start."""
+        """The command that is started. Raises TrainpaceError for a job that this launcher cannot start."""
         raise NotImplementedError
 
     def environment(self, job: Job) -> dict[str, str]:
-        """What is added to ours."""
+        """The variables that are added to this process's environment."""
         return rank_environment(job, self.cores, self.threads_given)
 
     def text(self, job: Job) -> str:
-        """The command line."""
         words = (f"{key}={value}" for key, value in self.environment(job).items())
         return shlex.join(["env", *words, *self.command(job)])
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
-        """As the contract says."""
         return run_here(job, self.command(job), self.environment(job), on_line)
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """One after the other: what shares a machine slows each other down."""
+        """Run the jobs one after the other, since jobs that share a machine slow each other down."""
         return tuple(self.run(job, on_line) for job in jobs)
 
 
 class ThisMachine(OnThisMachine):
-    """One plain process."""
+    """The launcher of one plain process."""
 
     @property
     def name(self) -> str:
-        """As users name it."""
         return "process"
 
     def check(self) -> None:
-        """Nothing can be missing."""
+        return
 
     def command(self, job: Job) -> tuple[str, ...]:
-        """Python and its program."""
         if job.world_size > 1:
             raise TrainpaceError(
                 f"one plain process cannot be a job of {job.world_size} ranks.", "Launch it with torchrun or Slurm."
@@ -75,13 +71,14 @@ class ThisMachine(OnThisMachine):
         return (self.python, *job.program)
 
     def environment(self, job: Job) -> dict[str, str]:
-        """As torchrun would set it. With one rank, port 0 is any that is free."""
+        """The variables that torchrun would set. With one rank, port 0 means any that is free."""
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         return {**alone, **super().environment(job)}
 
 
 def rank_environment(job: Job, cores: int, threads_given: bool) -> dict[str, str]:
-    """What every rank gets: lines of its log as they are written, and an even share of the cores unless told otherwise.
+    """The variables of every rank: its log is written line by line, and it takes an even share of the cores unless the user
+    chose.
 
     Without it each of n ranks on a machine would start a thread for every core; torchrun alone would give them one thread.
     """
@@ -92,17 +89,17 @@ def rank_environment(job: Job, cores: int, threads_given: bool) -> dict[str, str
 
 
 def file_name(name: str) -> str:
-    """A job's name without what a file name or a script would not take."""
+    """A job's name with only the characters that a file name or a script takes."""
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-") or "job"
 
 
 def log_of(job: Job) -> Path:
-    """Where a job's output goes."""
+    """The file that takes a job's output."""
     return Path(job.folder, file_name(job.name) + ".log")
 
 
 def prepare(job: Job) -> Path:
-    """The folder for a job; the log, which begins empty. A result of an earlier run must not pass for this one's."""
+    """Make the job's folder and its empty log, and remove the result of an earlier run, which must not pass for this one's."""
     try:
         Path(job.folder).mkdir(parents=True, exist_ok=True)
         Path(job.result).unlink(missing_ok=True)
@@ -143,7 +140,7 @@ def run_here(
 
 
 def ended_here(job: Job, log: Path, seconds: float, code: int | None) -> Ended:
-    """How a job on this machine ended, by its result file, then by the clock (no exit code), then by its log and exit code."""
+    """Tell how a job ended: by its result file, then by the clock (no exit code), then by its log and exit code."""
     state: State = "done" if Path(job.result).exists() else "timed out" if code is None else "failed"
     reason = ""
     if state == "timed out":

@@ -1,4 +1,5 @@
-"""What the ranks of a trial tell each other, by whatever process group its engine made; alone, they agree with themselves."""
+"""Exchanges between the ranks of a trial, over the process group that its engine made. With one rank there is nothing to
+exchange."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from trainpace.execution import Execution
 
 
 class Place(NamedTuple):
-    """Which process this is: of all, and on its node."""
+    """The rank of this process among all, and on its node."""
 
     rank: int
     local_rank: int
@@ -23,9 +24,9 @@ class Place(NamedTuple):
 
 
 def find_place(execution: Execution) -> Place:
-    """From the environment, as torchrun sets it; a process that was started alone is made rank 0 of 1.
+    """The place that torchrun's environment variables give; a process that was started alone is made rank 0 of 1.
 
-    Raises Contradiction where as many processes were not started as the execution has.
+    Raises Contradiction where the number of processes is not the execution's.
     """
     if "RANK" not in os.environ:
         with socket.socket() as free:
@@ -44,7 +45,7 @@ def find_place(execution: Execution) -> Place:
 
 
 def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Element by element."""
+    """The mean over the ranks, element by element."""
     if not _many():
         return values
     values = values.clone()
@@ -53,7 +54,7 @@ def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def largest(value: float, device: torch.device) -> float:
-    """Of all ranks' values."""
+    """The largest of all ranks' values."""
     if not _many():
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=device)
@@ -71,7 +72,7 @@ def of_the_first(value: float, device: torch.device) -> float:
 
 
 def wait_for_all() -> None:
-    """Until every rank has come here."""
+    """Wait until every rank has come here."""
     if _many():
         with contextlib.suppress(RuntimeError):  # one that has gone already was here
             dist.barrier()

@@ -39,12 +39,12 @@ def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarr
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
-    """Whole ones; at least one."""
+    """The number of whole steps in an epoch, at least one."""
     return max(1, samples // global_batch)
 
 
 def of_rank(step: np.ndarray, execution: Execution, rank: int) -> np.ndarray:
-    """The rank's micro-batches of one step's positions: accumulation x micro-batch."""
+    """One rank's share of a step's positions, (accumulation, micro-batch)."""
     return step.reshape(execution.data_parallel_size, execution.accumulation, execution.micro_batch)[rank]
 
 
@@ -67,7 +67,7 @@ class RankBatches(Sampler[list[int]]):
 
 
 def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]) -> tuple[NextBatch, tuple[str, ...]]:
-    """What gives the rank's micro-batches in turn, and notes. `place` puts made batches on the device beforehand."""
+    """(a function that gives the rank's micro-batches in turn, notes). `place` puts made batches on the device beforehand."""
     if task.dataset is None:
         if trial.loader.shards is not None:
             raise TrainpaceError(f"{task.name} has no dataset that shards could take the place of.")
@@ -117,8 +117,8 @@ def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any
 
 
 def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
-    """The shards in place of the task's dataset, with the part of it that stays online: its attribute `online`, a function of
-    one sample. Samples must come out as the dataset's own do."""
+    """(the shards in place of the task's dataset, notes). The dataset's attribute `online`, a function of one sample, is the part
+    that was left out of the shards. Raises Contradiction where the samples differ in form from the dataset's own."""
     online = getattr(task.dataset, "online", None)
     online = online if callable(online) else None
     shards = ShardDataset(folder, transform=online)

@@ -111,7 +111,7 @@ def run_script(
 def _run(
     trial: ScriptTrial, folder: Path, recorded: Path, timeout_s: float, on_line: OnLine | None, around: dict[str, str]
 ) -> tuple[float, Ended]:
-    """(when it was started, how it ended)."""
+    """(the time at which it was started, how it ended)."""
     if (
         shutil.which(trial.command[0], path=around.get("PATH")) is None
         and not Path(trial.cwd, trial.command[0]).is_file()
@@ -179,7 +179,7 @@ def _result(
 
 
 def _notes(process: Process, name: str) -> Iterator[Any]:
-    """What a trail's notes say of it, the last one first."""
+    """The values of a name in a trail's notes, the last one first."""
     return reversed([r[name] for r in records_of(process.path) if isinstance(r, dict) and name in r])
 
 
@@ -188,7 +188,7 @@ def _most(processes: Sequence[Process], name: str) -> float | None:
 
 
 def _losses(processes: Sequence[Process]) -> tuple[float, ...]:
-    """Of every step, the mean over the ranks; none where a rank's were not seen."""
+    """The mean over the ranks of each step's loss; empty where a rank's were not seen."""
     curves: dict[int, list[float]] = {}
     for process in processes:
         told: list[float] = next(_notes(process, "losses"), [])

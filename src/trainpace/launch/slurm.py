@@ -54,11 +54,9 @@ class Slurm(Record):
 
     @property
     def name(self) -> str:
-        """As users name it."""
         return "slurm"
 
     def check(self) -> None:
-        """Slurm's commands are here."""
         absent = [name for name in COMMANDS if shutil.which(name) is None]
         if absent:
             raise TrainpaceError(
@@ -71,12 +69,11 @@ class Slurm(Record):
         return self.options.python or sys.executable
 
     def text(self, job: Job) -> str:
-        """The batch script."""
         return batch_script(job, self.options, self._python)
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
-        """As the contract says. Time in the queue does not count; `timeout_s` and `Ended.seconds` are an attempt's, by Slurm's
-        clock of whole seconds."""
+        """Time in the queue does not count; `timeout_s` and `Ended.seconds` are those of one attempt, by Slurm's clock of whole
+        seconds."""
         return self.run_all((job,), on_line)[0]
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
@@ -114,7 +111,7 @@ class Slurm(Record):
 
 
 class _Followed:
-    """A job from its submission until `ended` is there."""
+    """A job that was submitted, followed until it has ended."""
 
     def __init__(self, job: Job, number: str, on_line: OnLine) -> None:
         self.job, self.number = job, number
@@ -125,7 +122,7 @@ class _Followed:
         self._changed_at = self._result_at = self._cancelled_at = float("inf")
 
     def look(self, seen: Seen, now: float) -> None:
-        """Take note of what squeue says at `now` (seconds of a monotonic clock), and act on it."""
+        """Take in what squeue says at `now` (seconds of a monotonic clock), and act on it."""
         if seen.state != self._state:
             self._state, self._changed_at = seen.state, now
         if seen is not GONE:
@@ -198,7 +195,7 @@ def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
 
 
 def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
-    """sbatch, in a thread, for Ctrl-C to reach only us: a job that was taken all the same would be nobody's."""
+    """Run sbatch in a thread, so that Ctrl-C cannot interrupt it after the job was taken and before its number is known."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(_ask, "sbatch", "--parsable", str(script))
         try:
@@ -210,7 +207,7 @@ def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _queue(followed: Sequence[_Followed]) -> dict[str, Seen] | None:
-    """What Slurm knows of these jobs; None where it does not answer."""
+    """The state of these jobs in Slurm's queue; None where it does not answer."""
     numbers = sorted({f.number.partition("_")[0] for f in followed})
     answer = _ask(
         "squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={FIELDS}"
@@ -221,7 +218,7 @@ def _queue(followed: Sequence[_Followed]) -> dict[str, Seen] | None:
 
 
 def _cancel_all(followed: Sequence[_Followed]) -> None:
-    """And wait until they hold no node any more, or Slurm does not answer."""
+    """Cancel the jobs, and wait until they hold no node any more, or Slurm does not answer."""
     open_ = [f for f in followed if f.ended is None]
     if not open_:
         return
@@ -238,9 +235,9 @@ def _cancel_all(followed: Sequence[_Followed]) -> None:
 
 
 def _ask(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. In a session of its own, so that Ctrl-C does not end a cancellation half-way.
+    """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way.
 
-    Without the user's defaults for squeue, which may hide jobs. A command that hangs is as one that failed.
+    The user's defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     try:

@@ -22,9 +22,9 @@ FIRST_PORT, PORTS = 20_000, 10_000
 
 
 class SlurmOptions(Record):
-    """What a cluster wants of its users. `extra`: further options of sbatch, such as ``--constraint=a100`` or ``--exclusive``.
-    `setup`: lines of shell before the ranks start, such as ``module load cuda``. `at_once`: most tasks of an array that run
-    at the same time. `python`: on the nodes; None for the one that runs this."""
+    """The options that a cluster wants of its users. `extra`: further options of sbatch, such as ``--constraint=a100`` or
+    ``--exclusive``. `setup`: lines of shell before the ranks start, such as ``module load cuda``. `at_once`: most tasks of an
+    array that run at the same time. `python`: on the nodes; None for the one that runs this."""
 
     partition: str | None = None
     account: str | None = None
@@ -46,18 +46,17 @@ Shape = tuple[int, int, int | None, int]
 
 
 def shape_of(job: Job) -> Shape:
-    """What jobs of one array must share: nodes, processes a node, cores a process, GPUs a node."""
+    """The properties that jobs of one array share: nodes, processes a node, cores a process, GPUs a node."""
     return job.nnodes, job.nproc_per_node, job.cpus_per_process, job.gpus_per_node
 
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
-    """For one job."""
     head = _head((job,), options, [f"--output={_pattern(str(log_of(job)))}"])
     return "\n".join([*head, *_exports(job.environment), *_ADDRESS, f"words=({_words(job, python)})", _start(job)])
 
 
 def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
-    """For jobs of one shape, an array's task each: task i runs ``jobs[i]`` and writes its log."""
+    """One array for jobs of one shape: task i runs ``jobs[i]`` and writes its log."""
     assert len({shape_of(job) for job in jobs}) == 1
     at_once = f"%{options.at_once}" if options.at_once else ""
     output = f"{jobs[0].folder}/slurm-"
@@ -74,7 +73,7 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
 
 
 def time_limit(timeout_s: float) -> str:
-    """For --time: days-hours:minutes:seconds, whole minutes, with a margin."""
+    """The value of --time, days-hours:minutes:seconds: whole minutes, with a margin."""
     minutes = math.ceil(timeout_s * (1 + MARGIN) / 60) + 1
     days, minutes = divmod(minutes, 24 * 60)
     return f"{days}-{minutes // 60:02d}:{minutes % 60:02d}:00"
@@ -107,7 +106,7 @@ _ADDRESS = [
 
 
 def _start(job: Job) -> str:
-    """srun outlives the loss of a node, so that Slurm finds the job still running there, and requeues it."""
+    """The srun command. It outlives the loss of a node, so that Slurm finds the job still running there, and requeues it."""
     cores = f" --cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else ""
     rank = (
         f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.nproc_per_node}"
@@ -124,5 +123,5 @@ def _words(job: Job, python: str) -> str:
 
 
 def _pattern(path: str, after: str = "") -> str:
-    """A file name for --output, where % has a meaning."""
+    """A file name as --output takes it, where % has a meaning."""
     return shlex.quote(path.replace("%", "%%") + after)

@@ -1,4 +1,4 @@
-"""What Slurm says of its jobs, and what that means: text in, records out. Source: squeue's manual, job state and reason codes.
+"""Slurm's texts about its jobs, read into records. Source: squeue's manual, job state and reason codes.
 
 One command answers for all of a launcher's jobs, running or ended: ``squeue --states=all`` shows an ended job for MinJobAge
 (five minutes by default), from the same memory that ``scontrol show job`` reads.
@@ -43,7 +43,7 @@ class Seen(Record):
 
     @property
     def waits(self) -> bool:
-        """In the queue, or back in it."""
+        """Whether it is in the queue, or back in it."""
         return self.state in _WAITING
 
     @property
@@ -53,7 +53,7 @@ class Seen(Record):
 
     @property
     def hopeless(self) -> str:
-        """Why it will wait for ever; "" where it may start."""
+        """The reason why it will never start; "" where it may."""
         if not self.waits:
             return ""
         return _NEVER.get(self.reason, _NEVER["launch_failed_requeued_held"] if self.state == "REQUEUE_HOLD" else "")
@@ -69,7 +69,7 @@ def parse_submitted(text: str) -> str:
 
 
 def parse_queue(text: str) -> dict[str, Seen]:
-    """Jobs by their number (``12``, ``12_3``), from lines of FIELDS."""
+    """The jobs in lines of FIELDS, by their number (``12``, ``12_3``)."""
     found = {}
     for line in text.splitlines():
         words = line.strip().split("|")
@@ -84,14 +84,14 @@ def parse_queue(text: str) -> dict[str, Seen]:
 
 
 def state_of(seen: Seen) -> State:
-    """As the contract has it, for a job that left no result."""
+    """The contract's state of a job that left no result."""
     if seen.state in ("CANCELLED", "REVOKED"):
         return "cancelled"
     return "timed out" if seen.state in ("TIMEOUT", "DEADLINE") else "failed"
 
 
 def sentence_of(seen: Seen, name: str, error: str) -> str:
-    """Why `name` is not done; `error` is the first error of its log, where it has one."""
+    """One sentence of why `name` is not done; `error` is the first error of its log, where it has one."""
     if seen.state in ("FAILED", "COMPLETED", "GONE") and error:
         return error
     if seen.state == "FAILED" and (seen.exit_code or 0) > 128:
@@ -114,7 +114,7 @@ def sentence_of(seen: Seen, name: str, error: str) -> str:
 
 
 def _seconds(used: str) -> float:
-    """Of ``1-02:03:04``, ``2:03:04`` or ``0:05``; 0 for INVALID."""
+    """The seconds of ``1-02:03:04``, ``2:03:04`` or ``0:05``; 0 for INVALID."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
     if not found:
         return 0.0
@@ -123,7 +123,7 @@ def _seconds(used: str) -> float:
 
 
 def _exit_code(text: str) -> int | None:
-    """Of ``3:0`` (code and signal) or of what wait(2) gives; 128 + N for signal N, as shells have it."""
+    """The exit code in ``3:0`` (code and signal) or in wait(2)'s status; 128 + N for signal N, as shells have it."""
     code, colon, number = text.partition(":")
     if not code.isdigit():
         return None

@@ -11,15 +11,13 @@ from trainpace.launch.processes import OnThisMachine
 
 
 class Torchrun(OnThisMachine):
-    """Ranks of this machine."""
+    """The launcher of several ranks on this machine."""
 
     @property
     def name(self) -> str:
-        """As users name it."""
         return "torchrun"
 
     def check(self) -> None:
-        """Torch brings torchrun along."""
         if importlib.util.find_spec("torch") is None:
             raise TrainpaceError("torchrun is not here: torch is not installed.", "Install it: pip install torch")
 

@@ -16,7 +16,8 @@ EngineName = Literal["plain", "ddp", "fsdp2", "deepspeed"]
 
 
 class LoaderSettings(Record):
-    """How a rank's samples come. `shards`: a folder that `precompute` wrote, read in place of the task's own dataset."""
+    """The settings of a rank's data loader. `shards`: a folder that `precompute` wrote, read in place of the task's own
+    dataset."""
 
     workers: int = 0
     prefetch_factor: int | None = None
@@ -66,7 +67,7 @@ class FailedTrial(Record):
 
 
 class TrialResult(Record):
-    """As rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps.
+    """The result as rank 0 saw it. `step_ms`: whole steps, data waits included, after warm-up; `data_wait_ms`: of the same steps.
 
     `losses`: of every step from the first, averaged over the global batch; empty where a script keeps them to itself.
     `start_up_s`: from the worker's start to the end of its first step: imports, engine, loader's workers, compilation.

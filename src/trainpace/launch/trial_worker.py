@@ -41,7 +41,7 @@ AGREE_EVERY_MS = 500.0
 
 
 def failure_file(result: str) -> Path:
-    """Where a rank says why it failed."""
+    """The file in which a rank says why it failed."""
     return Path(f"{result}.failed")
 
 
@@ -143,7 +143,7 @@ class _Steps:
             over = of_the_first(float(time.perf_counter() > end), device)
 
     def gathered(self, norms: Norms) -> Norms:
-        """As many steps again, which are neither timed nor told the losses of, each telling `norms` of its gradients."""
+        """Run as many steps again, neither timed nor counted in the losses, and gather the norms of their gradients."""
         before = list(self.losses)
         self._noise = norms
         for _ in range(max(FEWEST_NOISE_STEPS, len(self.step_ms))):
@@ -153,7 +153,8 @@ class _Steps:
         return norms
 
     def _settled(self, count: int) -> list[float]:
-        """The milliseconds of `count` more steps. Waiting for the device after each would keep the host from running ahead."""
+        """Run `count` more steps, and return their ms. Waiting for the device after each would keep the host from running
+        ahead."""
         for _ in range(count):
             self._step()
             if len(self.losses) == 1:
@@ -205,7 +206,7 @@ def _versions() -> dict[str, str]:
 
 
 def main() -> None:
-    """As the module says. Ends the process: threads of engines and of users' code must not keep it, nor abort it."""
+    """Run the trial and end the process, which threads of engines and of users' code would keep or abort."""
     request, result = sys.argv[1:3]
     code = 0
     try:

@@ -51,7 +51,7 @@ def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
 
 
 def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
-    """What a job that has ended left behind."""
+    """The result of a job that has ended, or its failure."""
     if ended.state == "done":
         return load(job.result, TrialResult)
     if ended.state == "failed" and (said := failure_file(job.result)).is_file():

@@ -93,7 +93,6 @@ def detect(root: Path = Path("/"), storage: Storage | None = None) -> Machine:
 
 
 def detect_cpu(root: Path = Path("/")) -> Cpu:
-    """The processors alone."""
     import psutil
 
     frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
@@ -202,7 +201,7 @@ def _operating_system(root: Path) -> str | None:
 
 
 def _in_container(root: Path) -> bool | None:
-    """None where there is no /proc to ask."""
+    """Whether this process runs in a container; None where there is no /proc to ask."""
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
     groups = _text(root / "proc/1/cgroup")

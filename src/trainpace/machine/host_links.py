@@ -28,7 +28,7 @@ class TimedCollective(Record):
 
 
 def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) -> HostLinks:
-    """Latencies, host costs and burst by the least sum of relative errors, all >= 0.
+    """Fit latencies, host costs and the burst, all >= 0, by the least sum of relative errors.
 
     `gb_per_s` is the bandwidth that the link is known to have; without it the largest payload sent from one host to
     another tells it, the hosts' work included. The ranks must be one a host.
@@ -72,7 +72,7 @@ def _wire(collective: str, payload_bytes: int, ranks: int) -> float:
 
 
 def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The x >= 0 of the least sum of |a x - b|, by least squares whose weights follow the errors."""
+    """The x >= 0 with the least sum of |a x - b|, by least squares whose weights follow the errors."""
     weight = np.ones(len(b))
     for _ in range(ROUNDS):
         x = non_negative(a * weight[:, None], b * weight)

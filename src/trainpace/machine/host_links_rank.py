@@ -32,7 +32,7 @@ TIMEOUT_S = 120.0
 
 
 def time_collectives(collectives: list[str], sizes_bytes: list[int], repeats: int) -> list[TimedCollective]:
-    """Every collective at every payload (fp32), once a round; the group must be there. All ranks return the same."""
+    """Time every collective at every payload (fp32), once a round. The process group must exist; all ranks return the same."""
     ranks = dist.get_world_size()
     cases = [(name, size, _call(name, size)) for name in collectives for size in sizes_bytes]
     rounds = torch.zeros(repeats, len(cases), dtype=torch.float64)

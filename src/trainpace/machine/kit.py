@@ -33,8 +33,8 @@ class Block(NamedTuple):
 
 
 def block(seed: int) -> Block:
-    """The block of a seed: of 100, 57 convolutional, 22 linear, 10 attention, 8 embedding with a vocabulary's loss, 3 of large
-    parameters that little is computed with."""
+    """The block that a seed draws: out of 100, 57 are convolutional, 22 linear, 10 attention, 8 embedding with a vocabulary's
+    loss, 3 of large parameters that little is computed with."""
     draw = random.Random(f"kit:{seed}")
     kinds: tuple[Callable[[random.Random], Block], ...] = (
         _convolutional, _linear, _attention, _language_head, _large_parameters,

@@ -86,7 +86,6 @@ class _Group:
                 self._optimizers.append(torch.optim.AdamW(parameters, lr=1e-3))
 
     def run(self) -> list[TimedRow]:
-        """One step of all blocks, timed."""
         inputs = [made.make_input() for made in self._blocks]
         timer = OperatorTimer("cpu")
         with timer, warnings.catch_warnings():
@@ -114,7 +113,8 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
 
 
 def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
-    """Device rows only, no more of a class than a process of its own can be solved for in a moment."""
+    """The timed operators that ran on the device, at most MOST_OF_A_CLASS of a class, so that a forecast solves them in a
+    moment."""
     kept = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
     classes = _table(kept, {}).classes()
     order = np.random.default_rng(0).permutation(len(kept))

@@ -18,8 +18,6 @@ events are the device's time alone."""
 
 
 class TimedRow(NamedTuple):
-    """One operator, and how long it took."""
-
     row: Row
     seconds: float
 
@@ -47,7 +45,6 @@ class OperatorTimer(TorchDispatchMode):
         return self._time(func, args, kwargs)
 
     def rows(self) -> list[TimedRow]:
-        """The operators in order, with the times that they took."""
         if self._cuda:
             torch.cuda.synchronize()
             return [TimedRow(row, 1e-3 * start.elapsed_time(end)) for row, start, end in self._timed]
@@ -65,7 +62,7 @@ class OperatorTimer(TorchDispatchMode):
         return out
 
     def _convolution_backward(self, func: Any, args: Any) -> Any:
-        """The gradients of input and weight one after the other: a trace has a row for each."""
+        """Compute the gradients of input and weight one after the other, since a trace has a row for each."""
         *others, mask = args
         of_input = self._time(func, (*others, [mask[0], False, False]), {})[0] if mask[0] else None
         if not (mask[1] or mask[2]):

@@ -1,4 +1,4 @@
-"""The noun that a machine's micro-benchmarks make."""
+"""What a machine's micro-benchmarks give: a profile that forecasts use."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from trainpace.machine.detection import cpu_name
 
 
 def environment(device: str) -> dict[str, str]:
-    """Hardware and versions. Imports torch."""
+    """The hardware and the versions of the software. Imports torch."""
     import torch
 
     found = {

@@ -26,7 +26,7 @@ WARMUP_STEPS = 2
 
 
 def step_factors(model: MachineModel, device: Device, seconds: float) -> tuple[float, ...]:
-    """measured / forecast for as many random networks as `seconds` allow, three at least."""
+    """The ratio measured / forecast for as many random networks as `seconds` allow, three at least."""
     return tuple(_factors(model, device, time.perf_counter() + seconds))
 
 

@@ -174,7 +174,7 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
 
 
 def _noise(s: _Sweep) -> list[int]:
-    """Repeats spread over the sweep, the ends first: nothing else supports those."""
+    """Repeats spread over the sweep, the ends first, which have a neighbour on one side only."""
     batches = sorted(s.measured)
     repeated = sum(len(times) > 1 for times in s.measured.values())
     count = min(s.settings.noise_repeats, len(batches))
@@ -299,7 +299,7 @@ def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: St
 
 
 def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    """The middle of the widest gap, while it is wide."""
+    """The middle of the widest gap, as long as that is wide."""
     places = [bisect_left(sizes, batch) for batch in curve.batches]
     width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
     return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []

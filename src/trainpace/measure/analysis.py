@@ -35,7 +35,7 @@ class Failure(Record):
 
 
 class SweepAnalysis(Record):
-    """A sweep, read. `largest_that_fits` is known only where a larger one ran out of memory."""
+    """What a sweep says. `largest_that_fits` is known only where a larger one ran out of memory."""
 
     points: tuple[SweepPoint, ...]
     failures: tuple[Failure, ...]

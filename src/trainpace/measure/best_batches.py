@@ -34,7 +34,7 @@ class BestBatches(Record):
 
 
 def best_batches(curve: StepCurve) -> BestBatches:
-    """What to choose from a curve.
+    """The batch sizes that a curve recommends.
 
     Throughput is that of the fitted step, which averages noise away. A batch counts as the best if it is less than one
     standard deviation of a measured step (`curve.noise`) below the highest fitted throughput, and if its own measurement

@@ -115,15 +115,14 @@ class Search:
         return np.column_stack([self._base, *columns]) if columns else self._base
 
     def cost(self, terms: list[Term]) -> float:
-        """The criterion."""
         return self._misfit(self.squares(terms)) + self._price_of(terms)
 
     def squares(self, terms: list[Term]) -> float:
-        """Sum of squared residuals over their deviations."""
+        """The sum of squared residuals over their deviations."""
         return self._residual(terms)[2]
 
     def best(self) -> tuple[float, list[Term]]:
-        """The best criterion found and its terms, in order of place."""
+        """(the lowest criterion, its terms in order of place)."""
         pieces = self._partition()
         starts: list[list[Term]] = [[], [Term(Kind.SMOOTH, 0), Term(Kind.SMOOTH, 1)]]
         if pieces:
@@ -167,13 +166,13 @@ class Search:
         return float(sum(self.price[kind] for kind, _ in terms))
 
     def _residual(self, terms: list[Term]) -> tuple[Floats, Floats, float]:
-        """An orthonormal basis of the terms, what it leaves of the target, and the sum of squares of that."""
+        """(an orthonormal basis of the terms, the target's residual, the residual's sum of squares)."""
         q = np.linalg.qr(self.columns(terms))[0]
         residual = self.target - q @ (q.T @ self.target)
         return q, residual, float(residual @ residual)
 
     def _gains(self, terms: list[Term], q: Floats, residual: Floats) -> Floats:
-        """By how much the squares fall for one more term of each kind at each place, (kinds, n); -inf: not allowed."""
+        """The fall of the squares with one more term of each kind at each place, (kinds, n); -inf where it is not allowed."""
         n = self.n
         gains = np.full((len(Kind), n), -np.inf)
         shadow = q.T @ self._both
@@ -221,7 +220,7 @@ class Search:
     def _best_pair(
         self, terms: list[Term], gains: Floats, q: Floats, residual: Floats, squares: float
     ) -> tuple[float, list[Term]]:
-        """Two level changes at once: of a short plateau, neither end helps alone."""
+        """The best two level changes at once: neither end of a short plateau helps alone."""
         shadow = q.T @ self._level
         gram = self._level_level - shadow.T @ shadow
         size, dot = gram.diagonal(), residual @ self._level
@@ -238,7 +237,7 @@ class Search:
         return cost, [Term(Kind.LEVEL, i), Term(Kind.LEVEL, j)]
 
     def _partition(self) -> list[int]:
-        """First points of the optimal pieces but the first, each piece a line of its own."""
+        """The first points of the optimal pieces, without the first piece; each piece is a line of its own."""
         n, least, price = self.n, LEAST_POINTS_SLOPE, self.price[Kind.BOTH]
         x, y = self.position, self.target / self.weight
         sums = np.zeros((6, n + 1))
@@ -260,6 +259,6 @@ class Search:
 
 
 def _unit(columns: Floats) -> tuple[Floats, Floats]:
-    """Columns of length one, and how long they were."""
+    """(columns scaled to length one, their lengths before)."""
     size = np.sqrt((columns**2).sum(axis=0))
     return columns / np.where(size > 0, size, 1.0), size

@@ -175,8 +175,8 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
 
 
 def _straightened(search: Search, terms: list[Term]) -> list[Term]:
-    """Smooth curvature kept jumps honest; what is reported are straight pieces, so bends take its place. The jumps are
-    settled now, so bends may be close; also where few points left no room for them before.
+    """Put bends in the place of smooth curvature, which only kept it from passing for jumps. The jumps are settled now, so
+    bends may be close together, also where few points left no room for them before.
     """
     kept = [term for term in terms if term.kind != Kind.SMOOTH]
     if len(kept) == len(terms) and search.n >= SPARSE:
@@ -232,13 +232,14 @@ class _Fit:
         self.fitted = columns @ shown / search.weight
 
     def z(self, column: int, beyond: float = 0.0) -> float:
-        """A coefficient beyond a value, over its deviation, as a normal would have it (Wallace 1959)."""
+        """The distance of a coefficient from a value in deviations of a normal distribution (Wallace 1959)."""
         t = float(self.values[column] - beyond) / math.sqrt(max(float(self.covariance[column, column]), 1e-300))
         size = math.sqrt(self.free * math.log1p(t * t / self.free)) * (8 * self.free + 1) / (8 * self.free + 3)
         return math.copysign(size, t)
 
     def half_width(self, contrast: Floats) -> float:
-        """Half of the 90 % interval of a combination of coefficients, by Student's t (its first Cornish-Fisher term)."""
+        """Half the width of the 90 % interval of a combination of coefficients, by Student's t (its first Cornish-Fisher
+        term)."""
         quantile = _Z + (_Z**3 + _Z) / (4 * self.free)
         return quantile * math.sqrt(max(float(contrast @ self.covariance @ contrast), 0.0))
 
@@ -306,7 +307,7 @@ def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJum
 
 
 def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:
-    """Too few points to tell anything: a piece from each to the next."""
+    """The curve of too few points: a straight piece from each to the next."""
     slopes = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
     segments = tuple(
         Segment(

@@ -1,4 +1,4 @@
-"""Under what conditions a model is measured: everything but the batch size. A sweep and its resumption share them."""
+"""The conditions under which a model is measured: everything but the batch size. A sweep and its resumption share them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_device(device: str, precision: Precision) -> None:
-    """Raise TrainpaceError where this torch or this kind of device cannot."""
+    """Raise TrainpaceError where this torch or this kind of device does not have the precision."""
     if device == "cuda" and not torch.cuda.is_available():
         raise TrainpaceError("this torch sees no CUDA device.", "Use --device cpu, or install a CUDA build of torch.")
     if device == "cpu" and precision in ("tf32", "amp_fp16", "fp16", "fp8"):
@@ -26,18 +26,18 @@ def check_device(device: str, precision: Precision) -> None:
 
 
 def allow_tf32(precision: Precision) -> None:
-    """For matrix products and convolutions, everywhere but in fp32."""
+    """Let matrix products and convolutions use TF32, in every precision but fp32."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def autocast(device: str, precision: Precision) -> contextlib.AbstractContextManager[Any]:
-    """What a forward pass runs under."""
+    """The context that a forward pass runs in."""
     dtype = _AUTOCAST.get(precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype)
 
 
 def place_model(model: Any, device: str, precision: Precision, channels_last: bool) -> Any:
-    """To the device; in place, so that an optimizer made before holds the same parameters."""
+    """Move the model to the device in place, so that an optimizer made before holds the same parameters."""
     memory_format = torch.channels_last if channels_last else torch.preserve_format
     return model.to(device=device, dtype=_WEIGHTS.get(precision), memory_format=memory_format)
 

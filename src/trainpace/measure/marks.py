@@ -11,21 +11,19 @@ import torch
 class Marks(Protocol):
     """Takes moments, and tells the time between two of them once they have happened."""
 
-    def now(self) -> Any:
-        """A mark."""
-        ...
+    def now(self) -> Any: ...
 
     def wait(self) -> None:
-        """Until all marks have happened."""
+        """Wait until all marks have happened."""
         ...
 
     def span_ms(self, first: Any, second: Any) -> float:
-        """Between two marks, after `wait`."""
+        """The time between two marks, after `wait`."""
         ...
 
 
 def marks_of(device: str) -> Marks:
-    """Of ``cpu`` or ``cuda``."""
+    """The marks of the device ``cpu`` or ``cuda``."""
     return _CudaMarks() if device == "cuda" else _CpuMarks()
 
 

@@ -1,4 +1,4 @@
-"""How much memory a probe needed, at its peak."""
+"""The peak memory of a probe."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def relative_noise(x: Floats, y: Floats) -> float:
 
 
 def constant_noise(x: Floats, y: Floats) -> float:
-    """The same in ms, where the noise does not grow with the step."""
+    """The standard deviation of a point in ms, where the noise does not grow with the step."""
     return max(float(np.median(_differences(x, y, 1)[0])) * _TO_DEVIATION, LEAST_NOISE * float(np.median(y)))
 
 
@@ -38,7 +38,7 @@ def levels(y: Floats) -> Floats:
 
 
 def _differences(x: Floats, y: Floats, lag: int) -> tuple[Floats, Floats]:
-    """Sizes of differences beyond the local median slope, and the level at each, (n - lag,)."""
+    """(sizes of differences beyond the local median slope, the level at each), each (n - lag,)."""
     width = x[lag:] - x[:-lag]
     slope = (y[lag:] - y[:-lag]) / width
     window = min(_WINDOW, (len(slope) - 1) // 2 * 2 + 1)

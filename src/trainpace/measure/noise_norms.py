@@ -59,7 +59,7 @@ class NoiseNorms:
 
 
 class DdpNoiseNorms:
-    """The same for DDP without accumulation: each rank's share against the mean of all, by a hook on the gradients' exchange.
+    """The norms under DDP without accumulation: each rank's share against the mean of all, by a hook on the gradients' exchange.
 
     Costs a pass over the gradients and one exchange of a number. Put on before the first step; it takes the place of another
     communication hook. Call `after_last` before the optimizer, on every rank.

@@ -78,7 +78,6 @@ class _Shuffled:
         self._generator = torch.Generator().manual_seed(seed)
 
     def take(self, count: int) -> list[int]:
-        """The next ones."""
         while len(self._left) < count:
             self._left += torch.randperm(self._size, generator=self._generator).tolist()
         taken, self._left = self._left[:count], self._left[count:]

@@ -29,7 +29,7 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
 
 
 def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement | FailedProbe:
-    """As `measure`, but what goes wrong in the user's code or for want of memory is an answer, on the named device."""
+    """Measure; a failure of the user's code or a lack of memory is an answer, on the named device."""
     try:
         return measure(conditions, batch_size)
     except OutOfMemory as error:

@@ -20,7 +20,7 @@ class Noise(Record):
 
 
 def noise_of(medians: Mapping[int, Sequence[float]]) -> Noise | None:
-    """Pooled over the batch sizes that were probed more than once, in logarithms; None where none was."""
+    """The noise pooled over the batch sizes that were probed more than once, in logarithms; None where none was."""
     squares, degrees = 0.0, 0
     for values in medians.values():
         if len(values) > 1:
@@ -31,7 +31,7 @@ def noise_of(medians: Mapping[int, Sequence[float]]) -> Noise | None:
 
 
 def repeat_interval(medians: Sequence[float], noise: Noise) -> Interval:
-    """Where the median of one more process would fall in 90 of 100 cases: Student's t on the pooled noise.
+    """The interval in which the median of one more process falls in 90 of 100 cases, by Student's t on the pooled noise.
 
     A prediction interval (Hahn and Meeker 1991, chapter 4): it holds the spread of the repeat and of what was measured.
     The centre is the median, whose variance is pi/2 of the mean's from three processes on.

@@ -19,8 +19,8 @@ ADAPTIVE_FROM = 13
 
 
 class SweepPlan(Record):
-    """What was asked for. `every` measures all of `batches`, `repeats` times; `until_oom` looks for the largest that fits, up
-    to the last of `batches`, and measures the others only with `also_batches`."""
+    """A sweep that was asked for. `every` measures all of `batches`, `repeats` times; `until_oom` looks for the largest that
+    fits, up to the last of `batches`, and measures the others only with `also_batches`."""
 
     batches: tuple[int, ...]
     repeats: int = 2
@@ -35,12 +35,11 @@ class SweepPlan(Record):
 
     @property
     def adaptive(self) -> bool:
-        """Whether batch sizes are chosen by what was measured."""
         return not self.every and len(self.batches) >= ADAPTIVE_FROM
 
 
 def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
-    """Batch size -> the median step of each of its probes, in milliseconds."""
+    """The median step in ms of each probe, by batch size."""
     medians: dict[int, list[float]] = {}
     for outcome in outcomes:
         if isinstance(outcome, Measurement):

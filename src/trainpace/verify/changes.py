@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 def loss_weight(changes: Sequence[Change], part: int, sizes: Sequence[int], targets: Sequence[int]) -> float:
-    """What a part's loss counts. Unchanged as loops have it: one over the number of parts."""
+    """The weight of a part's loss. Without a change it is what training loops use: one over the number of parts."""
     if "sum" in changes:
         return 1.0
     if "weight_by_targets" in changes and any(targets):
@@ -43,13 +43,13 @@ def targets_of(batch: Any) -> int:
 
 
 def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Those that normalise by the statistics of the batch at hand."""
+    """The batch norms that normalise by the statistics of the batch at hand."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)]
 
 
 @contextlib.contextmanager
 def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Within, running statistics become those of the one batch that runs; afterwards they are what is normalised by."""
+    """A context in which running statistics become those of the one batch that runs; afterwards they normalise every batch."""
     for norm in norms:
         if norm.running_mean is None:
             like = norm.weight if norm.weight is not None else torch.zeros(())
@@ -64,7 +64,7 @@ def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
 
 
 def hooks_of(model: nn.Module, remove: bool) -> int:
-    """How many hooks act on gradients of parameters (they act on each part of a batch), removed if asked."""
+    """The number of hooks on gradients of parameters, which act on each part of a batch; they are removed if asked."""
     count = 0
     for parameter in model.parameters():
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -76,7 +76,7 @@ def hooks_of(model: nn.Module, remove: bool) -> int:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Also of calls in functional style, whose probability is no attribute of a module."""
+    """Turns off dropout in functional calls as well, whose probability is no attribute of a module."""
 
     _DROPPING = (
         F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,

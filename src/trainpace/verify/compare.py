@@ -1,4 +1,4 @@
-"""How far two sets of parameters are apart."""
+"""The distance between two sets of parameters."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np
 
 
 def difference_of_files(a: Path, b: Path) -> Difference:
-    """The same of two ``.npz`` files, a tensor at a time."""
+    """The difference of two ``.npz`` files, read a tensor at a time."""
     with np.load(a) as left, np.load(b) as right:
         return difference(left, right)

@@ -70,7 +70,7 @@ def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]
 
 
 def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, tuple[tuple[Change, ...], tuple[Tried, ...]]]:
-    """For each way: the changes that it takes, and all that was tried.
+    """For each way, the changes that make it equal, and all that were tried.
 
     One at a time first. Where none is enough, several together, at most one of a kind (a weight, a number format), from
     which one after another is left out as long as equality stays.
@@ -128,7 +128,7 @@ def _ordered(changes: Iterable[str]) -> tuple[Change, ...]:
 
 
 class _Trainings:
-    """Those of one question: each is run once, and leaves its weights in a folder."""
+    """The trainings of one question: each is run once, and leaves its weights in a folder."""
 
     def __init__(self, question: Question, launcher: Launcher, folder: Path, tell: Tell) -> None:
         self.question, self.tell = question, tell
@@ -136,7 +136,7 @@ class _Trainings:
         self._failed: dict[str, str] = {}
 
     def run_pairs(self, variants: Iterable[Variant]) -> None:
-        """Each with what it is held against."""
+        """Train the variants, and those that they are compared with."""
         self.run([both for variant in variants for both in (variant.whole, variant)])
 
     def run(self, variants: Sequence[Variant]) -> None:
@@ -151,7 +151,7 @@ class _Trainings:
             ranks = [v for v in ranks if not self._is_there(v) and v.key not in self._failed]
 
     def result(self, way: Way) -> WayResult:
-        """A way without changes."""
+        """The result of a way without changes."""
         variant = Variant(way=way)
         found, moved = self.difference(variant), self._moved(variant)
         losses = self.facts(variant).losses if self._is_there(variant) else ()
@@ -162,7 +162,7 @@ class _Trainings:
         )  # fmt: skip
 
     def facts(self, variant: Variant) -> Facts:
-        """Of a training that is there."""
+        """The facts of a training that has been run."""
         return load(self._folder / f"{variant.key}.json", Facts)
 
     def repeated(self) -> float | None:
@@ -172,14 +172,14 @@ class _Trainings:
         return _number(self.difference(again))
 
     def difference(self, variant: Variant) -> Difference | None:
-        """From what it is held against; None where one of the two failed."""
+        """The difference from the variant that it is compared with; None where one of the two failed."""
         if not (self._is_there(variant) and self._is_there(variant.whole)):
             return None
         found = difference_of_files(self._weights(variant.whole.key), self._weights(variant.key))
         return found if found.relative == found.relative else None
 
     def is_equal(self, variant: Variant) -> bool:
-        """Within the tolerance, and little beside how far the weights moved."""
+        """Whether the difference is within the tolerance, and small beside how far the weights moved."""
         found, moved = self.difference(variant), self._moved(variant)
         if found is None or moved is None:
             return False

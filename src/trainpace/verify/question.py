@@ -1,4 +1,4 @@
-"""What is asked and answered: ways of training on the same samples, and changes that may make them equal."""
+"""The question and the answer: ways of training on the same samples, and changes that may make them equal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Question(Record):
             raise TrainpaceError(f"a tolerance of {self.tolerance} is not above 0 and below 1.")
 
     def shares(self, way: Way) -> int:
-        """Into how many parts a way divides the batch."""
+        """The number of parts into which a way divides the batch."""
         return self.ranks if way in RANKS else self.parts if way == "accumulate" else 1
 
     def sizes(self, way: Way) -> tuple[int, ...]:
@@ -85,17 +85,17 @@ class Variant(Record):
 
     @property
     def key(self) -> str:
-        """A name for files."""
+        """The name of its files."""
         return "-".join((self.way, *self.changes))
 
     @property
     def whole(self) -> Variant:
-        """What it is held against: nothing is divided there, so nothing is weighted."""
+        """The variant that it is compared with: nothing is divided there, so nothing is weighted."""
         return Variant(way="whole", changes=tuple(c for c in self.changes if c not in WEIGHTS))
 
 
 class Facts(Record):
-    """What a training tells beside its weights. `random`: the model draws random numbers; `uneven_targets`: parts of the
+    """Facts about a training beside its weights. `random`: the model draws random numbers; `uneven_targets`: parts of the
     batch differ in how many targets count (those of -100 do not)."""
 
     losses: tuple[float, ...]
@@ -143,5 +143,5 @@ class Equivalence(Record):
 
     @property
     def equal(self) -> bool:
-        """Do all ways give the same training?"""
+        """Whether all ways give the same training."""
         return all(way.equal for way in self.ways)

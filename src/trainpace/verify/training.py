@@ -110,8 +110,8 @@ def _wrapped(
 
 
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
-    """The step's samples, divided. Those of a data set are drawn one by one, each with a seed of its own, so that random
-    augmentation gives every way the same ones."""
+    """The step's samples, divided into parts. Those of a data set are drawn one by one, each with a seed of its own, so that
+    random augmentation gives every way the same ones."""
     if task.dataset is None:
         _seed(q.seed, _SAMPLES, step)
         return list(_divided(task.make_batch(q.batch), sizes))
@@ -151,7 +151,7 @@ def _parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _sum(value: float) -> float:
-    """Over all ranks."""
+    """The sum over all ranks."""
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total)
     return float(total)
@@ -162,12 +162,12 @@ def _save(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
 
 
 def _finite(losses: list[float]) -> tuple[float, ...]:
-    """JSON has no place for the others."""
+    """The finite losses; JSON has no place for the others."""
     return tuple(loss for loss in losses if np.isfinite(loss))
 
 
 def _seed(*numbers: int) -> None:
-    """All generators that a user's code draws from."""
+    """Seed all generators that a user's code draws from."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     torch.manual_seed(seed)
     random.seed(seed)

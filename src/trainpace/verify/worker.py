@@ -14,7 +14,7 @@ from trainpace.verify.question import Question, Variant
 
 
 def _work(request: dict[str, Any]) -> str:
-    """One sentence by the key of each variant that failed. Before the first that worked, a failure is the model's own."""
+    """One sentence for each variant that failed, by its key. Before the first that worked, a failure is the model's own."""
     from trainpace.verify.training import train
 
     question = msgspec.convert(request["question"], Question)

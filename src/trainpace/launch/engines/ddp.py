@@ -10,12 +10,11 @@ from trainpace.launch.trial import Trial
 
 
 def load(device: str) -> None:
-    """Import Lightning."""
     import_lightning()
 
 
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
-    """Around a copy of the model on every rank."""
+    """The engine around a copy of the model on every rank."""
     from lightning.fabric.strategies import DDPStrategy
 
     backend = "gloo" if trial.device == "cpu" else "nccl"

@@ -19,7 +19,7 @@ from trainpace.launch.trial import Trial
 
 
 def load(device: str) -> None:
-    """Import Lightning and DeepSpeed, which asks the environment for the device."""
+    """Import Lightning and DeepSpeed, which takes the device from the environment."""
     if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import_lightning()
@@ -27,11 +27,11 @@ def load(device: str) -> None:
 
 
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
-    """Around a model that DeepSpeed takes over."""
+    """The engine around a model that DeepSpeed takes over."""
     from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
 
     class OnCpu(DeepSpeedStrategy):
-        """Without the check for CUDA devices and their indices (as of lightning 2.6)."""
+        """Fabric's strategy without its check for CUDA devices and their indices (lightning 2.6)."""
 
         def setup_environment(self) -> None:
             # DeepSpeed asks a device for its index, which a CPU's has only if it is given one

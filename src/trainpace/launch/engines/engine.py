@@ -24,13 +24,13 @@ class Engine(Protocol):
         ...
 
     def place(self, batch: Any) -> Any:
-        """A batch on the device, in the format that the model takes."""
+        """The batch on the device, in the number format that the model takes."""
         ...
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
-        """Forward and backward; the batch's own loss, detached. `last`: of this step."""
+        """Run forward and backward, and return the batch's own loss, detached. `last`: the last micro-batch of this step."""
         ...
 
     def update(self) -> None:
-        """The optimizer's step, and gradients cleared."""
+        """Step the optimizer, and clear the gradients."""
         ...

@@ -72,16 +72,14 @@ class FabricEngine:
 
     @property
     def loss_scale(self) -> float:
-        """As in `Engine`."""
         scaler = getattr(self.fabric.strategy.precision, "scaler", None)
         return 1.0 if scaler is None else float(scaler.get_scale())
 
     def place(self, batch: Any) -> Any:
-        """To the device; Fabric gives the model's inputs their format."""
+        """The batch on the device; Fabric gives the model's inputs their number format."""
         return place_batch(batch, self.device, "fp32", self._execution.channels_last)
 
     def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
-        """As in `Engine`."""
         quiet = self.skips_synchronisation and not last
         with self.fabric.no_backward_sync(self.model) if quiet else contextlib.nullcontext():
             value = loss(self.model, batch)
@@ -89,6 +87,5 @@ class FabricEngine:
         return value.detach()
 
     def update(self) -> None:
-        """As in `Engine`."""
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -19,12 +19,11 @@ from trainpace.trace import longest_chain
 
 
 def load(device: str) -> None:
-    """Import Lightning."""
     import_lightning()
 
 
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
-    """Around a model whose parameters are divided over the ranks, or over `shard_size` of them."""
+    """The engine around a model whose parameters are sharded over the ranks, or over `shard_size` of them."""
     from lightning.fabric.strategies import ModelParallelStrategy
 
     e = trial.execution

@@ -13,11 +13,10 @@ from trainpace.measure import autocast, place_batch, place_model
 
 
 def load(device: str) -> None:
-    """Nothing but torch."""
+    """Nothing is to be imported but torch."""
 
 
 def make(trial: Trial, model: Any, optimizer: Any) -> Engine:
-    """Around the model as it is."""
     return _Plain(trial, model, optimizer)
 
 

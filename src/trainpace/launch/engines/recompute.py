@@ -12,7 +12,7 @@ _SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 
 def recompute_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Switch it on in the model: by its own means (transformers, timm), else around its longest chain of alike blocks.
+    """Switch it on by the model's own function (transformers, timm), else around its longest chain of alike blocks.
 
     Returns notes: where the model has neither, nothing is recomputed, and a note says so.
     """

@@ -11,7 +11,8 @@ _STAGES = {"plain": (0,), "ddp": (0,), "fsdp2": (3,), "deepspeed": (0, 1, 2, 3)}
 
 
 def engine_for(execution: Execution) -> EngineName:
-    """The usual one: ZeRO 1 and 2 and what only optimizer states leave the device for are DeepSpeed's, full sharding FSDP2's."""
+    """The usual engine of an execution: DeepSpeed for ZeRO 1 and 2 and for offloaded optimizer states, FSDP2 for full
+    sharding."""
     if execution.zero_stage in (1, 2) or execution.offload_optimizer != execution.offload_parameters:
         return "deepspeed"
     if execution.zero_stage == 3:
@@ -55,7 +56,7 @@ def check_engine(engine: EngineName, execution: Execution) -> None:
 
 
 def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
-    """Why no gradient of a part of a batch is seen, as the noise scale needs; "" where it is."""
+    """The reason why the noise scale, which needs the gradient of a part of a batch, cannot be gathered; "" where it can."""
     e = execution
     if engine == "deepspeed":
         return "DeepSpeed does not show the gradients of a part of a batch: use ddp or fsdp2."
