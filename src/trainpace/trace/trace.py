@@ -11,6 +11,7 @@ import copy
 import gc
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -340,36 +341,29 @@ def _leaves(batch: Any) -> Iterator[torch.Tensor]:
 
 def _module_hooks(model: nn.Module, recorder: Recorder) -> list[Any]:
     def entering(name: str) -> Any:
-        def hook(*_: Any) -> None:
-            recorder.enter_module(name)
-
-        return hook
+        return lambda *_: recorder.enter_module(name)
 
     return [module.register_forward_pre_hook(entering(name)) for name, module in model.named_modules() if name]
 
 
 def _block_hooks(chain: Chain, recorder: Recorder) -> list[Any]:
-    def entering(number: int) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            hidden = next((t for t in _leaves([args, kwargs]) if t.is_floating_point()), None)
-            if hidden is not None:
-                recorder.enter_block(number, hidden)
+    def enter(number: int, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if (hidden := next(_floats([args, kwargs]), None)) is not None:
+            recorder.enter_block(number, hidden)
 
-        return hook
-
-    def leaving(is_last: bool) -> Any:
-        def hook(_: nn.Module, args: Any, out: Any) -> None:
-            hidden = next((t for t in _leaves(out) if t.is_floating_point()), None)
-            if hidden is not None:
-                recorder.leave_block(hidden, is_last)
-
-        return hook
+    def leave(is_last: bool, _: nn.Module, args: Any, out: Any) -> None:
+        if (hidden := next(_floats(out), None)) is not None:
+            recorder.leave_block(hidden, is_last)
 
     hooks: list[Any] = []
     for number, block in enumerate(chain.modules, 1):
-        hooks.append(block.register_forward_pre_hook(entering(number), with_kwargs=True))
-        hooks.append(block.register_forward_hook(leaving(number == len(chain.modules))))
+        hooks.append(block.register_forward_pre_hook(partial(enter, number), with_kwargs=True))
+        hooks.append(block.register_forward_hook(partial(leave, number == len(chain.modules))))
     return hooks
+
+
+def _floats(batch: Any) -> Iterator[torch.Tensor]:
+    return (t for t in _leaves(batch) if t.is_floating_point())
 
 
 def _explained(name: str, error: Exception) -> UserCodeError:
