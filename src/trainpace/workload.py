@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import NUMBER_FORMATS, Precision
 from trainpace.execution import Form as Form
+from trainpace.kinds import KINDS
 from trainpace.records import Record
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -47,13 +48,8 @@ PLAIN = Variant()
 LARGEST = 1e25
 """FLOPs or bytes above this are no model's; it keeps every product finite. A comparison with NaN fails too."""
 
-MATRIX_KINDS = frozenset({"gemm", "conv", "conv_dgrad", "conv_wgrad", "attention", "attention_backward"})
+MATRIX_KINDS = frozenset(name for name, kind in KINDS.items() if kind.is_matrix)
 """Operators that run on matrix units. All others are bound by memory traffic or by their launch."""
-
-KINDS = frozenset({
-    *MATRIX_KINDS, "norm", "softmax", "pool", "embedding", "reduction", "copy", "fill", "elementwise", "optimizer",
-    "view", "module",
-})  # fmt: skip
 
 ATTENTION_BACKWARD_MODEL_SHARE = 0.8
 """FlashAttention's backward does 5 products, one of them the forward's again: MFU counts 4 (Dao et al. 2022)."""
@@ -162,7 +158,7 @@ class Operators(Record):
             raise TrainpaceError("the operator table has an operator that does less than nothing at batch size 1.")
         if any(phase not in PHASES for phase in self.phase) or (self.count < 1).any() or (self.launches < 0).any():
             raise TrainpaceError("the operator table has an unknown phase, or a count below 1.")
-        unknown = set(self.kind) - KINDS
+        unknown = set(self.kind) - set(KINDS)
         if unknown:
             raise TrainpaceError(
                 f"the operator table has an operator of kind {min(unknown)!r}.", f"Kinds: {', '.join(sorted(KINDS))}."

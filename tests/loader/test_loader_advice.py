@@ -85,7 +85,7 @@ def test_workers_are_not_given_up_for_a_loader_alone():
     assert advise(m, compute_ms=0.0).workers == 0
     alone = measurement(cost)
     assert advise(alone).workers == 0
-    assert "say --compute-ms" in next_step(alone, advise(alone))
+    assert "give --compute-ms" in next_step(alone, advise(alone))
 
 
 def test_precomputing_what_costs_nothing_is_not_advised():
@@ -108,7 +108,7 @@ def test_precomputing_is_named_where_it_would_help():
     m = measurement(stages=stages)
     a = advise(m, compute_ms=5, compute_cores=1)
     assert (a.offline_ms, a.offline_share) == (4.0, 0.8)
-    assert "precompute, which could take up to 4 ms (80%)" in next_step(m, a)
+    assert "precompute, which could save up to 4 ms (80%)" in next_step(m, a)
     assert "precompute" not in next_step(m, advise(m, compute_ms=500, compute_cores=1))
 
 

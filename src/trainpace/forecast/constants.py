@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainpace.errors import TrainpaceError
+from trainpace.kinds import TRAFFIC_SHARES
 from trainpace.records import Record, from_json
 
 
-class KernelConstants(Record):
+class _Constants(Record):
     """Shares are of the device's sustained figures, for large operators. The defaults are guesses from which the fit starts.
 
     watts_*: watts per TFLOP/s and nanometre at which a card is fed well enough to keep its clock, watts_floor the
@@ -99,24 +103,6 @@ class KernelConstants(Record):
     attention_full: float = 0.3
     attention_full_backward: float = 0.2
     traffic_matrix: float = 0.8
-    traffic_elementwise: float = 0.8
-    traffic_batch_norm: float = 0.6
-    traffic_batch_norm_inference: float = 0.9
-    traffic_batch_norm_backward: float = 0.6
-    traffic_batch_norm_nhwc: float = 0.6
-    traffic_batch_norm_backward_nhwc: float = 0.5
-    traffic_layer_norm: float = 0.7
-    traffic_layer_norm_backward: float = 0.4
-    traffic_softmax: float = 0.7
-    traffic_softmax_backward: float = 0.7
-    traffic_pool: float = 0.6
-    traffic_pool_backward: float = 0.3
-    traffic_embedding: float = 0.5
-    traffic_embedding_backward: float = 0.2
-    traffic_reduction: float = 0.6
-    traffic_copy: float = 0.7
-    traffic_fill: float = 0.8
-    traffic_optimizer: float = 0.8
     l2_gain: float = 0.5
     fp8: float = 0.9
     compile_traffic: float = 0.45
@@ -135,6 +121,25 @@ class KernelConstants(Record):
         for name in self.__struct_fields__:
             if not 0 <= getattr(self, name) < 1e4:
                 raise TrainpaceError(f"{name} of the kernel constants is {getattr(self, name)}.")
+
+
+if TYPE_CHECKING:
+
+    class KernelConstants(_Constants):
+        """All constants: those above, and `traffic_*` of every class of memory traffic that a kind of operators declares."""
+
+        def __getattr__(self, name: str) -> float: ...
+
+else:
+    KernelConstants = msgspec.defstruct(
+        "KernelConstants",
+        [(f"traffic_{name}", float, share) for name, share in TRAFFIC_SHARES.items()],
+        bases=(_Constants,),
+        module=__name__,
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
 
 
 @cache

@@ -21,7 +21,8 @@ from trainpace.forecast.convolutions import convolution_s, depthwise_s
 from trainpace.forecast.rates import Rates
 from trainpace.forecast.rows import Pick, alignment, part, tile_model
 from trainpace.forecast.tiles import product_s
-from trainpace.workload import ATTENTION, ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, GEMM, MOST_SIZES, Operators
+from trainpace.kinds import KINDS
+from trainpace.workload import ATTENTION, ATTENTION_KINDS, CONV, CONVOLUTION_KINDS, GEMM, MOST_SIZES, OTHER, Operators
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -31,20 +32,8 @@ SMOOTHNESS = 5.0
 ATTENTION_BLOCK_ROWS = 128.0
 """Query rows of one thread block of fused attention (FlashAttention-2, arXiv:2307.08691)."""
 
-_TRAFFIC = {
-    "native_batch_norm": "batch_norm", "cudnn_batch_norm": "batch_norm", "_native_batch_norm_legit": "batch_norm",
-    "native_batch_norm_inference": "batch_norm_inference",
-    "native_batch_norm_backward": "batch_norm_backward",
-    "native_layer_norm": "layer_norm", "native_group_norm": "layer_norm", "_fused_rms_norm": "layer_norm",
-    "native_layer_norm_backward": "layer_norm_backward", "native_group_norm_backward": "layer_norm_backward",
-    "_fused_rms_norm_backward": "layer_norm_backward",
-    "_softmax_backward_data": "softmax_backward", "_log_softmax_backward_data": "softmax_backward",
-    "max_pool2d_with_indices_backward": "pool_backward", "avg_pool2d_backward": "pool_backward",
-    "_adaptive_avg_pool2d_backward": "pool_backward",
-    **dict.fromkeys(("embedding_dense_backward", "scatter", "scatter_add", "index_put", "index_put_", "index_add",
-                     "index_add_", "_index_put_impl_"), "embedding_backward"),
-}  # fmt: skip
-_TRAFFIC_OF_KIND = {"norm": "batch_norm", "view": "fill", "module": "fill"}
+
+_OWN_FORMS = {name: kind.compute_s for name, kind in KINDS.items() if kind.compute_s is not None}
 
 
 class KernelTimes(NamedTuple):
@@ -72,10 +61,8 @@ class KernelTable:
     @cached_property
     def traffic(self) -> NDArray[np.str_]:
         """The class of every row's memory traffic: a name of the constants' `traffic_*`."""
-        names = []
-        for kind, function in zip(self.operators.kind, self.operators.function, strict=True):
-            names.append(_TRAFFIC.get(function) or _TRAFFIC_OF_KIND.get(kind, kind))
-        return np.array(names)
+        calls = zip(self.operators.kind, self.operators.function, strict=True)
+        return np.array([KINDS[kind].functions.get(name) or KINDS[kind].usual_traffic for kind, name in calls])
 
     def times(
         self,
@@ -129,6 +116,11 @@ class KernelTable:
         memory = bytes_moved / (rates.bytes_per_s * share * (1.0 + c.l2_gain * cached))
         other = ~np.isin(self._kind, ("gemm", *ATTENTION_KINDS, *CONVOLUTION_KINDS))
         compute = np.where(other, flops / (rates.plain * 0.5), compute)
+        for name, form in _OWN_FORMS.items():
+            rows = self._kind == name
+            if rows.any():
+                extent = part(dims[OTHER.extent], rows)
+                compute[..., rows] = form(part(flops, rows), part(rates.plain, rows), extent)
         fused = np.asarray(compiled) & other
         memory = np.where(fused & (self._kind != "optimizer"), memory * c.compile_traffic, memory)
         count = table.count
@@ -157,9 +149,7 @@ class KernelTable:
 
     def _shares_of(self, c: KernelConstants) -> tuple[Floats, Floats]:
         """In NCHW, and in NHWC."""
-        matrix = np.isin(self.traffic, ("gemm", *ATTENTION_KINDS, *CONVOLUTION_KINDS))
-        shares = np.array([c.traffic_matrix if is_matrix else getattr(c, f"traffic_{name}")
-                           for name, is_matrix in zip(self.traffic, matrix, strict=True)])  # fmt: skip
+        shares = np.array([getattr(c, f"traffic_{name}", c.traffic_matrix) for name in self.traffic])
         nhwc = np.array(
             [getattr(c, f"traffic_{name}_nhwc", share) for name, share in zip(self.traffic, shares, strict=True)]
         )

@@ -39,7 +39,7 @@ def bar(rank: int = 0) -> Column:
 
 
 class Layout(NamedTuple):
-    """Of each column that is shown its index and width; and the blanks between two."""
+    """The width of every column that is shown, by its index, and the blanks between two."""
 
     widths: dict[int, int]
     gap: int
@@ -68,7 +68,7 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 def _widened(
     widths: dict[int, int], columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int
 ) -> dict[int, int]:
-    """What room is left goes to headers that can then stand on one line, those that need least first."""
+    """Spare width goes to headers that then fit on one line, those that need least first."""
     wished = {i: _natural(columns[i], [row[i] for row in rows]) for i in widths}
     widths, left = dict(widths), room - sum(widths.values())
     for i in sorted(widths, key=lambda i: wished[i] - widths[i]):
@@ -79,7 +79,6 @@ def _widened(
 
 
 def _squeezed(widths: dict[int, int], least: dict[int, int], room: int) -> dict[int, int]:
-    """The widest column gives way first."""
     widths = dict(widths)
     while sum(widths.values()) > room:
         i = max((i for i in widths if widths[i] > least[i]), key=lambda i: widths[i])

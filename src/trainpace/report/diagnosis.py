@@ -13,7 +13,6 @@ NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or
 
 
 def print_diagnosis(d: Diagnosis, folder: str) -> None:
-    """The shares, the verdict with its reasons, and what to change, each with what it saves."""
     step = f"{format_number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
     print_head(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)

@@ -74,7 +74,6 @@ def _figure(height_in: float) -> Figure:
 
 
 def chart_figure(chart: Chart) -> Figure:
-    """Series and marks over a pair of axes, the key above them; the caption is the paper's."""
     figure = _figure(HEIGHT_IN)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -185,7 +184,6 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
 
 
 def bars_figure(chart: BarChart) -> Figure:
-    """Level bars, group under group, with what stands at their ends."""
     rows = sum(len(group.bars) + bool(group.title) for group in chart.groups)
     figure = _figure(0.9 + BAR_IN * rows)
     axes = figure.add_subplot()

@@ -197,7 +197,6 @@ def _forecast_command(f: Forecast, spec: str) -> list[str]:
 
 
 def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
-    """Step time over the batch size as a picture, its discontinuities and what causes them."""
     by_device: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row.step is not None:
@@ -242,7 +241,6 @@ def _cells(f: Forecast, priced: bool) -> list[str]:
 
 
 def _print_scaling(f: Forecast) -> None:
-    """Exposed communication, the pipeline's bubble, and the efficiency on so many devices."""
     if f.step is None or f.num_devices == 1:
         return
     total, e = f.step.total_ms, f.execution

@@ -10,7 +10,6 @@ from trainpace.report.terminal import print_lines, print_next, print_table, prin
 
 
 def print_catalogue(devices: Sequence[Device]) -> None:
-    """One line a device."""
     rows = [
         (d.name, d.architecture, _short(d.memory_gib), _short(d.memory_bandwidth_gb_per_s), _short(d.fp32_tflops),
          _short(d.tf32_tensor_tflops), _short(d.fp16_tensor_tflops), _short(d.fp8_tensor_tflops), _short(d.tdp_w))
@@ -28,7 +27,6 @@ def print_catalogue(devices: Sequence[Device]) -> None:
 
 
 def print_device(device: Device) -> None:
-    """Every figure with its source."""
     print_verdict(f"{device.name} ({device.vendor} {device.architecture}, {device.form_factor})")
     if device.aliases:
         print_lines(f"Also known as: {', '.join(device.aliases)}")

@@ -48,7 +48,6 @@ def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
 
 
 def print_sweeps(sweeps: Sequence[Sweep]) -> None:
-    """One line a sweep."""
     rows = [
         (s.id[:8], _when(s.created_at), _text(s.model), _text(s.device), ", ".join(map(str, s.batches)),
          _when(s.finished_at) if s.finished_at else "not finished")
@@ -65,7 +64,6 @@ def print_sweeps(sweeps: Sequence[Sweep]) -> None:
 
 
 def print_entry(entry: Entry) -> None:
-    """All that is known of a run."""
     e, x = entry, entry.execution
     step = "" if e.step_time_ms is None else f"{number(e.step_time_ms)} ms"
     if step and (i := e.interval_ms) is not None:
@@ -97,7 +95,6 @@ def print_entry(entry: Entry) -> None:
 
 
 def print_comparison(c: Comparison) -> None:
-    """What differs, the parts, memory, and the verdict."""
     print_verdict(_verdict(c))
     if c.conditions:
         print_table((words("differs"), words("A"), words("B")), [_difference(d) for d in c.conditions])
@@ -115,7 +112,6 @@ def print_comparison(c: Comparison) -> None:
 
 
 def print_imported(imported: Sequence[Imported], place: str) -> None:
-    """What there is now, one line a file, and why runs were skipped."""
     if imported:
         new, there = (sum(getattr(one, name) for one in imported) for name in ("new", "already_there"))
         print_verdict(f"{plural(new, 'new run')} in {place}, {there:,} there already.")
@@ -129,7 +125,6 @@ def print_imported(imported: Sequence[Imported], place: str) -> None:
 
 
 def print_scores(scores: Scores) -> None:
-    """Errors overall, lately, by device and by model, in plain words."""
     s = scores.overall
     if s.mean_pct is None or s.median_pct is None or s.bias_pct is None:
         print_verdict("No run in the journal has a forecast that was made before it.")

@@ -48,7 +48,6 @@ class LadderTable(Record):
 
 
 def table_of(climbed: Climbed) -> LadderTable:
-    """The table of a climb, as far as it has come."""
     ladder, start = climbed.ladder, climbed.start
     rows, precompute_s = [_row(climbed, climbed.baseline, climbed.baseline.title, 0.0)], 0.0
     for rung, result in zip(ladder.rungs, climbed.rungs, strict=False):  # it may have stopped early
@@ -122,7 +121,6 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
 
 
 def _forecasts(climbed: Climbed) -> list[str]:
-    """How the forecasts did, of every alternative that was measured; those that missed are named."""
     judged = [
         (r.title, t, t.measured, t.foreseen.interval_ms) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
@@ -165,12 +163,10 @@ def _noise_scale(climbed: Climbed) -> list[str]:
 
 
 def head_of(t: LadderTable) -> tuple[str, ...]:
-    """Columns; those of which nothing is known are left out."""
     return tuple(name for name, _ in _columns(t))
 
 
 def cells_of(t: LadderTable) -> list[list[str]]:
-    """Text, row by row, under `head_of`."""
     return [list(row) for row in zip(*(cells for _, cells in _columns(t)), strict=True)]
 
 
@@ -231,7 +227,6 @@ def print_ladder(t: LadderTable) -> None:
 
 
 def markdown(t: LadderTable) -> str:
-    """The same for a README."""
     head = head_of(t)
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells_of(t)]
@@ -239,7 +234,6 @@ def markdown(t: LadderTable) -> str:
 
 
 def ladder_json(climbed: Climbed) -> dict[str, Any]:
-    """The twin of the printed table, with every trial."""
     t = table_of(climbed)
     return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
 
@@ -258,7 +252,6 @@ def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) ->
 
 
 def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The twin of a dry run."""
     return {
         "record": "LadderPreview", "schema_version": 1,
         "rungs": [

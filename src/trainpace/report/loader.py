@@ -20,7 +20,6 @@ _BUSY_SHARE = 0.1
 
 
 def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
-    """The workers' table, the sample's table, where the time goes, the verdict and the next step."""
     print_head(
         f"{m.target}: {m.dataset} of {m.length:,} samples, batch {m.batch_size}, {m.cores:g} cores, loader alone"
     )
@@ -35,72 +34,64 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
         stages = (words("in a sample"), Column("ms"), Column("share"), Column("CPU ms", 1), words("offline?"))
         print_table(stages, _stage_rows(m.stages), spaced=False)
     print_lines(_sample_in_words(m), *_variants_in_words(m))
-    said = next_step(m, a)
-    if "trainpace precompute" in said and ".py:" in m.target:
-        print_lines(f"To change: {said.removeprefix('Next: ')}")
-        print_next(
-            ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"],
-            "what that costs and saves, from some samples",
-        )
+    advice = next_step(m, a)
+    if "trainpace precompute" in advice and ".py:" in m.target:
+        print_lines(f"To change: {advice.removeprefix('Next: ')}")
+        estimate = ["trainpace", "precompute", m.target, "--out", "shards", "--estimate"]
+        print_next(estimate, "what that costs and saves, estimated from some samples")
     else:
-        print_lines(said)
+        print_lines(advice)
 
 
 def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
-    """One sentence or two: who waits for whom, and what other settings save."""
     saved = f"{format_duration(abs(a.saved_s_per_epoch))} an epoch ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
+    if a.saved_s_per_epoch <= 0:
+        saved = "nothing"
+    step_ms = format_number(a.step_ms)
     if a.compute_ms is None:
-        rate = f"{_workers(a.workers)} the loader alone gives {format_number(1e3 * m.batch_size / a.step_ms)} samples/s"
+        rate = format_number(1e3 * m.batch_size / a.step_ms)
+        answer = f"Verdict: with {_workers(a.workers)} the loader alone gives {rate} samples/s"
         if a.worth_it:
-            rate += f", {a.now_ms / a.step_ms:.1f} times what {_workers(a.workers_now)} give"
-        hidden = (
-            "" if a.workers == 0 else f" A step that computes for more than {format_number(a.step_ms)} ms hides it."
-        )
-        more = (
-            "" if a.worth_it or len(m.points) == 1 else f" Other numbers of workers would save {_or_nothing(a, saved)}."
-        )
-        return f"Verdict: with {rate}.{hidden}{more}"
+            answer += f", {a.now_ms / a.step_ms:.1f} times as many as with {_workers(a.workers_now)}"
+        answer += "." if a.workers == 0 else f". A step that computes for more than {step_ms} ms hides it."
+        return answer if a.worth_it or len(m.points) == 1 else f"{answer} Other numbers of workers would save {saved}."
     data_ms = max(0.0, a.now_ms - a.compute_ms)
-    who = (
+    answer = (
         f"Verdict: with {_workers(a.workers_now)} a step takes {format_number(a.now_ms)} ms, of which"
         f" {format_number(data_ms)} ms ({data_ms / a.now_ms:.0%}) is waiting for data."
     )
     if a.worth_it:
-        return f"{who} With {_workers(a.workers)} it takes {format_number(a.step_ms)} ms: saves {saved}, start-up included."
-    if len(m.points) == 1:
-        return who
-    return f"{who} No: other numbers of workers save {_or_nothing(a, saved)}."
+        return f"{answer} With {_workers(a.workers)} it takes {step_ms} ms, which saves {saved}, start-up included."
+    return answer if len(m.points) == 1 else f"{answer} No: other numbers of workers save {saved}."
 
 
 def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
-    """What to change, or that nothing is to be changed."""
-    said = []
+    steps = []
     if a.workers != a.workers_now:
-        kept = ", persistent_workers=True" if a.keep_workers else ""
-        said.append(f"DataLoader(..., num_workers={a.workers}{kept})")
+        persistent = ", persistent_workers=True" if a.keep_workers else ""
+        steps.append(f"DataLoader(..., num_workers={a.workers}{persistent})")
     elif a.keep_workers:
-        said.append(
-            f"persistent_workers=True, for starting the workers takes {format_duration(a.startup_s)} of every epoch"
-        )
+        startup = format_duration(a.startup_s)
+        steps.append(f"persistent_workers=True, because starting the workers takes {startup} of every epoch")
     if a.compute_ms is None and a.workers == 0:
-        said.append(
-            "say --compute-ms, a step's own time: workers load while it computes, which is not in these figures"
+        steps.append(
+            "give --compute-ms, the compute time of a step: workers load during it, which these figures leave out"
         )
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
     if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
-        said.append(
-            f"trainpace precompute, which could take up to {format_number(a.offline_ms)} ms ({a.offline_share:.0%}) off every"
-            " sample, less what reading it back costs"
+        steps.append(
+            f"trainpace precompute, which could save up to {format_number(a.offline_ms)} ms ({a.offline_share:.0%}) of every"
+            " sample, less the cost of reading it back"
         )
-    elif waiting and a.limit == "cores" and (slowest := _slowest(m)) is not None:
-        said.append(
-            f"the cores are full, so make {slowest.name} cheaper: it is {_share(slowest, m.stages):.0%} of a sample"
+    elif waiting and a.limit == "cores" and m.stages:
+        slowest = max(m.stages, key=lambda s: s.wall_ms)
+        steps.append(
+            f"the cores are fully used, so make {slowest.name} cheaper: it is {_share(slowest, m.stages):.0%} of a sample"
         )
-    return f"Next: {'; then '.join(said)}." if said else "Next: nothing to gain from the loader; look at the compute."
+    return f"Next: {'; then '.join(steps)}." if steps else "Next: nothing to gain from the loader; look at the compute."
 
 
 def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
-    """The twin of the printed measurement."""
     return {
         **to_jsonable(m),
         "samples_per_second": {str(p.workers): p.samples_per_second for p in m.points},
@@ -142,7 +133,7 @@ def _stage_rows(stages: tuple[Stage, ...]) -> list[list[str]]:
 
 def _sample_in_words(m: LoaderMeasurement) -> str:
     s = m.sample
-    parts = [f"{format_number(min(s.cpu_ms, s.wall_ms))} ms of computing"]
+    parts = [f"{format_number(min(s.cpu_ms, s.wall_ms))} ms of CPU time"]
     if s.wait_ms > _SMALL_SHARE * s.wall_ms:
         parts.append(f"{format_number(s.wait_ms)} ms of waiting")
     if s.fetch_ms is not None:
@@ -151,7 +142,7 @@ def _sample_in_words(m: LoaderMeasurement) -> str:
         )
     note = f" Note: {s.note}" if s.note else _fits(m)
     if s.delayed_ms > _BUSY_SHARE * s.wall_ms:
-        note += f" Other work on this machine kept it from a core for {format_number(s.delayed_ms)} ms more."
+        note += f" Other work on this machine delayed it by {format_number(s.delayed_ms)} ms more."
     return f"A sample takes {', '.join(parts)} ({s.samples} samples, one thread).{note}"
 
 
@@ -160,8 +151,8 @@ def _fits(m: LoaderMeasurement) -> str:
     if m.sample.cold_wall_ms is None or m.memory_gib is None or not whole_gib:
         return ""
     if whole_gib < 0.5 * m.memory_gib:
-        return f" All files together are about {whole_gib:.2g} GiB, so after the first epoch memory holds them."
-    return f" All files together are about {whole_gib:.2g} GiB, more than memory keeps: every epoch reads them anew."
+        return f" All files together are about {whole_gib:.2g} GiB, so memory holds them after the first epoch."
+    return f" All files together are about {whole_gib:.2g} GiB, more than fits in memory: every epoch reads them from disk again."
 
 
 def _variants_in_words(m: LoaderMeasurement) -> list[str]:
@@ -189,23 +180,15 @@ def _beyond_noise(a: LoaderPoint, b: LoaderPoint) -> bool:
 
 def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
     if m.sample.delayed_ms > _BUSY_SHARE * m.sample.wall_ms:
-        return " Other work runs on this machine: measure again without it."
+        return " Other work runs on this machine: measure again when it is idle."
     if a.workers == a.workers_now or _beyond_noise(m.point(a.workers_now), m.point(a.workers)):
         return ""
-    return " Repeats differ by as much: measure again when nothing else runs."
-
-
-def _slowest(m: LoaderMeasurement) -> Stage | None:
-    return max(m.stages, key=lambda s: s.wall_ms, default=None)
+    return " Repeats differ by as much: measure again on an idle machine."
 
 
 def _share(stage: Stage, stages: tuple[Stage, ...]) -> float:
     total = sum(s.wall_ms for s in stages)
     return stage.wall_ms / total if total else 0.0
-
-
-def _or_nothing(a: LoaderAdvice, saved: str) -> str:
-    return saved if a.saved_s_per_epoch > 0 else "nothing"
 
 
 def _workers(count: int) -> str:

@@ -16,7 +16,6 @@ STEADY, SHAKY = 0.1, 0.3
 
 
 def print_machine(machine: Machine) -> None:
-    """What was detected, one line a thing; what is not known is left out."""
     cpu = machine.cpu
     cores = [
         f"{cpu.physical_cores} cores" if cpu.physical_cores else "",
@@ -49,7 +48,6 @@ def print_machine(machine: Machine) -> None:
 
 
 def print_profile(profile: MachineProfile, file: str) -> None:
-    """The rates, how steady the machine was, and what comes next."""
     m = profile.kernels
     rows = [
         ("matrix multiplication, fp32", f"{m.flop_per_s / 1e9:.0f} GFLOP/s"),
@@ -90,7 +88,6 @@ def _steadiness(profile: MachineProfile) -> str:
 
 
 def print_host_links(links: HostLinks, file: str) -> None:
-    """The figures that forecasts of several hosts rest on."""
     worst = max(links.host_us_per_mib.values(), default=0.0)
     rows = [
         ("bandwidth of a host", f"{links.gb_per_s:.3g} GB/s, of which {100 * links.link_share:.0f} % is payload"),

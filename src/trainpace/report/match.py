@@ -31,7 +31,6 @@ def print_ranking(
     today: datetime.date,
     spec: str | None = None,
 ) -> None:
-    """The best rows and the Pareto front, a verdict, what next, how old the prices are."""
     if not ranking.matches:
         _print_none(workload, ranking, close, job)
         return
@@ -64,7 +63,6 @@ def print_ranking(
 
 
 def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
-    """What was ranked, and by what."""
     return (
         f"{matches[0].steps:,} steps of {job.global_batch:,} samples. {plural(len(matches), 'option')}, ranked by {by}."
     )
@@ -76,7 +74,7 @@ def _trainable(spec: str | None, workload: Workload) -> str:
 
 
 def _print_table(shown: Sequence[Match], rank_of: dict[int, int]) -> None:
-    """Hours and dollars stay; the rest as far as there is room."""
+    """Hours and dollars are always shown, other columns as far as they fit."""
     columns = (
         words("#", least=3), words("server", least=14), words("region", 6), words("GPUs"), words("run", 3), Column("step ms", 2),
         Column("hours"), Column("90 %", 1), Column("cost"), Column("GiB", 5), Column("$/1000 steps", 7), Column("kWh", 8),

@@ -116,7 +116,6 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
 
 
 def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
-    """What the gradient noise scale says about the global batch, and what it cost."""
     scale, cost = found.scale, found.norms_ms / found.step_ms
     gathered = f"Gathering it in a training loop, two norms a step, would cost {100 * cost:.1f} % of the step."
     if scale.samples is None:
@@ -133,7 +132,6 @@ def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
 def sweep_json(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], sweep: str | None
 ) -> dict[str, Any]:
-    """The twin of the printed sweep."""
     from trainpace.outcome import forecast_row
 
     return {

@@ -14,7 +14,6 @@ from trainpace.units import format_usd
 
 
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
-    """One line an offer, and how old the prices are."""
     rows = [
         (o.provider, o.instance_type, o.region, devices(o.count, o.device),
          format_usd(o.price_usd_per_hour), _spot(o), f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-",

@@ -69,7 +69,6 @@ def target_of(plan: Plan) -> Outlook | None:
 
 
 def verdict(plan: Plan, target: Outlook) -> str:
-    """What there is to gain in all."""
     if not plan.changes:
         return f"Nothing to change: no other configuration is faster than {format_duration(target.job_s)}."
     many = plural(len(plan.changes), "change")
@@ -149,7 +148,6 @@ def _remarks(plan: Plan, target: Outlook) -> list[str]:
 
 
 def settings_of(change: Change) -> str:
-    """The keys to set, as config files write them."""
     return ", ".join(
         f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.settings.items()
     )

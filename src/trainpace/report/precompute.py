@@ -11,7 +11,6 @@ from trainpace.units import format_duration, format_number
 
 
 def print_precomputed(done: Precomputed) -> None:
-    """What there is now, and what comes next."""
     if done.shards_computed:
         rate = format_number(done.samples_computed / done.seconds)
         print_verdict(
@@ -37,7 +36,6 @@ def print_precomputed(done: Precomputed) -> None:
 
 
 def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
-    """One line a damaged shard, and the verdict."""
     if not damaged:
         print_verdict(f"Yes: all {shards} shards are intact.", good=True)
         return
@@ -47,7 +45,6 @@ def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
 
 
 def print_estimate(e: Estimate) -> None:
-    """What it costs, what it saves, and the verdict."""
     c = e.costs
     rows = [
         ("computing a sample", format_duration(c.compute_s), "one process"),

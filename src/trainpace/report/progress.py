@@ -57,7 +57,7 @@ class Bar:
         self.end()
 
     def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
-        """So much is done of `total` (of which this run has done `new`, all of it unless said); `words`: what is on now."""
+        """`done` of `total`, of which this run did `new` (all of it unless given); `words`: what it works on now."""
         self._total = self._total if total is None else total
         self._words, self._done, self._new = words, done, done if new is None else new
         if self._terminal:
@@ -67,7 +67,6 @@ class Bar:
             print(self.line(), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
-        """A line that stays, above the bar."""
         with self._lock:
             if self._shown is None:
                 print(line, file=sys.stderr, flush=True)
@@ -75,7 +74,6 @@ class Bar:
                 self._shown.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
-        """Clear the bar away."""
         self._start.cancel()
         with self._lock:
             self._terminal = False
@@ -84,7 +82,6 @@ class Bar:
                 self._shown = None
 
     def line(self) -> str:
-        """Where it is, in words."""
         parts = []
         elapsed_s = time.monotonic() - self._begun
         if self._seconds is not None:
@@ -116,14 +113,10 @@ class Bar:
 
 
 class TerminalProgress:
-    """A verb's remarks and long work, on stderr."""
-
     def note(self, text: str) -> None:
-        """A remark that stays."""
         print(text, file=sys.stderr, flush=True)
 
     def work(self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None) -> Bar:
-        """A bar for long work."""
         return Bar(what, total, unit, seconds)
 
 

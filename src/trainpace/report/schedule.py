@@ -9,7 +9,6 @@ from trainpace.units import format_count, format_duration, format_number, format
 
 
 def print_answer(a: Answer) -> None:
-    """Whether it meets the limit or how long it takes, and what follows from what."""
     _print_verdict(a)
     print_table((words(""), words("", least=16)), _rows(a))
     if a.speedups and a.time is not None:

@@ -39,12 +39,10 @@ def part_words(part: str, timeline: Timeline) -> str:
 
 
 def has_workers(timeline: Timeline) -> bool:
-    """Whether any worker process prepared data in the window."""
     return any(lane.kind == "worker" for lane in timeline.lanes)
 
 
 def findings(timeline: Timeline) -> list[str]:
-    """What the picture shows, in sentences with figures."""
     lines = []
     for rank in timeline.ranks:
         mine = [lane for lane in timeline.lanes if lane.rank == rank]
@@ -77,7 +75,6 @@ def label_of(lane: Lane, timeline: Timeline) -> str:
 
 
 def ticks(duration_ms: float, at_most: int) -> list[float]:
-    """Round milliseconds from 0 on."""
     step = tick_step(max(duration_ms, 1e-6), max(1, at_most))
     return [i * step for i in range(int(duration_ms / step + 1e-9) + 1)]
 
@@ -88,7 +85,6 @@ def parts_of(timeline: Timeline) -> list[str]:
 
 
 def heading(timeline: Timeline) -> str:
-    """Which steps, how long, and when."""
     count = timeline.last_step - timeline.first_step + 1
     which = f"steps {timeline.first_step} to {timeline.last_step}" if count > 1 else f"step {timeline.first_step}"
     return (

@@ -14,7 +14,6 @@ WORST = 10
 
 
 def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str, Sequence[Summary]]) -> None:
-    """A table by file, GPU and family, the worst rows, and why rows could not be forecast."""
     print_verdict(_verdict(overall), good=None if overall.n else False)
     for name, group in groups.items():
         columns = (

@@ -37,7 +37,6 @@ WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
 
 
 def print_equivalence(found: Equivalence) -> None:
-    """The table of ways, then what follows."""
     q = found.question
     print_head(
         f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch"
@@ -74,7 +73,6 @@ def _row(way: WayResult) -> list[str]:
 
 
 def verdict(found: Equivalence) -> list[str]:
-    """What the comparison says, in sentences."""
     q = found.question
     if found.equal:
         moved = min(way.moved or 0.0 for way in found.ways)
@@ -125,5 +123,4 @@ def _first_loss(way: WayResult, found: Equivalence) -> str:
 
 
 def equivalence_json(found: Equivalence) -> dict[str, Any]:
-    """The twin of what is printed."""
     return {**to_jsonable(found), "equal": found.equal, "verdict": verdict(found)}

@@ -31,7 +31,6 @@ MOST_RANKS = 8
 
 
 def print_recording(recording: Recording, folder: str) -> None:
-    """The table of parts, a line on each oddity, and where the recording is."""
     ranks = recording.ranks
     if not ranks:
         print_verdict(f"No training step was seen. {recording.seen}".rstrip(), good=False)
@@ -53,7 +52,6 @@ def print_recording(recording: Recording, folder: str) -> None:
 
 
 def print_guarded(guarded: Guarded) -> None:
-    """Against the baseline, with both intervals."""
     ratio = guarded.ratio
     between = ""
     if ratio.low is not None and ratio.high is not None:

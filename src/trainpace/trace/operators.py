@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainpace.kinds import FUNCTIONS, KINDS
 from trainpace.workload import AttentionSizes, ConvSizes, GemmSizes, OtherSizes
 
 FOREACH_TENSORS_PER_LAUNCH = 36
@@ -34,23 +35,8 @@ class Row(NamedTuple):
 
 
 _GEMMS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+ELEMENTWISE = KINDS["elementwise"]
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "resize_"}
-_KINDS = {
-    "norm": ("native_batch_norm", "native_layer_norm", "native_group_norm", "_fused_rms_norm", "cudnn_batch_norm",
-             "native_batch_norm_backward", "native_layer_norm_backward", "native_group_norm_backward",
-             "_fused_rms_norm_backward", "_native_batch_norm_legit"),
-    "softmax": ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax"),
-    "pool": ("max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
-             "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "max_pool3d_with_indices", "avg_pool3d"),
-    "embedding": ("embedding", "embedding_dense_backward", "index", "index_select", "gather", "scatter", "scatter_add",
-                  "index_put", "index_put_", "index_add", "index_add_", "_index_put_impl_"),
-    "reduction": ("sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "argmax", "cumsum", "prod",
-                  "any", "all", "linalg_vector_norm", "norm", "nll_loss_forward", "nll_loss_backward", "topk", "sort"),
-    "copy": ("_to_copy", "copy_", "clone", "cat", "stack", "split_with_sizes_copy", "constant_pad_nd", "roll", "flip"),
-    "fill": ("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "fill_", "zero_", "new_zeros", "new_ones",
-             "new_full", "arange", "scalar_tensor", "eye", "tril", "triu"),
-}  # fmt: skip
-_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 
 
 def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> list[Row]:
@@ -80,33 +66,13 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
     sizes = OtherSizes(sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
     if name == "native_batch_norm" and args[5] is False:
         name = "native_batch_norm_inference"  # one pass with known means, where training takes two
-    kind = _KIND_OF.get(name, "norm" if "norm_inference" in name else "elementwise")
-    if kind == "fill":
+    kind = FUNCTIONS.get(name, ELEMENTWISE)
+    if kind.name == "fill":
         read = 0.0
-    if kind in ("norm", "softmax"):
-        sizes = sizes._replace(extent=_row_length(name, args))
-    elif kind == "pool":
-        sizes = sizes._replace(extent=_window(name, args, inputs))
-    return [Row(kind, name, _is_half(outputs or inputs), 1, sum(sizes[:2]) / 2, read, written, sizes)]
-
-
-def _row_length(name: str, args: Sequence[Any]) -> int:
-    """Elements that one mean or one sum of exponentials is taken over."""
-    x = args[0]
-    if "layer_norm" in name or "rms_norm" in name:
-        shape = args[2] if "backward" in name else args[1]
-        return math.prod(shape) if isinstance(shape, list | tuple) else int(x.shape[-1])
-    if "softmax" in name:
-        return int(x.shape[args[2] if "backward" in name else args[1]]) if x.dim() else 1
-    return x.numel() // max(1, int(x.shape[1] if x.dim() > 1 else 1))
-
-
-def _window(name: str, args: Sequence[Any], inputs: list[torch.Tensor]) -> int:
-    if "adaptive" in name:
-        sizes = [t.numel() for t in inputs]
-        return max(1, max(sizes) // max(1, min(sizes)))
-    kernel = args[2] if "backward" in name else args[1]
-    return math.prod(kernel) if isinstance(kernel, list | tuple) else 1
+    if kind.extent is not None:
+        sizes = sizes._replace(extent=kind.extent(name, args, inputs))
+    flops = sum(sizes[:2]) / 2 if kind.flops is None else kind.flops(name, args, inputs, outputs)
+    return [Row(kind.name, name, _is_half(outputs or inputs), 1, flops, read, written, sizes)]
 
 
 def _bias(y: torch.Tensor) -> Row:

@@ -69,7 +69,6 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
 
 
 def part_words(part: str) -> str:
-    """What a part of a step is called."""
     return _WORDS.get(part, part.removesuffix("_ms").replace("_", " "))
 
 

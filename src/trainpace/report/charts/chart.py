@@ -104,8 +104,6 @@ class Chart(Record):
 
 
 class Segment(Record):
-    """One part of a bar."""
-
     name: str
     tone: str
     value: float
@@ -169,7 +167,6 @@ Picture = Chart | BarChart
 
 
 def ideal_line(x: tuple[float, ...], y: tuple[float, ...]) -> Series:
-    """What perfect scaling would give at each x, such as devices: the dashed line beside what is forecast."""
     return Series(name="ideal: in proportion", kind="line", tone="ideal", x=x, y=y, dashed=True)
 
 

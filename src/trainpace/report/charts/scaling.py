@@ -11,7 +11,7 @@ from trainpace.units import format_number
 
 
 def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
-    """Of forecasts of the same micro-batches on ever more devices; None with fewer than two that can be forecast."""
+    """`rows`: the same micro-batches on ever more devices. None with fewer than two that can be forecast."""
     done = [f for f in rows if f.step is not None and f.samples_per_second is not None]
     if len(done) < 2:
         return None

@@ -45,7 +45,6 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
 
 
 def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
-    """The two in a sentence each, or in one where they are the same."""
     best, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=lambda m: m.mean_hours)
     between = span(3600 * best.hours.low, 3600 * best.hours.high, format_duration)
     sentences = [f"Cheapest: {server(best)}, {usd_and_hours(best)} ({between} in 9 of 10 cases)."]
@@ -57,7 +56,6 @@ def usd_and_hours(m: Match) -> str:
 
 
 def server(choice: Match | Rejected) -> str:
-    """How many of which, from whom."""
     nodes = f"{choice.nodes} x " if choice.nodes > 1 else ""
     spot = ", spot" if isinstance(choice, Match) and choice.spot else ""
     offer = choice.offer

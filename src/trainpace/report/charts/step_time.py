@@ -59,7 +59,7 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
 
 
 def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()) -> Chart:
-    """Points with where a repeat should fall, the fitted pieces, jumps with what the forecast has them from."""
+    """Points with the interval of a repeat, the fitted pieces, jumps with their causes according to the forecast."""
     there = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
     series = [_line("forecast, 90 % interval", "forecast", there, banded=True)] if there else []
     series += _fitted(a)
@@ -95,7 +95,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     told = f" The step jumps after batch {_listed(jumps)}." if jumps else ""
     return Chart(
         title="Step time against the batch size",
-        finding=f"Batch {best.batch} has the best throughput, {format_number(best.measured_samples_per_second)}.{told}",
+        finding=f"Batch {best.batch} has the best throughput, {format_number(best.measured_samples_per_second)} samples/s.{told}",
         x=BATCH,
         y=_step_axis(series),
         series=tuple(series),
@@ -106,7 +106,6 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
 
 
 def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
-    """Samples a second over the batch size, as measured and as forecast."""
     p = a.points
     series = [
         Series(
@@ -143,13 +142,12 @@ def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
 
 
 def best_of(rows: Sequence[Forecast]) -> Forecast | None:
-    """The most samples a second of those that fit."""
+    """The one with the highest throughput among those that fit."""
     able = [row for row in rows if row.step is not None and row.fits is not False]
     return max(able, key=lambda row: row.samples_per_second or 0.0, default=None)
 
 
 def _fitted(a: SweepAnalysis) -> list[Series]:
-    """The straight pieces of the curve as one line with gaps."""
     x: list[float] = []
     y: list[float | None] = []
     for segment in a.curve.segments:
@@ -200,7 +198,7 @@ def _jump(jump: Jump, rows: Sequence[Forecast]) -> Mark:
 
 
 def _cause(jump: Jump) -> str:
-    """The first of the operators, shortly: "features.0 (conv, forward)" becomes "conv of features.0"."""
+    """The first operator in short: "features.0 (conv, forward)" becomes "conv of features.0"."""
     module, _, rest = jump.causes[0].partition(" (")
     kind = rest.partition(",")[0]
     return f"{kind} of {module}" if kind else module
@@ -222,7 +220,6 @@ PROVENANCE = {
 
 
 def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
-    """Where forecasts and their intervals come from, in a sentence."""
     sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
     bases = dict.fromkeys(f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None)
     return f"{start} {sources}; intervals from {', '.join(list(bases)[:3])}." if bases else f"{start} {sources}."

@@ -26,6 +26,5 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
 
 
 def diagnosis_pictures(d: Diagnosis) -> list[Picture]:
-    """The shares, and the interventions where any was tried."""
     proved = proofs_chart(d)
     return [shares_chart(d), *([] if proved is None else [proved])]

@@ -9,14 +9,12 @@ from trainpace.report.pages.render import page
 
 
 def ladder_page(t: LadderTable, data: object) -> str:
-    """The page as text."""
     kept = [i > 0 and row.kept for i, row in enumerate(t.rows)]
     rows = list(zip(kept, cells_of(t), strict=True))
     return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head_of(t), rows=rows)
 
 
 def ladder_pictures(t: LadderTable) -> list[Picture]:
-    """The speed-up over the baseline, and every rung's forecast beside its measurement."""
     ladder = speedups(t.what, [(r.title, r.total, r.kept) for r in t.rows])
     times = rung_times(
         t.what,

@@ -46,7 +46,6 @@ def match_page(
 
 
 def match_pictures(ranking: Ranking) -> list[Picture]:
-    """Cost against time, and the steps of the front."""
     plot = cost_against_time(ranking.matches)
     front = [m for m in ranking.matches if m.on_front]
     every = max(1, -(-len(front) // MOST_BARS))

@@ -37,7 +37,6 @@ def plan_page(
 
 
 def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -> list[Picture]:
-    """The job change by change, the step and the memory before and after, the job against the number of GPUs."""
     target = target_of(plan)
     if target is None:
         return []

@@ -46,7 +46,6 @@ def environment(*packages: str) -> jinja2.Environment:
 
 
 def _or_none(function: Any) -> Any:
-    """`function` of whatever is known."""
     return lambda value, *args, **more: NONE if value is None else function(value, *args, **more)
 
 
@@ -81,7 +80,6 @@ def rendered(template: str, **context: Any) -> Markup:
 
 
 def figure(picture: Picture) -> Markup:
-    """A chart or bars as a `<figure>`."""
     return rendered("figure.html", picture=picture)
 
 

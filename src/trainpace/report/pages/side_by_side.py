@@ -14,8 +14,6 @@ from trainpace.units import format_number
 
 
 class Pair(Record):
-    """A forecast, and what was measured where it was."""
-
     model: str
     batch: int
     device: str

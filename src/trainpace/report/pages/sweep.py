@@ -16,7 +16,6 @@ from trainpace.report.pages.render import page
 def sweep_page(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
 ) -> str:
-    """The page as text."""
     first = measured[0]
     e, probes = first.execution, sum(p.probes for p in a.points)
     steps = {batch: f.step.total_ms for batch, f in foreseen.items() if f.step is not None}
@@ -32,7 +31,6 @@ def sweep_page(
 def sweep_pictures(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
 ) -> list[Picture]:
-    """The curve, the throughput, and the step's parts at the best batch and at the ends."""
     pictures: list[Picture] = [measured_sweep(a, foreseen, causes)]
     if len(a.points) > 1:
         pictures.append(throughput(a, foreseen))

@@ -28,7 +28,6 @@ TIMELINE_STYLE = (
 
 
 def timeline_page(timeline: Timeline, title: str) -> str:
-    """The page as text."""
     return page(
         "timeline.html", title, strip.findings(timeline), (), to_jsonable(timeline), styles=(TIMELINE_STYLE,),
         heading=strip.heading(timeline).capitalize(), timeline=timeline_context(timeline),
@@ -65,7 +64,6 @@ def timeline_svg(timeline: Timeline) -> str:
 
 
 def _geometry(timeline: Timeline) -> dict[str, Any]:
-    """Where in the picture everything stands."""
     labels = [strip.label_of(lane, timeline) for lane in timeline.lanes]
     left = 16 + 7.2 * max(map(len, labels))
     scale = (WIDTH - left - RIGHT) / timeline.duration_ms
@@ -111,7 +109,6 @@ def _bars(lane: Lane, left: float, scale: float, timeline: Timeline) -> Iterator
 
 
 def _marks(lane: Lane, left: float, scale: float) -> Iterator[tuple[float, str]]:
-    """Where steps begin, with their numbers where there is room."""
     starts = [left + mark.start_ms * scale for mark in lane.steps]
     for i, (x, after) in enumerate(zip(starts, (*starts[1:], WIDTH - RIGHT), strict=True)):
         number = str(lane.steps[i].number)
