@@ -53,7 +53,7 @@ def test_fields_that_a_form_leaves_empty_are_not_asked():
         (RunsQuestion, "modle=x", "model"),
         (RunsQuestion, "model=a&model=b", "twice"),
         (RunsQuestion, "model=%ff", "UTF-8"),
-        (RunsQuestion, "model=%00", "no text"),
+        (RunsQuestion, "model=%00", "not valid text"),
         (RunsQuestion, "model=" + "a" * 201, "model"),
         (RunsQuestion, "&".join(f"a{i}=1" for i in range(100)), "parameters"),
         (WhatIfRequest, "epochs=nan", "epochs"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from trainpace.report.progress import TerminalProgress
+from trainpace.report import TerminalProgress
 from trainpace.verbs.request import request_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from trainpace.journal import Journal
     from trainpace.ladder import Climbed
     from trainpace.machine import MachineProfile
+    from trainpace.offers import Offer
     from trainpace.offers.match import Ranking
-    from trainpace.offers.offer import Offer
     from trainpace.plan import Plan
     from trainpace.shards import Estimate, Precomputed
     from trainpace.verbs.forecast import Forecasts

@@ -13,7 +13,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.verbs.request import Argument, AskedField, Field, Misuse, Request, fields_of
 
 if TYPE_CHECKING:
-    from trainpace.report.charts.chart import Picture
+    from trainpace.report import Picture
 
 
 class View(Request):
@@ -107,7 +107,7 @@ def check_pictures(view: PicturedView) -> None:
         if file:
             check_writable(file)
     if view.figure:
-        from trainpace.report.figures import check_suffix
+        from trainpace.report import check_suffix
 
         check_suffix(view.figure)
 
@@ -120,7 +120,7 @@ def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callabl
         write_whole(view.html, page())
         click.echo(f"Page: {view.html}", err=True)
     if view.figure:
-        from trainpace.report.figures import save_figures
+        from trainpace.report import save_figures
 
         drawn: list[Picture] = pictures()
         for file in save_figures(drawn, view.figure):

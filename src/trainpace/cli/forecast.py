@@ -38,8 +38,7 @@ def forecast(request: ForecastRequest, view: ForecastView) -> int:
     trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.forecast import print_forecasts
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, print_forecasts
 
     check_pictures(view)
     answer = run(replace(request, save_workload=view.save_workload), TerminalProgress())
@@ -53,7 +52,7 @@ def forecast(request: ForecastRequest, view: ForecastView) -> int:
     else:
         print_forecasts(answer.sweeps[0].forecaster.workload, rows, jumps, answer.notes, request.model_name)
     if view.html or view.figure:
-        from trainpace.report.pages.forecast import forecast_page, forecast_pictures
+        from trainpace.report import forecast_page, forecast_pictures
 
         sweeps = answer.sweeps
         save_pictures(

@@ -43,23 +43,22 @@ def match(request: MatchRequest, view: MatchView) -> int:
     """
     import datetime
 
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress
 
     check_pictures(view)
     answer = run(replace(request, save_workload=view.save_workload), TerminalProgress())
     workload, ranking, job, close = answer.workload, answer.ranking, answer.job, answer.nearest
     today = datetime.date.today()
     if view.json:
-        from trainpace.report.match_json import ranking_json
+        from trainpace.report import ranking_json
 
         echo_json(ranking_json(workload, ranking, job, close, today))
     else:
-        from trainpace.report.match import print_ranking
+        from trainpace.report import print_ranking
 
         print_ranking(workload, ranking, job, close, request.by, view.top, today, request.model_name)
     if view.html or view.figure:
-        from trainpace.report.match_json import ranking_json
-        from trainpace.report.pages.match import match_page, match_pictures
+        from trainpace.report import match_page, match_pictures, ranking_json
 
         why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
         data = ranking_json(workload, ranking, job, close, today)

@@ -44,8 +44,7 @@ def plan(request: PlanRequest, view: PlanView) -> int:
     """
     from trainpace.plan.evaluate import forecast_of
     from trainpace.records import save, to_jsonable
-    from trainpace.report.plan import print_plan, print_plan_next, print_script_changes
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, print_plan, print_plan_next, print_script_changes
     from trainpace.verbs.plan_write import rewritten, save_all
 
     check_pictures(view)
@@ -68,7 +67,7 @@ def plan(request: PlanRequest, view: PlanView) -> int:
         if plan.changes and (typed := typed_words()):
             print_plan_next(typed, view.output, request.model_name if ".py:" in request.model_name else None)
     if view.html or view.figure:
-        from trainpace.report.pages.plan import plan_page, plan_pictures
+        from trainpace.report import plan_page, plan_pictures
 
         ends = [forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end)]
         save_pictures(

@@ -236,8 +236,8 @@ def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> f
     if not forms:
         return None
     if max(forms.values()) > 1.01 * min(forms.values()):
-        said = ", ".join(f"{name} gives {format_duration(value)} a step" for name, value in forms.items())
-        raise Contradiction(f"the step time is given in ways that disagree: {said}.", "Give one of them.")
+        times = ", ".join(f"{name} gives {format_duration(value)} a step" for name, value in forms.items())
+        raise Contradiction(f"the step time is given in ways that disagree: {times}.", "Give one of them.")
     return next(iter(forms.values()))
 
 

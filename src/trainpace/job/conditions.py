@@ -48,7 +48,7 @@ class JobConditions(Record):
       (`trainpace loader` measures it); 0: loading is hidden behind the steps. `data_gb` are copied to the servers before
       they train, at `download_gb_per_s`.
     - `repeats`: models, folds or seeds trained one after another.
-    - `said`: fields that somebody said, though they are as the defaults; the other defaults are named as assumed.
+    - `stated`: fields that somebody gave, though they are as the defaults; the other defaults are named as assumed.
     - Money: `price_usd_per_device_hour`, electricity for what the devices draw, and `egress_usd` for leaving another cloud.
     """
 
@@ -77,7 +77,7 @@ class JobConditions(Record):
     price_usd_per_device_hour: float | None = None
     electricity_usd_per_kwh: float = 0.0
     egress_usd: float = 0.0
-    said: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -124,22 +124,22 @@ ASSUMED = JobConditions()
 """What is assumed where nobody said otherwise."""
 ONLY_STEPS = JobConditions(
     startup_s=0.0, compiling_s=0.0, checkpoints=False, checkpoint_s=0.0, device_mtbf_h=None, restart_s=0.0,
-    said=("startup_s", "compiling_s", "restart_s"),
+    stated=("startup_s", "compiling_s", "restart_s"),
 )  # fmt: skip
 """A job of steps alone."""
 
 
-def conditions_said(given: Mapping[str, Any]) -> JobConditions:
-    """The conditions that somebody said, where not None, and the defaults for the rest."""
-    said = {name: value for name, value in given.items() if value is not None}
-    return JobConditions(**said, said=tuple(said))
+def stated_conditions(given: Mapping[str, Any]) -> JobConditions:
+    """The conditions that somebody gave, where not None, and the defaults for the rest."""
+    stated = {name: value for name, value in given.items() if value is not None}
+    return JobConditions(**stated, stated=tuple(stated))
 
 
 def assumptions(conditions: JobConditions, compiles: bool = False) -> tuple[str, ...]:
     """What nobody said and counts in the hours, in words."""
 
     def assumed(name: str) -> bool:
-        return name not in conditions.said and getattr(conditions, name) == getattr(ASSUMED, name)
+        return name not in conditions.stated and getattr(conditions, name) == getattr(ASSUMED, name)
 
     c, lines = conditions, []
     if assumed("startup_s"):

@@ -25,7 +25,7 @@ TOP_KEYS = (
     "allow_global_batch", "start", "rung", "job", "slurm",
 )  # fmt: skip
 CONDITION_KEYS = tuple(
-    name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "said")
+    name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "stated")
 )
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
@@ -110,7 +110,7 @@ def _job(table: dict[str, Any] | None) -> dict[str, Any]:
     conditions = {name: value for name, value in table.items() if name in CONDITION_KEYS}
     return {
         "job": {k: v for k, v in table.items() if k not in conditions},
-        "conditions": conditions | {"said": tuple(conditions)},
+        "conditions": conditions | {"stated": tuple(conditions)},
     }
 
 

@@ -140,10 +140,10 @@ def rank(
                 ways += [_Way(offer, nodes, spot, done) for spot in _price_kinds(offer, job.spot)]
             else:
                 rejected.append(Rejected(offer=offer, nodes=nodes, binding=done[0], reason=done[1], short_gib=done[2]))
-    found = _matches(shapes, ways, devices, job)
-    found.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
-    meets = [m for m in found if _meets(m, job)]
-    return Ranking(_with_front(meets), [m for m in found if not _meets(m, job)], rejected)
+    matches = _matches(shapes, ways, devices, job)
+    matches.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
+    meets = [m for m in matches if _meets(m, job)]
+    return Ranking(_with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
 
 
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
@@ -232,10 +232,10 @@ class _Shapes:
         sizes = self._sizes[share % self._sizes == 0]
         refused: list[Reason] = []
         for precision in precisions:
-            found = self._fastest(cluster, precision, sizes, share)
-            if isinstance(found, Forecast):
-                return found
-            refused.append(found)
+            fastest = self._fastest(cluster, precision, sizes, share)
+            if isinstance(fastest, Forecast):
+                return fastest
+            refused.append(fastest)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
     def _on(self, cluster: Cluster) -> Forecaster:

@@ -197,10 +197,10 @@ class Judge:
         """The forecast, or the reason why there is none."""
         if execution not in self._forecasts:
             try:
-                found: Forecast | str = forecast_of(self.setting, execution)
+                answer: Forecast | str = forecast_of(self.setting, execution)
             except TrainpaceError as error:
-                found = str(error)
-            self._forecasts[execution] = found
+                answer = str(error)
+            self._forecasts[execution] = answer
         return self._forecasts[execution]
 
     def fits(self, choice: Choice) -> bool:

@@ -26,8 +26,8 @@ class Knob(NamedTuple):
 
 
 def _sharding(e: Execution) -> str:
-    kept = ", parameters kept until the backward pass" if e.zero_stage == 3 and not e.reshard_after_forward else ""
-    return f"ZeRO-{e.zero_stage}{kept}" if e.zero_stage else "no sharding"
+    gathered = ", parameters kept until the backward pass" if e.zero_stage == 3 and not e.reshard_after_forward else ""
+    return f"ZeRO-{e.zero_stage}{gathered}" if e.zero_stage else "no sharding"
 
 
 def fleet_in_words(e: Execution) -> str:

@@ -36,13 +36,13 @@ def _next(
 ) -> tuple[tuple[Knob, ...], Choice]:
     """The fewest knobs that give something no slower that fits, among those the fastest."""
     for count in range(1, len(left)):
-        found: list[tuple[float, int, tuple[Knob, ...], Choice]] = []
+        options: list[tuple[float, int, tuple[Knob, ...], Choice]] = []
         for i, knobs in enumerate(combinations(left, count)):
             after = turned(current, target, knobs)
             if after is not None and is_legal(after.execution, judge.start) and judge.fits(after):
-                found.append((judge.job_s(after), i, knobs, after))
-        if found and min(found)[0] <= now_s:
-            _, _, knobs, after = min(found)
+                options.append((judge.job_s(after), i, knobs, after))
+        if options and min(options)[0] <= now_s:
+            _, _, knobs, after = min(options)
             return knobs, after
     return tuple(left), target
 

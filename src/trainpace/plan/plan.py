@@ -16,7 +16,7 @@ from trainpace.plan.evaluate import Judge, Setting, forecast_of, part_of
 from trainpace.plan.knobs import config_line, differing
 from trainpace.plan.order import ladder
 from trainpace.plan.rejected import rejected
-from trainpace.plan.search import Found, search
+from trainpace.plan.search import SearchResult, search
 from trainpace.plan.sensitivity import sensitivity
 from trainpace.plan.space import Freedom, space_of
 from trainpace.units import format_number
@@ -42,56 +42,56 @@ def plan_changes(
         raise TrainpaceError(f"how it trains now cannot be forecast on this fleet: {present.reason}")
     paths = data if freedom.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
-    found = search(setting, space_of(setting.workload, start, setting.cluster, freedom), paths)
+    result = search(setting, space_of(setting.workload, start, setting.cluster, freedom), paths)
     judge = Judge(setting, start)
-    searched = len(found.space) * len(paths)
-    best, simplest = found.best(), found.simplest()
+    searched = len(result.space) * len(paths)
+    best, simplest = result.best(), result.simplest()
     if best is None or simplest is None:
-        return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(found),
-                    nearest=_nearest(setting, start, freedom, found))  # fmt: skip
+        return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(result),
+                    nearest=_nearest(setting, start, freedom, result))  # fmt: skip
 
     def outlook(choice: Choice) -> Outlook:
         return judge.outlook(choice, len(differing(now, choice)))
 
-    target = found.choice(best if to == "best" else simplest)
+    target = result.choice(best if to == "best" else simplest)
     fits = judge.fits(now)
     return Plan(
         start=start,
         changes=ladder(judge, now, target),
         now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
-        best=outlook(found.choice(best)),
-        simplest=outlook(found.choice(simplest)),
-        pareto=tuple(outlook(found.choice(index)) for index in found.pareto()),
-        rejected=rejected(setting, found, judge, best, freedom),
-        sensitivity=sensitivity(setting, found, judge, best),
+        best=outlook(result.choice(best)),
+        simplest=outlook(result.choice(simplest)),
+        pareto=tuple(outlook(result.choice(index)) for index in result.pareto()),
+        rejected=rejected(setting, result, judge, best, freedom),
+        sensitivity=sensitivity(setting, result, judge, best),
         searched=searched,
-        fitting=found.fitting,
+        fitting=result.fitting,
         start_fits=fits,
         assumed=assumptions(setting.conditions, any(e.compile for e in (start, target.execution))),
     )
 
 
-def _what_binds(found: Found) -> str:
-    needed = found.evaluation.needed_gib
-    if np.isnan(found.evaluation.step_ms).all():
-        return found.evaluation.why_not(np.arange(len(found.space))) or "nothing can be forecast."
-    able = np.where(np.isnan(found.evaluation.step_ms), np.inf, needed)
+def _what_binds(result: SearchResult) -> str:
+    needed = result.evaluation.needed_gib
+    if np.isnan(result.evaluation.step_ms).all():
+        return result.evaluation.why_not(np.arange(len(result.space))) or "nothing can be forecast."
+    able = np.where(np.isnan(result.evaluation.step_ms), np.inf, needed)
     row = int(np.argmin(able))
-    if able[row] <= found.room_gib:
+    if able[row] <= result.room_gib:
         return "the job has no step: its samples do not fill one under any of these executions."
-    over = able[row] - found.room_gib
+    over = able[row] - result.room_gib
     return (
-        f"memory binds: the leanest of {len(found.space):,} executions needs {format_number(able[row])} GiB a device, and"
-        f" {format_number(found.room_gib)} can be used, {format_number(over)} too few"
-        f" ({config_line(found.choice((row, 0)))})."
+        f"memory binds: the leanest of {len(result.space):,} executions needs {format_number(able[row])} GiB a device, and"
+        f" {format_number(result.room_gib)} can be used, {format_number(over)} too few"
+        f" ({config_line(result.choice((row, 0)))})."
     )
 
 
-def _nearest(setting: Setting, start: Execution, freedom: Freedom, found: Found) -> str:
+def _nearest(setting: Setting, start: Execution, freedom: Freedom, result: SearchResult) -> str:
     """The next larger fleet that would do, else the memory that one device would need."""
-    able = np.where(np.isnan(found.evaluation.step_ms), np.inf, found.evaluation.needed_gib)
+    able = np.where(np.isnan(result.evaluation.step_ms), np.inf, result.evaluation.needed_gib)
     least = float(able.min(initial=np.inf))
-    if not least > found.room_gib or not math.isfinite(least):
+    if not least > result.room_gib or not math.isfinite(least):
         return ""
     cluster = setting.cluster
     for factor in LARGER_FLEETS:
@@ -114,5 +114,5 @@ def _nearest(setting: Setting, start: Execution, freedom: Freedom, found: Found)
         index = there.best()
         if index is not None:
             return f"on {larger.num_devices} of these devices it would fit: {config_line(there.choice(index))}."
-    device = least / found.room_gib * (cluster.device.memory_gib.value if cluster.device.memory_gib else 0.0)
+    device = least / result.room_gib * (cluster.device.memory_gib.value if cluster.device.memory_gib else 0.0)
     return f"a device with {format_number(device)} GiB would do; smaller samples or a smaller model would too."

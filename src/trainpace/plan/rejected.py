@@ -13,7 +13,7 @@ from trainpace.execution import Execution
 from trainpace.plan.changes import Rejected
 from trainpace.plan.evaluate import Judge, Setting
 from trainpace.plan.knobs import data_in_words, fleet_in_words
-from trainpace.plan.search import Found
+from trainpace.plan.search import SearchResult
 from trainpace.plan.space import Freedom
 from trainpace.units import format_duration, format_number
 
@@ -22,7 +22,7 @@ SAME = 0.002
 
 
 class _Subject(NamedTuple):
-    """Rows that have something which the best has not; `because` is said where they fit."""
+    """Rows that have something which the best has not; `because` goes before the reason where they fit."""
 
     title: str
     rows: NDArray[np.bool_]
@@ -30,29 +30,29 @@ class _Subject(NamedTuple):
 
 
 def rejected(
-    setting: Setting, found: Found, judge: Judge, best: tuple[int, int], freedom: Freedom
+    setting: Setting, result: SearchResult, judge: Judge, best: tuple[int, int], freedom: Freedom
 ) -> tuple[Rejected, ...]:
     """Every value of every knob that the best does not have, with what the best that has it would take."""
-    chosen = found.choice(best).execution
-    said = [
-        _weigh(found, judge, best, subject)
-        for subject in _subjects(setting, found, judge, chosen)
+    chosen = result.choice(best).execution
+    entries = [
+        _weigh(result, judge, best, subject)
+        for subject in _subjects(setting, result, judge, chosen)
         if subject.rows.any()
     ]
-    said += _other_data_paths(found, judge, best)
+    entries += _other_data_paths(result, judge, best)
     if not freedom.allow_global_batch:
-        said.append(Rejected(title="another global batch", why=f"stays {found.space.base.global_batch:,}, because it changes"
+        entries.append(Rejected(title="another global batch", why=f"stays {result.space.base.global_batch:,}, because it changes"
                              " how the model learns; --allow-global-batch looks at multiples"))  # fmt: skip
     if not freedom.allow_fp8 and setting.cluster.device.fp8_tensor_tflops is not None and chosen.precision != "fp8":
-        said.append(Rejected(title="fp8", why="its risk to convergence is yours to take: --allow-fp8"))
-    if setting.cluster.num_devices > 1 and "tp" not in _varying(found) and freedom.may("model parallelism"):
+        entries.append(Rejected(title="fp8", why="its risk to convergence is yours to take: --allow-fp8"))
+    if setting.cluster.num_devices > 1 and "tp" not in _varying(result) and freedom.may("model parallelism"):
         why = "not looked at: this workload has no chain of alike blocks to divide"
-        said.append(Rejected(title="tensor and pipeline parallelism", why=why))
-    return tuple(said)
+        entries.append(Rejected(title="tensor and pipeline parallelism", why=why))
+    return tuple(entries)
 
 
-def _subjects(setting: Setting, found: Found, judge: Judge, chosen: Execution) -> Iterator[_Subject]:
-    c, varying = found.space.columns, _varying(found)
+def _subjects(setting: Setting, result: SearchResult, judge: Judge, chosen: Execution) -> Iterator[_Subject]:
+    c, varying = result.space.columns, _varying(result)
     needless = _model_states(judge, chosen)
     for precision in _others(c["precision"], chosen.precision):
         yield _Subject(precision, c["precision"] == precision)
@@ -68,7 +68,7 @@ def _subjects(setting: Setting, found: Found, judge: Judge, chosen: Execution) -
     else:
         yield _Subject("no accumulation", c["accumulation"] == 1)
     shapes = sorted(set(zip(c["nnodes"].tolist(), c["nproc_per_node"].tolist(), strict=True)))
-    now = (found.space.base.nnodes, found.space.base.nproc_per_node)
+    now = (result.space.base.nnodes, result.space.base.nproc_per_node)
     for shape in dict.fromkeys((shapes[0], shapes[-1], now, *[s for s in shapes if s[0] in (1, 2)][-2:])):
         if shape != (chosen.nnodes, chosen.nproc_per_node):
             network = setting.cluster.network_gb_per_s_per_device
@@ -94,30 +94,32 @@ def _subjects(setting: Setting, found: Found, judge: Judge, chosen: Execution) -
             yield _Subject(off if value else on, c[field] != value)
 
 
-def _weigh(found: Found, judge: Judge, best: tuple[int, int], subject: _Subject) -> Rejected:
-    index = found.best(subject.rows)
+def _weigh(result: SearchResult, judge: Judge, best: tuple[int, int], subject: _Subject) -> Rejected:
+    index = result.best(subject.rows)
     if index is not None:
-        why, lost_s = _against(found, judge, best, index)
+        why, lost_s = _against(result, judge, best, index)
         return Rejected(title=subject.title, why=f"{subject.because}{why}", lost_s=lost_s)
     rows = np.flatnonzero(subject.rows)
-    able = rows[np.isfinite(found.evaluation.step_ms[rows])]
+    able = rows[np.isfinite(result.evaluation.step_ms[rows])]
     if not len(able):
-        return Rejected(title=subject.title, why=found.evaluation.why_not(rows) or "cannot be forecast")
-    least = float(found.evaluation.needed_gib[able].min())
-    if least <= found.room_gib:
+        return Rejected(title=subject.title, why=result.evaluation.why_not(rows) or "cannot be forecast")
+    least = float(result.evaluation.needed_gib[able].min())
+    if least <= result.room_gib:
         return Rejected(title=subject.title, why="leaves no whole step for the job's samples")
     return Rejected(
         title=subject.title,
-        why=f"does not fit: it needs {format_number(least)} GiB at least, and {format_number(found.room_gib)} can be used",
+        why=f"does not fit: it needs {format_number(least)} GiB at least, and {format_number(result.room_gib)} can be used",
     )
 
 
-def _against(found: Found, judge: Judge, best: tuple[int, int], other: tuple[int, int]) -> tuple[str, float | None]:
+def _against(
+    result: SearchResult, judge: Judge, best: tuple[int, int], other: tuple[int, int]
+) -> tuple[str, float | None]:
     """(how the other choice compares with the best, seconds of the job that it loses)."""
-    choice = found.choice(other)
-    if not np.isfinite(found.job_s[other]):
+    choice = result.choice(other)
+    if not np.isfinite(result.job_s[other]):
         return "does not fit", None
-    best_s, other_s = judge.job_s(found.choice(best)), judge.job_s(choice)
+    best_s, other_s = judge.job_s(result.choice(best)), judge.job_s(choice)
     lost = other_s - best_s
     if lost < SAME * best_s:
         return "gains nothing: the same time", lost
@@ -138,15 +140,15 @@ def _others(column: NDArray[Any], chosen: object) -> list[Any]:
     return [value for value in np.unique(column).tolist() if value != chosen]
 
 
-def _varying(found: Found) -> set[str]:
-    return {name for name, column in found.space.columns.items() if len(np.unique(column)) > 1}
+def _varying(result: SearchResult) -> set[str]:
+    return {name for name, column in result.space.columns.items() if len(np.unique(column)) > 1}
 
 
-def _other_data_paths(found: Found, judge: Judge, best: tuple[int, int]) -> Iterator[Rejected]:
+def _other_data_paths(result: SearchResult, judge: Judge, best: tuple[int, int]) -> Iterator[Rejected]:
     """The fastest of those that are prepared offline, or of those that are not: whichever the best is not."""
-    others = [j for j, path in enumerate(found.data) if path.precomputed != found.data[best[1]].precomputed]
+    others = [j for j, path in enumerate(result.data) if path.precomputed != result.data[best[1]].precomputed]
     if others:
-        index = (best[0], min(others, key=lambda j: found.job_s[best[0], j]))
-        why, lost_s = _against(found, judge, best, index)
-        title = data_in_words(found.choice(index))
-        yield Rejected(title=title if found.data[index[1]].precomputed else f"only {title}", why=why, lost_s=lost_s)
+        index = (best[0], min(others, key=lambda j: result.job_s[best[0], j]))
+        why, lost_s = _against(result, judge, best, index)
+        title = data_in_words(result.choice(index))
+        yield Rejected(title=title if result.data[index[1]].precomputed else f"only {title}", why=why, lost_s=lost_s)

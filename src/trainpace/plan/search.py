@@ -16,7 +16,7 @@ NEARLY = 0.02
 """Share of the best job's time that fewer changes are worth: below what a forecast can tell apart."""
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """All choices: rows of the space times data paths.
 
     job_s: seconds of the whole job, rows x data paths, infinite where a choice cannot be made or does not fit.
@@ -63,19 +63,19 @@ class Found(NamedTuple):
         return front
 
 
-def _fewest_then_fastest(found: Found, times: Floats, limit: float) -> tuple[int, int]:
+def _fewest_then_fastest(result: SearchResult, times: Floats, limit: float) -> tuple[int, int]:
     rows, paths = np.nonzero(times <= limit)
-    pick = np.lexsort((times[rows, paths], found.changes[rows, paths]))[0]
+    pick = np.lexsort((times[rows, paths], result.changes[rows, paths]))[0]
     return int(rows[pick]), int(paths[pick])
 
 
-def search(setting: Setting, space: Space, data: tuple[DataPath, ...]) -> Found:
+def search(setting: Setting, space: Space, data: tuple[DataPath, ...]) -> SearchResult:
     """Evaluate a whole space. The first data path is the present one."""
     evaluation = evaluate(setting, space)
-    return found_of(setting, space, data, evaluation)
+    return search_result(setting, space, data, evaluation)
 
 
-def found_of(setting: Setting, space: Space, data: tuple[DataPath, ...], evaluation: Evaluation) -> Found:
+def search_result(setting: Setting, space: Space, data: tuple[DataPath, ...], evaluation: Evaluation) -> SearchResult:
     """What an evaluation says of a space's choices."""
     samples = space.columns["micro_batch"] * space.columns["accumulation"]
     room = device_room_gib(setting.cluster)
@@ -83,7 +83,7 @@ def found_of(setting: Setting, space: Space, data: tuple[DataPath, ...], evaluat
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
     job_s = np.where(possible[:, None], job_seconds(setting, space, evaluation, step_ms), np.inf)
     moved = changes_of(space)[:, None] + np.array([path != data[0] for path in data], dtype=np.int64)
-    return Found(space, data, evaluation, room, job_s, moved)
+    return SearchResult(space, data, evaluation, room, job_s, moved)
 
 
 def changes_of(space: Space) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from trainpace.hardware.device import Device
 from trainpace.plan.changes import Choice, Sensitivity
 from trainpace.plan.evaluate import Judge, Setting, evaluate
 from trainpace.plan.knobs import differing
-from trainpace.plan.search import Found, found_of
+from trainpace.plan.search import SearchResult, search_result
 
 CANDIDATES = 48
 """The fastest choices, and the fastest of every value of every knob, that are evaluated again."""
@@ -31,25 +31,27 @@ RATES = (
 Perturbed = Callable[[Setting, float], Setting]
 
 
-def sensitivity(setting: Setting, found: Found, judge: Judge, best: tuple[int, int]) -> tuple[Sensitivity, ...]:
+def sensitivity(setting: Setting, result: SearchResult, judge: Judge, best: tuple[int, int]) -> tuple[Sensitivity, ...]:
     """Every number with whether the choice changes within its interval, those that change it first."""
-    rows = _candidates(found, best)
-    space = found.space.rows(rows)
-    chosen = found.choice(best)
+    rows = _candidates(result, best)
+    space = result.space.rows(rows)
+    chosen = result.choice(best)
     position = int(np.flatnonzero(rows == best[0])[0])
-    said = []
-    for number, low, high, basis, perturbed in _numbers(setting, judge, chosen, found):
+    entries = []
+    for number, low, high, basis, perturbed in _numbers(setting, judge, chosen, result):
         worst = Sensitivity(number=number, low=low, high=high, basis=basis)
         for factor in (low, high):
-            there, paths = perturbed(setting, factor), found.data
+            there, paths = perturbed(setting, factor), result.data
             if number == "loader":
                 paths = tuple(replace(path, ms_per_sample=path.ms_per_sample * factor) for path in paths)
-            worst = _flipped(worst, there, found_of(there, space, paths, evaluate(there, space)), (position, best[1]))
-        said.append(worst)
-    return tuple(sorted(said, key=lambda s: (s.still_fits, -s.regret)))
+            worst = _flipped(
+                worst, there, search_result(there, space, paths, evaluate(there, space)), (position, best[1])
+            )
+        entries.append(worst)
+    return tuple(sorted(entries, key=lambda s: (s.still_fits, -s.regret)))
 
 
-def _flipped(so_far: Sensitivity, setting: Setting, there: Found, ours: tuple[int, int]) -> Sensitivity:
+def _flipped(so_far: Sensitivity, setting: Setting, there: SearchResult, ours: tuple[int, int]) -> Sensitivity:
     index = there.best()
     if index is None:
         return so_far
@@ -64,7 +66,7 @@ def _flipped(so_far: Sensitivity, setting: Setting, there: Found, ours: tuple[in
 
 
 def _numbers(
-    setting: Setting, judge: Judge, chosen: Choice, found: Found
+    setting: Setting, judge: Judge, chosen: Choice, result: SearchResult
 ) -> Iterator[tuple[str, float, float, str, Perturbed]]:
     f = judge.forecast(chosen.execution)
     assert not isinstance(f, str)
@@ -95,7 +97,7 @@ def _numbers(
         )  # fmt: skip
     yield "host", 0.5, 2.0, "hosts differ by a factor of two in launching", lambda s, x: s.with_host_factor(
         s.host_factor * x)  # fmt: skip
-    if any(path.ms_per_sample for path in found.data):
+    if any(path.ms_per_sample for path in result.data):
         yield "loader", 0.8, 1.25, "a sample's time, as it was measured", lambda s, x: s
 
 
@@ -115,16 +117,16 @@ def _scaled(device: Device, figures: tuple[str, ...], factor: float) -> Device:
     return replace(device, **{name: replace(figure, value=figure.value * factor) for name, figure in known.items()})
 
 
-def _candidates(found: Found, best: tuple[int, int]) -> NDArray[np.int64]:
+def _candidates(result: SearchResult, best: tuple[int, int]) -> NDArray[np.int64]:
     """Rows worth evaluating again: the fastest, the fastest of every value, and those that a little more memory would allow."""
-    step, least = found.evaluation.step_ms, found.job_s.min(axis=1)
+    step, least = result.evaluation.step_ms, result.job_s.min(axis=1)
     order = np.argsort(least, kind="stable")
     rows = {best[0], *order[:CANDIDATES].tolist()}
     nearly = np.where(
-        np.isfinite(step) & (found.evaluation.needed_gib <= 1.12 * found.room_gib), step, np.inf
+        np.isfinite(step) & (result.evaluation.needed_gib <= 1.12 * result.room_gib), step, np.inf
     )  # fmt: skip
     rows |= set(np.argsort(nearly, kind="stable")[:CANDIDATES].tolist())
-    for column in found.space.columns.values():
+    for column in result.space.columns.values():
         values = np.unique(column)
         if len(values) > 32:
             continue

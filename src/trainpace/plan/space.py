@@ -20,7 +20,7 @@ from trainpace.records import Record
 from trainpace.workload import MATRIX_KINDS, Blocks, Workload, form_of
 
 MOST_MICRO_BATCHES = 24
-"""Of the divisors of a rank's share; the largest and the present one are kept."""
+"""Micro-batches tried at most, of the divisors of a rank's share; the largest and the present one are among them."""
 LEAST_TOKENS_A_RANK = 2048
 """Context parallelism is for long sequences: below this its exchange costs more than it divides."""
 LARGEST_VIRTUAL = 8
@@ -169,8 +169,8 @@ def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: i
         if not freedom.may("micro-batch"):
             sizes = [size for size in sizes if size == start.micro_batch]
         if len(sizes) > MOST_MICRO_BATCHES:
-            kept = {sizes[i] for i in np.linspace(0, len(sizes) - 1, MOST_MICRO_BATCHES).astype(int)}
-            sizes = sorted(kept | ({start.micro_batch} & set(sizes)))
+            spread = {sizes[i] for i in np.linspace(0, len(sizes) - 1, MOST_MICRO_BATCHES).astype(int)}
+            sizes = sorted(spread | ({start.micro_batch} & set(sizes)))
         for size in sizes:
             yield size, share // size
 

@@ -86,10 +86,10 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         raise Misuse("`data_from` needs `data_gb`, the size of the data.")
     # the offers are read while the model is traced
     with workload_started(r, progress, recompute=r.checkpointing) as traced:
-        known = known_offers(r.machines, progress, r.only_machines)
+        every_offer = known_offers(r.machines, progress, r.only_machines)
         if r.data_from:
-            check_provider(r.data_from, known)
-        offers, devices = chosen_offers(known, r.provider, r.region, r.gpu, own_devices(r.hardware))
+            check_provider(r.data_from, every_offer)
+        offers, devices = chosen_offers(every_offer, r.provider, r.region, r.gpu, own_devices(r.hardware))
         job = _job(r)
         workload = traced()
     ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours")

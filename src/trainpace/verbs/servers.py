@@ -39,9 +39,9 @@ def known_offers(machines: str | None, progress: Progress, only_machines: bool =
 
 def check_provider(name: str, offers: Sequence[Offer]) -> None:
     """Raises UnknownName for a provider that neither has offers nor a known price for data that leave it."""
-    known = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
-    if name.casefold() not in known:
-        raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(known)}.")
+    providers = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
+    if name.casefold() not in providers:
+        raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")
 
 
 def chosen_offers(
@@ -55,20 +55,20 @@ def chosen_offers(
 
     Raises UnknownName for a provider, region or GPU that no offer has.
     """
-    for what, wanted, known in (
+    for what, wanted, names in (
         ("provider", providers, {o.provider for o in offers}),
         ("region", regions, {o.region for o in offers if o.region}),
     ):
         for name in wanted:
-            if not any(_is(what, name, each) for each in known):
-                raise UnknownName(what, name, sorted(known), "See trainpace offers.")
+            if not any(_is(what, name, each) for each in names):
+                raise UnknownName(what, name, sorted(names), "See trainpace offers.")
     devices = _devices(offers, own)
-    asked = {find_device(name, own).name for name in gpus}
+    chosen = {find_device(name, own).name for name in gpus}
     left = [
         o for o in offers
         if (not providers or any(_is("provider", name, o.provider) for name in providers))
         and (not regions or any(_is("region", name, o.region) for name in regions))
-        and (not asked or devices[o.device].name in asked)
+        and (not chosen or devices[o.device].name in chosen)
     ]  # fmt: skip
     if not left:
         raise _none_left(providers, regions, gpus)
@@ -77,8 +77,8 @@ def chosen_offers(
 
 def _none_left(providers: Sequence[str], regions: Sequence[str], gpus: Sequence[str]) -> TrainpaceError:
     if providers or regions:
-        asked = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
-        return TrainpaceError(f"no offer has this {asked}.", "See trainpace offers.")
+        filters = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
+        return TrainpaceError(f"no offer has this {filters}.", "See trainpace offers.")
     return TrainpaceError(
         f"nobody among the offers rents out {' or '.join(gpus)}.",
         "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
@@ -90,6 +90,6 @@ def _devices(offers: Sequence[Offer], own: Sequence[Device]) -> dict[str, Device
     return {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
 
 
-def _is(what: str, asked: str, name: str) -> bool:
-    folded, own = asked.casefold(), name.casefold()
+def _is(what: str, wanted: str, name: str) -> bool:
+    folded, own = wanted.casefold(), name.casefold()
     return folded == own if what == "provider" else folded in own

@@ -126,11 +126,11 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
         "image_size": sides.pop() if len(sides) == 1 else None,
     }  # fmt: skip
     for setting, was in traced.items():
-        asked = getattr(request, setting, None)
-        if asked is None or asked == was:
+        value = getattr(request, setting, None)
+        if value is None or value == was:
             continue
         shown = was if was is not None else f"none ({workload.sample})"
         raise Contradiction(
-            f"{name} was traced with `{setting}` {shown}, and `{setting}` {asked} needs a new trace, from the model.",
+            f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new trace, from the model.",
             "Leave the option out, or name the model.",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from trainpace.job import JobConditions, conditions_said
+from trainpace.job import JobConditions, stated_conditions
 from trainpace.units import hours_from_s
 from trainpace.verbs.request import Field, Misuse, fields_of
 from trainpace.verbs.traced import TracedRequest
@@ -48,7 +48,7 @@ def conditions_of(request: TrainingRequest, **more: Any) -> JobConditions:
         "data_gb": r.data_gb, "download_gb_per_s": r.download, "sample_bytes": float(r.sample_bytes),
         "storage_gb_per_s": r.storage, **more,
     }  # fmt: skip
-    return conditions_said(values)
+    return stated_conditions(values)
 
 
 def check_no_training(request: TrainingRequest) -> None:

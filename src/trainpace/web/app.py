@@ -22,7 +22,7 @@ from starlette.routing import Route
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
 from trainpace.journal import Journal, JournalUnusable
-from trainpace.offers.offer import Offer
+from trainpace.offers import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
 from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
@@ -50,7 +50,7 @@ THREADS = 8
 
 
 class State(NamedTuple):
-    """What the pages are about."""
+    """The journal, models, devices and prices that pages are made from."""
 
     journal: Journal
     models: Models
@@ -59,7 +59,7 @@ class State(NamedTuple):
 
 
 class Page(NamedTuple):
-    """An address, what it can be asked, and what answers."""
+    """An address, the record of its query, and the function that answers."""
 
     path: str
     title: str
@@ -113,10 +113,10 @@ def _html(page: Page, state: State, templates: Templates) -> Callable[[Request],
         question = None
         try:
             question = read_question(page.question, query)
-            found = page.answer(state, question)
-            asked = query_of(getattr(found, "question", question))
+            answer = page.answer(state, question)
+            address_query = query_of(getattr(answer, "question", question))
             text = templates.render(
-                f"{page.path[1:]}.html", title=page.title, path=page.path, page=found, asked=asked,
+                f"{page.path[1:]}.html", title=page.title, path=page.path, page=answer, asked=address_query,
                 **_choices(page, state),
             )  # fmt: skip
         except Exception as error:
@@ -125,7 +125,7 @@ def _html(page: Page, state: State, templates: Templates) -> Callable[[Request],
                 "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status
             )
             return Response(text, status, media_type="text/html")
-        address = page.path + (f"?{asked}" if asked else "")
+        address = page.path + (f"?{address_query}" if address_query else "")
         return Response(text, media_type="text/html", headers={"hx-replace-url": address})
 
     async def endpoint(request: Request) -> Response:
@@ -145,18 +145,18 @@ def _choices(page: Page, state: State) -> dict[str, Any]:
 def _json(page: Page, state: State) -> Callable[[Request], Any]:
     def make(query: str) -> Response:
         try:
-            found = to_jsonable(page.answer(state, read_question(page.question, query)))
+            answer = to_jsonable(page.answer(state, read_question(page.question, query)))
             status = 200
         except Exception as error:
             status, message, hint = _explained(error)
-            found = {
+            answer = {
                 "record": "Error",
                 "schema_version": SCHEMA_VERSION,
                 "status": status,
                 "message": message,
                 "hint": hint,
             }
-        return Response(msgspec.json.encode(found), status, media_type="application/json")
+        return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
     async def endpoint(request: Request) -> Response:
         return await run_in_threadpool(make, request.url.query)
@@ -177,12 +177,12 @@ def _explained(error: Exception) -> tuple[int, str, str]:
 
 
 def _static(request: Request) -> Response:
-    found = FILES.get(request.path_params["name"])
-    if found is None:
+    file = FILES.get(request.path_params["name"])
+    if file is None:
         raise HTTPException(404)
-    if request.headers.get("if-none-match") == found.etag:
-        return Response(status_code=304, headers={"etag": found.etag, "cache-control": "no-cache"})
-    return Response(found.body, media_type=found.media_type, headers={"etag": found.etag, "cache-control": "no-cache"})
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers={"etag": file.etag, "cache-control": "no-cache"})
+    return Response(file.body, media_type=file.media_type, headers={"etag": file.etag, "cache-control": "no-cache"})
 
 
 def _not_found(templates: Templates) -> Callable[[Request, Exception], Response]:

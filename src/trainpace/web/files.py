@@ -6,13 +6,13 @@ import hashlib
 from importlib.resources import files
 from typing import NamedTuple
 
-from trainpace.report.pages.assets import SCRIPTS, STYLES, asset
+from trainpace.report import SCRIPTS, STYLES, asset
 
 MEDIA_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
 class File(NamedTuple):
-    """What is sent."""
+    """A file as it is sent."""
 
     body: bytes
     media_type: str

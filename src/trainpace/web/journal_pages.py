@@ -1,4 +1,4 @@
-"""What the journal's pages say, as records: each is the page's JSON twin, and what its template shows."""
+"""The journal's pages as records: each is the page's JSON twin, and what its template shows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from trainpace.journal import (
 from trainpace.measure import SweepAnalysis, analyse
 from trainpace.outcome import FailedProbe, Measurement
 from trainpace.records import Record
-from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series
-from trainpace.report.charts.breakdown import Timed, step_breakdown
-from trainpace.report.charts.step_time import BATCH, FEWEST, measured_sweep
+from trainpace.report import BATCH, FEWEST, Axis, BarChart, Chart, Mark, Series, Timed, measured_sweep, step_breakdown
 from trainpace.units import format_number
 from trainpace.web.questions import (
     CompareQuestion,
@@ -139,16 +137,16 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
         model=q.model, device=q.device, precision=q.precision, kind=q.kind, outcome=q.outcome, micro_batch=q.batch,
         since=q.since, sweep=q.sweep, text=q.text,
     )  # fmt: skip
-    found = page(journal, query, *ORDERS[q.order], q.after, PAGE_RUNS)
+    listed = page(journal, query, *ORDERS[q.order], q.after, PAGE_RUNS)
     names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
     return RunsPage(
-        question=q, runs=tuple(map(line_of, found.entries)), count=found.matches, counted_to=MOST_COUNTED,
-        following=query_of(q, after=found.after) if found.after else "", models=names[0], devices=names[1],
+        question=q, runs=tuple(map(line_of, listed.entries)), count=listed.matches, counted_to=MOST_COUNTED,
+        following=query_of(q, after=listed.after) if listed.after else "", models=names[0], devices=names[1],
     )  # fmt: skip
 
 
 def line_of(e: Entry) -> RunLine:
-    """What a list shows of a run."""
+    """A run as lists show it."""
     i, x = e.interval_ms, e.execution
     return RunLine(
         id=e.id, created_at=e.created_at, kind=e.kind, outcome=e.outcome, model=e.model, device=e.device,
@@ -180,27 +178,27 @@ def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
     """Two runs or sweeps."""
     if not q.a or not q.b:
         return ComparePage(question=q, comparison=None, chart=None)
-    found = compare(journal.run_or_sweep(q.a), journal.run_or_sweep(q.b))
+    comparison = compare(journal.run_or_sweep(q.a), journal.run_or_sweep(q.b))
     chart = None
-    if len(found.ratios) > 1:
-        x = tuple(float(r.batch) for r in found.ratios)
+    if len(comparison.ratios) > 1:
+        x = tuple(float(r.batch) for r in comparison.ratios)
         sides = (
-            ("A", "first", tuple(r.a_ms for r in found.ratios)),
-            ("B", "second", tuple(r.b_ms for r in found.ratios)),
+            ("A", "first", tuple(r.a_ms for r in comparison.ratios)),
+            ("B", "second", tuple(r.b_ms for r in comparison.ratios)),
         )
-        assert found.median_ratio is not None
+        assert comparison.median_ratio is not None
         chart = Chart(
             title="Step time against the batch size", x=BATCH, y=STEP_TIME,
-            finding=f"B takes {found.median_ratio:.3f} times as long as A at the median over {len(x)} batch sizes.",
+            finding=f"B takes {comparison.median_ratio:.3f} times as long as A at the median over {len(x)} batch sizes.",
             series=tuple(Series(name=n, kind="line", tone=tone, x=x, y=y) for n, tone, y in sides),
         )  # fmt: skip
-    return ComparePage(question=q, comparison=found, chart=chart)
+    return ComparePage(question=q, comparison=comparison, chart=chart)
 
 
 def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
     """A page of sweeps."""
-    found = journal.newest_sweeps(PAGE_SWEEPS + 1, (q.page - 1) * PAGE_SWEEPS)
-    return SweepsPage(question=q, sweeps=tuple(found[:PAGE_SWEEPS]), more=len(found) > PAGE_SWEEPS)
+    sweeps = journal.newest_sweeps(PAGE_SWEEPS + 1, (q.page - 1) * PAGE_SWEEPS)
+    return SweepsPage(question=q, sweeps=tuple(sweeps[:PAGE_SWEEPS]), more=len(sweeps) > PAGE_SWEEPS)
 
 
 def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
@@ -219,15 +217,15 @@ def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
 
 def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
     """Forecasts against what was measured afterwards."""
-    found = page(
+    newest = page(
         journal,
         Query(model=q.model, device=q.device, outcome="ok", with_forecast=True),
         size=MOST_SCORED,
         most=MOST_SCORED,
     )
-    result = scores(found.entries)
+    result = scores(newest.entries)
     return ScorePage(
-        question=q, scores=result, newest=len(found.entries), all_of_them=not found.after, chart=_score_chart(result)
+        question=q, scores=result, newest=len(newest.entries), all_of_them=not newest.after, chart=_score_chart(result)
     )
 
 
@@ -257,11 +255,11 @@ def _sweep_chart(a: SweepAnalysis, entries: list[Entry]) -> Chart:
     foreseen = {e.execution.micro_batch: e for e in entries if e.forecast_ms and e.forecast_low_ms is not None}
     if len(foreseen) < FEWEST:
         return chart
-    known = [foreseen[batch] for batch in sorted(foreseen)]
+    forecast = [foreseen[batch] for batch in sorted(foreseen)]
     line = Series(
         name="forecast before it, 90 % interval", kind="line", tone="forecast", dashed=True,
-        x=tuple(float(e.execution.micro_batch) for e in known), y=tuple(e.forecast_ms for e in known),
-        low=tuple(e.forecast_low_ms or 0.0 for e in known), high=tuple(e.forecast_high_ms or 0.0 for e in known),
+        x=tuple(float(e.execution.micro_batch) for e in forecast), y=tuple(e.forecast_ms for e in forecast),
+        low=tuple(e.forecast_low_ms or 0.0 for e in forecast), high=tuple(e.forecast_high_ms or 0.0 for e in forecast),
     )  # fmt: skip
     return replace(chart, series=(line, *chart.series))
 
@@ -286,7 +284,7 @@ def _score_chart(s: Scores) -> Chart | None:
 
 
 def _sweep(journal: Journal, prefix: str) -> Sweep:
-    found = journal.sweeps(prefix)
-    if len(found) != 1:
-        raise UnknownName("sweep", prefix, ()) if not found else TrainpaceError(f"several sweeps start with {prefix}.")
-    return found[0]
+    sweeps = journal.sweeps(prefix)
+    if len(sweeps) != 1:
+        raise UnknownName("sweep", prefix, ()) if not sweeps else TrainpaceError(f"several sweeps start with {prefix}.")
+    return sweeps[0]

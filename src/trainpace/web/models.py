@@ -37,10 +37,10 @@ class Models:
         """Names of the files of workloads, without their ending. Links that lead out of the folder are left out."""
         try:
             root = self._folder.resolve(strict=True)
-            found = [p.stem for p in root.glob("*.json") if p.is_file() and p.resolve().parent == root]
+            names = [p.stem for p in root.glob("*.json") if p.is_file() and p.resolve().parent == root]
         except OSError:
             return []
-        return sorted(found)
+        return sorted(names)
 
     def get(self, name: str) -> Workload:
         """The workload of that name. Raises UnknownName, or TrainpaceError for a file that holds none."""

@@ -1,5 +1,7 @@
-"""What a page can be asked: the query string of every page as a record. A page's whole state is in it, so that an address can be
-shared; a value that cannot be right is refused in one sentence."""
+"""Questions that a page can be asked: its query string as a record.
+
+The whole state of a page is in it, so that an address can be shared; a value that cannot be right is refused in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -85,13 +87,13 @@ def read_question(kind: type[Q], query: str) -> Q:
     except ValueError:
         raise BadQuestion(f"more than {MOST_PARAMETERS} parameters.") from None
     given: dict[str, str] = {}
-    known = kind.__struct_fields__
+    fields = kind.__struct_fields__
     for name, value in pairs:
-        if name not in known:
-            near = nearest_names(name[:40], known)
+        if name not in fields:
+            near = nearest_names(name[:40], fields)
             raise BadQuestion(
                 f"this page has no parameter {name[:40]!r}.",
-                f"It has {', '.join(known)}." if not near else f"Nearest: {near[0]}.",
+                f"It has {', '.join(fields)}." if not near else f"Nearest: {near[0]}.",
             )
         if name in given:
             raise BadQuestion(f"{name} is given twice.")
@@ -105,8 +107,8 @@ def read_question(kind: type[Q], query: str) -> Q:
         name = where.rstrip("`")
         choices = [str(c) for c in _choices(get_type_hints(kind).get(name)) if c]
         what = f"it is one of {', '.join(choices)}" if choices else _plain(what)
-        said = f"{name} = {given.get(name, '')[:60]!r}: {what}" if name else what
-        raise BadQuestion(f"{said[0].lower()}{said[1:]}.".replace("`", "")) from None
+        sentence = f"{name} = {given.get(name, '')[:60]!r}: {what}" if name else what
+        raise BadQuestion(f"{sentence[0].lower()}{sentence[1:]}.".replace("`", "")) from None
 
 
 def _choices(hint: object) -> list[object]:
@@ -117,7 +119,7 @@ def _choices(hint: object) -> list[object]:
 
 
 def _plain(what: str) -> str:
-    """What msgspec expects, in words."""
+    """An error message of msgspec in plain words."""
     for word, plain in (
         ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "),
         ("`int | null`", "a whole number"), ("`float | null`", "a number"), ("`int`", "a whole number"), ("`float`", "a number"),
@@ -131,10 +133,10 @@ def query_of(question: Record, **changed: object) -> str:
     """The shortest query string that asks this, with some fields changed."""
     plain = {f.name: f.default for f in msgspec.structs.fields(question)}
     values = {name: getattr(question, name) for name in question.__struct_fields__} | changed
-    asked = {
+    changes = {
         k: exact(v) if isinstance(v, float) else str(v) for k, v in values.items() if v is not None and v != plain[k]
     }
-    return urlencode(asked)
+    return urlencode(changes)
 
 
 def exact(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from trainpace.execution import PRECISIONS
 from trainpace.journal import error_pct
 from trainpace.records import Record
-from trainpace.report.pages.render import NONE, environment, figure
+from trainpace.report import NONE, environment, figure
 from trainpace.web.questions import exact, query_of
 
 

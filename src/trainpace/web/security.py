@@ -1,4 +1,4 @@
-"""Who may ask, and how much: every request passes here before any page sees it.
+"""Access control: every request passes here before any page sees it.
 
 A server on loopback can still be reached by any page in the user's browser. So the name in Host must be one of this server's
 (DNS rebinding), requests from other origins are refused, and only reading is possible. Any other address than loopback needs a
@@ -52,12 +52,12 @@ class Policy(NamedTuple):
 
     @property
     def cookie_name(self) -> str:
-        """Of the cookie that stands for the token."""
+        """The name of the cookie that stands for the token."""
         return f"trainpace_{self.port}"
 
     @property
     def cookie_value(self) -> str:
-        """Follows from the token, which itself is not kept by the browser."""
+        """A digest of the token; the browser does not store the token itself."""
         return hashlib.sha256(f"trainpace cookie {self.token}".encode()).hexdigest()
 
 
@@ -206,7 +206,7 @@ def _has_cookie(scope: Message, policy: Policy) -> bool:
 
 
 def _same(given: str, wanted: str) -> bool:
-    """In a time that does not tell how much of it is right."""
+    """Constant-time comparison."""
     return bool(wanted) and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
 
 
@@ -220,7 +220,7 @@ def _values(scope: Message, name: bytes) -> list[bytes]:
 
 
 def _caching(headers: Headers) -> Headers:
-    """Nothing is kept by browsers or proxies but what says so itself (the vendored files)."""
+    """Browsers and proxies store nothing but the responses that allow it themselves (the vendored files)."""
     return [] if any(key == b"cache-control" for key, _ in headers) else [(b"cache-control", b"no-store")]
 
 

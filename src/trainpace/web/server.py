@@ -1,4 +1,4 @@
-"""Where the server listens, who may call it, and uvicorn in its plainest form."""
+"""The socket that the server listens on, its policy, and uvicorn."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def policy_of(host: str, port: int, names: tuple[str, ...], token: str | None) -
     if is_loopback(host):
         token = token or (secrets.token_urlsafe(32) if names else None)
         return Policy(LOOPBACK_NAMES | {host.lower()} | {n.lower() for n in names}, token, port)
-    known = set() if host in EVERY_ADDRESS else {host.lower()}
-    return Policy(frozenset(known | {n.lower() for n in names}), token or secrets.token_urlsafe(32), port)
+    own = set() if host in EVERY_ADDRESS else {host.lower()}
+    return Policy(frozenset(own | {n.lower() for n in names}), token or secrets.token_urlsafe(32), port)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -51,7 +51,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def address_of(host: str, port: int, token: str | None) -> str:
-    """What to open in a browser."""
+    """The address to open in a browser."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
 

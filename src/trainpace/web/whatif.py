@@ -5,9 +5,7 @@ from __future__ import annotations
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
-from trainpace.report.charts import Axis, BarChart, Chart, Mark, Series
-from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
-from trainpace.report.charts.step_time import BATCH
+from trainpace.report import BATCH, Axis, BarChart, Chart, Held, Mark, Series, Timed, memory_at_peak, step_breakdown
 from trainpace.units import format_duration, format_number, format_usd
 from trainpace.verbs.whatif import BatchCurve, Price, WhatIf, WhatIfRequest
 
