@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, MachineModel, Target, fitted_constants
-from trainpace.forecast.timings import OperatorTimings, Roofline, fit_classes
+from trainpace.forecast.timings import MachineRoofline, OperatorTimings, fit_classes
 from trainpace.hardware import Cluster, Device, Figure, find_device
 from trainpace.job import JobConditions, Question, answer
 from trainpace.machine import MachineProfile
@@ -15,7 +15,7 @@ from trainpace.plan import Change, Plan
 from trainpace.schedule import Schedule
 from trainpace.workload import Blocks, MemoryProfile, Operators, TracedForm, Workload
 
-FORM = Roofline(flop_per_s=1e11, bytes_per_s=1e10, start_s=1e-6)
+FORM = MachineRoofline(flop_per_s=1e11, bytes_per_s=1e10, start_s=1e-6)
 """Of an invented CPU."""
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from trainpace.forecast.intervals import student_t_95
+from trainpace.forecast import student_t_95
 
 
 def median(values: Sequence[float]) -> float:

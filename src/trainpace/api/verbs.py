@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from trainpace.journal import Journal
     from trainpace.ladder import Climbed
     from trainpace.machine import MachineProfile
-    from trainpace.offers import Offer
-    from trainpace.offers.match import Ranking
+    from trainpace.offers import Offer, Ranking
     from trainpace.plan import Plan
     from trainpace.shards import Estimate, Precomputed
     from trainpace.verbs.forecast import Forecasts

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast.intervals import student_t_95
+from trainpace.forecast import student_t_95
 from trainpace.medians import warmup_steps
 from trainpace.outcome import Interval
 from trainpace.records import Record

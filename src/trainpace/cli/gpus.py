@@ -15,8 +15,7 @@ def gpus(request: GpusRequest, view: View) -> int:
     trainpace gpus "NVIDIA GeForce RTX 3090"
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.hardware import print_catalogue, print_device
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, print_catalogue, print_device
 
     devices = run(request, TerminalProgress()).devices
     if view.json:

@@ -32,7 +32,7 @@ def journal(context: click.Context) -> int:
 def _list(request: verb.ListRequest, view: View) -> int:
     """List runs, the newest first."""
     from trainpace.records import to_jsonable
-    from trainpace.report.journal import print_entries, print_sweeps
+    from trainpace.report import print_entries, print_sweeps
 
     listing = verb.list_runs(request)
     if view.json:
@@ -48,7 +48,7 @@ def _list(request: verb.ListRequest, view: View) -> int:
 def show(request: verb.ShowRequest, view: View) -> int:
     """Show all of one run. ID is its id, or the first digits of it."""
     from trainpace.records import to_jsonable
-    from trainpace.report.journal import print_entry
+    from trainpace.report import print_entry
 
     entry = verb.show(request)
     echo_json(to_jsonable(entry)) if view.json else print_entry(entry)
@@ -62,7 +62,7 @@ def compare(request: verb.CompareRequest, view: View) -> int:
     Exit code 1 if they have no batch size in common that was timed on both sides.
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.journal import print_comparison
+    from trainpace.report import print_comparison
 
     comparison = verb.compare_runs(request)
     echo_json(to_jsonable(comparison)) if view.json else print_comparison(comparison)
@@ -78,7 +78,7 @@ def _import(request: verb.ImportRequest, view: View) -> int:
     A file that cannot be read is left out whole, and the exit code is 2; 1 if a file held no run.
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.journal import print_imported
+    from trainpace.report import print_imported
 
     imports, place = verb.import_runs(request)
     if view.json:
@@ -141,7 +141,7 @@ def path(request: verb.JournalRequest, view: View) -> int:
 def score(request: verb.FilteredRequest, view: View) -> int:
     """Say how good the forecasts were that were made before their runs. Exit code 1 if there are none."""
     from trainpace.records import to_jsonable
-    from trainpace.report.journal import print_scores
+    from trainpace.report import print_scores
 
     scores = verb.score(request)
     echo_json(to_jsonable(scores)) if view.json else print_scores(scores)
@@ -150,7 +150,7 @@ def score(request: verb.FilteredRequest, view: View) -> int:
 
 def _answer(done: Record, words: str, view: View) -> int:
     from trainpace.records import to_jsonable
-    from trainpace.report.terminal import print_verdict
+    from trainpace.report import print_verdict
 
     echo_json(to_jsonable(done)) if view.json else print_verdict(words)
     return 0

@@ -49,7 +49,7 @@ def _cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     from trainpace.errors import TrainpaceError
-    from trainpace.report.encoding import never_fail_to_encode
+    from trainpace.report import never_fail_to_encode
 
     never_fail_to_encode()
     try:

@@ -16,8 +16,7 @@ def offers(request: OffersRequest, view: View) -> int:
     """
     import datetime
 
-    from trainpace.report.offers import print_offers
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import TerminalProgress, print_offers
 
     answer = run(request, TerminalProgress())
     if view.json:

@@ -42,7 +42,7 @@ def plan(request: PlanRequest, view: PlanView) -> int:
         (8 cards of 400 Gbit/s in each node are 400 GB/s)
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
-    from trainpace.plan.evaluate import forecast_of
+    from trainpace.plan import forecast_of
     from trainpace.records import save, to_jsonable
     from trainpace.report import TerminalProgress, print_plan, print_plan_next, print_script_changes
     from trainpace.verbs.plan_write import rewritten, save_all

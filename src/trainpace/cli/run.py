@@ -31,8 +31,15 @@ def run(request: RunRequest, view: RunView) -> int:
     trainpace run plan.json --command "torchrun train.py args.json" --config args.json --config ds.json
     """
     from trainpace.records import write_whole
-    from trainpace.report.ladder import ahead_json, ladder_json, markdown, print_ahead, print_ladder, table_of
-    from trainpace.report.progress import TerminalProgress
+    from trainpace.report import (
+        TerminalProgress,
+        ahead_json,
+        ladder_json,
+        markdown,
+        print_ahead,
+        print_ladder,
+        table_of,
+    )
 
     check_pictures(view)
     if view.dry_run:
@@ -48,7 +55,7 @@ def run(request: RunRequest, view: RunView) -> int:
     if view.markdown:
         write_whole(view.markdown, markdown(table))
     if view.html or view.figure:
-        from trainpace.report.pages.ladder import ladder_page, ladder_pictures
+        from trainpace.report import ladder_page, ladder_pictures
 
         save_pictures(view, lambda: ladder_page(table, answer), lambda: ladder_pictures(table))
     echo_json(answer) if view.json else print_ladder(table)

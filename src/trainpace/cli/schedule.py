@@ -25,8 +25,7 @@ def schedule(request: ScheduleRequest, view: View) -> int:
       trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90 --step-time 210ms
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.progress import TerminalProgress
-    from trainpace.report.schedule import print_answer
+    from trainpace.report import TerminalProgress, print_answer
 
     answer, files = run(request, TerminalProgress())
     if view.json:

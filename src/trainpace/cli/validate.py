@@ -21,8 +21,7 @@ def validate(request: ValidateRequest, view: View) -> int:
     trainpace validate measured_runs.parquet --file timm_train_rtx3090 --json
     """
     from trainpace.records import to_jsonable
-    from trainpace.report.progress import TerminalProgress
-    from trainpace.report.validation import print_validation
+    from trainpace.report import TerminalProgress, print_validation
 
     validated = run(request, TerminalProgress())
     if view.json:

@@ -19,8 +19,7 @@ def verify(request: VerifyRequest, view: View) -> int:
     trainpace verify resnet18 --image-size 64 --batch 16 --accumulate 4
     trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
     """
-    from trainpace.report.progress import TerminalProgress
-    from trainpace.report.verify import equivalence_json, print_equivalence
+    from trainpace.report import TerminalProgress, equivalence_json, print_equivalence
 
     equivalence = run(request, TerminalProgress())
     if view.json:

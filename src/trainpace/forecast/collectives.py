@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainpace.errors import UnknownName
 from trainpace.forecast.gloo import gloo_seconds
-from trainpace.hardware.cluster import Cluster
+from trainpace.hardware import Cluster
 from trainpace.records import Record
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]

@@ -18,7 +18,7 @@ from trainpace.execution import Engine
 from trainpace.forecast.collectives import PCIE_EFFICIENCY, Collective, collective_ms, pcie_gb_per_s
 from trainpace.forecast.grid import Flags, Grid, Groups
 from trainpace.forecast.layout import Stages
-from trainpace.hardware.cluster import Cluster
+from trainpace.hardware import Cluster
 from trainpace.workload import Blocks, Mode, Operators
 
 Floats = NDArray[np.float64]

@@ -26,7 +26,7 @@ from trainpace.forecast.shapes import clashes
 from trainpace.forecast.stages import StageCosts
 from trainpace.forecast.tables import KernelKey, Sharding, Tables, kernel_key
 from trainpace.forecast.target import Target
-from trainpace.hardware.cluster import Cluster
+from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.schedule import Schedule

@@ -22,7 +22,7 @@ from trainpace.forecast.shapes import contradiction
 from trainpace.forecast.stages import RankTable
 from trainpace.forecast.step import heaviest
 from trainpace.forecast.tables import KernelKey, kernel_key
-from trainpace.hardware.cluster import Cluster
+from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions, with_job
 from trainpace.outcome import Forecast, Interval, StepTime
 from trainpace.schedule import Schedule

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.hardware.cluster import HostLinks
+from trainpace.hardware import HostLinks
 
 Floats = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.execution import Execution
-from trainpace.hardware.device import Device
+from trainpace.hardware import Device
 from trainpace.outcome import StepTime
 from trainpace.records import Record, from_json
 

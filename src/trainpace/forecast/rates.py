@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
-from trainpace.hardware.device import Device, Figure
+from trainpace.hardware import Device, Figure
 
 Floats = NDArray[np.float64]
 

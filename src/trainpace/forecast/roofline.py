@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainpace.execution import Execution
 from trainpace.forecast.rates import Peak, matrix_peak
-from trainpace.hardware.device import Device
+from trainpace.hardware import Device
 from trainpace.workload import Operators, at_batch
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy as np
 from trainpace.errors import Contradiction
 from trainpace.execution import EXECUTION_FIELDS
 from trainpace.forecast.grid import Counts, Grid
-from trainpace.hardware.cluster import Cluster
+from trainpace.hardware import Cluster
 from trainpace.workload import Blocks
 
 CLASHES = (

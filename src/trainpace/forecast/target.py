@@ -18,8 +18,7 @@ from trainpace.forecast.rates import sustained_rates
 from trainpace.forecast.step import host_us
 from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
 from trainpace.forecast.timings import host_us as machine_host_us
-from trainpace.hardware.cluster import Cluster
-from trainpace.hardware.device import Device
+from trainpace.hardware import Cluster, Device
 from trainpace.outcome import Provenance
 
 Floats = NDArray[np.float64]

@@ -82,7 +82,7 @@ class OperatorTimings(Record):
         return classes_of(self.kind, self.function, self.half)
 
 
-class Roofline(NamedTuple):
+class MachineRoofline(NamedTuple):
     """The physical form on a CPU: the later of arithmetic and traffic, and what the smallest operator takes."""
 
     flop_per_s: float
@@ -113,9 +113,9 @@ class MachineModel(Record):
     operators (colder caches, the allocator) and how far a forecast is off."""
 
     @property
-    def form(self) -> Roofline:
+    def form(self) -> MachineRoofline:
         """The physical form that the timings correct."""
-        return Roofline(self.flop_per_s, self.bytes_per_s, 1e-6 * self.start_us)
+        return MachineRoofline(self.flop_per_s, self.bytes_per_s, 1e-6 * self.start_us)
 
 
 class Predicted(NamedTuple):
@@ -167,7 +167,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
 class Interpolator:
     """The processes of one machine's timings, each solved for once, when an operator of its class is asked for."""
 
-    def __init__(self, timings: OperatorTimings, form: Roofline) -> None:
+    def __init__(self, timings: OperatorTimings, form: MachineRoofline) -> None:
         self._timings, self._form = timings, form
         self._known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
         self._class, self._kind = np.array(timings.classes()), np.array(timings.kind)
@@ -284,7 +284,7 @@ class Process:
         return result
 
 
-def fit_classes(timings: OperatorTimings, form: Roofline) -> dict[str, ClassFit]:
+def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, ClassFit]:
     """The smoothness of each class, and of each kind of all its functions, by leaving one micro-benchmark out."""
     known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
     classes, kinds = np.array(timings.classes()), np.array(timings.kind)

@@ -4,4 +4,6 @@ from trainpace.hardware.catalogue_reader import catalogue, catalogue_name, find_
 from trainpace.hardware.cluster import Cluster, HostLinks
 from trainpace.hardware.device import Device, Figure
 
-__all__ = ["Cluster", "Device", "Figure", "HostLinks", "catalogue", "catalogue_name", "find_device", "parse_catalogue"]
+__all__ = [
+    "Cluster", "Device", "Figure", "HostLinks", "catalogue", "catalogue_name", "find_device", "parse_catalogue",
+]  # fmt: skip

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.hardware.device import Device
+from trainpace.hardware import Device
 from trainpace.job.conditions import ASSUMED, JobConditions, assumptions
 from trainpace.job.failures import (
     FailureRate,

@@ -6,8 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster
-from trainpace.forecast.transfer import LARGEST_RATIO, MeasuredRatio, measured_ratio, sharpened, shifted
+from trainpace.forecast import LARGEST_RATIO, Forecaster, MeasuredRatio, measured_ratio, sharpened, shifted
 from trainpace.outcome import Forecast
 from trainpace.workload import Workload
 

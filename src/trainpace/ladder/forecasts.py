@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
-from trainpace.hardware import Cluster, find_device
-from trainpace.hardware.cluster import HostLinks
+from trainpace.hardware import Cluster, HostLinks, find_device
 from trainpace.job import state_bytes
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.step_forecast import MeasuredCompute, RankShare, StepForecast, forecast_step, nearest

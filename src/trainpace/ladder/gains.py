@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from trainpace.forecast.intervals import student_t_95
+from trainpace.forecast import student_t_95
 from trainpace.measure import noise_of
 from trainpace.records import Record
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.forecast.transfer import AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD
+from trainpace.forecast import AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD
 from trainpace.ladder.rungs import Setup
 from trainpace.loader import LoaderCost, step_ms
 from trainpace.outcome import Forecast, Interval

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trainpace.errors import TrainpaceError
-from trainpace.forecast.gloo import TCP_SHARE, meets_itself, steps, wire_bytes
-from trainpace.hardware.cluster import HostLinks
+from trainpace.forecast import TCP_SHARE, meets_itself, steps, wire_bytes
+from trainpace.hardware import HostLinks
 from trainpace.records import Record
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")

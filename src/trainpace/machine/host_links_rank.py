@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from trainpace.errors import TrainpaceError
-from trainpace.hardware.cluster import HostLinks
+from trainpace.hardware import HostLinks
 from trainpace.machine.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links
 from trainpace.records import to_jsonable, write_whole
 

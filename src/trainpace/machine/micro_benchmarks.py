@@ -14,8 +14,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from trainpace.forecast import MachineModel
-from trainpace.forecast.timings import FUSED, ClassFit, OperatorTimings, Roofline, fit_classes
+from trainpace.forecast import FUSED, ClassFit, MachineModel, OperatorTimings, MachineRoofline, fit_classes
 from trainpace.hardware import Device, Figure
 from trainpace.machine.detection import Machine
 from trainpace.machine.kit import block, tiny_step
@@ -112,7 +111,7 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
     return rows, statistics.median(totals) / min(totals) - 1
 
 
-def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
+def _timings(timed: list[TimedRow], form: MachineRoofline) -> OperatorTimings:
     """The timed operators that ran on the device, at most MOST_OF_A_CLASS of a class, so that a forecast solves them in a
     moment."""
     on_device = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
@@ -139,12 +138,12 @@ def _table(timed: list[TimedRow], fits: dict[str, ClassFit]) -> OperatorTimings:
     )  # fmt: skip
 
 
-def _roofline() -> Roofline:
+def _roofline() -> MachineRoofline:
     """The best rates of large operators, and what the smallest takes."""
     square = torch.randn(1024, 1024)
     x = torch.randn(4 * 2**20)
     one = torch.ones(1)
-    return Roofline(
+    return MachineRoofline(
         flop_per_s=2 * 1024.0**3 / _fastest_s(lambda: square @ square),
         # with a new output each time, as training has it: fresh pages cost a CPU more than the traffic itself
         bytes_per_s=2 * 4.0 * x.numel() / _fastest_s(lambda: torch.relu(x)),
@@ -188,7 +187,7 @@ def _host_us() -> tuple[float, float, float]:
     return operator_us, max(0.0, 1e6 * views / (4 * layers)), module_us
 
 
-def _device(form: Roofline, machine: Machine) -> Device:
+def _device(form: MachineRoofline, machine: Machine) -> Device:
     gib = machine.memory_limit_gib or machine.memory_gib
 
     def measured(value: float) -> Figure:

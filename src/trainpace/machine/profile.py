@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainpace.forecast import MachineModel
-from trainpace.hardware import Device
-from trainpace.hardware.cluster import HostLinks
+from trainpace.hardware import Device, HostLinks
 from trainpace.machine.allreduce import AllReduce
 from trainpace.machine.detection import Machine
 from trainpace.records import Record

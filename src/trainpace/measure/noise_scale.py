@@ -12,8 +12,7 @@ from trainpace.measure.conditions import Conditions
 from trainpace.measure.formats import map_tensors
 from trainpace.measure.noise_norms import NoiseNorms
 from trainpace.outcome import MeasuredNoiseScale
-from trainpace.schedule import noise_scale
-from trainpace.schedule.noise_scale import FEWEST_STEPS
+from trainpace.schedule import FEWEST_STEPS, noise_scale
 from trainpace.trace import build_task, make_optimizer
 
 MOST_STEPS = 500

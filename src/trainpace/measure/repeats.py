@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainpace.forecast.intervals import student_t_95
+from trainpace.forecast import student_t_95
 from trainpace.outcome import Interval
 from trainpace.records import Record
 

@@ -1,6 +1,40 @@
 """Servers and their prices: a dated snapshot, a user's own machines, a refresh; and the ranking of them for one job."""
 
+from trainpace.offers.machines import notes_on, parse_machines
+from trainpace.offers.match import (
+    Binding,
+    Job,
+    Match,
+    Ranking,
+    Rejected,
+    cheapest_in_time,
+    fastest_within_budget,
+    nearest,
+    rank,
+)
 from trainpace.offers.offer import Offer, is_stale
-from trainpace.offers.snapshot import read_offers, snapshot
+from trainpace.offers.refresh import refreshed
+from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON, read_offers, snapshot, write_offers
+from trainpace.offers.transfer import EGRESS_USD_PER_GB
 
-__all__ = ["Offer", "is_stale", "read_offers", "snapshot"]
+__all__ = [
+    "EGRESS_USD_PER_GB",
+    "SNAPSHOT_KNOWN_ON",
+    "Binding",
+    "Job",
+    "Match",
+    "Offer",
+    "Ranking",
+    "Rejected",
+    "cheapest_in_time",
+    "fastest_within_budget",
+    "is_stale",
+    "nearest",
+    "notes_on",
+    "parse_machines",
+    "rank",
+    "read_offers",
+    "refreshed",
+    "snapshot",
+    "write_offers",
+]  # fmt: skip

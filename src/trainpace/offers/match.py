@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form, Precision
-from trainpace.forecast import Forecaster, Grid, Target
-from trainpace.forecast.memory import needed_gib, room_gib
-from trainpace.forecast.shapes import divisors
+from trainpace.forecast import Forecaster, Grid, Target, divisors, needed_gib, room_gib
 from trainpace.hardware import Cluster, Device
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.forecast import FittedKernels, Forecaster, Grid, Target
-from trainpace.forecast.memory import needed_gib, room_gib
-from trainpace.forecast.shapes import CLASHES
-from trainpace.hardware.cluster import Cluster
+from trainpace.forecast import CLASHES, FittedKernels, Forecaster, Grid, Target, needed_gib, room_gib
+from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
 from trainpace.plan.changes import Choice, DataPath, Outlook

@@ -8,8 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from trainpace.hardware.cluster import Cluster
-from trainpace.hardware.device import Device
+from trainpace.hardware import Cluster, Device
 from trainpace.plan.changes import Choice, Sensitivity
 from trainpace.plan.evaluate import Judge, Setting, evaluate
 from trainpace.plan.knobs import differing

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Checkpointing, Execution, Precision
-from trainpace.forecast.shapes import divisors
-from trainpace.hardware.cluster import Cluster
-from trainpace.hardware.device import Device
+from trainpace.forecast import divisors
+from trainpace.hardware import Cluster, Device
 from trainpace.plan.knobs import KNOB_NAMES
 from trainpace.records import Record
 from trainpace.workload import MATRIX_KINDS, Blocks, Workload, form_of

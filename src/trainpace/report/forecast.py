@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainpace.forecast.memory import needed_gib
+from trainpace.forecast import needed_gib
 from trainpace.job import assumed_in_words
 from trainpace.outcome import STEP_PARTS, Forecast, Jump
 from trainpace.report import terminal

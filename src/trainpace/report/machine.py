@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainpace.forecast.timings import step_factor
-from trainpace.hardware.cluster import HostLinks
+from trainpace.forecast import step_factor
+from trainpace.hardware import HostLinks
 from trainpace.machine import Machine, MachineProfile
 from trainpace.report.columns import words
 from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict

@@ -8,9 +8,17 @@ from collections.abc import Sequence
 
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
-from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, cheapest_in_time, fastest_within_budget
-from trainpace.offers.offer import is_stale
-from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
+from trainpace.offers import (
+    SNAPSHOT_KNOWN_ON,
+    Binding,
+    Job,
+    Match,
+    Ranking,
+    Rejected,
+    cheapest_in_time,
+    fastest_within_budget,
+    is_stale,
+)
 from trainpace.report.charts.servers import cheapest_and_fastest, server, usd_and_hours
 from trainpace.report.columns import Column, words
 from trainpace.report.phrases import devices, interval, number, plural

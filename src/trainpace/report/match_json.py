@@ -6,8 +6,7 @@ import datetime
 import math
 from typing import Any
 
-from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected
-from trainpace.offers.offer import Offer, is_stale
+from trainpace.offers import Binding, Job, Match, Offer, Ranking, Rejected, is_stale
 from trainpace.workload import Workload
 
 SCHEMA_VERSION = 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from trainpace.offers.offer import Offer, is_stale
-from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON
+from trainpace.offers import SNAPSHOT_KNOWN_ON, Offer, is_stale
 from trainpace.report.columns import Column, words
 from trainpace.report.phrases import devices
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.job import assumed_in_words
-from trainpace.plan import Change, Outlook, Plan, Sensitivity
-from trainpace.plan.knobs import config_line
+from trainpace.plan import Change, Outlook, Plan, Sensitivity, config_line
 from trainpace.report.columns import Column, words
 from trainpace.report.phrases import devices, plural
 from trainpace.report.terminal import print_head, print_lines, print_named, print_next, print_table, print_verdict

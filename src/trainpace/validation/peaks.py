@@ -11,7 +11,7 @@ A monitor (nvidia-smi) shows more than a job needs, in two ways that belong to i
 
 from __future__ import annotations
 
-from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
+from trainpace.forecast import CONTEXT_GIB, needed_gib, room_gib
 from trainpace.outcome import Memory
 from trainpace.validation.conditions import Case
 

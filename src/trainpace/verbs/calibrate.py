@@ -16,7 +16,7 @@ from trainpace.verbs.this_machine import detected
 from trainpace.verbs.units import COUNT, DURATION
 
 if TYPE_CHECKING:
-    from trainpace.hardware.cluster import HostLinks
+    from trainpace.hardware import HostLinks
     from trainpace.machine import Machine, MachineProfile
 
 

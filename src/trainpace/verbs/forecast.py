@@ -11,8 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import UnreadableInput
-from trainpace.forecast import CalibratedKernels, Forecaster, Target
-from trainpace.forecast.transfer import transfer_ratio, transferred
+from trainpace.forecast import CalibratedKernels, Forecaster, Target, transfer_ratio, transferred
 from trainpace.hardware import Cluster, Device, HostLinks, find_device
 from trainpace.job import with_job
 from trainpace.journal import foresight_of

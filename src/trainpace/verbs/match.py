@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from trainpace.execution import Precision
-from trainpace.offers.match import Binding, Job, Match, Ranking, Rejected, nearest, rank
+from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, rank
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any
 
-from trainpace.offers.offer import Offer
+from trainpace.offers import Offer
 from trainpace.records import Record, Table, to_jsonable, write_whole
 from trainpace.verbs.own_hardware import HardwareFile, own_devices
 from trainpace.verbs.places import default_offers_file
@@ -44,8 +44,7 @@ def run(request: OffersRequest, progress: Progress) -> Offers:
 
 
 def _refresh(today: datetime.date, progress: Progress) -> None:
-    from trainpace.offers.refresh import refreshed
-    from trainpace.offers.snapshot import write_offers
+    from trainpace.offers import refreshed, write_offers
 
     fresh, unknown = refreshed(today)
     target = default_offers_file()

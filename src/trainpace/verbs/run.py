@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.hardware.cluster import HostLinks
+from trainpace.hardware import HostLinks
 from trainpace.journal import Journal, anonymous_entry
 from trainpace.ladder import (
     SCRIPT_STEPS,

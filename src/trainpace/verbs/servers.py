@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
-from trainpace.offers.offer import Offer
-from trainpace.offers.snapshot import read_offers, snapshot
-from trainpace.offers.transfer import EGRESS_USD_PER_GB
+from trainpace.offers import EGRESS_USD_PER_GB, Offer, read_offers, snapshot
 from trainpace.records import read_text
 from trainpace.verbs.places import default_offers_file
 from trainpace.verbs.progress import Progress
@@ -25,7 +23,7 @@ def known_offers(machines: str | None, progress: Progress, only_machines: bool =
     """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
     own: tuple[Offer, ...] = ()
     if machines is not None:
-        from trainpace.offers.machines import notes_on, parse_machines
+        from trainpace.offers import notes_on, parse_machines
 
         own = parse_machines(read_text(machines), machines)
         for note in notes_on(own):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainpace.outcome import Interval
-from trainpace.plan import Plan
-from trainpace.plan.changes import Outlook
+from trainpace.plan import Outlook, Plan
 from trainpace.report.charts.chart import Axis, Bar, BarChart, BarGroup, Chart, Mark, Segment, Series, ideal_line
 from trainpace.units import format_duration, format_usd
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpace.forecast.over_step import MemoryOverStep
+from trainpace.forecast import MemoryOverStep
 from trainpace.report.charts.chart import MOST_INTERVAL, Axis, Chart, Mark, Series
 from trainpace.units import format_number
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpace.forecast.roofline import Roofline
+from trainpace.forecast import Roofline
 from trainpace.report.charts.chart import Axis, Chart, Mark, Series
 from trainpace.units import format_number
 

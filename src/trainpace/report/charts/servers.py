@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainpace.offers.match import Match, Rejected
+from trainpace.offers import Match, Rejected
 from trainpace.report.charts.chart import Axis, Chart, Mark, Series
 from trainpace.report.phrases import devices, span
 from trainpace.units import format_duration, format_usd

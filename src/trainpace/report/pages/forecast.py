@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainpace.forecast.over_step import memory_over_step
+from trainpace.forecast import memory_over_step
 from trainpace.outcome import Forecast, Jump, forecast_row
 from trainpace.records import to_jsonable
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from trainpace.offers.match import Job, Ranking
-from trainpace.offers.offer import is_stale
+from trainpace.offers import Job, Ranking, is_stale
 from trainpace.report.charts.breakdown import Timed, step_breakdown
 from trainpace.report.charts.chart import Picture
 from trainpace.report.charts.servers import cheapest_and_fastest, cost_against_time, server

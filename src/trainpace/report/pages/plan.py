@@ -6,9 +6,7 @@ from typing import Any
 
 from trainpace.hardware import Cluster
 from trainpace.outcome import Forecast
-from trainpace.plan import Plan
-from trainpace.plan.changes import Outlook
-from trainpace.plan.knobs import config_line
+from trainpace.plan import Outlook, Plan, config_line
 from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
 from trainpace.report.charts.changes import fleet_chart, plan_ladder
 from trainpace.report.charts.chart import Picture
