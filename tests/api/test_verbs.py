@@ -82,11 +82,11 @@ def test_every_verb_is_there_or_named_here():
 
 def test_a_room_with_a_verbs_name_is_both():
     import trainpace.forecast.kernels as kernels
-    from trainpace.forecast import forecast as pure
+    from trainpace.forecast import Forecaster
 
     assert kernels.__name__ == "trainpace.forecast.kernels"
     assert sys.modules["trainpace.forecast"] is trainpace.forecast
-    assert trainpace.forecast.forecast is pure
+    assert trainpace.forecast.Forecaster is Forecaster
     assert len(trainpace.forecast("resnet18", gpu="T4", no_journal=True)) == 1
 
 

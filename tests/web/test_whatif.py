@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouns import stacked, workload
+from nouns import forecast, stacked, workload
 from trainpace.execution import PRECISIONS, Execution
-from trainpace.forecast import forecast
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.offers.snapshot import snapshot
 from trainpace.outcome import STEP_PARTS

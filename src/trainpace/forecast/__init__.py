@@ -4,11 +4,10 @@ from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.forecaster import Forecaster
 from trainpace.forecast.forecasts import Forecasts
 from trainpace.forecast.grid import Grid
-from trainpace.forecast.old import forecast, forecast_grid, grid_from
 from trainpace.forecast.target import CalibratedKernels, FittedKernels, KernelModel, Target
 from trainpace.forecast.timings import MachineModel
 
 __all__ = [
     "CalibratedKernels", "FittedKernels", "Forecaster", "Forecasts", "Grid", "KernelConstants", "KernelModel", "MachineModel",
-    "Target", "fitted_constants", "forecast", "forecast_grid", "grid_from",
+    "Target", "fitted_constants",
 ]  # fmt: skip

@@ -171,11 +171,3 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
         # the slowest of the boundaries between neighbouring stages sets the pace
         pipeline_inside=np.where(grid.world_size <= devices_per_node, 2, 1),
     )
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("GridForecast", "CLASHES", "forecast_grid", "grid_from"):
-        from trainpace.forecast import old
-
-        return getattr(old, name)
-    raise AttributeError(name)

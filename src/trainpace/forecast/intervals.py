@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,11 +92,3 @@ def student_t_95(degrees: int) -> float:
     z, v = 1.6448536, degrees
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + math.fsum(term / float(v) ** (i + 1) for i, term in enumerate(terms))
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("spread_of",):
-        from trainpace.forecast import old
-
-        return getattr(old, name)
-    raise AttributeError(name)

@@ -7,7 +7,6 @@ blocks, another tile, another algorithm), there is a jump: the batch before it i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +48,3 @@ def jump_causes(operators: Operators, growth: Floats) -> tuple[str, ...]:
         for j in order
         if growth[j] > 0.1 * max(growth[order[0]], 1e-12)
     )
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("jumps_of",):
-        from trainpace.forecast import old
-
-        return getattr(old, name)
-    raise AttributeError(name)

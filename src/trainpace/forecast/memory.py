@@ -61,9 +61,6 @@ class RankMemory(NamedTuple):
     reserved_gib: Floats
     device_gib: Floats
 
-    def at(self, i: int) -> Memory:  # the old name
-        return self.record(i)
-
     def record(self, i: int) -> Memory:
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +60,3 @@ def roofline_of(table: Operators, seconds: Floats, execution: Execution, device:
         return None
     bandwidth = device.memory_bandwidth_gb_per_s.value
     return Roofline(points, max(rates) / 1e12, bandwidth, float(seconds[heaviest].sum() / seconds.sum()))
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("roofline",):
-        from trainpace.forecast import old
-
-        return getattr(old, name)
-    raise AttributeError(name)

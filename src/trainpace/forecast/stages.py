@@ -3,7 +3,7 @@ numbers, which are worked out once for every way to shard the operators and ever
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,11 +91,3 @@ def attention_rows(operators: Operators, blocks: Blocks) -> Flags:
     kind = np.array(operators.kind)
     own = multiplies_activations(operators) | np.isin(kind, (*ATTENTION_KINDS, "softmax"))
     return np.asarray((blocks.operator_counts > 0) & own)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("rank_times",):
-        from trainpace.forecast import old
-
-        return getattr(old, name)
-    raise AttributeError(name)

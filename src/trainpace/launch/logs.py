@@ -68,7 +68,7 @@ def first_error(path: str | Path) -> str:
     The first exception that is not torchrun's own report nor a rank's complaint that another has gone; else the first such
     complaint; else what an interpreter, a shell or Slurm called an error.
     """
-    of_peers, said, killed, in_traceback = "", "", "", False
+    of_peers, stated, killed, in_traceback = "", "", "", False
     for line in (_RANK.sub("", line).rstrip() for line in _lines(path)):
         if line.startswith("Traceback (most recent call last)"):
             in_traceback = True
@@ -86,8 +86,8 @@ def first_error(path: str | Path) -> str:
             )
             killed = killed or f"a rank {how}"
         elif _SAID.search(line) and not _AFTERMATH.search(line):
-            said = said or line.strip()
-    return (said or killed or of_peers)[:LONGEST_REASON]
+            stated = stated or line.strip()
+    return (stated or killed or of_peers)[:LONGEST_REASON]
 
 
 def _lines(path: str | Path) -> list[str]:

@@ -123,10 +123,10 @@ def _shards(folder: str, task: Task) -> tuple[ShardDataset, tuple[str, ...]]:
     online = online if callable(online) else None
     shards = ShardDataset(folder, transform=online)
     assert task.collate is not None, "a task with a dataset knows how to make batches of it"
-    found, own = (_form(task.collate([samples[0]])) for samples in (shards, task.dataset))
-    if found != own:
+    form, own = (_form(task.collate([samples[0]])) for samples in (shards, task.dataset))
+    if form != own:
         raise Contradiction(
-            f"the samples of {folder} are {found}, those of {task.name} {own}.",
+            f"the samples of {folder} are {form}, those of {task.name} {own}.",
             "Give the task's dataset an attribute `online`, the function (sample -> sample) that was left out of the shards.",
         )
     if online is None:

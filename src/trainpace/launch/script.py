@@ -98,14 +98,14 @@ def run_script(
     if not recording.ranks:
         return FailedTrial(kind="failed", reason=f"no training step was seen. {recording.seen}", log=ended.log)
     processes = read_processes(recorded)
-    if said := _does_otherwise(trial, recording, processes):
-        return FailedTrial(kind="misuse", reason=said, log=ended.log)
+    if mismatch := _does_otherwise(trial, recording, processes):
+        return FailedTrial(kind="misuse", reason=mismatch, log=ended.log)
     seen = _steps(_first(processes))
-    kept = [s for s in seen if s.trial == 0 and s.number >= warm_up]
-    if len(kept) < _FEWEST_STEPS:
+    counted = [s for s in seen if s.trial == 0 and s.number >= warm_up]
+    if len(counted) < _FEWEST_STEPS:
         reason = f"the script ended after {len(seen)} steps, too few to be timed after a warm-up of {warm_up}."
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
-    return _result(recording, processes, seen, kept, started)
+    return _result(recording, processes, seen, counted, started)
 
 
 def _run(
@@ -152,17 +152,17 @@ def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequenc
 
 
 def _result(
-    recording: Recording, processes: Sequence[Process], seen: Sequence[Step], kept: Sequence[Step], started: float
+    recording: Recording, processes: Sequence[Process], seen: Sequence[Step], counted: Sequence[Step], started: float
 ) -> TrialResult:
     first, header = recording.ranks[0], header_of(_first(processes).path) or {}
-    step_ms = [ms(s) for s in kept]
+    step_ms = [ms(s) for s in counted]
     middle = median(step_ms)
     low, high = median_interval(step_ms)
     reserved = max(r.reserved_gib for r in recording.ranks)
     losses, gpu = _losses(processes), next(_notes(_first(processes), "cuda"), None)
     return TrialResult(
         step_ms=tuple(step_ms),
-        data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in kept),
+        data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in counted),
         losses=losses,
         median_ms=middle,
         interval_ms=Interval(
@@ -191,7 +191,7 @@ def _losses(processes: Sequence[Process]) -> tuple[float, ...]:
     """The mean over the ranks of each step's loss; empty where a rank's were not seen."""
     curves: dict[int, list[float]] = {}
     for process in processes:
-        told: list[float] = next(_notes(process, "losses"), [])
-        if len(told) >= len(curves.get(process.rank, [])):
-            curves[process.rank] = told
+        losses: list[float] = next(_notes(process, "losses"), [])
+        if len(losses) >= len(curves.get(process.rank, [])):
+            curves[process.rank] = losses
     return tuple(sum(losses) / len(curves) for losses in zip(*curves.values(), strict=False))

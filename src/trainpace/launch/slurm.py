@@ -104,9 +104,11 @@ class Slurm(Record):
         answer = _ask_to_start(script)
         number = parse_submitted(answer.stdout)
         if answer.returncode or not number:
-            said = (answer.stderr.strip() or answer.stdout.strip() or "it gave no job number").splitlines()[-1]
-            said = said.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("Batch job submission failed: ")
-            raise TrainpaceError(f"Slurm did not take {jobs[0].name}: {said.strip().rstrip('.')}.")
+            refusal = (answer.stderr.strip() or answer.stdout.strip() or "it gave no job number").splitlines()[-1]
+            refusal = (
+                refusal.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("Batch job submission failed: ")
+            )
+            raise TrainpaceError(f"Slurm did not take {jobs[0].name}: {refusal.strip().rstrip('.')}.")
         return [_Followed(job, number if alone else f"{number}_{i}", on_line) for i, job in enumerate(jobs)]
 
 
@@ -197,11 +199,11 @@ def _follow(followed: Sequence[_Followed], poll_s: float) -> None:
 def _ask_to_start(script: Path) -> subprocess.CompletedProcess[str]:
     """Run sbatch in a thread, so that Ctrl-C cannot interrupt it after the job was taken and before its number is known."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_ask, "sbatch", "--parsable", str(script))
+        submission = pool.submit(_ask, "sbatch", "--parsable", str(script))
         try:
-            return asked.result()
+            return submission.result()
         except BaseException:
-            if number := parse_submitted(asked.result().stdout):
+            if number := parse_submitted(submission.result().stdout):
                 _ask("scancel", number)
             raise
 

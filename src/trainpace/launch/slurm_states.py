@@ -64,23 +64,23 @@ GONE = Seen(state="GONE")
 
 def parse_submitted(text: str) -> str:
     """The job's number from sbatch --parsable: ``123`` or ``123;cluster``. "" for anything else."""
-    found = re.match(r"\s*(\d+)(?:;\S*)?\s*$", text)
-    return found.group(1) if found else ""
+    match = re.match(r"\s*(\d+)(?:;\S*)?\s*$", text)
+    return match.group(1) if match else ""
 
 
 def parse_queue(text: str) -> dict[str, Seen]:
     """The jobs in lines of FIELDS, by their number (``12``, ``12_3``)."""
-    found = {}
+    jobs = {}
     for line in text.splitlines():
         words = line.strip().split("|")
         if len(words) >= 6:
             number, state, reason, restarts, used, code = words[:6]
             state = state.partition(" ")[0]  # "CANCELLED by 0" in some versions
-            found[number] = Seen(
+            jobs[number] = Seen(
                 state=state, reason="" if reason == "None" else reason, restarts=int(restarts) if restarts.isdigit() else 0,
                 seconds=_seconds(used), exit_code=_exit_code(code) if state in _ENDED else None,
             )  # fmt: skip
-    return found
+    return jobs
 
 
 def state_of(seen: Seen) -> State:
@@ -96,7 +96,7 @@ def sentence_of(seen: Seen, name: str, error: str) -> str:
         return error
     if seen.state == "FAILED" and (seen.exit_code or 0) > 128:
         return f"{name} died of {name_of_signal((seen.exit_code or 0) - 128)}."
-    said = {
+    sentences = {
         "FAILED": f"{name} ended with exit code {seen.exit_code} and no result.",
         "COMPLETED": f"{name} ended with exit code 0 and no result.",
         "CANCELLED": f"{name} was cancelled by somebody else.",
@@ -110,15 +110,15 @@ def sentence_of(seen: Seen, name: str, error: str) -> str:
         "PREEMPTED": f"{name} had to make way for another job, and Slurm did not start it again.",
         "GONE": f"Slurm no longer knows {name}, which left no result.",
     }
-    return said.get(seen.state, f"{name} is {seen.state.lower()}, says Slurm, and left no result.")
+    return sentences.get(seen.state, f"{name} is {seen.state.lower()}, says Slurm, and left no result.")
 
 
 def _seconds(used: str) -> float:
     """The seconds of ``1-02:03:04``, ``2:03:04`` or ``0:05``; 0 for INVALID."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
-    if not found:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
+    if not match:
         return 0.0
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
 
 

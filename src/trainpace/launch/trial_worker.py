@@ -81,7 +81,7 @@ def train(trial: Trial) -> TrialResult:
     torch.manual_seed(trial.seed + 1 + place.rank)  # dropout differs between ranks
     steps = _Steps(trial, task, engine, next_batch)
     steps.run()
-    told, noise_notes = estimate(steps.gathered(norms_of(trial, engine))) if trial.noise_scale else ({}, ())
+    noise_scale, noise_notes = estimate(steps.gathered(norms_of(trial, engine))) if trial.noise_scale else ({}, ())
     losses = ranks.mean_over_ranks(torch.stack(steps.losses).double() / e.accumulation).tolist()
     _check_losses(losses, task.name)
     peak = ranks.largest(peak if (peak := meter.peak_gib()[0]) is not None else -1.0, engine.device)
@@ -100,7 +100,7 @@ def train(trial: Trial) -> TrialResult:
         start_up_s=steps.start_up_s,
         world_size=place.world_size,
         environment=environment(trial.device) | _versions(),
-        noise_scale=told,
+        noise_scale=noise_scale,
         notes=(*engine.notes, *notes, *_optimizer_note(task, trial), *noise_notes),
     )
 
@@ -171,9 +171,9 @@ class _Steps:
         accumulation = self._trial.execution.accumulation
         start, waited, losses = self._marks.now(), 0.0, []
         for i in range(accumulation):
-            asked = time.perf_counter()
+            wait_begins = time.perf_counter()
             batch = self._next_batch()
-            waited += time.perf_counter() - asked
+            waited += time.perf_counter() - wait_begins
             losses.append(
                 self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1)
             )

@@ -54,8 +54,8 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
     """The result of a job that has ended, or its failure."""
     if ended.state == "done":
         return load(job.result, TrialResult)
-    if ended.state == "failed" and (said := failure_file(job.result)).is_file():
-        answer: dict[str, Any] = json.loads(said.read_text())
+    if ended.state == "failed" and (failure := failure_file(job.result)).is_file():
+        answer: dict[str, Any] = json.loads(failure.read_text())
         sentence = f"{answer['error']} {answer['hint']}".strip()
         if answer.get("out_of_memory"):
             return FailedTrial(kind="out of memory", reason=sentence, log=ended.log)

@@ -115,15 +115,15 @@ def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
 def _timings(timed: list[TimedRow], form: Roofline) -> OperatorTimings:
     """The timed operators that ran on the device, at most MOST_OF_A_CLASS of a class, so that a forecast solves them in a
     moment."""
-    kept = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
-    classes = _table(kept, {}).classes()
-    order = np.random.default_rng(0).permutation(len(kept))
+    on_device = [t for t in timed if t.row.launches > 0 and t.row.function not in FUSED and t.seconds > 0]
+    classes = _table(on_device, {}).classes()
+    order = np.random.default_rng(0).permutation(len(on_device))
     seen: dict[str, int] = {}
     chosen = []
     for i in order.tolist():
         seen[classes[i]] = seen.get(classes[i], 0) + 1
         if seen[classes[i]] <= MOST_OF_A_CLASS:
-            chosen.append(kept[i])
+            chosen.append(on_device[i])
     table = _table(chosen, {})
     return replace(table, fits=fit_classes(table, form))
 

@@ -13,17 +13,17 @@ def environment(device: str) -> dict[str, str]:
     """The hardware and the versions of the software. Imports torch."""
     import torch
 
-    found = {
+    properties = {
         "cpu": cpu_name(), "architecture": platform.machine(), "threads": str(torch.get_num_threads()),
         "torch": str(torch.__version__), "python": platform.python_version(), "system": platform.system(),
     }  # fmt: skip
     if device == "cuda":
-        found |= {
+        properties |= {
             "gpu": torch.cuda.get_device_name(),
             "cuda": str(torch.version.cuda),
             "cudnn": str(torch.backends.cudnn.version()),
         }
-    return found
+    return properties
 
 
 def device_in(environment: Mapping[str, str]) -> str:

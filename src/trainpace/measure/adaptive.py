@@ -117,8 +117,8 @@ def noise_between(measured: Mapping[int, Sequence[float]], settings: AdaptiveSet
         return settings.noise
     # a disturbed probe among few repeats would hide every jump
     cap = 9 * statistics.median(squares)
-    kept = [min(square, cap) for square in squares]
-    return math.sqrt((sum(kept) + PRIOR_WORTH * settings.noise**2) / (len(kept) + PRIOR_WORTH))
+    capped = [min(square, cap) for square in squares]
+    return math.sqrt((sum(capped) + PRIOR_WORTH * settings.noise**2) / (len(capped) + PRIOR_WORTH))
 
 
 class _Sweep(NamedTuple):
@@ -222,10 +222,10 @@ def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve
     """The middle of the gap whose step time grows most unlike what a sample costs around it, or its ends again where
     nothing lies between. Few points hold too little for a model of the whole curve; this asks for one slope only.
     """
-    known = np.array(curve.batches)
+    batches = np.array(curve.batches)
     repeats = np.array([len(measured[batch]) for batch in curve.batches], dtype=float)
-    steps = np.array(curve.step_ms) - curve.odd_extra_ms * (known % 2)
-    gap, rise = np.diff(known), np.diff(steps)
+    steps = np.array(curve.step_ms) - curve.odd_extra_ms * (batches % 2)
+    gap, rise = np.diff(batches), np.diff(steps)
     # the noise of the repeats, not the curve's: that holds the misfit of all jumps that were not found yet
     deviation = (
         noise_between(measured) * np.maximum(steps[1:], steps[:-1]) * np.sqrt(1 / repeats[1:] + 1 / repeats[:-1])
@@ -272,18 +272,18 @@ def _surprise(slopes: Floats, deviations: Floats, gaps: Floats, t: int) -> float
 
 def _curved(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
     """The middle of the gap that a straight line crosses worst, judged by the slopes on either side of it."""
-    known, steps = curve.batches, np.array(curve.step_ms)
-    gap = np.diff(known)
-    slope = np.diff(steps - curve.odd_extra_ms * (np.array(known) % 2)) / gap
+    batches, steps = curve.batches, np.array(curve.step_ms)
+    gap = np.diff(batches)
+    slope = np.diff(steps - curve.odd_extra_ms * (np.array(batches) % 2)) / gap
     noise = noise_between(measured)
     holds_jump = {jump.after for jump in curve.jumps}
     worst, wanted = SAG, []
     for t in range(1, len(gap) - 1):
-        if not holds_jump.isdisjoint(known[t : t + 3]) or gap[t] < 2:
+        if not holds_jump.isdisjoint(batches[t : t + 3]) or gap[t] < 2:
             continue
         unsure = noise * math.sqrt(2) * math.hypot(steps[t] / gap[t - 1], steps[t + 2] / gap[t + 1])
         sag = (abs(slope[t + 1] - slope[t - 1]) - 2 * unsure) * gap[t] / 8 / (noise * steps[t])
-        if sag > worst and (between := _middle(sizes, known[t], known[t + 1])):
+        if sag > worst and (between := _middle(sizes, batches[t], batches[t + 1])):
             worst, wanted = sag, between
     return wanted
 

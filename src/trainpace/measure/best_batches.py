@@ -44,10 +44,10 @@ def best_batches(curve: StepCurve) -> BestBatches:
     batches = np.asarray(curve.batches, dtype=float)
     fitted, measured = np.asarray(curve.fitted_ms), np.asarray(curve.step_ms)
     throughput = 1e3 * batches / fitted
-    kept = measured <= fitted * (1 + 2 * curve.noise)
-    if not kept.any():
-        kept[:] = True
-    good = kept & (throughput >= throughput[kept].max() * (1 - curve.noise))
+    undisturbed = measured <= fitted * (1 + 2 * curve.noise)
+    if not undisturbed.any():
+        undisturbed[:] = True
+    good = undisturbed & (throughput >= throughput[undisturbed].max() * (1 - curve.noise))
     return BestBatches(
         best=_choice(curve, int(np.flatnonzero(good)[0])),
         before_jumps=tuple(

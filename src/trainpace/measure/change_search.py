@@ -127,7 +127,7 @@ class Search:
         starts: list[list[Term]] = [[], [Term(Kind.SMOOTH, 0), Term(Kind.SMOOTH, 1)]]
         if pieces:
             starts += [[Term(kind, t) for t in pieces] for kind in (Kind.BOTH, Kind.LEVEL)]
-        cost, terms = min((self.improve(start) for start in starts), key=lambda found: found[0])
+        cost, terms = min((self.improve(start) for start in starts), key=lambda result: result[0])
         return cost, sorted(terms, key=lambda term: (term.place, term.kind))
 
     def improve(

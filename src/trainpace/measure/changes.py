@@ -178,15 +178,15 @@ def _straightened(search: Search, terms: list[Term]) -> list[Term]:
     """Put bends in the place of smooth curvature, which only kept it from passing for jumps. The jumps are settled now, so
     bends may be close together, also where few points left no room for them before.
     """
-    kept = [term for term in terms if term.kind != Kind.SMOOTH]
-    if len(kept) == len(terms) and search.n >= SPARSE:
+    straight = [term for term in terms if term.kind != Kind.SMOOTH]
+    if len(straight) == len(terms) and search.n >= SPARSE:
         return terms
-    if len(kept) < len(terms):
+    if len(straight) < len(terms):
         search.price[Kind.BEND] = CURVED_PRICE * math.log(search.n)
     search.bend_spacing = CURVED_SPACING
-    fixed = frozenset(term for term in kept if term.kind != Kind.BEND)
-    found = search.improve(kept, frozenset({Kind.BEND}), fixed)[1]
-    return sorted(found, key=lambda term: (term.place, term.kind))
+    fixed = frozenset(term for term in straight if term.kind != Kind.BEND)
+    bent = search.improve(straight, frozenset({Kind.BEND}), fixed)[1]
+    return sorted(bent, key=lambda term: (term.place, term.kind))
 
 
 def _certain(search: Search, terms: list[Term]) -> _Fit:

@@ -58,21 +58,21 @@ def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int
     too_large = {o.execution.micro_batch for o in failures if o.failure == "out_of_memory"}
     limit = min(too_large, default=None)
     if plan.until_oom:
-        found = next_for_largest(medians, failed, plan.batches[-1])
-        if found is not None:
-            return found
+        larger = next_for_largest(medians, failed, plan.batches[-1])
+        if larger is not None:
+            return larger
         if not plan.also_batches:
             return None
-    asked = [b for b in plan.batches if b not in failed and (limit is None or b < limit)]
+    wanted = [b for b in plan.batches if b not in failed and (limit is None or b < limit)]
     if plan.adaptive:
-        return next_batch(plan.batches, medians, hints, failed) if asked else None
-    rounds = {b: len(medians.get(b, ())) for b in asked}
-    open_ = [b for b in asked if rounds[b] < plan.repeats]
+        return next_batch(plan.batches, medians, hints, failed) if wanted else None
+    rounds = {b: len(medians.get(b, ())) for b in wanted}
+    open_ = [b for b in wanted if rounds[b] < plan.repeats]
     if not open_:
         return None
     now = min(rounds[b] for b in open_)
     # in each round another order, so that a machine that slows down does not bend the curve
-    order = sorted(asked)
+    order = sorted(wanted)
     random.Random(f"{plan.seed}:{now}").shuffle(order)
     return next(b for b in order if rounds[b] == now)
 

@@ -50,9 +50,9 @@ def verify(question: Question, launcher: Launcher, tell: Tell = lambda _: None) 
         if apart:
             repeated = trainings.repeated()
             # where one process does not repeat itself, no change would tell anything
-            found = _causes(trainings, apart) if not repeated else {}
+            causes = _causes(trainings, apart) if not repeated else {}
             results = [
-                msgspec.structs.replace(r, cause=found[r.way][0], tried=found[r.way][1]) if r.way in found else r
+                msgspec.structs.replace(r, cause=causes[r.way][0], tried=causes[r.way][1]) if r.way in causes else r
                 for r in results
             ]
     return Equivalence(question=question, ways=tuple(results), facts=facts, repeated=repeated)
@@ -78,18 +78,18 @@ def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, tuple[tupl
     can = {way: candidates(trainings.question, trainings.facts(Variant(way=way)), way) for way in apart}
     trainings.tell("changing one thing at a time")
     trainings.run_pairs(Variant(way=way, changes=(change,)) for way in apart for change in can[way])
-    found = {}
+    causes = {}
     for way in apart:
         tried: _Found = {(change,): trainings.difference(Variant(way=way, changes=(change,))) for change in can[way]}
         alone = [change for change in can[way] if trainings.is_equal(Variant(way=way, changes=(change,)))]
         cause: tuple[Change, ...] = (alone[0],) if alone else ()
         if not alone:
             cause = _together(trainings, way, can[way], tried)
-        found[way] = (
+        causes[way] = (
             cause,
             tuple(Tried(changes=c, difference=None if d is None else d.relative) for c, d in tried.items()),
         )
-    return found
+    return causes
 
 
 def _together(trainings: _Trainings, way: Way, can: Sequence[Change], tried: _Found) -> tuple[Change, ...]:
@@ -123,8 +123,8 @@ def _fewest(trainings: _Trainings, way: Way, changes: tuple[Change, ...], tried:
 
 
 def _ordered(changes: Iterable[str]) -> tuple[Change, ...]:
-    asked = set(changes)
-    return tuple(change for change in CHANGES if change in asked)
+    wanted = set(changes)
+    return tuple(change for change in CHANGES if change in wanted)
 
 
 class _Trainings:
@@ -153,10 +153,11 @@ class _Trainings:
     def result(self, way: Way) -> WayResult:
         """The result of a way without changes."""
         variant = Variant(way=way)
-        found, moved = self.difference(variant), self._moved(variant)
+        difference, moved = self.difference(variant), self._moved(variant)
         losses = self.facts(variant).losses if self._is_there(variant) else ()
         return WayResult(
-            way=way, sizes=self.question.sizes(way), difference=_number(found), worst="" if found is None else found.tensor,
+            way=way, sizes=self.question.sizes(way), difference=_number(difference),
+            worst="" if difference is None else difference.tensor,
             moved=_number(moved), equal=self.is_equal(variant), failed=self._failed.get(variant.key, ""),
             first_loss=losses[0] if losses else None,
         )  # fmt: skip
@@ -175,16 +176,18 @@ class _Trainings:
         """The difference from the variant that it is compared with; None where one of the two failed."""
         if not (self._is_there(variant) and self._is_there(variant.whole)):
             return None
-        found = difference_of_files(self._weights(variant.whole.key), self._weights(variant.key))
-        return found if found.relative == found.relative else None
+        difference = difference_of_files(self._weights(variant.whole.key), self._weights(variant.key))
+        return difference if difference.relative == difference.relative else None
 
     def is_equal(self, variant: Variant) -> bool:
         """Whether the difference is within the tolerance, and small beside how far the weights moved."""
-        found, moved = self.difference(variant), self._moved(variant)
-        if found is None or moved is None:
+        difference, moved = self.difference(variant), self._moved(variant)
+        if difference is None or moved is None:
             return False
         tolerance = self.question.tolerance
-        return found.relative <= tolerance <= moved.relative and LEAST_MOVED * found.relative <= moved.relative
+        return (
+            difference.relative <= tolerance <= moved.relative and LEAST_MOVED * difference.relative <= moved.relative
+        )
 
     def _moved(self, variant: Variant) -> Difference | None:
         if not self._is_there(variant.whole):
@@ -198,20 +201,20 @@ class _Trainings:
         self._failed |= json.loads(answer)
 
     def _run_ranks(self, variants: Sequence[Variant]) -> None:
-        asked, result = self._folder / "request.json", self._folder / "result.json"
+        request, result = self._folder / "request.json", self._folder / "result.json"
         result.unlink(missing_ok=True)
-        asked.write_text(json.dumps(self._request(variants) | {"result": str(result)}))
+        request.write_text(json.dumps(self._request(variants) | {"result": str(result)}))
         job = Job(
-            name="verify", program=("-m", "trainpace.verify.rank", str(asked)), folder=str(self._folder / "launch"),
+            name="verify", program=("-m", "trainpace.verify.rank", str(request)), folder=str(self._folder / "launch"),
             result=str(result), nproc_per_node=self.question.ranks, timeout_s=self.question.timeout_s,
         )  # fmt: skip
         ended = self._launcher.run(job)
         if ended.state == "cancelled":
             raise TrainpaceError("the ranks were cancelled.")
         for variant in variants:
-            said = sorted(self._folder.glob(f"{variant.key}.failed-*"))
-            if said:
-                self._failed[variant.key] = said[0].read_text()
+            sentences = sorted(self._folder.glob(f"{variant.key}.failed-*"))
+            if sentences:
+                self._failed[variant.key] = sentences[0].read_text()
             elif not self._is_there(variant):
                 self._failed[variant.key] = ended.reason or f"its ranks ended without an answer ({ended.state})."
             else:
@@ -232,5 +235,5 @@ class _Trainings:
         return self._folder / f"{key}.npz"
 
 
-def _number(found: Difference | None) -> float | None:
-    return None if found is None or found.relative != found.relative else found.relative
+def _number(difference: Difference | None) -> float | None:
+    return None if difference is None or difference.relative != difference.relative else difference.relative

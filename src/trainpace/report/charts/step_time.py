@@ -95,7 +95,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     told = f" The step jumps after batch {_listed(jumps)}." if jumps else ""
     return Chart(
         title="Step time against the batch size",
-        finding=f"Batch {best.batch} has the best throughput, {format_number(best.measured_samples_per_second)}.{told}",
+        finding=f"Batch {best.batch} has the best throughput, {format_number(best.measured_samples_per_second)} samples/s.{told}",
         x=BATCH,
         y=_step_axis(series),
         series=tuple(series),
