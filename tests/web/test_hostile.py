@@ -50,8 +50,10 @@ def test_hostile_requests(data, tmp_path):
         assert get(server.base + "/runs") == 200
         assert {key: n for key, n in statuses.items() if key[1] is not None and key[1] >= 500} == {}
         assert after - before < GROWTH_KIB
-        events = [line.split("\t") for line in log.read_text(errors="replace")[told:].splitlines()]
-    assert {"open", "sqlite3.connect"} & {e[0] for e in events}  # something was told at all
+        text = log.read_text(errors="replace")
+    # the journal and the packaged traces are opened while it warms up, and seen to be; later requests need not open anything
+    assert {"open", "sqlite3.connect"} <= {line.split("\t")[0] for line in text[:told].splitlines()}
+    events = [line.split("\t") for line in text[told:].splitlines()]
     assert not [e for e in events if e[0] not in ("open", "sqlite3.connect", "compile", "exec")]
     code = [
         Path(trainpace.__file__).parent,
