@@ -1,9 +1,11 @@
 """The house: imports run downward only, and the lower floors touch neither torch nor the world outside."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -88,11 +90,39 @@ def test_nothing_below_the_faces_shows_anything(path):
     assert not shows_something(path)
 
 
+# a verb's module is its face; users import their callbacks from the module of their framework
+WITHOUT_A_FACE = {"verbs", "callbacks"}
+
+
+def inner_imports(path: Path) -> set[str]:
+    """Modules inside other rooms that a module imports from."""
+    own = room_of(path) if path.is_relative_to(PACKAGE) else ""
+    parts = [name.split(".") for name in imports_of(path) if name.startswith("trainpace.")]
+    inner = [p for p in parts if len(p) > 2 and p[1] != own and p[1] not in WITHOUT_A_FACE]
+    return {".".join(p) for p in inner if (PACKAGE / p[1]).is_dir()}
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.name != "__main__.py"], ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_rooms_are_used_through_their_faces(path):
+    assert not inner_imports(path)
+
+
+@pytest.mark.parametrize("room", sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py")))
+def test_what_a_face_names_is_there(room):
+    face = importlib.import_module(f"trainpace.{room}")
+    for name in getattr(face, "__all__", ()):
+        assert not isinstance(getattr(face, name), ModuleType), f"a module of trainpace.{room} hides {name}"
+
+
 def test_these_tests_see_what_they_forbid(tmp_path):
     module = tmp_path / "bad.py"
     module.write_text("import click\nfrom rich.table import Table\nfrom trainpace.cli import main\nprint('hello')\n")
     assert shows_something(module) == {"click", "rich", "print"}
     assert faces_imported_by(module, "api") == {"cli"}
+    module.write_text("from trainpace.forecast import Forecaster\nfrom trainpace.forecast.memory import fits\n")
+    assert inner_imports(module) == {"trainpace.forecast.memory"}
 
 
 def test_this_test_sees_an_upward_import(tmp_path):

@@ -11,8 +11,6 @@
 A result of "no" (does not fit, misses the deadline) is a value, not an error; a bug is an ``assert``.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

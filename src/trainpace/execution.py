@@ -4,8 +4,6 @@ The words are the field's: a *micro-batch* is what one data-parallel rank proces
 *global batch* (effective batch) is what one optimizer update sees.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec

@@ -1,7 +1,5 @@
 """Medians, their intervals, and the start of a steady state in a series."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Results of forecasts and measurements: a step's time in named parts, memory, throughput."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

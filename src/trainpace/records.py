@@ -4,8 +4,6 @@ On disk a record is one JSON object headed by its name and the schema version th
 "schema_version": 1, ...}``. A reader refuses a version newer than its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

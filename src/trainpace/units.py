@@ -4,8 +4,6 @@ Inside trainpace every number is in the unit that its name ends with: ``_s``, ``
 (1e9 bytes), ``_usd``. Text is parsed and formatted here and nowhere else.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

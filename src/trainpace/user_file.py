@@ -3,8 +3,6 @@
 For a process of its own (`trainpace.process`): loading runs the user's code.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

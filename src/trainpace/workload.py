@@ -4,8 +4,6 @@ A quantity is stored as two coefficients, constant and per sample: ``value(batch
 operators share a row with a `count`; so ResNet-50 is about 200 rows, and Llama-70B not many more.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, get_args
 
 import msgspec

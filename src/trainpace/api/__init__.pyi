@@ -12,8 +12,7 @@ from trainpace.job import Answer
 from trainpace.journal import Journal
 from trainpace.ladder import Climbed
 from trainpace.machine import MachineProfile
-from trainpace.offers.match import Ranking
-from trainpace.offers.offer import Offer
+from trainpace.offers import Offer, Ranking
 from trainpace.plan import Plan
 from trainpace.shards import Estimate, Precomputed
 from trainpace.verbs.forecast import Forecasts

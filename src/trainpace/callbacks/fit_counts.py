@@ -4,8 +4,6 @@ Batches are counted rather than optimizer steps: with manual optimization a batc
 Rules as in lightning 2.6, loops/training_epoch_loop.py and loops/fit_loop.py.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

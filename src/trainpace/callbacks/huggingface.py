@@ -8,8 +8,6 @@ steps and the latest evaluation included. Here steps come from `state.max_steps`
 batches and resumes; evaluations and checkpoints are counted separately.
 """
 
-from __future__ import annotations
-
 import atexit
 import math
 import os

@@ -1,7 +1,5 @@
 """A callback's training, stored as a run of the journal."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from importlib.metadata import version

@@ -5,8 +5,6 @@
 The Trainer's own bar shows the remaining time of the epoch, not of the training, and leaves out validation.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

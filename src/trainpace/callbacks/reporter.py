@@ -1,8 +1,6 @@
 """The part that the callbacks of all engines share: when to report, what to say, the run in the journal, and safety for
 the training."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import math

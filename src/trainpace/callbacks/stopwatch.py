@@ -1,7 +1,5 @@
 """A stopwatch for a training's kinds of work: the time between two marks is charged to the work that ends at the second."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Literal

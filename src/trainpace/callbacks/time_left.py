@@ -10,8 +10,6 @@ left out as warm-up. Rare spikes are winsorised (Tukey 1962): the slowest hundre
 steps, so that a single stall of half a minute is not expected again, while a pause at every fiftieth step is.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`trainpace forecast`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import click

@@ -1,7 +1,5 @@
 """`trainpace gpus`."""
 
-from __future__ import annotations
-
 from trainpace.cli.command import View, command, echo_json
 from trainpace.verbs.gpus import GpusRequest, run
 

@@ -1,7 +1,5 @@
 """`trainpace loader`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from trainpace.cli.command import View, command, echo_json

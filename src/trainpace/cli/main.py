@@ -1,7 +1,5 @@
 """The group of verbs, and how errors leave the program."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

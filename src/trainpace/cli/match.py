@@ -1,7 +1,5 @@
 """`trainpace match`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """`trainpace measure`."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`trainpace offers`."""
 
-from __future__ import annotations
-
 from trainpace.cli.command import View, command, echo_json
 from trainpace.verbs.offers import OffersRequest, run
 

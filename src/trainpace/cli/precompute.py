@@ -1,7 +1,5 @@
 """`trainpace precompute`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import click

@@ -1,7 +1,5 @@
 """`trainpace run`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from trainpace.cli.command import PicturedView, check_pictures, command, echo_json, save_pictures

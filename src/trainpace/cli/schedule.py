@@ -1,7 +1,5 @@
 """`trainpace schedule`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`trainpace serve`."""
 
-from __future__ import annotations
-
 from trainpace.cli.command import command
 from trainpace.errors import TrainpaceError
 from trainpace.verbs.request import Request

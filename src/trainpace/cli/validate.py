@@ -1,7 +1,5 @@
 """`trainpace validate`."""
 
-from __future__ import annotations
-
 from trainpace.cli.command import View, command, echo_json
 from trainpace.verbs.validate import ValidateRequest, run
 

@@ -1,7 +1,5 @@
 """accelerate YAML (accelerate 1.15, commands/config/config_args.py). `num_processes` is the total over all machines."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

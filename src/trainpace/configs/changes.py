@@ -1,7 +1,5 @@
 """An Execution as the settings that files can state, and settings as an Execution."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

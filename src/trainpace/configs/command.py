@@ -4,8 +4,6 @@ Flags: torch 2.13's torch/distributed/run.py, accelerate 1.15's commands/launch.
 A launcher's own flags end at the first word that is neither a flag nor a flag's value: the script.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Set

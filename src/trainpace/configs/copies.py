@@ -1,8 +1,6 @@
 """Copies of settings files, and of the command that reads them, for a trial: outputs go into the trial's folder, and a
 file that names another settings file names that file's copy."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterator, Mapping

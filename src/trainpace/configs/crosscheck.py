@@ -1,7 +1,5 @@
 """Settings files compared with each other: the values that they agree on, and the settings that contradict each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from trainpace.configs.settings import ConfigFile, Note, Setting

@@ -3,8 +3,6 @@
 DeepSpeed silently ignores an unknown top-level key; an unknown key inside zero_optimization stops it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainpace.configs.names import names

@@ -1,7 +1,5 @@
 """A settings file while it is being changed: its text, the settings written, and those left out with their reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

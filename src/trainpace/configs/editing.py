@@ -1,7 +1,5 @@
 """Set one key of a JSON or YAML text: comments, order, indentation and every other character stay as they are."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Literal

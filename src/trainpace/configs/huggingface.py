@@ -1,7 +1,5 @@
 """Hugging Face `TrainingArguments`, as JSON, YAML or flags. Names: transformers 5.23, training_args.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainpace.configs.names import TOOLS, names

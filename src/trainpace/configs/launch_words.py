@@ -1,7 +1,5 @@
 """The positions of a launch command's words in a text, so that one flag can be changed and nothing else moves."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

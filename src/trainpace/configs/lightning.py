@@ -1,7 +1,5 @@
 """Lightning CLI YAML (Lightning 2.6): `trainer`, `data`, `optimizer`. Names: pytorch_lightning/trainer/trainer.py."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

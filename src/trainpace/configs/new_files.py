@@ -1,7 +1,5 @@
 """New settings files made from an Execution alone."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from trainpace.configs.changes import Changes

@@ -1,7 +1,5 @@
 """JSON and YAML parsed more strictly than usual: a duplicate key is an error, where both parsers would take the last."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

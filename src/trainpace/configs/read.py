@@ -1,7 +1,5 @@
 """Settings files in any known format. A format is added as a file in this room and a line in FORMATS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

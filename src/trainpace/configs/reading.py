@@ -1,7 +1,5 @@
 """Checks and notes that all readers of settings formats share."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Slurm batch scripts: the #SBATCH options, and the command that starts the training. Source: sbatch's manual."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """The settings of all formats under one set of names, each with the file and key that states it."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from trainpace.records import Record

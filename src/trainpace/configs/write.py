@@ -1,7 +1,5 @@
 """Changes written into settings files: only the keys that change, and only where the result reads back as intended."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Possible changes for each cause, with the milliseconds per step that each should save. Pure arithmetic on a recording."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean

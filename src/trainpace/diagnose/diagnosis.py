@@ -1,7 +1,5 @@
 """Verdict, reasons and next steps for one recording."""
 
-from __future__ import annotations
-
 import math
 
 from trainpace.diagnose.advice import WORTH, Advice, advise

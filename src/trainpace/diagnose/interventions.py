@@ -1,7 +1,5 @@
 """The effect of each intervention: plain blocks against blocks with one cause removed, round by round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """A step's milliseconds by cause, from the parts of the trail and the interventions together. They add up to the step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

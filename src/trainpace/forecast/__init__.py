@@ -8,14 +8,15 @@ from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import student_t_95
 from trainpace.forecast.memory import CONTEXT_GIB, needed_gib, room_gib
 from trainpace.forecast.over_step import MemoryOverStep, memory_over_step
+from trainpace.forecast.roofline import Roofline
 from trainpace.forecast.shapes import CLASHES, divisors
 from trainpace.forecast.target import CalibratedKernels, FittedKernels, KernelModel, Target
 from trainpace.forecast.timings import (
     FUSED,
     ClassFit,
     MachineModel,
+    MachineRoofline,
     OperatorTimings,
-    Roofline,
     fit_classes,
     step_factor,
 )
@@ -32,41 +33,10 @@ from trainpace.forecast.transfer import (
 )
 
 __all__ = [
-    "AT_A_MEASURED_BATCH_SD",
-    "CLASHES",
-    "CONTEXT_GIB",
-    "FUSED",
-    "LARGEST_RATIO",
-    "PER_LOG_BATCH_SD",
-    "TCP_SHARE",
-    "CalibratedKernels",
-    "ClassFit",
-    "FittedKernels",
-    "Forecaster",
-    "Forecasts",
-    "Grid",
-    "KernelConstants",
-    "KernelModel",
-    "MachineModel",
-    "MeasuredRatio",
-    "MemoryOverStep",
-    "OperatorTimings",
-    "Roofline",
-    "Target",
-    "divisors",
-    "fit_classes",
-    "fitted_constants",
-    "measured_ratio",
-    "meets_itself",
-    "memory_over_step",
-    "needed_gib",
-    "room_gib",
-    "sharpened",
-    "shifted",
-    "step_factor",
-    "steps",
-    "student_t_95",
-    "transfer_ratio",
-    "transferred",
-    "wire_bytes",
+    "AT_A_MEASURED_BATCH_SD", "CLASHES", "CONTEXT_GIB", "FUSED", "LARGEST_RATIO", "PER_LOG_BATCH_SD", "TCP_SHARE",
+    "CalibratedKernels", "ClassFit", "FittedKernels", "Forecaster", "Forecasts", "Grid", "KernelConstants",
+    "KernelModel", "MachineModel", "MachineRoofline", "MeasuredRatio", "MemoryOverStep", "OperatorTimings", "Roofline",
+    "Target", "divisors", "fit_classes", "fitted_constants", "measured_ratio", "meets_itself", "memory_over_step",
+    "needed_gib", "room_gib", "sharpened", "shifted", "step_factor", "steps", "student_t_95", "transfer_ratio",
+    "transferred", "wire_bytes",
 ]  # fmt: skip

@@ -5,8 +5,6 @@ A pipeline of pp stages takes m times its slowest stage, and once all others' tu
 a step are those of a rank of the slowest stage; what a stage does once a step is that of the stage where it takes longest.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

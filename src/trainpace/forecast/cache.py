@@ -1,7 +1,5 @@
 """What a forecaster remembers, bounded and safe under threads."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock

@@ -10,8 +10,6 @@ Limits: starts were fitted on 8 ranks of one node (fitting/links.py); hops are N
 networks are extrapolation. Congestion between nodes, unequal nodes and other jobs on the network are not modelled.
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import numpy as np

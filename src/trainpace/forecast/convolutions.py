@@ -1,7 +1,5 @@
 """Convolutions: implicit GEMM, groups, depthwise, and Winograd with the batch that cuDNN pads for it."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -7,8 +7,6 @@ the way of everything (Shoeybi et al. 2019); context parallelism passes keys and
 stage (`layout`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ gathers, in segments of at most 1 MiB; all-gather is half of that; reduce-scatte
 its part, so it costs as much.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

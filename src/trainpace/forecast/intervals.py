@@ -6,8 +6,6 @@ its card been fitted on, and does the host, do grouped and depthwise convolution
 (Vovk et al. 2005; Lei et al. 2018. The guarantee holds for cases drawn as these runs were, which nobody can promise.)
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from importlib import resources

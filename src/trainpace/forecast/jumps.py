@@ -4,8 +4,6 @@ A step grows by about the same time with every sample. Where one more sample cos
 blocks, another tile, another algorithm), there is a jump: the batch before it is the better choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ its class reaches, more where it fits in L2. Every array broadcasts: operators a
 axes before it.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import NamedTuple
 

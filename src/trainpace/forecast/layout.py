@@ -5,8 +5,6 @@ Where stages times virtual stages do not divide the blocks, the first stages hol
 last the fewest, since it has the head besides; frameworks let users place them so.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ activations by the ratio of what its blocks keep to what all of them keep in one
 micro-batches in flight (Narayanan et al. 2021).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

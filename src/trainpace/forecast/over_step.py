@@ -1,7 +1,5 @@
 """Memory over the course of a step, for executions whose moments are those of the trace."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

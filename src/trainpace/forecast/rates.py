@@ -7,8 +7,6 @@ root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further,
 1994). T4 (70 W) and A10 (150 W) are the known starved cards, the 500 W H100 a slightly starved one.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ selective checkpointing in torchtitan means: kept are attention's result and eve
 (torchtitan's models/llama3/parallelize.py, option "op").
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Operators against the roofs of a device (Williams, Waterman and Patterson 2009): work per byte, and the rate it reaches."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

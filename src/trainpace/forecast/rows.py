@@ -1,7 +1,5 @@
 """Some rows of an operator table with the rates that they run at, and the constants that go with their unit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ made, and the efficiency could pass 1: the reference is then the same execution 
 hold it.
 """
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from trainpace.execution import Execution

@@ -1,7 +1,5 @@
 """Which executions a model and a cluster allow at all, and which numbers clash where they do not."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

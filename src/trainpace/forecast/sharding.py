@@ -7,8 +7,6 @@ that small products are as slow as small products are. Limits: keys and values a
 more ranks than key-value heads hold copies; under context parallelism their reads are divided although they are whole.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray

@@ -18,8 +18,6 @@ bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2 bytes more th
 shard's. fp32 and autocast train 4 + 4 + 8 whatever shards them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

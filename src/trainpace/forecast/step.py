@@ -1,7 +1,5 @@
 """From kernel times to phases: host against device, and which operators weigh most."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

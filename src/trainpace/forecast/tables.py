@@ -1,7 +1,5 @@
 """What forecasters of one workload share: its operators as ranks run them, their times, and memory."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

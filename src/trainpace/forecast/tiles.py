@@ -6,8 +6,6 @@ small ones fill the device; where blocks are few and k is long, k is split over 
 taken, as the libraries' heuristics try to. Model after NVIDIA's "Matrix Multiplication Background User's Guide".
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ What a forecast gets wrong for a model (fusions, layouts, an operator that the c
 card; the ratio measured / forecast on one card corrects that part on another. It cannot correct what is wrong with the card.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ and one ``[[gpu]]`` a device. A figure is a number, or ``{ value = 80, source = 
 source or kind is not the file's usual one. A user's file may leave both tables out: its figures then cite the file.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """A cluster: one kind of device, how many to a node and how many nodes, how they are joined, what it costs."""
 
-from __future__ import annotations
-
 from trainpace.errors import TrainpaceError
 from trainpace.hardware.device import Device
 from trainpace.records import Record

@@ -3,8 +3,6 @@
 A device brings figures and nothing else; what they mean for a kernel is the forecast's business.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from trainpace.records import Record

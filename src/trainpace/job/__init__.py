@@ -27,25 +27,7 @@ from trainpace.job.training import (
 )
 
 __all__ = [
-    "ASSUMED",
-    "ONLY_STEPS",
-    "Answer",
-    "DataParallelChoice",
-    "JobConditions",
-    "JobRange",
-    "Question",
-    "Training",
-    "answer",
-    "assumed_in_words",
-    "assumptions",
-    "data_parallel_for_deadline",
-    "epochs_for_deadline",
-    "job_range",
-    "job_ranges",
-    "power_w",
-    "state_bytes",
-    "stated_conditions",
-    "step_time_for_deadline",
-    "training_of",
-    "with_job",
+    "ASSUMED", "ONLY_STEPS", "Answer", "DataParallelChoice", "JobConditions", "JobRange", "Question", "Training",
+    "answer", "assumed_in_words", "assumptions", "data_parallel_for_deadline", "epochs_for_deadline", "job_range",
+    "job_ranges", "power_w", "state_bytes", "stated_conditions", "step_time_for_deadline", "training_of", "with_job",
 ]  # fmt: skip

@@ -1,7 +1,5 @@
 """One question with some numbers missing, answered with all of them: the heart of `trainpace schedule`."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError

@@ -1,7 +1,5 @@
 """What a whole training does besides its steps, and what it runs on: one record, for every verb."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

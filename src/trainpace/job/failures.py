@@ -9,8 +9,6 @@ between failures, and not for those that come in bursts.
 Every number may be an array: then so is the answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

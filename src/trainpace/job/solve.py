@@ -4,8 +4,6 @@ Every solver inverts `Training.time` itself, by bisection or by trying whole num
 formula gains a term. Time never falls when there is more of anything, which the tests check.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

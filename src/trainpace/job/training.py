@@ -8,8 +8,6 @@ The same array arithmetic serves one step time, the ends of its interval, and ev
 the last digit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist

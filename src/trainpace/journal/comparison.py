@@ -1,7 +1,5 @@
 """Two runs, or two sweeps, compared: how their conditions differ, and whether their times differ by more than noise."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

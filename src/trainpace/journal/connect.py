@@ -1,7 +1,5 @@
 """Database connections from a path or a URL: SQLite by default, PostgreSQL for a team."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 import time

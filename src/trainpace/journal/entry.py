@@ -1,7 +1,5 @@
 """The records of the journal: a measured run, and the sweep that it may belong to."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import math

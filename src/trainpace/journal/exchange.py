@@ -4,8 +4,6 @@ JSON is a list with one record per line, so that long files are written and read
 columns that ``trainpace validate`` reads and a column `record`, from which they are imported.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -5,8 +5,6 @@ numbers of devices are removed. A folder with a space in its name is recognised 
 (``timm:resnet50``) stay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import getpass

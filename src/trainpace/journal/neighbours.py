@@ -1,7 +1,5 @@
 """Measured runs that are similar to a run to be forecast."""
 
-from __future__ import annotations
-
 import statistics
 
 from trainpace.execution import Execution

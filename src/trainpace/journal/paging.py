@@ -5,8 +5,6 @@ filter that few runs match has to examine all runs; the index `runs_list` holds 
 so that this reads a tenth of the table. A part of a name is first looked up among the few names.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

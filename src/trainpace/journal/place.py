@@ -1,7 +1,5 @@
 """The place of the user's journal, without opening it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Collection

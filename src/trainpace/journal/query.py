@@ -1,7 +1,5 @@
 """Filters on runs, shared by all verbs, as SQL."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sweeps recorded in the journal probe by probe, so that an interrupted sweep keeps its measurements and can be resumed."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import sys

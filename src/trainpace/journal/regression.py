@@ -1,7 +1,5 @@
 """Regression check: is a recorded training slower than a baseline, beyond the noise of both?"""
 
-from __future__ import annotations
-
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.journal.comparison import Ratio, ratio_between
 from trainpace.journal.entry import Entry

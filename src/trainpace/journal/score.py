@@ -1,7 +1,5 @@
 """Accuracy of forecasts that were made before their runs were measured."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 

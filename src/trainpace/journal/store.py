@@ -1,7 +1,5 @@
 """Storage of the journal: adding, finding and changing runs, on SQLite and PostgreSQL alike."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import statistics

@@ -1,7 +1,5 @@
 """The tables, and the migrations of older journals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

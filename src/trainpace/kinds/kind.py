@@ -1,7 +1,5 @@
 """What a kind of operators declares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

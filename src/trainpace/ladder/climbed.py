@@ -1,7 +1,5 @@
 """The results of a climb so far: the record that is stored after every rung, and from which a climb is resumed."""
 
-from __future__ import annotations
-
 import statistics
 
 import msgspec

@@ -1,7 +1,5 @@
 """The climb: forecast a rung, try it, keep it if it helps, else undo it; the next one starts from what is kept."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """``python -m trainpace.ladder.data_worker``: what a task's samples cost, from its own dataset or from shards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Trials as the journal records runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainpace.journal import Entry, new_id, now_utc, printable

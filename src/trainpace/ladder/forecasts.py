@@ -1,8 +1,6 @@
 """Forecasts of a ladder's setups. They rest on the traced model, this machine's profile for so many ranks, and a sample's cost,
 each measured when it is first needed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Is one setup faster than another, beyond the noise of both?"""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A ladder from a file of the user's own (`ladder.toml`), or from a plan that `trainpace plan --output` kept."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path

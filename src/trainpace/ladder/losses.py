@@ -7,8 +7,6 @@ the baseline's first (smoothed) loss, for a loss that approaches 0 has no relati
 spread that the baseline has by itself, from a trial with another seed, whose weights and order of samples are others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

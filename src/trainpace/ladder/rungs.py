@@ -1,7 +1,5 @@
 """A ladder: the setup of a training, the changes to try in turn, and what a change makes of a setup."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -4,8 +4,6 @@ A rung changes what those files and the command's flags state, or can state, and
 would not be tried by a trial that says so. The user's files are read and never written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The shards of a rung: made once into the climb's folder, and taken up again where they are there already."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fingerprint of the code that was measured: measurements of other code do not count."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

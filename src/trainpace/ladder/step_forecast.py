@@ -6,8 +6,6 @@ alone, by `loader.model`. A step is the sum of both without loader workers, and 
 share the cores. On one machine n ranks have an nth of its cores each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

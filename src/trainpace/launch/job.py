@@ -1,7 +1,5 @@
 """The contract of every launcher: the job that is started, and how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 

@@ -1,7 +1,5 @@
 """A job's log: followed line by line while it grows, and read for the reason of a failure."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ without it, each rank's share. It costs one pass over the gradients for each of 
 that are timed.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from trainpace.errors import TrainpaceError

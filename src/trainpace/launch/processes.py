@@ -1,7 +1,5 @@
 """Jobs on this machine: the process that runs one, followed to its end; and the simplest launcher, one plain process."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

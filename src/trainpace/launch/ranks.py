@@ -1,8 +1,6 @@
 """Exchanges between the ranks of a trial, over the process group that its engine made. With one rank there is nothing to
 exchange."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

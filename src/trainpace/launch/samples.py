@@ -6,8 +6,6 @@ epoch's end are left out (drop_last); a dataset smaller than the global batch is
 samples themselves (augmentation online) is the loader workers', as in any training, and differs between trials.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ they are removed at the end), leaves out those of transformers and DeepSpeed, an
 outside the trial's own folder (`watch.inside.confine`), so that checkpoints and step counters of real runs stay as they are.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Ranks are started by srun, one a task, and not by a torchrun on every node: Slur
 fails, and writes what each says; there is no second rendezvous to hang in, and no agent that swallows an exit code.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Sequence

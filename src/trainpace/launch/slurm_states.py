@@ -4,8 +4,6 @@ One command answers for all of a launcher's jobs, running or ended: ``squeue --s
 (five minutes by default), from the same memory that ``scontrol show job`` reads.
 """
 
-from __future__ import annotations
-
 import re
 
 from trainpace.launch.job import State

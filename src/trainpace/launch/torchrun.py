@@ -1,7 +1,5 @@
 """torchrun on this machine: `nproc_per_node` ranks. Source of the options: torch.distributed.run's documentation."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A trial: a few real steps of a task under one execution, and what they took."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Run a trial by a launcher, in a folder of its own, and read what it gave."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What to set, and what it saves: a loader's measured batches laid beside the time that a step computes."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers, limit_of, step_ms

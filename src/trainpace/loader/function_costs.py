@@ -5,8 +5,6 @@ they call with all that it calls (user code that a library calls back is counted
 more than few large ones, so its shares are applied to the time that a sample takes without it.
 """
 
-from __future__ import annotations
-
 import cProfile
 import pstats
 from collections.abc import Sequence

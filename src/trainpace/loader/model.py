@@ -7,8 +7,6 @@ which queues of finite length (prefetch_factor) reach only where samples cost ab
 the clocks that many busy cores lower are not in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from trainpace.errors import TrainpaceError

@@ -1,7 +1,5 @@
 """A loader, measured from outside: in a fresh process, so that a dataset that crashes or hangs costs that process alone."""
 
-from __future__ import annotations
-
 import msgspec
 
 from trainpace import records

@@ -1,7 +1,5 @@
 """The conditions and the results of a loader measurement."""
 
-from __future__ import annotations
-
 import math
 
 from trainpace.errors import TrainpaceError

@@ -1,7 +1,5 @@
 """A DataLoader timed in steady state while nothing else runs."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

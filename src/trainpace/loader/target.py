@@ -1,7 +1,5 @@
 """The Dataset, DataLoader or task from the user's own file whose loading is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A place is an attribute, list item or dict entry. The same transform may lie in 
 `transform` again inside `transforms`): all are changed together, and put back.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

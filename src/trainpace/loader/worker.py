@@ -1,7 +1,5 @@
 """``python -m trainpace.loader.worker``: measure a loader in a process of its own, and its workers' parent."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable, Sequence

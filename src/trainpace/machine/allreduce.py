@@ -1,7 +1,5 @@
 """How fast the ranks of one machine reduce among themselves: all-reduce timed over payloads. No torch in this process."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

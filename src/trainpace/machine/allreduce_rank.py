@@ -1,7 +1,5 @@
 """``python -m trainpace.machine.allreduce_rank``: one rank of a timed all-reduce, in a process of its own."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

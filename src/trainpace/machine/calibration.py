@@ -1,7 +1,5 @@
 """This machine's profile: micro-benchmarks of its CPU, run in a process of their own."""
 
-from __future__ import annotations
-
 import msgspec
 
 from trainpace import records

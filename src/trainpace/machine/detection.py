@@ -5,8 +5,6 @@ Every field may be None: on other systems than Linux, in containers, and for dri
 identifies a machine, a person or a place is kept: no host name, serial number, UUID, bus address or path.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """What on a machine will disturb or limit measurements, in plain sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from trainpace.machine.detection import Machine

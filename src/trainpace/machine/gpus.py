@@ -3,8 +3,6 @@
 A figure that the driver does not give is None. UUIDs, serial numbers and bus addresses are not kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any, NamedTuple

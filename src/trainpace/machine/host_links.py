@@ -1,7 +1,5 @@
 """What the links between CPU hosts bring to gloo's collectives, from times of a few payloads. No torch in this module."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trainpace.errors import TrainpaceError

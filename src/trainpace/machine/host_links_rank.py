@@ -4,8 +4,6 @@
 `collectives`, `sizes_bytes` and `repeats`.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

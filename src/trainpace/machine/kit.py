@@ -4,8 +4,6 @@ Blocks and not lone operators, since an operator's time depends on what ran befo
 pass reads what the forward pass wrote. Each has its own optimizer step, so that all three phases are timed.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

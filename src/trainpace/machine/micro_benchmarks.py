@@ -1,7 +1,5 @@
 """A minute of micro-benchmarks of this machine's CPU, without any model: what forecasts of it rest on."""
 
-from __future__ import annotations
-
 import platform
 import statistics
 import time
@@ -14,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from trainpace.forecast import FUSED, ClassFit, MachineModel, OperatorTimings, MachineRoofline, fit_classes
+from trainpace.forecast import FUSED, ClassFit, MachineModel, MachineRoofline, OperatorTimings, fit_classes
 from trainpace.hardware import Device, Figure
 from trainpace.machine.detection import Machine
 from trainpace.machine.kit import block, tiny_step

@@ -1,7 +1,5 @@
 """Time every operator of a step on its own, in the terms of a trace: the same rows, with seconds."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What a machine's micro-benchmarks give: a profile that forecasts use."""
 
-from __future__ import annotations
-
 from trainpace.forecast import MachineModel
 from trainpace.hardware import Device, HostLinks
 from trainpace.machine.allreduce import AllReduce

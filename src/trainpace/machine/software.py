@@ -1,7 +1,5 @@
 """What a reader must know of this machine to compare its figures: nothing that identifies a person, a host or a path."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """How fast a folder's storage writes and reads one large file, past the page cache as far as the system allows."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

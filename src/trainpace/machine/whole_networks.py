@@ -4,8 +4,6 @@ Between operators lie colder caches, the allocator and the interpreter. Their ra
 its scatter is the forecast's interval. The networks are drawn by seed; no model that anyone trains is among them.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``python -m trainpace.machine.worker``: micro-benchmarks of this machine, in a process of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

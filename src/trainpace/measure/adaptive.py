@@ -13,8 +13,6 @@ pure function of what was measured, called until it returns None. In this order 
 Within a stage the order is random (seeded), so that a machine that warms up or is disturbed does not bend the curve.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import zlib

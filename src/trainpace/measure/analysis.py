@@ -1,7 +1,5 @@
 """What a sweep says: the curve with its jumps, the noise, the best batch and the largest that fits. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Which batch sizes a measured curve recommends."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trainpace.measure.changes import StepCurve

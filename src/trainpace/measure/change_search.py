@@ -16,8 +16,6 @@ partition into lines with slopes of their own (dynamic programming; Jackson et a
 one term at a time, each time the best of all kinds and places, and adds two levels at once, until nothing helps.
 """
 
-from __future__ import annotations
-
 import math
 from enum import IntEnum
 from typing import NamedTuple

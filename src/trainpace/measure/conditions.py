@@ -1,7 +1,5 @@
 """The conditions under which a model is measured: everything but the batch size. A sweep and its resumption share them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from trainpace.errors import TrainpaceError

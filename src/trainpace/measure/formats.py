@@ -1,7 +1,5 @@
 """In which formats a model and its batches lie on a device: precision, TF32, and the order of an image's channels."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Moments on a device's own clock: the host's for a CPU, events in the stream for a GPU, where the host runs ahead."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, Protocol
 

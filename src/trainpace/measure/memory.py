@@ -1,7 +1,5 @@
 """The peak memory of a probe."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

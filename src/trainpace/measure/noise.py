@@ -1,7 +1,5 @@
 """How noisy a curve of step times is, told from the curve itself, before anything is known about its jumps."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -4,8 +4,6 @@ Two norms a step are enough: after the first micro-batch's backward pass, when t
 last one's. Under DDP the part is each rank's own share, whose gradients are seen before they are reduced.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

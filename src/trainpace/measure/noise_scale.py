@@ -1,7 +1,5 @@
 """The gradient noise scale of a task: some steps on fresh samples of its own data set, in the process that this runs in."""
 
-from __future__ import annotations
-
 import operator
 import time
 

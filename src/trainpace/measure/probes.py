@@ -1,7 +1,5 @@
 """One batch size, measured from outside: in a fresh process, so that a crash or a hang costs that probe alone."""
 
-from __future__ import annotations
-
 import msgspec
 
 from trainpace import records

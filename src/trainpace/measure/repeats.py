@@ -1,7 +1,5 @@
 """What repeating a measurement would give: the noise between processes, learnt from a sweep's own repeats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Which batch size to probe next, to find the largest that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 RESOLUTION = 1 / 64

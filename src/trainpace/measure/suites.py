@@ -10,8 +10,6 @@ A suite of one's own is a TOML file of ``[[task]]`` tables::
     sequence_length = 128
 """
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Many batch sizes, one probe after the other: which comes next, and what to keep when something ends it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """``python -m trainpace.measure.worker``: time steps or gather gradients, in a process of its own."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

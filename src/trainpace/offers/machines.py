@@ -12,8 +12,6 @@ years = 4
 electricity_usd_per_kwh = 0.30  # of what the GPUs draw
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """One server that can be rented or is there already."""
 
-from __future__ import annotations
-
 import datetime
 import math
 

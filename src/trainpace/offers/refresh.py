@@ -1,7 +1,5 @@
 """Fresh offers from gpuhunt's public catalogues (https://github.com/dstackai/gpuhunt), an optional library."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 from collections import Counter

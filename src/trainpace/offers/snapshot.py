@@ -1,7 +1,5 @@
 """Read offers from CSV: the snapshot in the package (`fitting/offers.py` makes it), or a refreshed one."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

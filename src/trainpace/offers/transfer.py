@@ -1,7 +1,5 @@
 """Bringing the data to the servers: the time that they wait for it, and what leaving another cloud costs."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from trainpace.job import JobConditions

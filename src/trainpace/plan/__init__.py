@@ -7,18 +7,6 @@ from trainpace.plan.plan import plan_changes
 from trainpace.plan.space import Freedom
 
 __all__ = [
-    "NO_WAIT",
-    "Change",
-    "Choice",
-    "DataPath",
-    "Freedom",
-    "Judge",
-    "Outlook",
-    "Plan",
-    "Rejected",
-    "Sensitivity",
-    "Setting",
-    "config_line",
-    "forecast_of",
-    "plan_changes",
+    "NO_WAIT", "Change", "Choice", "DataPath", "Freedom", "Judge", "Outlook", "Plan", "Rejected", "Sensitivity",
+    "Setting", "config_line", "forecast_of", "plan_changes",
 ]  # fmt: skip

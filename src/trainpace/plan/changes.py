@@ -1,7 +1,5 @@
 """The nouns that `plan` makes and `run` carries out."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

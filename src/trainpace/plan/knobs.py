@@ -1,7 +1,5 @@
 """What can be turned, one knob a kind of change: the fields that move together, what they are called, effort and risk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 

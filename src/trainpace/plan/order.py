@@ -1,7 +1,5 @@
 """The order of changes: greedy, what saves most comes first, and every rung is an execution that runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """`plan_changes`: search, choose, order, and say what was left out."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What was looked at and not chosen, and why: the best that has it, laid beside the best."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

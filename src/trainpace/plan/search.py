@@ -1,7 +1,5 @@
 """The best of a space, and the simplest that is nearly as good."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

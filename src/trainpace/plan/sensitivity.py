@@ -1,7 +1,5 @@
 """Which number, if it is wrong, changes the choice: every figure that the forecast rests on, moved within its interval."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

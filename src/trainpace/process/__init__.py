@@ -6,6 +6,6 @@ from trainpace.process.pool import Pool
 from trainpace.process.worker import explain, failure_of, is_out_of_memory, serve, serve_lines
 
 __all__ = [
-    "Child", "DiskFull", "Pool", "explain", "failure_of", "is_out_of_memory", "name_of_signal", "run_isolated", "run_ranks",
-    "serve", "serve_lines", "started_isolated", "usable_cores",
+    "Child", "DiskFull", "Pool", "explain", "failure_of", "is_out_of_memory", "name_of_signal", "run_isolated",
+    "run_ranks", "serve", "serve_lines", "started_isolated", "usable_cores",
 ]  # fmt: skip

@@ -4,8 +4,6 @@ The worker reads a JSON request from a file and writes a JSON answer to another 
 the answer, never from the exit code alone. What the user's code prints goes to stderr.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """A worker's side: answer one request from a file, or many from a pipe, with a result or with one sentence of what went wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

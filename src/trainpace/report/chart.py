@@ -1,7 +1,5 @@
 """Small plots in characters: a curve over the batch size, and bars. Legible in a log file; nothing hangs on colour."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 

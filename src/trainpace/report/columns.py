@@ -1,7 +1,5 @@
 """Which columns of a table there is room for, and how wide they are. Numbers are never cut; words may go on below."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Verdict, why, next for the terminal."""
 
-from __future__ import annotations
-
 from trainpace.diagnose import IN_WORDS, Advice, Diagnosis
 from trainpace.report.columns import Column, bar, words
 from trainpace.report.phrases import span

@@ -1,7 +1,5 @@
 """Output in an encoding that lacks the drawing characters: each becomes one ASCII character, so that columns stay columns."""
 
-from __future__ import annotations
-
 import codecs
 import sys
 

@@ -1,7 +1,5 @@
 """Forecasts for the terminal, and as the rows of `--json`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from trainpace.forecast import needed_gib

@@ -1,7 +1,5 @@
 """The hardware catalogue for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from trainpace.hardware import Device, Figure

@@ -1,7 +1,5 @@
 """The table of measured speed-ups, rung by rung: for the terminal, as JSON and in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A measured loader for the terminal and as JSON: its settings, the parts of a sample, the verdict, and what next."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """A machine, and what a calibration found on it, for the terminal."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trainpace.forecast import step_factor

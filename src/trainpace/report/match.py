@@ -1,7 +1,5 @@
 """A ranking of servers for the terminal."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A ranking of servers as `match --json`."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """A measured sweep for the terminal and as JSON: the table, the verdict, the jumps, and the forecast beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Offers for the terminal."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Sequence
 

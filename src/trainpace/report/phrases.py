@@ -1,7 +1,5 @@
 """Pieces of sentences that several reports need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from trainpace.outcome import Interval

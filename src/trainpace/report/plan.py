@@ -1,7 +1,5 @@
 """A plan for the terminal: the changes, the choices, what was rejected, and how sensitive the choice is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

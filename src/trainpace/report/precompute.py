@@ -1,7 +1,5 @@
 """Precomputing for the terminal: progress, what was done, what is damaged, and whether it is worth it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from trainpace.report.columns import words

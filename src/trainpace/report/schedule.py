@@ -1,7 +1,5 @@
 """A schedule's answer for the terminal."""
 
-from __future__ import annotations
-
 from trainpace.job import Answer
 from trainpace.report.columns import words
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict

@@ -1,7 +1,5 @@
 """One look for every verb: what it is about, a line of verdict, a table, notes, and a command that comes next."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A watched run's timeline in characters, a row a lane, for a terminal or a log; and what it shows in words."""
 
-from __future__ import annotations
-
 import math
 
 from trainpace.report.chart import tick_step

@@ -1,7 +1,5 @@
 """Errors of forecasts against measured runs, for the terminal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

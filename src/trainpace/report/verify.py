@@ -1,7 +1,5 @@
 """Whether accumulation and ranks train as one big batch does: the table, and a verdict in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainpace.records import to_jsonable

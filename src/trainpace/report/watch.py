@@ -1,7 +1,5 @@
 """A recorded training script for the terminal: the parts of its step, what is odd, and what next."""
 
-from __future__ import annotations
-
 import signal
 from statistics import fmean
 

@@ -25,22 +25,7 @@ from trainpace.schedule.work import (
 )
 
 __all__ = [
-    "FEWEST_STEPS",
-    "MAX_COUNT",
-    "EpochSteps",
-    "GradientNorms",
-    "LearningRateAdvice",
-    "NoiseScale",
-    "NoiseScaleRule",
-    "Schedule",
-    "SpeedUp",
-    "accumulation_for_global_batch",
-    "cumulative",
-    "epoch_steps",
-    "learning_rate_advice",
-    "learning_rate_for_noise_scale",
-    "noise_scale",
-    "samples_factor",
-    "steps_factor",
-    "total_steps",
+    "FEWEST_STEPS", "MAX_COUNT", "EpochSteps", "GradientNorms", "LearningRateAdvice", "NoiseScale", "NoiseScaleRule",
+    "Schedule", "SpeedUp", "accumulation_for_global_batch", "cumulative", "epoch_steps", "learning_rate_advice",
+    "learning_rate_for_noise_scale", "noise_scale", "samples_factor", "steps_factor", "total_steps",
 ]  # fmt: skip

@@ -1,7 +1,5 @@
 """The usual rules for the learning rate when the global batch changes. They are advice: nothing is changed."""
 
-from __future__ import annotations
-
 import math
 
 from trainpace.errors import TrainpaceError

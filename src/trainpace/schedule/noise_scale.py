@@ -6,8 +6,6 @@ size where the Hessian is a multiple of the identity, and within a small factor 
 training.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@
 27.5 % of the old time); "faster by 363 %" would be 4.63 times as fast. Trainpace says which it uses wherever it prints.
 """
 
-from __future__ import annotations
-
 import math
 
 from trainpace.errors import TrainpaceError

@@ -1,7 +1,5 @@
 """How much work a training run is: samples, batches, micro-batches, steps."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

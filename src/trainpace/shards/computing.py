@@ -1,7 +1,5 @@
 """Compute a dataset once, in parallel processes, into shards. Finished shards stay and are not computed again."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """A dataset from `FILE.py:NAME`, for a separate process, since it runs the user's code."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check that a sample is the same whenever it is computed, and find the part that is random where it is not."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import sys

@@ -4,8 +4,6 @@ The row groups of all shards are permuted; the resulting sequence is cut into bu
 buffer is permuted in itself. Nothing has to be read to know the n-th sample, so a position is all the state there is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

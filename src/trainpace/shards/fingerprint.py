@@ -1,7 +1,5 @@
 """A cheap fingerprint of what precomputed samples depend on: the user's code, package versions, and the source data."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

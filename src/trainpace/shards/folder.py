@@ -5,8 +5,6 @@ chunk, a chunk is its page header and then the values, end to end: any sample is
 np.memmap, while every Parquet reader can read it as well. Source: parquet-format, Encodings.md (PLAIN).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

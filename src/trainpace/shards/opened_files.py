@@ -4,8 +4,6 @@ Python's audit event "open" (PEP 578) sees what Python opens, PIL and numpy incl
 in /proc. What a C++ library opens by itself (OpenCV, torchvision.io, lmdb) is not seen: its bytes are, in /proc/self/io.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """What precomputing costs and saves, estimated from some samples that are computed, written and read back."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

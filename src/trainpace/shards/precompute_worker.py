@@ -3,8 +3,6 @@
 Reads one JSON request a line and answers in JSON lines. What the user's code prints goes to stderr.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 torch counts only where the user's code has loaded it: a process without it starts a second sooner.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import random

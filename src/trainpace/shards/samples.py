@@ -1,7 +1,5 @@
 """A sample as columns: the tensors, arrays, pictures, numbers and texts in it, each as bytes or a plain value, and back."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Precomputing over many nodes: each task of a Slurm array computes a part of the shards. Source: sbatch's manual, --array."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 

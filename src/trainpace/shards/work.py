@@ -1,7 +1,5 @@
 """Hand the missing shards of one part out to workers, while the disk has room and not too many samples are bad."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The nouns of random architectures: what `generator` draws and `generated` builds. No torch here."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """From recorded steps to `Blocks`: what runs, and what is kept, in one of a model's repeated blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

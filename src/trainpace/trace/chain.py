@@ -1,7 +1,5 @@
 """Find a model's repeated blocks: the longest chain of alike modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple

@@ -5,8 +5,6 @@ autograd, sees every torch function, and puts CUDA's choices in their place: fus
 attention, and autocast's casts by the two lists of torch's documentation ("CUDA Ops that can autocast").
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

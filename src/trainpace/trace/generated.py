@@ -1,7 +1,5 @@
 """Build the random architectures that `generator` draws, as tasks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

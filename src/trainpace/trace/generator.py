@@ -6,8 +6,6 @@ method whose sequence Python promises to keep. Architectures are drawn again unt
 8 samples takes about 5 ms to 2 s on a 2-core CPU. This module imports no torch; `generated` builds what is drawn here.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args

@@ -4,8 +4,6 @@ Optimizers, dispatch modes and `out=` wrappers mark functions as not to be compi
 does that much. Asked for anything else, as by a model that calls torch.compile, it gives way to the module itself.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

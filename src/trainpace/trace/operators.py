@@ -4,8 +4,6 @@ The sizes of each kind are named in `trainpace.workload`. `view` and `module` ro
 modules entered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@
 which none steps. ``make zoo-workloads`` traces them with the torch of requirements.lock.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections.abc import Sequence

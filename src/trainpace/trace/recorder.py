@@ -1,7 +1,5 @@
 """Record one optimizer step on the meta device: its operators, and what is alive at each of them."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ convolution. A fused projection of queries, keys and values is one column produc
 branches that join together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 

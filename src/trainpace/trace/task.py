@@ -1,7 +1,5 @@
 """A task: model, loss, optimizer and samples, from a model spec or from one function in the user's own file."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

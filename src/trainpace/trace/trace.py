@@ -4,8 +4,6 @@ The first two sizes give every number its two coefficients; the third checks the
 not affine in the batch size (a loss over all pairs of samples, say) is refused with the operator that shows it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

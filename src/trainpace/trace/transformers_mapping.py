@@ -1,7 +1,5 @@
 """What transformers' models do on a GPU in training that they cannot do on meta tensors, or leave to other libraries."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types

@@ -1,7 +1,5 @@
 """``python -m trainpace.trace.worker``: trace model specs in a process of its own."""
 
-from __future__ import annotations
-
 import gc
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Get a Workload: from its file, or by tracing a spec in a child process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ VGG: Simonyan and Zisserman 2014. ResNet: He et al. 2015, with the stride in the
 MobileNetV2: Sandler et al. 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

@@ -7,6 +7,7 @@ from trainpace.validation.runs import CONDITIONS, Run, read_runs, run_of
 from trainpace.validation.summary import Summary, by, family_of, summarise
 
 __all__ = [
-    "CONDITIONS", "PAGEABLE_COPY_GB_PER_S", "Case", "Row", "Run", "Summary", "by", "case_of", "evaluate", "execution_of",
-    "family_of", "forecast_case", "measured_ms", "mode_of", "read_runs", "run_of", "stated_peak_gib", "summarise", "trace_file",
+    "CONDITIONS", "PAGEABLE_COPY_GB_PER_S", "Case", "Row", "Run", "Summary", "by", "case_of", "evaluate",
+    "execution_of", "family_of", "forecast_case", "measured_ms", "mode_of", "read_runs", "run_of", "stated_peak_gib",
+    "summarise", "trace_file",
 ]  # fmt: skip

@@ -5,8 +5,6 @@ fused attention, and optimizers that launched kernels tensor by tensor. "fp32" s
 says tf32.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args

@@ -1,7 +1,5 @@
 """Forecast every case, tracing each workload once; what cannot be forecast is a row with its reason."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

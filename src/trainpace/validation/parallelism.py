@@ -5,8 +5,6 @@ The words are the field's: `zero=1` is a ZeRO stage, `interleave=3` and `vp=3` a
 the ranks that shard, `fsdp=FULL_SHARD` names torch's strategy. `DataParallel` is torch's module of that name.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

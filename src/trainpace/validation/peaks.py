@@ -9,8 +9,6 @@ A monitor (nvidia-smi) shows more than a job needs, in two ways that belong to i
   with 32 images shows 15, 23, 39 and 47 GiB on cards of 16, 24, 40 and 48. What such a run needs cannot be read off it.
 """
 
-from __future__ import annotations
-
 from trainpace.forecast import CONTEXT_GIB, needed_gib, room_gib
 from trainpace.outcome import Memory
 from trainpace.validation.conditions import Case

@@ -4,8 +4,6 @@ Columns (all optional but a model and a batch): the fields of `Run` under their 
 each holds. An empty field was not stated. Other columns are left out.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

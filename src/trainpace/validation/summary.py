@@ -1,7 +1,5 @@
 """Errors summed up: over all runs, and by file, GPU and family of models."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """`diagnose`: what slows a training script down, proved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Requests that say how a step is executed: each field names the field of `Execution` that it sets."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from trainpace.execution import Checkpointing, Execution, PipelineSchedule, Precision, ZeroStage

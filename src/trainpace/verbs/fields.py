@@ -1,7 +1,5 @@
 """Fields that several requests have."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from trainpace.verbs.request import Argument, Field

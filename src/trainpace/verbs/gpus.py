@@ -1,7 +1,5 @@
 """`gpus`: the hardware catalogue."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from trainpace.hardware import Device, catalogue, find_device

@@ -1,7 +1,5 @@
 """`journal`: the experiment database, a request for each thing that it can be asked to do."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`match`: servers ranked by what a whole training costs or how long it takes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from trainpace.execution import Precision

@@ -1,7 +1,5 @@
 """`offers`: servers and their prices."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The user's own devices."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from trainpace.hardware import Device, parse_catalogue

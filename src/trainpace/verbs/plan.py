@@ -1,7 +1,5 @@
 """`plan`: what to change about a training, in which order, and what each change saves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 

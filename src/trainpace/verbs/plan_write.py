@@ -1,7 +1,5 @@
 """A plan in the settings files of other tools: what would change in them, and writing it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

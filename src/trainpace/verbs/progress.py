@@ -1,7 +1,5 @@
 """What a verb tells while it works, to whoever asked: remarks, and how far long work has come."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol

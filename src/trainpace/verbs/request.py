@@ -9,8 +9,6 @@ The command line's options, the keywords in Python, the form of a page and the r
 a field in backquotes (`num_gpus`), which every face shows in its own spelling.
 """
 
-from __future__ import annotations
-
 import os
 import types
 from collections.abc import Callable, Iterable, Mapping

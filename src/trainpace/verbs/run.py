@@ -1,7 +1,5 @@
 """`run`: a ladder or a plan, climbed rung by rung."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """`schedule`: the arithmetic of a training, and whichever of its numbers is missing."""
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from msgspec.structs import replace

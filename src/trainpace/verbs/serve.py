@@ -1,7 +1,5 @@
 """`serve`: where the dashboard listens, and what it shows. The server itself is the face `trainpace.web`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from trainpace.verbs.fields import JournalPlace

@@ -1,7 +1,5 @@
 """Which offers a verb works with: refreshed or packaged, and the user's own machines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

@@ -4,8 +4,6 @@ It stores its probes in a journal of its own beside the result, so that one that
 was; the result is that journal's export, written whole as its last act. What went wrong is one sentence beside it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests about a model, and its workload: traced as the request says, or saved, where both must agree."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence

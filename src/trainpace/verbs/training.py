@@ -1,7 +1,5 @@
 """Requests about a whole training: what it does besides its steps."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from trainpace.job import JobConditions, stated_conditions

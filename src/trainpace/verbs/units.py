@@ -1,7 +1,5 @@
 """The units of requests: numbers as people write them, and the ranges that they can be right in."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`validate`: forecasts against measured runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`verify`: is it the same training?"""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from trainpace.launch import Torchrun

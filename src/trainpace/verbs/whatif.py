@@ -1,7 +1,5 @@
 """What-if: one training, forecast at once for whatever a form says. Pure arithmetic on a workload that is in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal

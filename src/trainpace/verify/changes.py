@@ -1,7 +1,5 @@
 """The interventions: what is changed in a model, its loss and its generators to see whether a difference goes away."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

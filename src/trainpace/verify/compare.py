@@ -1,7 +1,5 @@
 """The distance between two sets of parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``python -m trainpace.verify.rank REQUEST.json``: the trainings of one rank of several, started by a launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

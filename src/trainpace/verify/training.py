@@ -1,7 +1,5 @@
 """Train one variant on the samples that the seed and the step alone decide, and keep its weights."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator

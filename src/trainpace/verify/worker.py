@@ -1,7 +1,5 @@
 """``python -m trainpace.verify.worker``: the trainings of one process, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs a command with the recorder in every Python process that it starts, and otherwise unchanged."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import json

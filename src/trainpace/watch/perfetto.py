@@ -3,8 +3,6 @@
 The Trace Event Format: complete events (X) in microseconds, which must nest within a track, and metadata (M) for names.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder of trails summarised: one record per rank, with the time of each part of its steps."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

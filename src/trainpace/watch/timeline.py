@@ -1,7 +1,5 @@
 """A window of a watched run over time: the parts of each rank's training, and the batches that its workers prepare."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

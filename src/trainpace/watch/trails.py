@@ -1,7 +1,5 @@
 """A folder of trails as streams on one clock, with the rank of each process and the workers that prepared its data."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap

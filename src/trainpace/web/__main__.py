@@ -1,7 +1,5 @@
 """The dashboard as a program: serves the `ServeRequest` that its starter puts into `REQUEST`, until interrupted."""
 
-from __future__ import annotations
-
 import secrets
 
 from trainpace.errors import TrainpaceError

@@ -1,7 +1,5 @@
 """The application: which address shows what. Every page is a record; its template shows it, and its JSON twin is it."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import traceback

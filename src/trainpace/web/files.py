@@ -1,7 +1,5 @@
 """The scripts and styles that pages load, read once from the package: a request chooses among these names and opens no file."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 from typing import NamedTuple

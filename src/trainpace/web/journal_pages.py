@@ -1,7 +1,5 @@
 """The journal's pages as records: each is the page's JSON twin, and what its template shows."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UnknownName

@@ -3,8 +3,6 @@
 No code of a user's is run: a name is either in a list that this package brings, or a file of numbers in one folder.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable

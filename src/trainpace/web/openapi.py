@@ -1,7 +1,5 @@
 """The JSON twins in OpenAPI's words, made from the records themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 The whole state of a page is in it, so that an address can be shared; a value that cannot be right is refused in one sentence.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 

@@ -1,7 +1,5 @@
 """Records as HTML: Jinja templates that escape everything, with figures in people's units."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainpace.execution import PRECISIONS

@@ -5,8 +5,6 @@ A server on loopback can still be reached by any page in the user's browser. So 
 token besides.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import html

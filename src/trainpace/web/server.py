@@ -1,7 +1,5 @@
 """The socket that the server listens on, its policy, and uvicorn."""
 
-from __future__ import annotations
-
 import ipaddress
 import secrets
 import socket

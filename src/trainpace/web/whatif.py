@@ -1,7 +1,5 @@
 """The what-if page: the answer in words and pictures."""
 
-from __future__ import annotations
-
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record

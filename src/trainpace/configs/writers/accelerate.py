@@ -1,7 +1,5 @@
 """accelerate YAML. What a key does: accelerate 1.15, commands/config/config_args.py and commands/launch.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Launch commands, and the Hugging Face flags of the script that they start."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from trainpace.configs.draft import ELSEWHERE, Draft

@@ -1,7 +1,5 @@
 """DeepSpeed JSON. What a key does: DeepSpeed 0.19.8, runtime/config.py and runtime/zero/config.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from trainpace.configs.draft import Draft

@@ -1,7 +1,5 @@
 """Hugging Face TrainingArguments, in JSON or YAML. What a name does: transformers 5.23, training_args.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from trainpace.configs.draft import Draft

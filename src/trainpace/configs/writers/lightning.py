@@ -1,7 +1,5 @@
 """Lightning CLI YAML. What an argument does: Lightning 2.6, trainer/trainer.py and strategies/deepspeed.py."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """sbatch scripts: the #SBATCH lines, srun's own options, and the launch command inside."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

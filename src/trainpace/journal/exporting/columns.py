@@ -1,7 +1,5 @@
 """A run in the terms of trackers: settings, single numbers, and numbers per step."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs exported to an MLflow tracking store: a folder, a database or a server."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from pathlib import Path

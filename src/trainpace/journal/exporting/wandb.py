@@ -1,7 +1,5 @@
 """Runs exported to Weights & Biases, or with WANDB_MODE=offline to a folder for `wandb sync`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

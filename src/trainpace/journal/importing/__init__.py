@@ -1,7 +1,5 @@
 """Runs imported from other files. A format is added as a file in this room and a line in FORMATS."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The step time is the run's wall-clock time divided by its steps, so it includes 
 steps. Device, precision and optimizer are stated only in training_args.bin, a pickle that is never opened.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

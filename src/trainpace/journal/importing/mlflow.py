@@ -4,8 +4,6 @@ A run is imported if it states a model, a batch size and a precision, and logged
 of the names below, which Hugging Face's, Lightning's and our own loggers use. Only a name's last component counts.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

@@ -1,7 +1,5 @@
 """Trainpace's own files: measurements from ``trainpace measure --output``, and exports of a journal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Helpers of all importers: items, ids made from content, and tables in CSV, Parquet or JSON."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

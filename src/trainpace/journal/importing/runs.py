@@ -1,7 +1,5 @@
 """Published runs: the columns that ``trainpace validate`` reads, in CSV, Parquet or JSON."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

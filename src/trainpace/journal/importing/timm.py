@@ -4,8 +4,6 @@ The file's name states the precision, memory format, versions, device, and wheth
 milliseconds per step; training is a whole step with SGD and momentum on a batch that is already on the device.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DistributedDataParallel through Fabric: gradients are reduced under the last backward pass of a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainpace.launch.engines.engine import Engine

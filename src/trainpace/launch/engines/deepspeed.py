@@ -4,8 +4,6 @@ Fabric has DeepSpeed on GPUs only; on a CPU (DS_ACCELERATOR=cpu, gloo) a subclas
 tried and tested where there is no GPU. The optimizer is the task's own, in Python; DeepSpeed's C++ ones are not compiled.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """What every engine does: a micro-batch forward and backward, and the update after the last of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """What the engines share that Lightning Fabric drives: set-up, precision, and steps."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import warnings

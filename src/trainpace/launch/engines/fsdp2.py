@@ -5,8 +5,6 @@ them whole until the last one (no_sync) would take the memory that sharding is f
 is used (parameters gathered in bf16, gradients reduced in fp32), not autocast: norms and softmax compute in bf16 too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One process and no engine: a loop as anyone writes it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Full activation checkpointing: everything but the input of each repeated block is computed again in the backward pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

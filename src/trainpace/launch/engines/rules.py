@@ -1,7 +1,5 @@
 """Which engine can do what: checked before anything starts, without loading one."""
 
-from __future__ import annotations
-
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.launch.trial import EngineName

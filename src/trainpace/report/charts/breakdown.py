@@ -1,7 +1,5 @@
 """Where a step's time goes, and what fills the memory at its peak: stacked bars, forecast beside measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A diagnosis: what takes a step's time, and the interventions that prove it."""
 
-from __future__ import annotations
-
 from trainpace.diagnose import Diagnosis
 from trainpace.report.charts.chart import Bar, BarChart, BarGroup, Segment
 from trainpace.units import format_number

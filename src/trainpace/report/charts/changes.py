@@ -1,7 +1,5 @@
 """What changes bring: a plan's, foretold for the whole job, and a ladder's, measured rung by rung."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from trainpace.outcome import Interval

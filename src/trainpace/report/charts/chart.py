@@ -10,8 +10,6 @@ As JSON (`records.to_jsonable`) a `Chart` is what `assets/charts.js` draws:
      "marks": [{"axis": "x", "at": 16.5, "y": null, "text": "jump: +12 %", "tone": "jump"}], "nearest": "x", "note": "..."}
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Memory over the course of a step, stacked by kind, under the device's limit."""
 
-from __future__ import annotations
-
 from trainpace.forecast import MemoryOverStep
 from trainpace.report.charts.chart import MOST_INTERVAL, Axis, Chart, Mark, Series
 from trainpace.units import format_number

@@ -4,8 +4,6 @@ Hues are Okabe and Ito's (2008, "Color Universal Design"), darkened or lightened
 its page (WCAG 2.2, 1.4.11); tests/report/test_palette.py computes it. Neighbours in a stack differ in lightness too.
 """
 
-from __future__ import annotations
-
 PAGE = ("#ffffff", "#14191f")
 INK = ("#1b2530", "#e8edf2")
 SOFT = ("#566270", "#a3b0bd")

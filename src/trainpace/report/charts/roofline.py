@@ -1,7 +1,5 @@
 """The heaviest operators under a device's roofs."""
 
-from __future__ import annotations
-
 from trainpace.forecast import Roofline
 from trainpace.report.charts.chart import Axis, Chart, Mark, Series
 from trainpace.units import format_number

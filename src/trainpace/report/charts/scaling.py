@@ -1,7 +1,5 @@
 """Throughput against the number of devices, beside what perfect scaling would give."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from trainpace.outcome import Forecast

@@ -1,7 +1,5 @@
 """What the whole job costs against how long it takes, one point a server, with the Pareto front."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

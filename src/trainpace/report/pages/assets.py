@@ -3,8 +3,6 @@
 A page file holds them inline; a server hands out `SCRIPTS` and `STYLES` by name, so that its pages need no inline script.
 """
 
-from __future__ import annotations
-
 import functools
 from importlib.resources import files
 

@@ -1,7 +1,5 @@
 """A diagnosis as a page: the verdict and why, what takes the step, the proofs, what to change, and the timeline."""
 
-from __future__ import annotations
-
 from trainpace.diagnose import IN_WORDS, Diagnosis
 from trainpace.records import to_jsonable
 from trainpace.report.charts.causes import proofs_chart, shares_chart

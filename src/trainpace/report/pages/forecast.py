@@ -1,7 +1,5 @@
 """A forecast as a page: the verdict, step time over the batch size, where time and memory go, roofline, scaling."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from trainpace.forecast import memory_over_step

@@ -1,7 +1,5 @@
 """A climbed ladder as a page: how much faster in all, rung by rung, forecast beside measured."""
 
-from __future__ import annotations
-
 from trainpace.report.charts.changes import rung_times, speedups
 from trainpace.report.charts.chart import Picture
 from trainpace.report.ladder import LadderTable, cells_of, head_of

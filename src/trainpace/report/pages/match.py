@@ -1,7 +1,5 @@
 """A ranking of servers as a page: which to take, cost against time with the Pareto front, the ranks."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A plan as a page: what to change in which order, what it brings, step and memory before and after, what was rejected."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainpace.hardware import Cluster

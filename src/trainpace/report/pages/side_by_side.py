@@ -1,7 +1,5 @@
 """Forecasts beside measurements, several models and devices on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """A measured sweep as a page: the verdict, the curve with its jumps beside the forecast, throughput, the parts of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from trainpace.measure import SweepAnalysis

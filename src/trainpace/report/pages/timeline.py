@@ -1,7 +1,5 @@
 """A watched run's timeline as a picture that stands alone, and as a page: what it shows, and the milliseconds of every row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

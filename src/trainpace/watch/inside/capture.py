@@ -6,8 +6,6 @@ them nothing is captured. Known limits: a loss that is neither a module nor one 
 mean of the outputs, which is noted; models with sharded parameters (FSDP2, ZeRO-3) are not captured.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, NamedTuple
 

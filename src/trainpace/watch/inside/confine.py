@@ -5,8 +5,6 @@ Python's audit hooks (PEP 578) see every file that Python itself opens, in every
 not see what compiled libraries or other programs write.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

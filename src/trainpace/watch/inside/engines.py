@@ -3,8 +3,6 @@
 Each is installed when the script imports the package. A name that a version lacks is skipped.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import weakref

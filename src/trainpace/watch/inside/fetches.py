@@ -1,7 +1,5 @@
 """Timing of the dataset's work for a batch, in the worker or training process that does it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

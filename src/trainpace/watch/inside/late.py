@@ -1,7 +1,5 @@
 """Callbacks that run once a module has been imported, now or later."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.abc
 import importlib.machinery

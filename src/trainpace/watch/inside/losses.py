@@ -1,7 +1,5 @@
 """The losses of a script's steps, as passed to backward, summed over the backward passes of a step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

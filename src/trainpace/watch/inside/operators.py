@@ -1,8 +1,6 @@
 """The operators of a step: their number, their FLOPs, and the time of those that exceed a launch; and the best rates of
 this process's device and optimizer."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Hooks in torch itself: the loader, the outermost module, backward, the optimizer, copies, checkpoints."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """The training thread's time: every nanosecond is charged to the part that runs, so that the parts add up to the step."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

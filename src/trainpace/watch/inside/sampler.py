@@ -1,7 +1,5 @@
 """The script's own lines that run while no part accounts for the time, sampled periodically."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

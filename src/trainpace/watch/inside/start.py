@@ -1,7 +1,5 @@
 """The recorder's life: it starts once torch has been imported in a process, and ends with the process."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import socket

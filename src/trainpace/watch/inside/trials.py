@@ -4,8 +4,6 @@ Only `trainpace diagnose` uses them: the losses of such a run are meaningless, i
 with the last block. All ranks change at the same step, because they count the same steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import datetime
