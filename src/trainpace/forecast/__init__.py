@@ -2,7 +2,7 @@
 
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.forecaster import Forecaster
-from trainpace.forecast.forecasts import Forecasts
+from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.gloo import TCP_SHARE, meets_itself, steps, wire_bytes
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import student_t_95
@@ -33,10 +33,42 @@ from trainpace.forecast.transfer import (
 )
 
 __all__ = [
-    "AT_A_MEASURED_BATCH_SD", "CLASHES", "CONTEXT_GIB", "FUSED", "LARGEST_RATIO", "PER_LOG_BATCH_SD", "TCP_SHARE",
-    "CalibratedKernels", "ClassFit", "FittedKernels", "Forecaster", "Forecasts", "Grid", "KernelConstants",
-    "KernelModel", "MachineModel", "MachineRoofline", "MeasuredRatio", "MemoryOverStep", "OperatorTimings", "Roofline",
-    "Target", "divisors", "fit_classes", "fitted_constants", "measured_ratio", "meets_itself", "memory_over_step",
-    "needed_gib", "room_gib", "sharpened", "shifted", "step_factor", "steps", "student_t_95", "transfer_ratio",
-    "transferred", "wire_bytes",
+    "AT_A_MEASURED_BATCH_SD",
+    "CLASHES",
+    "CONTEXT_GIB",
+    "FUSED",
+    "LARGEST_RATIO",
+    "PER_LOG_BATCH_SD",
+    "TCP_SHARE",
+    "CalibratedKernels",
+    "ClassFit",
+    "FittedKernels",
+    "ForecastTable",
+    "Forecaster",
+    "Grid",
+    "KernelConstants",
+    "KernelModel",
+    "MachineModel",
+    "MachineRoofline",
+    "MeasuredRatio",
+    "MemoryOverStep",
+    "OperatorTimings",
+    "Roofline",
+    "Target",
+    "divisors",
+    "fit_classes",
+    "fitted_constants",
+    "measured_ratio",
+    "meets_itself",
+    "memory_over_step",
+    "needed_gib",
+    "room_gib",
+    "sharpened",
+    "shifted",
+    "step_factor",
+    "steps",
+    "student_t_95",
+    "transfer_ratio",
+    "transferred",
+    "wire_bytes",
 ]  # fmt: skip

@@ -31,8 +31,8 @@ from trainpace.workload import TracedForm, Workload
 ACCUMULATE_SHARE = 0.8
 """Share of the memory bandwidth at which gradients are added up."""
 HOST_MEMORY_GB_PER_S = 250.0
-"""Of a node, for Adam on its CPUs: two sockets of eight channels of DDR4-3200 have 410 GB/s, of which STREAM reaches about
-80 %, and updates that read and write in turn about 60. The cluster does not say what its hosts have."""
+"""Memory bandwidth of a node's host that Adam on its CPUs gets: two sockets of eight channels of DDR4-3200 have 410 GB/s, of
+which STREAM reaches about 80 %, and updates that read and write in turn about 60. Clusters do not say what their hosts have."""
 CPU_ADAM_BYTES = 30.0
 """A parameter: Adam reads gradient, weight and two moments in fp32, writes three, and a 16-bit copy (Ren et al. 2021)."""
 
@@ -165,13 +165,13 @@ class Assembly:
 
     @property
     def _gradient_bytes(self) -> Floats:
-        """Of the whole model, in the format in which gradients are exchanged (n)."""
+        """The whole model's gradients in bytes, in the format in which they are exchanged (n)."""
         trained = 0 if self.workload.mode == "inference" else self.workload.trainable_parameters
         return trained * np.where(self.half & ~self.grid.fp32_gradients, 2.0, 4.0)
 
     @property
     def _parameter_bytes(self) -> Floats:
-        """Of the whole model, as parameters are exchanged (n)."""
+        """The whole model's parameters in bytes, in the format in which they are exchanged (n)."""
         return self.workload.parameters * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
 
     def _exchanged_bytes(self) -> tuple[Floats, Floats]:

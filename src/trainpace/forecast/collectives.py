@@ -31,10 +31,10 @@ PCIE_PEER_EFFICIENCY = 0.75
 """The same where devices read each other's memory (Li et al. 2019, "Evaluating Modern GPU Interconnect": 12 to 13 of
 16 GB/s between two devices under one switch; less across sockets, which is not modelled)."""
 NETWORK_EFFICIENCY = 0.91
-"""Of a node's network cards: 365 of 400 GB/s by ring over four H200 nodes (collectives.csv), where NVLink bound it, so
-at least this."""
+"""Share of a node's network bandwidth that a ring reaches: 365 of 400 GB/s over four H200 nodes (collectives.csv), where
+NVLink was the limit, so at least this."""
 TREE_EFFICIENCY = 0.9
-"""Of a ring's bandwidth (NCCL's tuning.cc)."""
+"""A tree's bandwidth as a share of a ring's (NCCL's tuning.cc)."""
 NETWORK_LATENCY_US = 2.5
 """One message over InfiniBand, as it stands in NCCL's latencies of a hop between nodes."""
 MULTICAST_ARCHITECTURES = frozenset({"hopper", "blackwell"})

@@ -199,7 +199,8 @@ def step_exchanges(
 
 
 PINNED_SHARE = 0.8
-"""Of PCIe that copies from and to pinned memory reach (12 to 13 of 15.75 GB/s in CUDA's bandwidthTest, generation 3)."""
+"""Share of PCIe's bandwidth that copies from and to pinned memory reach (12 to 13 of 15.75 GB/s in CUDA's bandwidthTest,
+generation 3)."""
 
 
 def _to_hosts(

@@ -17,7 +17,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
 from trainpace.forecast.assembly import Assembly
 from trainpace.forecast.exchanges import KINDS
-from trainpace.forecast.forecasts import Forecasts
+from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.grid import Flags, Floats, Grid
 from trainpace.forecast.jumps import find_jumps, jump_causes
 from trainpace.forecast.memory import RankMemory, fits
@@ -52,11 +52,11 @@ class Forecaster:
         """The full record of one execution. Raises `Contradiction` for sizes that do not go together."""
         return self.at([execution]).forecast(0, schedule, conditions)
 
-    def over_batches(self, execution: Execution, batches: Sequence[int]) -> Forecasts:
+    def over_batches(self, execution: Execution, batches: Sequence[int]) -> ForecastTable:
         """The same execution at every micro-batch of `batches`."""
         return self.at(Grid.vary(execution, micro_batch=list(batches)))
 
-    def at(self, executions: Sequence[Execution] | Grid) -> Forecasts:
+    def at(self, executions: Sequence[Execution] | Grid) -> ForecastTable:
         """Every execution. Raises `TrainpaceError` where the workload lacks a precision's form."""
         grid = executions if isinstance(executions, Grid) else Grid.of(executions)
         n, cluster, workload = len(grid), self.target.cluster, self.workload
@@ -102,7 +102,7 @@ class Forecaster:
         capacity = cluster.device.memory_gib
         fit = np.ones(n, dtype=bool) if capacity is None else fits(memory, capacity.value)
         step_ms = sum(parts.values(), np.zeros(n))
-        return Forecasts(self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons))
+        return ForecastTable(self, grid, step_ms, parts, exposed, memory, fit, clash, uneven, why, tuple(reasons))
 
     def memory(self, execution: Execution) -> Memory:
         """Peak memory of the fullest rank."""

@@ -1,4 +1,4 @@
-"""`Forecasts`: arrays over executions, and full records of the rows that are asked for."""
+"""`ForecastTable`: arrays over executions, and full records of the rows that are asked for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RowKernels(NamedTuple):
     log_sd: Floats
 
 
-class Forecasts:
+class ForecastTable:
     """Forecasts of n executions: arrays of n, and full records of the rows that are asked for.
 
     Times are NaN where there are none. parts: milliseconds by the names of `StepTime`'s parts, which add up to step_ms. exposed:

@@ -156,7 +156,7 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
 
     def inside(size: Counts, stride: Counts) -> Counts:
-        """Of `size` ranks that lie `stride` apart."""
+        """How many of `size` ranks that lie `stride` apart share a node."""
         return np.minimum(np.maximum(devices_per_node // stride, 1), size)
 
     return Groups(

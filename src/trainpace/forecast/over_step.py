@@ -13,7 +13,7 @@ from trainpace.workload import TracedForm
 Floats = NDArray[np.float64]
 
 AGREES = 0.02
-"""Of the forecast's peak: a curve whose highest moment is further from it is of another execution, and is not shown."""
+"""Share of the forecast's peak by which a curve's highest moment may differ from it; beyond, the curve is not shown."""
 
 
 class MemoryOverStep(NamedTuple):

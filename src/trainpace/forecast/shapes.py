@@ -14,7 +14,7 @@ CLASHES = (
     "", "world_size", "tp x pp x cp", "no blocks", "tp", "key_value_heads", "pp", "cp", "virtual_stages", "accumulation",
     "shard_size", "engine", "nodes", "offload_parameters",
 )  # fmt: skip
-"""What of an execution clashes; its position is `GridForecast.clash`. 0: nothing."""
+"""What may clash in an execution. The position here is the code in `ForecastTable.clash`; 0 means nothing."""
 
 
 def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster) -> Counts:

@@ -28,7 +28,7 @@ from trainpace.forecast.grid import Grid
 Floats = NDArray[np.float64]
 
 UPDATE_COPIES = 3.0
-"""Of a shard's 16-bit gradients: a flat one, and one in fp32 that is twice as large."""
+"""Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32 that counts twice."""
 
 
 class Widths(NamedTuple):
@@ -47,7 +47,7 @@ class Widths(NamedTuple):
 
 
 def widths(grid: Grid, half: bool, trains: bool) -> Widths:
-    """Of every execution. `half`: the trace's weights are 16 bits wide; `trains`: it has an optimizer."""
+    """The widths of every execution. `half`: the trace's weights are 16 bits wide; `trains`: it has an optimizer."""
     stage = grid.zero_stage[:, None]
     one, zero = np.ones(stage.shape), np.zeros(stage.shape)
     keeps_fp32 = trains & half & ((stage > 0) | grid.is_megatron[:, None])

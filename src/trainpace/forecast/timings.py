@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 UNHEARD_SD = 0.7
 """Standard deviation, in logarithms, of a class of operators without any micro-benchmark: a factor of two."""
 WHOLE_STEP_SD = 0.2
-"""Of a step's forecast in logarithms, where a profile has no whole networks to learn it from."""
+"""Standard deviation of a whole step's forecast, in logarithms, where a profile has no networks to learn it from."""
 MOST_OF_A_KIND = 300
 FUSED = ("conv_bias", "conv_bias_backward")
 """Rows that a CPU's convolution does on the way; on a GPU they are kernels of their own."""

@@ -63,7 +63,7 @@ def transferred(f: Forecast, ratio: float, source: str) -> Forecast:
 
 
 AT_A_MEASURED_BATCH_SD = 0.03
-"""Of the logarithm of a step that was measured before and is measured again ..."""
+"""Standard deviation of the logarithm of a step that was measured before and is measured again ..."""
 PER_LOG_BATCH_SD = 0.08
 """... and what every factor of e between batch sizes adds (the root mean square over ten models on one CPU)."""
 _PHASES = ("forward_ms", "backward_ms", "optimizer_ms")

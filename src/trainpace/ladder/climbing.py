@@ -20,7 +20,7 @@ from trainpace.ladder.step_forecast import MeasuredCompute, StepForecast, comput
 from trainpace.launch import FailedTrial, TrialResult
 
 ROUNDS = 2
-"""Of the kept setup and the new one in turn, where the first trials are too close to tell."""
+"""How often the kept setup and the new one are measured in turn where the first trials are too close to tell."""
 BASELINE = "baseline"
 TO_BE_MADE = "(shards that are not made yet)"
 

@@ -20,15 +20,17 @@ from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
 
 SAMPLE_SD = 0.1
-"""Of the logarithm of a sample's cost: measured for a second or two in a process of its own, on cores that others may use."""
+"""Standard deviation of the logarithm of a sample's cost: measured for a second or two in a process of its own, on cores that
+others may use."""
 QUEUE_EXCESS = 0.15
 """With workers the model is a lower bound: on two cores two workers of examples/face_crops.py gave 1.8 times the samples of none
 (benchmarks/results/thesis_case.md), where the bound has 2.0 (0.11 in logarithms). The interval reaches so much further up."""
 COLD_SD = 0.15
-"""Of the logarithm of a compute that was measured in steps which only waited beside it, and is carried to steps that do not wait:
-caches have gone cold meanwhile, and clocks are others. An assumption, in proportion to the share of the wait."""
+"""Standard deviation of the logarithm of a compute time that was measured in steps which waited for data, and is carried to steps
+that do not: caches have gone cold meanwhile, and clocks are others. An assumption, in proportion to the share of the wait."""
 OTHER_PRECISION_SD = 0.15
-"""Of the logarithm of a ratio between two setups that is known in another precision than theirs. An assumption."""
+"""Standard deviation of the logarithm of a ratio between two setups that is known in another precision than theirs. An
+assumption."""
 Z = 1.645
 CLEAN = 0.1
 """Workers that take cores from the compute inflate it: it is learnt from trials without workers, or whose loader alone would take

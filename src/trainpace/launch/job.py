@@ -83,6 +83,6 @@ class Launcher(Protocol):
         ...
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """As many at once as the launcher has room for, the ends in the order of `jobs`; on Slurm one array for all of one shape.
-        One that fails does not keep the others. Lines of jobs that run at the same time are mixed."""
+        """Run as many at once as the launcher has room for; the ends come in the order of `jobs`. Slurm gets one array for each
+        shape. One that fails does not keep the others. Lines of jobs that run at the same time are mixed."""
         ...

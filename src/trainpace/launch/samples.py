@@ -22,7 +22,7 @@ from trainpace.shards import ShardDataset
 from trainpace.trace import Task
 
 MADE_SAMPLES = 64
-"""Of a model without a dataset: made once from the seed, and taken as a dataset's."""
+"""Samples of a model without a dataset, made once from the seed."""
 MADE_STEPS = 4
 """Their batches are made before the clock starts and used in turn: data that nobody has never waits."""
 

@@ -25,7 +25,7 @@ REFILL_S = 0.004
 """Between timings: a shaped link's bucket is full again, as it is when a step's first collective starts."""
 SMALL_BYTES = 2**16
 QUANTILE = 0.25
-"""Of the rounds: what disturbs a host only ever adds."""
+"""The quantile of the rounds that counts; it is low, since what disturbs a host only ever adds."""
 TIMEOUT_S = 120.0
 
 

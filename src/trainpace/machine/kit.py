@@ -14,7 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 LARGEST_FLOPS = 1e9
-"""Of one operator of a block: about 10 ms on a small CPU. Efficiency follows from shape; larger ones need no timing."""
+"""The most that one operator of a block may compute: about 10 ms on a small CPU. Efficiency follows from shape; larger ones
+need no timing."""
 LARGEST_BYTES = 5e7
 FEWEST_FLOPS = 2e6
 

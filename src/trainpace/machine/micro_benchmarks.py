@@ -24,9 +24,9 @@ from trainpace.workload import MOST_SIZES
 
 BLOCKS_OF_A_GROUP = 10
 PASSES = 4
-"""Of every group, after one that warms up. The second fastest counts: what disturbs a machine only ever adds."""
+"""How often every group is run, after a run that warms up. The second fastest counts: what disturbs a machine only ever adds."""
 BLOCKS_SHARE = 0.7
-"""Of the time; the rest goes to whole networks."""
+"""Share of the time for single blocks; the rest goes to whole networks."""
 MOST_OF_A_CLASS = 200
 
 

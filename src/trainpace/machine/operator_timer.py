@@ -28,7 +28,7 @@ class OperatorTimer(TorchDispatchMode):
         self._cuda = device == "cuda"
         self._timed: list[tuple[Row, Any, Any]] = []
         self.seconds = 0.0
-        """Of all operators together, without what lies between them (on a CPU)."""
+        """Time in all operators together, without what lies between them (on a CPU)."""
         if self._cuda:
             torch.cuda._sleep(_HEAD_START_CYCLES)
 

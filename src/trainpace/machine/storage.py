@@ -13,7 +13,7 @@ SIZE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 8 * 2**20
 _MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CACHED_SHARE = 0.1
-"""Of sampled pages that were still in memory before the read, from which on its figure says nothing of the storage."""
+"""Share of sampled pages already in memory from which on a read says nothing about the storage."""
 _CACHED_SPEED_RATIO = 0.5
 """First read over second, likewise, where the system does not tell what is in memory."""
 

@@ -31,7 +31,7 @@ GUESS_WORTH = 4.0
 SPARSE = 30
 CURVED_SPACING = 3
 CURVED_PRICE = 1.0
-"""Of the bends that stand for a smooth curve: points between them, and their price over log n."""
+"""Points between the bends that stand for a smooth curve (above), and the price of a bend over log n."""
 KNOWN_WORTH = 1.0
 """How many observations a guess of the noise is worth, and how many times the curve itself a known noise is."""
 NOISE_AGREES = 1.6

@@ -57,12 +57,12 @@ class Machine(Record):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of one machine, in whichever word it was given."""
+        """The price of one machine, under whichever key it was given."""
         return self.price if self.price_usd_per_hour is None else self.price_usd_per_hour
 
     @property
     def gb_per_s(self) -> float | None:
-        """Of one machine's network in one direction."""
+        """The bandwidth of one machine's network in one direction."""
         return self.network_gb_per_s if self.network_gbit_per_s is None else self.network_gbit_per_s / 8
 
 

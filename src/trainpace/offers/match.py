@@ -165,12 +165,12 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
 
 
 def cheapest_in_time(ranking: Ranking, job: Job) -> Match | None:
-    """Of those over budget, the cheapest that meets the deadline."""
+    """The cheapest over budget that meets the deadline."""
     return min((m for m in ranking.missed if _late_s(m, job) <= 0), key=lambda m: m.mean_usd, default=None)
 
 
 def fastest_within_budget(ranking: Ranking, job: Job) -> Match | None:
-    """Of those too late, the fastest that the budget pays."""
+    """The fastest of the late ones that the budget pays for."""
     return min((m for m in ranking.missed if _over_usd(m, job) <= 0), key=lambda m: m.mean_hours, default=None)
 
 

@@ -58,8 +58,8 @@ class Setting(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Of every row of a space: milliseconds of a step whose data is there (NaN where there is a reason why not), and of its
-    forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none."""
+    """The step and memory of every row of a space: milliseconds of a step whose data is there (NaN where there is a reason why
+    not), and of its forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none."""
 
     step_ms: Floats
     evaluating_ms: Floats

@@ -63,7 +63,7 @@ class Space(NamedTuple):
         return Space(self.base, {name: column[wanted] for name, column in self.columns.items()})
 
     def data_parallel_size(self) -> NDArray[np.int64]:
-        """Of every row."""
+        """The data-parallel size of every row."""
         c = self.columns
         ranks: NDArray[np.int64] = c["nnodes"] * c["nproc_per_node"] // (c["tp"] * c["pp"] * c["cp"])
         return ranks

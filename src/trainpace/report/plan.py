@@ -119,7 +119,8 @@ def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
 
 
 NOISE = 0.05
-"""Of the job: forecasts of two executions of one model on one GPU are not told apart more finely."""
+"""Share of the job's time below which a change is noise: forecasts of two executions of one model on one GPU are not told apart
+more finely."""
 
 
 def _remarks(plan: Plan, target: Outlook) -> list[str]:

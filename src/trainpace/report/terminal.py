@@ -19,7 +19,7 @@ from trainpace.report.columns import NARROW_GAP, Column, Layout, layout
 LOG_WIDTH = 118
 LEAST_WIDTH = 20
 BAR_WIDTH = 24
-"""Of a share of the whole, in a column of its own."""
+"""Characters of a bar that shows a share of the whole, in a column of its own."""
 GOOD, BAD, HEAD, BAR = "bold color(28)", "bold color(160)", "bold", "color(32)"
 """Colours with a contrast of at least 3 : 1 against white and against black, which the tests compute."""
 _BLANK = "    \n"

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FLOOR = 1e-3
-"""Of the model's root mean square: the least size that a tensor's difference is held against. A tensor that starts at 0 and
-whose gradient is 0 but for rounding (a key's bias in attention) holds nothing but noise."""
+"""Share of the model's root mean square that is the least size that a tensor's difference is held against. A tensor that starts
+at 0 and whose gradient is 0 but for rounding (a key's bias in attention) holds nothing but noise."""
 
 
 class Difference(NamedTuple):

@@ -120,7 +120,7 @@ def _requested_steps(detailed: Sequence[Step], requested: range) -> Sequence[Ste
 
 
 def _typical(detailed: Sequence[Step]) -> Sequence[Step]:
-    """Of all windows of consecutive plain steps after the warm-up, the one nearest the middle that is not unusually long."""
+    """The window of consecutive plain steps after the warm-up that is nearest the middle and not unusually long."""
     plain = [s for s in detailed if s.trial == 0] or list(detailed)
     warm = [s for s in plain if s.number >= WARM_UP_STEPS] or plain
     runs = _runs(warm)

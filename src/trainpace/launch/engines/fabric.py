@@ -18,7 +18,7 @@ PRECISIONS: dict[Precision, Any] = {
     "fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed", "amp_bf16": "bf16-mixed", "bf16": "bf16-true",
     "fp16": "16-true",
 }  # fmt: skip
-"""As Fabric calls them. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
+"""Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
 
 
 def import_engine(module: str, package: str) -> Any:

@@ -31,7 +31,7 @@ class Axis(Record):
 
     @property
     def words(self) -> str:
-        """As it stands at the axis."""
+        """The axis' title with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 

@@ -42,7 +42,7 @@ def forecast_page(
 
 
 def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture]:
-    """Those that there is something to show for, the most telling first."""
+    """The charts that there are data for, the most telling first."""
     pictures: list[Picture | None] = [forecast_sweep([row for group in groups for row in group.rows], jumps)]
     bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
     shown = [(group, f) for group, f in bests if f is not None]
