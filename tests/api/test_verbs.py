@@ -146,6 +146,7 @@ def test_options_are_the_command_lines(given, words):
         (lambda: trainpace.forecast("resnet18", gpu="T4", precision="fp7"), "fp32"),
         (lambda: trainpace.forecast("resnet81", gpu="T4"), "Nearest: resnet18"),
         (lambda: trainpace.forecast("resnet18", gpu="T4", example=1), "live nn.Module"),
+        (lambda: trainpace.forecast("resnet18", gpu="T4", compile="no"), "neither True nor False"),
         (lambda: trainpace.forecast(nn.Linear(2, 2), gpu="T4"), "example"),
         (lambda: trainpace.measure(nn.Linear(2, 2)), "process of its own"),
         (lambda: trainpace.schedule(samples=10, epochs=1, global_batch=0), "0"),

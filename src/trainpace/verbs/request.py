@@ -133,7 +133,9 @@ class AskedField:
         if value is None or (value is False and not self.is_flag):
             return None if self.required else self.default
         if self.is_flag:
-            return bool(value)
+            if not isinstance(value, bool):
+                raise TrainpaceError(f"{value!r} is neither True nor False.")
+            return value
         if value is True and self.about.alone is not None:
             return self.about.alone
         if not self.several:

@@ -21,7 +21,7 @@ class ValidateRequest(Request):
     """Measured runs, and what tracing their models needs."""
 
     runs: Annotated[str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")]
-    file: Annotated[tuple[str, ...], Field("Only rows whose column `file` says so. Repeatable.", metavar="NAME")] = ()
+    file: Annotated[tuple[str, ...], Field("Only rows whose column 'file' says so. Repeatable.", metavar="NAME")] = ()
     models: Annotated[
         str | None, Field("Where transformers:FILE.json is looked for. Default: beside RUNS.", EXISTING_FOLDER)
     ] = None
