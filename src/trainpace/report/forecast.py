@@ -86,7 +86,9 @@ def _only(f: Forecast) -> str:
     answer = f"A step takes {_step(f)}: {format_number(_throughput(f))} samples/s.{fits}"
     if f.training_time is None:
         return answer
-    return f"{answer} The whole training takes {_job(f)}, without data loading and evaluation."
+    parts = {"data loading": f.training_time.data_wait_s, "evaluation": f.training_time.evaluation_s}
+    missing = " and ".join(name for name, seconds in parts.items() if not seconds)
+    return f"{answer} The whole training takes {_job(f)}{f', without {missing}' if missing else ''}."
 
 
 def _job(f: Forecast) -> str:
