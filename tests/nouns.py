@@ -4,7 +4,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, MachineModel, Target, fitted_constants
+from trainpace.forecast import (
+    CalibratedKernels,
+    FittedKernels,
+    Forecaster,
+    Grid,
+    MachineModel,
+    Target,
+    fitted_constants,
+)
+from trainpace.forecast.memory import MemoryModel
 from trainpace.forecast.timings import MachineRoofline, OperatorTimings, fit_classes
 from trainpace.hardware import Cluster, Device, Figure, find_device
 from trainpace.job import JobConditions, Question, answer
@@ -13,7 +22,7 @@ from trainpace.machine.detection import detect
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.plan import Change, Plan
 from trainpace.schedule import Schedule
-from trainpace.workload import Blocks, MemoryProfile, Operators, TracedForm, Workload
+from trainpace.workload import Blocks, MemoryProfile, Operators, TracedForm, Workload, form_of
 
 FORM = MachineRoofline(flop_per_s=1e11, bytes_per_s=1e10, start_s=1e-6)
 """Of an invented CPU."""
@@ -236,3 +245,11 @@ def every_noun():
         Plan(start=start, changes=(Change(title="bf16", execution=Execution(precision="bf16"), forecast_saved_s=3.0),)),
         answer(Question(schedule=schedule, conditions=conditions, micro_batch=8, step_time_s=0.1)),
     ]  # fmt: skip
+
+
+def memory_model(form, execution):
+    return MemoryModel(form, form_of(execution.precision) == "half")
+
+
+def step_memory(form, execution, is_gpu):
+    return memory_model(form, execution).at(Grid.of([execution]), is_gpu).record(0)

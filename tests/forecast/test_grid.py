@@ -6,13 +6,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import LAYERS, forecast, stacked
+from nouns import LAYERS, forecast, stacked, step_memory
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.forecast.exchanges import step_exchanges
 from trainpace.forecast.layout import stages_of
-from trainpace.forecast.memory import OFFLOAD_BUCKET, step_memory
+from trainpace.forecast.memory import OFFLOAD_BUCKET
 from trainpace.forecast.shapes import CLASHES, divisors
 from trainpace.forecast.stages import RankTable, StageCosts
 from trainpace.forecast.target import FITTED

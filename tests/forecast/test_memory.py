@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import stacked, workload
+from nouns import memory_model, stacked, step_memory, workload
 from trainpace.execution import Execution
-from trainpace.forecast.memory import CONTEXT_GIB, fits, largest_micro_batch, step_memory
+from trainpace.forecast.memory import CONTEXT_GIB, fits
 from trainpace.units import BYTES_PER_GIB
 
 FORM = workload().forms["fp32"]
@@ -36,7 +36,7 @@ def test_ddp_holds_its_buckets_beside_the_gradients():
 @given(st.floats(0.7, 80))
 def test_the_largest_batch_fits_and_the_next_does_not(capacity):
     run = Execution()
-    largest = largest_micro_batch(FORM, run, capacity)
+    largest = memory_model(FORM, run).largest_micro_batch(run, capacity)
     if largest:
         assert fits(step_memory(FORM, replace(run, micro_batch=largest), True), capacity)
     assert not fits(step_memory(FORM, replace(run, micro_batch=largest + 1), True), capacity)

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nouns import forecast, stacked
+from nouns import forecast, stacked, step_memory
 from trainpace.execution import Execution
-from trainpace.forecast.memory import needed_gib, room_gib, step_memory
+from trainpace.forecast.memory import needed_gib, room_gib
 from trainpace.hardware import Cluster, find_device
 from trainpace.outcome import forecast_row
 from trainpace.report.forecast import print_forecasts

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from nouns import stacked
+from nouns import stacked, step_memory
 from trainpace.execution import Execution
 from trainpace.forecast import Grid
-from trainpace.forecast.memory import step_memory
 from trainpace.forecast.states import widths
 from trainpace.units import BYTES_PER_GIB
 

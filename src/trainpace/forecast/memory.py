@@ -16,7 +16,7 @@ from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
 from trainpace.forecast.states import widths
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
-from trainpace.workload import Blocks, TracedForm, form_of
+from trainpace.workload import Blocks, TracedForm
 
 RESERVED_FACTOR = 1.18
 """Reserved over allocated while there is room: torch's caching allocator keeps what it once took, cuDNN's trial workspaces
@@ -306,12 +306,6 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
     return flying * stages.blocks, waiting, np.where(gpipe & (grid.pp > 1), m, 1.0)
 
 
-def step_memory(form: TracedForm, execution: Execution, is_gpu: bool, checkpointed: bool = False) -> Memory:
-    """Peak memory of the fullest rank of one execution."""
-    half = form_of(execution.precision) == "half"
-    return MemoryModel(form, half, checkpointed).at(Grid.of([execution]), is_gpu).record(0)
-
-
 def needed_gib(memory: Memory | RankMemory) -> Floats:
     """What one device must have room for: what is allocated, what fragmentation wastes on a GPU, and the context."""
     context = np.asarray(memory.device_gib - memory.reserved_gib)
@@ -328,9 +322,3 @@ def fits(memory: Memory | RankMemory, capacity_gib: float) -> Flags:
     """Would it run?"""
     within: Flags = needed_gib(memory) <= room_gib(capacity_gib)
     return within
-
-
-def largest_micro_batch(form: TracedForm, execution: Execution, capacity_gib: float, checkpointed: bool = False) -> int:
-    """The largest micro-batch of one execution that fits a GPU; 0 where not even one does."""
-    half = form_of(execution.precision) == "half"
-    return MemoryModel(form, half, checkpointed).largest_micro_batch(execution, capacity_gib)

@@ -3,11 +3,7 @@
 import os
 from pathlib import Path
 
-from trainpace.errors import TrainpaceError
-
-JOURNAL = (
-    "The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder."
-)
+from trainpace.verbs.request import Misuse
 
 
 def default_hardware_file() -> Path:
@@ -36,6 +32,6 @@ def default_workloads_folder() -> Path:
 
 
 def check_writable(file: str) -> None:
-    """Raise TrainpaceError where the folder of a file that is to be written does not exist."""
+    """Raise Misuse where the folder of a file that is to be written does not exist."""
     if not Path(file).resolve().parent.is_dir():
-        raise TrainpaceError(f"the folder of {file} does not exist.")
+        raise Misuse(f"the folder of {file} does not exist.")

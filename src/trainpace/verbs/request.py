@@ -181,7 +181,7 @@ def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
     values = {}
     for name in given:
         if name not in fields:
-            raise UnknownName("option", name, fields)
+            raise UnknownName("option", name, fields, f"All: {', '.join(fields)}.")
     for name, value in given.items():
         try:
             values[name] = fields[name].read(value)
