@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -83,6 +83,9 @@ def test_epochs_for_a_deadline_are_the_inverse(schedule, execution, c, step, epo
 
 
 @given(schedules, executions, conditions, step_times, st.integers(1, 64), st.booleans())
+@example(
+    Schedule(samples=100, epochs=1.0), Execution(micro_batch=1, accumulation=3), ONLY_STEPS, 5.734904471006503, 1, False
+)
 def test_ranks_for_a_deadline_are_the_fewest(schedule, execution, c, step, ranks, keep):
     def total_s(count):
         return training_of(schedule, replace(execution, nproc_per_node=count), c).time(step).total_s

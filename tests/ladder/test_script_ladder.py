@@ -206,7 +206,7 @@ HF = """
 import sys
 import torch
 from torch import nn
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
 
 class Net(nn.Module):
     def __init__(self):
@@ -223,6 +223,7 @@ class Data(torch.utils.data.Dataset):
         return {"x": x, "labels": int(x.sum() > 0)}
 
 args, = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])
+set_seed(args.seed)
 Trainer(Net(), args, train_dataset=Data()).train()
 """
 DEEPSPEED = """

@@ -134,7 +134,7 @@ def test_what_no_change_explains_is_said(folder):
     said = ask(folder, "mine.py:contrastive", "--way", "accumulate", code=1)
     assert "not the mean of its parts" in said["verdict"][0]
     said = ask(folder, "mine.py:unseeded", "--way", "accumulate", code=1)
-    assert "does not train the same twice" in said["verdict"][0]
+    assert "does not train the same way twice" in said["verdict"][0]
     said = ask(folder, "mine.py:still", "--way", "accumulate", code=1)
     assert "too little to tell" in said["verdict"][0]
 

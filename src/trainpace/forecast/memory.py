@@ -166,7 +166,8 @@ class MemoryModel:
             return 0 if position == 0 else int(doubling[-1])
         low, high = int(doubling[position - 1]), int(doubling[position])
         while high - low > 1:
-            between = np.unique(np.linspace(low, high, MOST_BETWEEN, dtype=np.int64))
+            sizes = np.linspace(low, high, MOST_BETWEEN, dtype=np.int64)
+            between = sizes[np.diff(sizes, prepend=low - 1) > 0]
             position = first_that_does_not(between)
             low, high = int(between[position - 1]), int(between[position])
         return low

@@ -91,7 +91,7 @@ def data_parallel_for_deadline(
 
     def choice(ranks: int, accumulation: int = execution.accumulation) -> DataParallelChoice:
         wider = _with_ranks(execution, ranks, accumulation)
-        step_s = step_time_s * accumulation / execution.accumulation
+        step_s = step_time_s * (accumulation / execution.accumulation)
         return DataParallelChoice(
             data_parallel_size=ranks, accumulation=accumulation, global_batch=wider.global_batch, step_time_s=step_s,
             time=training_of(schedule, wider, conditions).time(step_s),

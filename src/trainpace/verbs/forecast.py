@@ -14,7 +14,6 @@ from trainpace.errors import UnreadableInput
 from trainpace.forecast import CalibratedKernels, Forecaster, Target, transfer_ratio, transferred
 from trainpace.hardware import Cluster, Device, HostLinks, find_device
 from trainpace.job import with_job
-from trainpace.journal import foresight_of
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, Table, from_json, load, read_bytes
 from trainpace.schedule import Schedule
@@ -131,7 +130,9 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
                 source = Target(Cluster(device=find_device(measured.device, own_devices(r.hardware))))
                 ratio = transfer_ratio(measured, forecaster.on(source))
                 rows = [transferred(row, ratio, measured.device) for row in rows]
-            else:
+            elif journal is not None:
+                from trainpace.journal import foresight_of
+
                 foresight = foresight_of(forecaster, execution, journal, r.sequence_length, r.image_size)
                 rows = [foresight.corrected(row) for row in rows]
                 notes += [f"{device}: {foresight.in_words()}"] if foresight.in_words() else []
