@@ -97,6 +97,7 @@ def processes() -> list[str]:
     times: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_DATA_HOME": folder}  # no journal or calibration of this machine's user
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python keeps the bytecode of what it imports
         saving = [sys.executable, "-m", *"trainpace forecast vgg16 --gpu T4 --save-workload vgg16.json".split()]
         subprocess.run(saving, capture_output=True, check=True, cwd=folder, env=environment)
         for _ in range(ROUNDS):

@@ -13,6 +13,8 @@ DATA_HOME = os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="trainpace-tes
 os.environ.pop("TRAINPACE_JOURNAL", None)
 # two test processes whose steps take two threads each, on two cores, wait for the scheduler in every parallel region
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# commands that tests start find bytecode, as users' do; compiling the modules anew takes as long as a forecast
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # a busy machine is no reason to fail: nothing here is a timed test
 settings.register_profile("trainpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
