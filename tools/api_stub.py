@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from trainpace.verbs.request import Argument, AskedField, Request, fields_of
+from trainpace.verbs.request import Argument, Request, ResolvedField, fields_of
 
 ROOT = Path(__file__).parents[1]
 VERBS = ROOT / "src/trainpace/api/verbs.py"
@@ -76,11 +76,11 @@ def _request_of(node: ast.FunctionDef) -> type[Request] | None:
     return None
 
 
-def _keyword(field: AskedField) -> str:
+def _keyword(field: ResolvedField) -> str:
     return f"{field.name}: {_type(field)}{'' if field.required else ' = ...'}"
 
 
-def _type(field: AskedField) -> str:
+def _type(field: ResolvedField) -> str:
     if field.is_flag:
         return "bool"
     unit = field.about.unit

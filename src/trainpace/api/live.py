@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.verbs.request import request_of
-from trainpace.verbs.traced import TracedRequest
+from trainpace.verbs.training import TracedRequest
 from trainpace.workload import Form, Variant, Workload
 
 if TYPE_CHECKING:

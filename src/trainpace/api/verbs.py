@@ -49,9 +49,9 @@ def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **op
     out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
     """
     from trainpace.api.live import request_about
-    from trainpace.verbs.traced import TraceRequest, run
+    from trainpace.verbs.training import TraceRequest, workload_of
 
-    return run(request_about(TraceRequest, model, options, forms), TerminalProgress(), forms)
+    return workload_of(request_about(TraceRequest, model, options, forms), TerminalProgress(), forms)
 
 
 def forecast(model: Model, **options: Any) -> Forecasts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import click
 
 from trainpace.errors import TrainpaceError
-from trainpace.verbs.request import Argument, AskedField, Field, Misuse, Request, fields_of
+from trainpace.verbs.request import Argument, Field, Misuse, Request, ResolvedField, fields_of
 
 if TYPE_CHECKING:
     from trainpace.report import Picture
@@ -130,7 +130,7 @@ def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callabl
 class _Value(click.ParamType):
     """One value of a field."""
 
-    def __init__(self, field: AskedField) -> None:
+    def __init__(self, field: ResolvedField) -> None:
         self._field = field
         plain = {int: "integer", float: "float"}.get(field.kind, "text")
         self.name = field.about.unit.name if field.about.unit else plain
@@ -147,7 +147,7 @@ class _Value(click.ParamType):
 class _Choice(click.Choice):
     """One of a field's values, which may be numbers."""
 
-    def __init__(self, field: AskedField) -> None:
+    def __init__(self, field: ResolvedField) -> None:
         super().__init__(field.choices)
         self._field = field
 
@@ -155,7 +155,7 @@ class _Choice(click.Choice):
         return self._field.read_one(super().convert(str(value), param, ctx))
 
 
-def _parameter(field: AskedField) -> click.Parameter:
+def _parameter(field: ResolvedField) -> click.Parameter:
     about = field.about
     kind: click.ParamType = _Choice(field) if field.choices else _Value(field)
     more: dict[str, Any] = {"type": kind, "required": field.required, "metavar": about.metavar}

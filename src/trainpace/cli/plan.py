@@ -45,7 +45,7 @@ def plan(request: PlanRequest, view: PlanView) -> int:
     from trainpace.plan import forecast_of
     from trainpace.records import save, to_jsonable
     from trainpace.report import TerminalProgress, print_plan, print_plan_next, print_script_changes
-    from trainpace.verbs.plan_write import rewritten, save_all
+    from trainpace.verbs.settings import rewritten, save_all
 
     check_pictures(view)
     _check_write(request, view)
@@ -80,7 +80,7 @@ def plan(request: PlanRequest, view: PlanView) -> int:
 
 def _check_write(request: PlanRequest, view: PlanView) -> None:
     """Refuse options that cannot mean anything, before anything is computed."""
-    from trainpace.verbs.plan_write import NEW
+    from trainpace.verbs.settings import NEW
 
     if view.yes and not view.write:
         raise Misuse("`yes` is for `write`.")
@@ -106,7 +106,7 @@ def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, A
 
 def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
     """The diffs, what no file takes, and what to do next."""
-    from trainpace.verbs.plan_write import COMMAND
+    from trainpace.verbs.settings import COMMAND
 
     if files is None:
         click.echo("Nothing to write.")

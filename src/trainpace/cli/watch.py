@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 
 from trainpace.cli.command import View, command, echo_json, json_stdout
-from trainpace.verbs.fields import JournalPlace
+from trainpace.verbs.places import JournalPlace
 from trainpace.verbs.request import Field, Misuse
 from trainpace.verbs.units import within
 from trainpace.verbs.watch import WatchRequest, pace_of, run

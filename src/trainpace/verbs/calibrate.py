@@ -9,10 +9,8 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import load, save
-from trainpace.verbs.places import check_writable, default_profile_file
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
-from trainpace.verbs.this_machine import detected
+from trainpace.verbs.places import check_writable, default_profile_file, detected
+from trainpace.verbs.request import Field, Progress, Request
 from trainpace.verbs.units import COUNT, DURATION
 
 if TYPE_CHECKING:

@@ -17,13 +17,17 @@ from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, Table, from_json, load, read_bytes
 from trainpace.schedule import Schedule
-from trainpace.verbs.executed import ExecutedRequest, check_executed, check_fleet, execution_of
-from trainpace.verbs.fields import JournalPlace
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse
-from trainpace.verbs.traced import workload_of
-from trainpace.verbs.training import check_no_training, conditions_of
+from trainpace.verbs.places import HardwareFile, JournalPlace, own_devices
+from trainpace.verbs.request import Field, Misuse, Progress
+from trainpace.verbs.training import (
+    ExecutedRequest,
+    check_executed,
+    check_fleet,
+    check_no_training,
+    conditions_of,
+    execution_of,
+    workload_of,
+)
 from trainpace.verbs.units import AT_LEAST_1, EXISTING_FILE, USD
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
@@ -162,7 +166,7 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     targets = []
     for gpu in r.gpu:
         if gpu.casefold() == "cpu":
-            from trainpace.verbs.this_machine import profile_or_brief
+            from trainpace.verbs.places import profile_or_brief
 
             targets.append(_machine(r, profile_or_brief(progress)))
         else:

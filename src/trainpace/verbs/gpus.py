@@ -4,9 +4,8 @@ from typing import Annotated
 
 from trainpace.hardware import Device, catalogue, find_device
 from trainpace.records import Record
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Request
+from trainpace.verbs.places import HardwareFile, own_devices
+from trainpace.verbs.request import Argument, Progress, Request
 
 
 class GpusRequest(Request):

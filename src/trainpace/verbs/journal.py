@@ -24,7 +24,7 @@ from trainpace.journal import (
     scores,
 )
 from trainpace.records import Record
-from trainpace.verbs import fields
+from trainpace.verbs import places
 from trainpace.verbs.request import Argument, Field, Misuse, Request
 from trainpace.verbs.units import COUNT
 
@@ -36,7 +36,7 @@ RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metava
 class JournalRequest(Request):
     """Which journal; one that is named must be there."""
 
-    journal: fields.JournalPlace = None
+    journal: places.JournalPlace = None
 
     def opened(self) -> Journal:
         return Journal.open(self.journal, create=self.journal is None)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Request
+from trainpace.verbs.request import Argument, Field, Progress, Request
 from trainpace.verbs.units import COUNT, DURATION, WORKERS, within
 
 if TYPE_CHECKING:

@@ -7,13 +7,10 @@ from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, ra
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s
-from trainpace.verbs.fields import ChannelsLast
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse
-from trainpace.verbs.servers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
-from trainpace.verbs.traced import workload_started
-from trainpace.verbs.training import TrainingRequest, conditions_of
+from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
+from trainpace.verbs.places import HardwareFile, own_devices
+from trainpace.verbs.request import Field, Misuse, Progress
+from trainpace.verbs.training import ChannelsLast, TrainingRequest, conditions_of, workload_started
 from trainpace.verbs.units import ABOVE_0, ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, USD, within
 from trainpace.workload import Form, Workload, form_of
 

@@ -17,11 +17,9 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import Record, Table
-from trainpace.verbs.fields import ChannelsLast, ImageSize, JournalPlace, KeepIdentity, Optimizer, SequenceLength
-from trainpace.verbs.own_hardware import own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Misuse, Request
-from trainpace.verbs.this_machine import detected, device_of, profile_here
+from trainpace.verbs.places import JournalPlace, KeepIdentity, detected, device_of, own_devices, profile_here
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
+from trainpace.verbs.training import ChannelsLast, ImageSize, Optimizer, SequenceLength
 from trainpace.verbs.units import BATCHES, COUNT, DURATION
 from trainpace.workload import Variant, form_of
 

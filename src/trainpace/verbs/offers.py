@@ -1,15 +1,20 @@
-"""`offers`: servers and their prices."""
+"""`offers`: servers and their prices, refreshed or packaged, and the user's own machines."""
 
 import datetime
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from trainpace.offers import Offer
-from trainpace.records import Record, Table, to_jsonable, write_whole
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.places import default_offers_file
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
-from trainpace.verbs.servers import Gpus, MachinesFile, Providers, Regions, chosen_offers, known_offers
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.hardware import Device, catalogue, find_device
+from trainpace.offers import EGRESS_USD_PER_GB, Offer, read_offers, snapshot
+from trainpace.records import Record, Table, read_text, to_jsonable, write_whole
+from trainpace.verbs.places import HardwareFile, default_offers_file, own_devices
+from trainpace.verbs.request import Field, Progress, Request
+
+Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
+Regions = Annotated[tuple[str, ...], Field("Only regions with this in their name: us-east, eu.")]
+Gpus = Annotated[tuple[str, ...], Field("Only this GPU.")]
+MachinesFile = Annotated[str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")]
 
 
 class OffersRequest(Request):
@@ -50,3 +55,77 @@ def _refresh(today: datetime.date, progress: Progress) -> None:
     write_whole(target, write_offers(fresh))
     left_out = f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}" if unknown else ""
     progress.note(f"{len(fresh)} offers of today in {target}{left_out}.")
+
+
+def known_offers(machines: str | None, progress: Progress, only_machines: bool = False) -> tuple[Offer, ...]:
+    """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
+    own: tuple[Offer, ...] = ()
+    if machines is not None:
+        from trainpace.offers import notes_on, parse_machines
+
+        own = parse_machines(read_text(machines), machines)
+        for note in notes_on(own):
+            progress.note(f"trainpace: {note}")
+    if only_machines:
+        return own
+    refreshed = default_offers_file()
+    public = read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
+    return (*own, *public)
+
+
+def check_provider(name: str, offers: Sequence[Offer]) -> None:
+    """Raises UnknownName for a provider that neither has offers nor a known price for data that leave it."""
+    providers = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
+    if name.casefold() not in providers:
+        raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")
+
+
+def chosen_offers(
+    offers: Sequence[Offer],
+    providers: Sequence[str],
+    regions: Sequence[str],
+    gpus: Sequence[str],
+    own: Sequence[Device],
+) -> tuple[list[Offer], dict[str, Device]]:
+    """The offers of these providers, regions (a part of the name) and GPUs, and their devices by name.
+
+    Raises UnknownName for a provider, region or GPU that no offer has.
+    """
+    for what, wanted, names in (
+        ("provider", providers, {o.provider for o in offers}),
+        ("region", regions, {o.region for o in offers if o.region}),
+    ):
+        for name in wanted:
+            if not any(_is(what, name, each) for each in names):
+                raise UnknownName(what, name, sorted(names), "See trainpace offers.")
+    devices = _devices(offers, own)
+    chosen = {find_device(name, own).name for name in gpus}
+    left = [
+        o for o in offers
+        if (not providers or any(_is("provider", name, o.provider) for name in providers))
+        and (not regions or any(_is("region", name, o.region) for name in regions))
+        and (not chosen or devices[o.device].name in chosen)
+    ]  # fmt: skip
+    if not left:
+        raise _none_left(providers, regions, gpus)
+    return left, devices
+
+
+def _none_left(providers: Sequence[str], regions: Sequence[str], gpus: Sequence[str]) -> TrainpaceError:
+    if providers or regions:
+        filters = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
+        return TrainpaceError(f"no offer has this {filters}.", "See trainpace offers.")
+    return TrainpaceError(
+        f"nobody among the offers rents out {' or '.join(gpus)}.",
+        "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
+    )
+
+
+def _devices(offers: Sequence[Offer], own: Sequence[Device]) -> dict[str, Device]:
+    by_name: dict[str, Any] = {device.name: device for device in (*catalogue(), *own)}
+    return {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
+
+
+def _is(what: str, wanted: str, name: str) -> bool:
+    folded, own = wanted.casefold(), name.casefold()
+    return folded == own if what == "provider" else folded in own

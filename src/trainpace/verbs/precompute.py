@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.process import usable_cores
 from trainpace.records import Record
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Misuse, Request
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.verbs.units import COUNT, DURATION, within
 
 if TYPE_CHECKING:

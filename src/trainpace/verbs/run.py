@@ -41,10 +41,8 @@ from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
-from trainpace.verbs.fields import JournalPlace, KeepIdentity
-from trainpace.verbs.progress import Progress, Work
-from trainpace.verbs.request import Argument, Field, Misuse, Request
-from trainpace.verbs.this_machine import device_of, profile_here, profile_or_brief
+from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, profile_here, profile_or_brief
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, Work
 from trainpace.verbs.units import ABOVE_0_S, COUNT, USD
 
 STATE = "ladder.json"

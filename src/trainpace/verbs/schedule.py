@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from trainpace.job import ONLY_STEPS, Answer, Question, answer
 from trainpace.schedule import Schedule, SpeedUp
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
+from trainpace.verbs.request import Field, Progress, Request
 from trainpace.verbs.settings import SettingsSource
 from trainpace.verbs.units import COUNT, DURATION, RATIO, USD
 

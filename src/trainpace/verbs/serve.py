@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from trainpace.verbs.fields import JournalPlace
-from trainpace.verbs.own_hardware import HardwareFile
+from trainpace.verbs.places import HardwareFile, JournalPlace
 from trainpace.verbs.request import Field, Request
 from trainpace.verbs.units import within
 

@@ -2,13 +2,15 @@
 
 A task of an array measures all batch sizes of its model on one node, for points of several machines are no one curve. Tasks are
 judged by their results, which a later call does not measure again; they go into the user's journal from here, since many nodes
-must not write one file.
+must not write one file. A task is this module as a program: `python -m trainpace.verbs.suite REQUEST.json RESULT.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -22,9 +24,8 @@ from trainpace.errors import TrainpaceError
 from trainpace.measure import SuiteItem, suite
 from trainpace.records import Record, cannot_write_into, write_whole
 from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, opened_journal, sweep_of, with_memory_limit
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse
-from trainpace.verbs.this_machine import detected, device_of
+from trainpace.verbs.places import detected, device_of
+from trainpace.verbs.request import Field, Misuse, Progress, Silent
 from trainpace.verbs.units import COUNT, DURATION
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 MOST_IN_AN_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 by default."""
-TASK = "trainpace.verbs.suite_task"
 TASK_LIMIT_S = 3600.0
 
 
@@ -177,7 +177,7 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
     failure_file(str(result)).unlink(missing_ok=True)
     write_whole(written, json.dumps(msgspec.to_builtins(replace(probes, command=r.command))))
     return Job(
-        name=name, program=("-m", TASK, str(written), str(result)), folder=str(folder), result=str(result),
+        name=name, program=("-m", "trainpace.verbs.suite", str(written), str(result)), folder=str(folder), result=str(result),
         cpus_per_process=r.cpus or 1, gpus_per_node=int(r.device == "cuda"), timeout_s=r.limit or TASK_LIMIT_S,
     )  # fmt: skip
 
@@ -215,3 +215,41 @@ def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+class _Log(Silent):
+    """Remarks into the task's log."""
+
+    def note(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+
+def task() -> int:
+    """Measure one model of a suite where this runs; the exit code is 0 where that went well.
+
+    It stores its probes in a journal of its own beside the result, so that one that was requeued or cancelled goes on where it
+    was; the result is that journal's export, written whole as its last act. What went wrong is one sentence beside it.
+    """
+    from trainpace.journal import Journal, export
+    from trainpace.launch import failure_file
+
+    request, result, log = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MeasureRequest), sys.argv[2], _Log()
+    try:
+        machine = detected(log)
+        request = with_memory_limit(request, machine, log)
+        with Journal.open(f"{result}.db") as journal:
+            sweep_of(request, device_of(request.device, machine), journal, log)
+            export(Path(result), (*journal.sweeps(), *journal.every()))
+    except TrainpaceError as error:
+        write_whole(failure_file(result), str(error))
+        Path(f"{result}.db").unlink(missing_ok=True)  # what failed throughout is tried anew by a later call
+        log.note(f"Error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = task()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

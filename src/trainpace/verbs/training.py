@@ -1,12 +1,155 @@
-"""Requests about a whole training: what it does besides its steps."""
+"""Requests about a model, its whole training, and how its steps are executed; and the model's workload, traced or saved."""
 
-from typing import Annotated, Any
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
+from trainpace.errors import Contradiction
+from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, PipelineSchedule, Precision, ZeroStage
 from trainpace.job import JobConditions, stated_conditions
+from trainpace.records import save
+from trainpace.trace import is_saved, load_workload, workload_on_its_way
 from trainpace.units import hours_from_s
-from trainpace.verbs.request import Field, Misuse, fields_of
-from trainpace.verbs.traced import TracedRequest
-from trainpace.verbs.units import ABOVE_0_S, COUNT, DURATION, EPOCHS, GB_PER_S, SAMPLE_BYTES, within
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, fields_of
+from trainpace.verbs.units import (
+    ABOVE_0_S,
+    AT_LEAST_1,
+    BATCHES,
+    COUNT,
+    DEVICES,
+    DURATION,
+    EPOCHS,
+    GB_PER_S,
+    MOST_DEVICES,
+    within,
+)
+from trainpace.workload import Form, Mode, Variant, Workload
+
+ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
+Optimizer = Annotated[str | None, Field("sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")]
+SequenceLength = Annotated[int | None, Field("Tokens in a sample, for transformers.", AT_LEAST_1)]
+ImageSize = Annotated[int | None, Field("Side in pixels, for image models.", AT_LEAST_1)]
+ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels_last).")]
+Model = Annotated[
+    str | Workload,
+    Argument("A name, FILE.py:FUNCTION, a saved WORKLOAD.json, or from Python a workload.", metavar="MODEL"),
+]
+Offload = Literal["none", "optimizer", "parameters", "both"]
+Network = Annotated[
+    float | None,
+    Field("A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125.", GB_PER_S,
+          metavar="GB/S"),
+]  # fmt: skip
+EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
+
+
+class TracedRequest(Request):
+    """A request about a model. `save_workload` is where faces want the workload to be saved, in every number format."""
+
+    model: Model
+    optimizer: Optimizer = None
+    sequence_length: SequenceLength = None
+    image_size: ImageSize = None
+    timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
+    save_workload: str | None = None
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The number formats in which the model has to be traced."""
+        return EVERY_FORM
+
+    @property
+    def variant(self) -> Variant:
+        """How the model has to be traced."""
+        mode: Mode = getattr(self, "mode", None) or "train"
+        return Variant(self.optimizer, self.sequence_length, self.image_size, mode=mode)
+
+    @property
+    def model_name(self) -> str:
+        return self.model if isinstance(self.model, str) else self.model.model
+
+
+class TraceRequest(TracedRequest):
+    """What to trace of a model."""
+
+    mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
+
+
+def workload_of(
+    request: TracedRequest,
+    progress: Progress,
+    forms: Sequence[Form] | None = None,
+    variant: Variant | None = None,
+    recompute: bool = False,
+) -> Workload:
+    """The workload of the request's model. `recompute`: full activation checkpointing is wanted; where no repeated blocks are
+    found to which it could be applied afterwards, the model is traced with it.
+
+    Raises Contradiction where the request asks of a saved workload what it was not traced with.
+    """
+    with workload_started(request, progress, forms, variant, recompute) as workload:
+        return workload()
+
+
+@contextlib.contextmanager
+def workload_started(
+    request: TracedRequest,
+    progress: Progress,
+    forms: Sequence[Form] | None = None,
+    variant: Variant | None = None,
+    recompute: bool = False,
+) -> Iterator[Callable[[], Workload]]:
+    """Start on what `workload_of` gives, and give what waits for it, so that a verb can prepare the rest meanwhile."""
+    model, variant = request.model, variant or request.variant
+    forms = EVERY_FORM if request.save_workload else forms or request.forms
+    name = model if isinstance(model, str) else f"this workload of {model.model}"
+    if is_saved(model) and request.save_workload:
+        raise Misuse(f"`save_workload` needs a model to trace, and {name} is a saved workload already.")
+    with workload_on_its_way(model, forms, variant, request.timeout) as traced:
+
+        def workload() -> Workload:
+            with progress.work(f"tracing {request.model_name}"):
+                result = traced()
+            if is_saved(model):
+                check_agrees(name, result, request)
+            if recompute and not recomputes(result):
+                if is_saved(model):
+                    raise Contradiction(
+                        f"{name} was traced without activation checkpointing and has no repeated blocks that could be"
+                        " recomputed.",
+                        "`checkpointing` needs a new trace, from the model.",
+                    )
+                result = load_workload(model, forms, variant._replace(checkpointing=True), request.timeout)
+            if request.save_workload:
+                save(result, request.save_workload)
+            return result
+
+        yield workload
+
+
+def recomputes(workload: Workload) -> bool:
+    """Was it traced with recomputation, or has it blocks to which it can be applied in every form?"""
+    return workload.checkpointed or all(form.blocks is not None for form in workload.forms.values())
+
+
+def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
+    """Raise Contradiction for the first field of the request that differs from what a saved workload was traced with."""
+    side = re.search(r"(\d+) x (\d+) image$", workload.sample)
+    sides = {int(length) for length in side.groups()} if side else set()
+    traced = {
+        "mode": workload.mode, "optimizer": workload.optimizer, "sequence_length": workload.sequence_length,
+        "image_size": sides.pop() if len(sides) == 1 else None,
+    }  # fmt: skip
+    for setting, was in traced.items():
+        value = getattr(request, setting, None)
+        if value is None or value == was:
+            continue
+        shown = was if was is not None else f"none ({workload.sample})"
+        raise Contradiction(
+            f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new trace, from the model.",
+            "Leave the option out, or name the model.",
+        )
 
 
 class TrainingRequest(TracedRequest):
@@ -29,7 +172,8 @@ class TrainingRequest(TracedRequest):
         float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S, metavar="GB/S")
     ] = None
     sample_bytes: Annotated[
-        int, Field("Bytes read per sample; slow storage then shows as data wait.", SAMPLE_BYTES)
+        int,
+        Field("Bytes read per sample; slow storage then shows as data wait.", within("bytes", 0, 1e15, COUNT.parse)),
     ] = 0
     storage: Annotated[
         float | None,
@@ -54,3 +198,92 @@ def check_no_training(request: TrainingRequest) -> None:
     for name, field in fields_of(TrainingRequest).items():
         if name not in fields_of(TracedRequest) and getattr(request, name) != field.default:
             raise Misuse(f"`{name}` does nothing without `samples` and `epochs`.")
+
+
+class ExecutedRequest(TrainingRequest):
+    """A training, and how its steps are executed."""
+
+    num_gpus: Annotated[
+        int, Field("GPUs of a node; data parallel unless said otherwise.", DEVICES, execution="nproc_per_node")
+    ] = 1
+    nodes: Annotated[int, Field("Nodes of that many GPUs each.", DEVICES, execution="nnodes")] = 1
+    network: Network = None
+    batch: Annotated[tuple[int, ...], Field("Samples per GPU: 32, or 1:70, or 8,16,32.", BATCHES)] = (32,)
+    accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, execution="accumulation")] = 1
+    precision: Annotated[Precision, Field("Number format.")] = "fp32"
+    channels_last: ChannelsLast = False
+    compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
+    tp: Annotated[int, Field("Tensor-parallel ranks.", AT_LEAST_1)] = 1
+    pp: Annotated[int, Field("Pipeline stages; micro-batches by `accumulate`.", AT_LEAST_1)] = 1
+    cp: Annotated[int, Field("Context-parallel ranks: divide the sequence.", AT_LEAST_1)] = 1
+    sequence_parallel: Annotated[bool, Field("Divide norms and residuals over the tensor-parallel ranks too.")] = False
+    async_tp: Annotated[
+        bool, Field("Hide part of tensor parallelism's exchanges under its products.", execution="async_tensor_parallel")
+    ] = False  # fmt: skip
+    pipeline: Annotated[
+        PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", execution="pipeline_schedule")
+    ] = "1f1b"
+    virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
+    zero: Annotated[ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", execution="zero_stage")] = 0
+    shard_size: Annotated[
+        int | None, Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1)
+    ] = None
+    keep_gathered: Annotated[
+        bool, Field("FSDP without resharding after the forward pass.", execution="reshard_after_forward")
+    ] = False
+    offload: Annotated[Offload, Field("What is kept in the host's memory.", execution="offload_optimizer")] = "none"
+    checkpointing: Annotated[
+        Checkpointing,
+        Field("Recompute activations in the backward pass; alone it means full, block by block.", alone="full",
+              show_default=False, execution="activation_checkpointing"),
+    ] = "none"  # fmt: skip
+
+
+def execution_values(request: Request) -> dict[str, Any]:
+    """What a request says of an `Execution`, by the names of its fields."""
+    fields = fields_of(type(request))
+    settings = {field.about.execution or name: getattr(request, name) for name, field in fields.items()}
+    values = {name: value for name, value in settings.items() if name in EXECUTION_FIELDS and name != "optimizer"}
+    if "reshard_after_forward" in values:
+        values["reshard_after_forward"] = not values["reshard_after_forward"]
+    if "offload_optimizer" in values:
+        offload = values.pop("offload_optimizer")
+        values |= offloads(offload) if offload is not None else {}
+    return values
+
+
+def offloads(offload: Offload) -> dict[str, bool]:
+    return {
+        "offload_optimizer": offload in ("optimizer", "both"), "offload_parameters": offload in ("parameters", "both")
+    }  # fmt: skip
+
+
+def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
+    """The execution that a request asks for, at its first batch size."""
+    values = execution_values(request)
+    if workload.checkpointed:
+        values["activation_checkpointing"] = "full"
+    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **values)
+
+
+def check_executed(request: ExecutedRequest) -> None:
+    """Raise Misuse for fields that would do nothing."""
+    r = request
+    for idle, name, needs in (
+        (r.shard_size is not None and r.zero == 0, "shard_size", "`zero` 1, 2 or 3"),
+        (r.keep_gathered and r.zero != 3, "keep_gathered", "`zero` 3"),
+        (r.sequence_parallel and r.tp == 1, "sequence_parallel", "`tp` of 2 or more"),
+        (r.async_tp and r.tp == 1, "async_tp", "`tp` of 2 or more"),
+    ):
+        if idle:
+            raise Misuse(f"`{name}` does nothing without {needs}.")
+
+
+def check_fleet(num_gpus: int, nodes: int, network_gb_per_s: float | None, measured: bool = False) -> None:
+    """Refuse a fleet that nobody has, and several nodes without a network between them (`measured`: by a profile)."""
+    if num_gpus * nodes > MOST_DEVICES:
+        raise Misuse(
+            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: up to {MOST_DEVICES:,} GPUs in all."
+        )
+    if nodes > 1 and network_gb_per_s is None and not measured:
+        raise Misuse(f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is 0.125).")

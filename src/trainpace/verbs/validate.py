@@ -10,8 +10,7 @@ import msgspec
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record, Table
 from trainpace.validation import Row, Summary, by, evaluate, family_of, read_runs, summarise
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Request
+from trainpace.verbs.request import Argument, Field, Progress, Request
 from trainpace.verbs.units import EXISTING_FILE, EXISTING_FOLDER, within
 
 WORKERS = within("count", 1, 64, int)

@@ -3,9 +3,8 @@
 from typing import Annotated, Literal
 
 from trainpace.launch import Torchrun
-from trainpace.verbs.fields import ImageSize, ModelSpec, Optimizer, SequenceLength
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
+from trainpace.verbs.request import Field, Progress, Request
+from trainpace.verbs.training import ImageSize, ModelSpec, Optimizer, SequenceLength
 from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DURATION, within
 from trainpace.verify import Equivalence, Question, verify
 

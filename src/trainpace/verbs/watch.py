@@ -12,8 +12,7 @@ from trainpace.errors import UnknownName
 from trainpace.process import usable_cores
 from trainpace.records import Record
 from trainpace.verbs.places import default_recordings_folder
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Misuse, Request
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.watch import Recording, read_recording, watch
 
 if TYPE_CHECKING:

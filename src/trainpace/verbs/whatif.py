@@ -14,8 +14,8 @@ from trainpace.offers import Offer
 from trainpace.outcome import Forecast, Interval, Jump
 from trainpace.records import Record
 from trainpace.schedule import Schedule
-from trainpace.verbs.executed import execution_values
 from trainpace.verbs.request import Field, Request
+from trainpace.verbs.training import execution_values
 from trainpace.workload import Workload
 
 CURVE_SIZES = 64
@@ -56,7 +56,7 @@ class WhatIfRequest(Request):
         int, Meta(ge=1, le=65_536),
         Slider("Accumulation steps", low=1, high=64, scale="log2", execution="accumulation"),
     ] = 1  # fmt: skip
-    precision: Annotated[Precision, Field("Precision", execution="precision")] = "amp_bf16"
+    precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
     zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, execution="zero_stage")] = 0
     checkpointing: Annotated[Checkpointing, Field("Activation checkpointing", execution="activation_checkpointing")] = (
         "none"

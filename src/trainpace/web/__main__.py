@@ -4,11 +4,10 @@ import secrets
 
 from trainpace.errors import TrainpaceError
 from trainpace.journal import Journal
-from trainpace.verbs.own_hardware import own_devices
-from trainpace.verbs.places import default_workloads_folder
-from trainpace.verbs.progress import Silent
+from trainpace.verbs.offers import known_offers
+from trainpace.verbs.places import default_workloads_folder, own_devices
+from trainpace.verbs.request import Silent
 from trainpace.verbs.serve import ServeRequest
-from trainpace.verbs.servers import known_offers
 from trainpace.web.app import application
 from trainpace.web.models import Models
 from trainpace.web.server import EVERY_ADDRESS, address_of, listening, policy_of, run
