@@ -7,6 +7,7 @@ import sys
 from collections import UserDict
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,7 +15,7 @@ from torch import nn
 
 import trainpace
 from trainpace.api import verbs
-from trainpace.cli.main import VERBS
+from trainpace.cli.main import VERBS, _cli
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.records import to_json
 from trainpace.verbs.forecast import ForecastRequest
@@ -43,7 +44,7 @@ SHOWN = {
 
 
 def command_of(verb):
-    return getattr(__import__(f"trainpace.cli.{verb}", fromlist=[verb]), verb)
+    return _cli.get_command(click.Context(_cli), verb)
 
 
 def request_type(verb):

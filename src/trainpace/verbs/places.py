@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import Device, catalogue_name, parse_catalogue
 from trainpace.records import load, read_text
-from trainpace.verbs.request import Field, Misuse, Progress
+from trainpace.verbs.request import Field, Progress
 
 if TYPE_CHECKING:
     from trainpace.machine import Machine, MachineProfile
@@ -49,12 +48,6 @@ def default_offers_file() -> Path:
 def default_workloads_folder() -> Path:
     """Where `trainpace serve` looks for saved workloads."""
     return default_profile_file().parent / "workloads"
-
-
-def check_writable(file: str) -> None:
-    """Raise Misuse where the folder of a file that is to be written does not exist."""
-    if not Path(file).resolve().parent.is_dir():
-        raise Misuse(f"the folder of {file} does not exist.")
 
 
 def own_devices(path: str | None) -> tuple[Device, ...]:
@@ -100,6 +93,8 @@ def profile_here(progress: Progress) -> MachineProfile | None:
     file = default_profile_file()
     if not file.exists():
         return None
+    from importlib.metadata import version
+
     from trainpace.machine import MachineProfile, cpu_name
 
     try:

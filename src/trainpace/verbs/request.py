@@ -74,7 +74,9 @@ class Field:
 
 @dataclass(frozen=True)
 class Argument(Field):
-    """A field that the command line takes by its position."""
+    """A field that the command line takes by its position. `rest`: with all that follows on the line, as another command's."""
+
+    rest: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from trainpace.errors import TrainpaceError
@@ -26,6 +28,10 @@ def _shown_s(seconds: float) -> str:
     return format_duration(seconds).replace(" ", "")
 
 
+def _shown_number(number: float) -> str:
+    return format(Decimal(repr(number)), "f").removesuffix(".0")  # no exponent
+
+
 def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = "") -> Unit:
     """Numbers from `least` to `most`; `least` just above 0 reads as "above 0"."""
     start = "above 0" if least == ABOVE_0 else f"from {least:,.12g}"
@@ -38,7 +44,7 @@ def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _
 
     if parse is parse_duration_s:
         return Unit(name, checked, _shown_s, suffix="s")
-    return Unit(name, checked)
+    return Unit(name, checked, _shown_number)
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
@@ -84,6 +90,12 @@ def _existing_folder(path: str) -> str:
     return path
 
 
+def _writable_file(path: str) -> str:
+    if not Path(path).resolve().parent.is_dir():
+        raise TrainpaceError(f"the folder of {path} does not exist.")
+    return path
+
+
 def _shown_list(sizes: tuple[int, ...]) -> str:
     return ",".join(map(str, sizes))
 
@@ -99,5 +111,6 @@ EPOCHS = within("epochs", ABOVE_0, 1e9)
 GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
 BATCHES = Unit("batches", parse_batches, _shown_list, is_list=True)
 WORKERS = Unit("workers", parse_workers, _shown_list, is_list=True)
+NEW_FILE = Unit("file", _writable_file)
 EXISTING_FILE = Unit("file", _existing_file)
 EXISTING_FOLDER = Unit("directory", _existing_folder)

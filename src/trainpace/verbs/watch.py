@@ -24,7 +24,7 @@ BUSY = 0.5
 RecordingFolder = Annotated[
     str | None, Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER")
 ]
-Command = Annotated[tuple[str, ...], Argument("The command, with its arguments.", metavar="[COMMAND]...")]
+Command = Annotated[tuple[str, ...], Argument("The command, with its arguments.", metavar="[COMMAND]...", rest=True)]
 
 
 class WatchRequest(Request):
