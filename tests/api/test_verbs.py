@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import trainpace
-from trainpace.api import verbs
+from trainpace import api
 from trainpace.cli.main import VERBS, _cli
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.records import to_json
@@ -78,7 +78,7 @@ def test_every_verb_is_there_or_named_here():
     assert set(VERBS) - not_yet <= trainpace._VERBS
     for verb in trainpace._VERBS:
         assert callable(getattr(trainpace, verb))
-        assert inspect.getdoc(getattr(verbs, verb))
+        assert inspect.getdoc(getattr(api, verb))
 
 
 def test_a_room_with_a_verbs_name_is_both():
