@@ -205,9 +205,7 @@ class Present(NamedTuple):
                 f" {cluster.devices_per_node}.",
                 "Name the whole fleet with `nodes` and `num_gpus`.",
             )
-        values = self._values(request)
-        if workload.checkpointed:
-            values["activation_checkpointing"] = "full"
+        values = self._values(request, workload)
         accumulation = values.pop("accumulation", None)
         start = Execution(nnodes=nodes, nproc_per_node=processes, optimizer=workload.optimizer, **values)
         total = self.pick("global_batch", request.global_batch)
@@ -222,7 +220,7 @@ class Present(NamedTuple):
             accumulation = needed
         return replace(start, accumulation=accumulation or 1)
 
-    def _values(self, request: PlanRequest) -> dict[str, Any]:
+    def _values(self, request: PlanRequest, workload: Workload) -> dict[str, Any]:
         """Fields of `Execution` as the request, the files and the recording say."""
         sharded = self.files.value("sharding") == "fsdp"
         values: dict[str, Any] = {"micro_batch": 32, "zero_stage": 3 if sharded else 0}
@@ -234,7 +232,7 @@ class Present(NamedTuple):
             recorded["accumulation"] = max(1, round(batches))
             if self.rank.samples_per_step:
                 recorded["micro_batch"] = max(1, round(self.rank.samples_per_step / batches))
-        for name, value in execution_values(request).items():
+        for name, value in execution_values(request, workload).items():
             if name in REPLACES_FILES:
                 picked = self.files.value(name) if value is None else value
             else:  # a flag that is not set says nothing

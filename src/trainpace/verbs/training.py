@@ -239,31 +239,24 @@ class ExecutedRequest(TrainingRequest):
     ] = "none"  # fmt: skip
 
 
-def execution_values(request: Request) -> dict[str, Any]:
-    """What a request says of an `Execution`, by the names of its fields."""
+def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
+    """What a request says of an `Execution`, by the names of its fields; a workload that was traced with recomputation stays so."""
     fields = fields_of(type(request))
     settings = {field.about.execution or name: getattr(request, name) for name, field in fields.items()}
     values = {name: value for name, value in settings.items() if name in EXECUTION_FIELDS and name != "optimizer"}
     if "reshard_after_forward" in values:
         values["reshard_after_forward"] = not values["reshard_after_forward"]
-    if "offload_optimizer" in values:
-        offload = values.pop("offload_optimizer")
-        values |= offloads(offload) if offload is not None else {}
+    if (offload := values.pop("offload_optimizer", None)) is not None:
+        values["offload_optimizer"] = offload in ("optimizer", "both")
+        values["offload_parameters"] = offload in ("parameters", "both")
+    if workload.checkpointed:
+        values["activation_checkpointing"] = "full"
     return values
-
-
-def offloads(offload: Offload) -> dict[str, bool]:
-    return {
-        "offload_optimizer": offload in ("optimizer", "both"), "offload_parameters": offload in ("parameters", "both")
-    }  # fmt: skip
 
 
 def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
     """The execution that a request asks for, at its first batch size."""
-    values = execution_values(request)
-    if workload.checkpointed:
-        values["activation_checkpointing"] = "full"
-    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **values)
+    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **execution_values(request, workload))
 
 
 def check_executed(request: ExecutedRequest) -> None:

@@ -1,11 +1,13 @@
-"""Records as HTML: Jinja templates that escape everything, with figures in people's units."""
+"""Records as HTML, by Jinja templates that escape everything, and the scripts and styles that pages load."""
 
-from typing import Any
+import hashlib
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 from trainpace.execution import PRECISIONS
 from trainpace.journal import error_pct
 from trainpace.records import Record
-from trainpace.report import NONE, environment, figure
+from trainpace.report import NONE, SCRIPTS, STYLES, asset, environment, figure
 from trainpace.web.questions import exact, query_of
 
 
@@ -34,3 +36,28 @@ def _stated(record: Record) -> list[tuple[str, Any]]:
     """Fields that differ from what they are by default."""
     plain = type(record)()
     return [(n, getattr(record, n)) for n in record.__struct_fields__ if getattr(record, n) != getattr(plain, n)]
+
+
+MEDIA_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+class File(NamedTuple):
+    """A file as it is sent."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+
+def _file(name: str, text: str) -> File:
+    body = text.encode()
+    media_type = MEDIA_TYPES[name.rsplit(".", 1)[1]]
+    return File(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+OWN = ("htmx.min.js", "serve.js", "serve.css", "icon.svg")
+FILES: dict[str, File] = {
+    **{name: _file(name, asset(name)) for name in (*SCRIPTS, *STYLES)},
+    **{name: _file(name, (files("trainpace.web") / "static" / name).read_text("utf-8")) for name in OWN},
+}
+"""The files that are sent, read once from the package: a request chooses among these names and opens no file."""
