@@ -65,7 +65,7 @@ def test_built_in_models_are_read_once_and_never_traced(tmp_path, monkeypatch):
     monkeypatch.setattr("trainpace.trace.workloads.started_isolated", lambda *_: pytest.fail("a model was traced"))
     models = Models(tmp_path / "no such folder")
     assert all(models.get(name) is models.get(name) for name in BUILT_IN)
-    assert {form for name in BUILT_IN for form in models.get(name).forms} == {"fp32", "amp", "half"}
+    assert {form for name in BUILT_IN for form in models.get(name).workload.forms} == {"fp32", "amp", "half"}
 
 
 def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):

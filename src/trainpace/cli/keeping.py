@@ -141,8 +141,8 @@ def serve(request: verbs.serve.ServeRequest, view: Request) -> int:
     trainpace serve
     trainpace serve --port 9000 --journal team.db
     """
-    try:  # a program of its own, as by `python -m trainpace.web.server`: a face starts another, and imports nothing of it
-        runpy.run_module("trainpace.web.server", {"REQUEST": request}, run_name="__main__")
+    try:  # a program of its own, as by `python -m trainpace.web`: a face starts another, and imports nothing of it
+        runpy.run_module("trainpace.web", {"REQUEST": request}, run_name="__main__")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("trainpace"):
             raise

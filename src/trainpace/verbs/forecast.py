@@ -151,12 +151,11 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
 
 def _workloads(request: ForecastRequest, on_cpus: set[bool], progress: Progress) -> dict[bool, Workload]:
     """The workload as GPUs run it (False) and as a CPU does (True), which runs other operators, as far as they are asked for."""
-    full = request.checkpointing == "full"
     workloads: dict[bool, Workload] = {}
     for on_cpu in sorted(on_cpus):
         variant = request.variant._replace(cpu=on_cpu)
         saved_once = replace(request, save_workload=None) if workloads else request
-        workloads[on_cpu] = workload_of(saved_once, progress, variant=variant, recompute=full)
+        workloads[on_cpu] = workload_of(saved_once, progress, variant=variant)
     return workloads
 
 

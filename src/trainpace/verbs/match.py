@@ -54,6 +54,10 @@ class MatchRequest(TrainingRequest, kw_only=True):
     )
 
     @property
+    def recomputes(self) -> bool:
+        return self.checkpointing
+
+    @property
     def precisions(self) -> tuple[Precision, ...]:
         return self.precision or ("amp_bf16", "amp_fp16")
 
@@ -80,7 +84,7 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
     if r.data_from and not r.data_gb:
         raise Misuse("`data_from` needs `data_gb`, the size of the data.")
     # the offers are read while the model is traced
-    with workload_started(r, progress, recompute=r.checkpointing) as traced:
+    with workload_started(r, progress) as traced:
         every_offer = known_offers(r.machines, progress, r.only_machines)
         if r.data_from:
             check_provider(r.data_from, every_offer)

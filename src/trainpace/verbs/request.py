@@ -167,8 +167,7 @@ def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
         if several:
             kind = _without_none(get_args(kind)[0])
         choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
-        default = info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
-        resolved[info.name] = ResolvedField(info.name, kind, default, about, choices, several)
+        resolved[info.name] = ResolvedField(info.name, kind, info.default, about, choices, several)
     return resolved
 
 

@@ -56,14 +56,18 @@ class TracedRequest(Request):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The number formats in which the model has to be traced."""
+        """The number formats in which to trace the model."""
         return EVERY_FORM
 
     @property
     def variant(self) -> Variant:
-        """How the model has to be traced."""
         mode: Mode = getattr(self, "mode", None) or "train"
         return Variant(self.optimizer, self.sequence_length, self.image_size, mode=mode)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether full activation checkpointing is wanted."""
+        return False
 
     @property
     def model_name(self) -> str:
@@ -71,36 +75,25 @@ class TracedRequest(Request):
 
 
 class TraceRequest(TracedRequest):
-    """What to trace of a model."""
-
     mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
 
 
 def workload_of(
-    request: TracedRequest,
-    progress: Progress,
-    forms: Sequence[Form] | None = None,
-    variant: Variant | None = None,
-    recompute: bool = False,
+    request: TracedRequest, progress: Progress, forms: Sequence[Form] | None = None, variant: Variant | None = None
 ) -> Workload:
-    """The workload of the request's model. `recompute`: full activation checkpointing is wanted; where no repeated blocks are
-    found to which it could be applied afterwards, the model is traced with it.
-
-    Raises Contradiction where the request asks of a saved workload what it was not traced with.
-    """
-    with workload_started(request, progress, forms, variant, recompute) as workload:
+    """The workload of the request's model, in other forms or another variant than the request's where these are given."""
+    with workload_started(request, progress, forms, variant) as workload:
         return workload()
 
 
 @contextlib.contextmanager
 def workload_started(
-    request: TracedRequest,
-    progress: Progress,
-    forms: Sequence[Form] | None = None,
-    variant: Variant | None = None,
-    recompute: bool = False,
+    request: TracedRequest, progress: Progress, forms: Sequence[Form] | None = None, variant: Variant | None = None
 ) -> Iterator[Callable[[], Workload]]:
-    """Start on what `workload_of` gives, and give what waits for it, so that a verb can prepare the rest meanwhile."""
+    """Start tracing the request's model, and give what waits for its workload, so that a verb can prepare the rest meanwhile.
+
+    Raises Contradiction where the request asks of a saved workload what it was not traced with.
+    """
     model, variant = request.model, variant or request.variant
     forms = EVERY_FORM if request.save_workload else forms or request.forms
     name = model if isinstance(model, str) else f"this workload of {model.model}"
@@ -113,7 +106,9 @@ def workload_started(
                 result = traced()
             if is_saved(model):
                 check_agrees(name, result, request)
-            if recompute and not recomputes(result):
+            # a forecast applies recomputation to repeated blocks; a model without them is traced with it
+            able = result.checkpointed or all(form.blocks is not None for form in result.forms.values())
+            if request.recomputes and not able:
                 if is_saved(model):
                     raise Contradiction(
                         f"{name} was traced without activation checkpointing and has no repeated blocks that could be"
@@ -126,11 +121,6 @@ def workload_started(
             return result
 
         yield workload
-
-
-def recomputes(workload: Workload) -> bool:
-    """Was it traced with recomputation, or has it blocks to which it can be applied in every form?"""
-    return workload.checkpointed or all(form.blocks is not None for form in workload.forms.values())
 
 
 def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
@@ -153,8 +143,6 @@ def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
 
 
 class TrainingRequest(TracedRequest):
-    """A model, and the training that is to be done."""
-
     epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
     startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
@@ -201,8 +189,6 @@ def check_no_training(request: TrainingRequest) -> None:
 
 
 class ExecutedRequest(TrainingRequest):
-    """A training, and how its steps are executed."""
-
     num_gpus: Annotated[
         int, Field("GPUs of a node; data parallel unless said otherwise.", DEVICES, execution="nproc_per_node")
     ] = 1
@@ -238,9 +224,13 @@ class ExecutedRequest(TrainingRequest):
               show_default=False, execution="activation_checkpointing"),
     ] = "none"  # fmt: skip
 
+    @property
+    def recomputes(self) -> bool:
+        return self.checkpointing == "full"
+
 
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
-    """What a request says of an `Execution`, by the names of its fields; a workload that was traced with recomputation stays so."""
+    """What a request says of an `Execution`, by the names of its fields. A workload traced with recomputation stays so."""
     fields = fields_of(type(request))
     settings = {field.about.execution or name: getattr(request, name) for name, field in fields.items()}
     values = {name: value for name, value in settings.items() if name in EXECUTION_FIELDS and name != "optimizer"}

@@ -1,4 +1,4 @@
-"""The dashboard as a program: serves the `ServeRequest` that its starter puts into `REQUEST`, until interrupted."""
+"""The socket that the server listens on, its policy, and uvicorn."""
 
 import ipaddress
 import secrets
@@ -81,7 +81,3 @@ def serve(request: ServeRequest) -> None:
         address = address_of(r.name[0] if r.name else r.host, port, policy.token)
         print(f"Journal: {journal.place}\nOpen {address} (Ctrl+C ends)", flush=True)
         uvicorn.Server(config).run(sockets=[opened])
-
-
-if __name__ == "__main__":
-    serve(globals().get("REQUEST", ServeRequest()))
