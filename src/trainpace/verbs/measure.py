@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -17,7 +16,15 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
 from trainpace.records import Record, Table
-from trainpace.verbs.places import JournalPlace, KeepIdentity, detected, device_of, own_devices, profile_here
+from trainpace.verbs.places import (
+    JournalPlace,
+    KeepIdentity,
+    detected,
+    device_of,
+    opened_journal,
+    own_devices,
+    profile_here,
+)
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.verbs.training import ChannelsLast, ImageSize, Optimizer, SequenceLength
 from trainpace.verbs.units import BATCHES, COUNT, DURATION
@@ -113,7 +120,7 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
         raise Misuse("`noise_scale` is one of real samples, and those of this model are random: name FILE.py:FUNCTION.")
     machine = detected(progress)
     request = with_memory_limit(request, machine, progress)
-    with opened_journal(request) as journal:
+    with opened_journal(request.journal, request.no_journal) as journal:
         return sweep_of(request, device_of(request.device, machine), journal, progress)
 
 
@@ -157,18 +164,6 @@ def with_memory_limit(request: MeasureRequest, machine: Machine, progress: Progr
     limit_gib = round(MEMORY_SHARE * memory_gib, 1)
     progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
     return replace(r, memory_limit=limit_gib)
-
-
-@contextlib.contextmanager
-def opened_journal(request: MeasureRequest) -> Iterator[Journal | None]:
-    """The request's journal, or None with `no_journal`."""
-    if request.no_journal:
-        yield None
-        return
-    from trainpace.journal import Journal
-
-    with Journal.open(request.journal) as journal:
-        yield journal
 
 
 def _conditions(request: MeasureRequest) -> Conditions:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ from trainpace.records import load, read_text
 from trainpace.verbs.request import Field, Progress
 
 if TYPE_CHECKING:
+    from trainpace.journal import Journal
     from trainpace.machine import Machine, MachineProfile
 
 JournalPlace = Annotated[
@@ -48,6 +51,18 @@ def default_offers_file() -> Path:
 def default_workloads_folder() -> Path:
     """Where `trainpace serve` looks for saved workloads."""
     return default_profile_file().parent / "workloads"
+
+
+@contextlib.contextmanager
+def opened_journal(place: str | None, no_journal: bool) -> Iterator[Journal | None]:
+    """The journal of a request, or None where it wants none."""
+    if no_journal:
+        yield None
+        return
+    from trainpace.journal import Journal
+
+    with Journal.open(place) as journal:
+        yield journal
 
 
 def own_devices(path: str | None) -> tuple[Device, ...]:

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 
@@ -41,17 +41,14 @@ from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
-from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, profile_here, profile_or_brief
+from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, opened_journal, profile_here, profile_or_brief
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, Work
 from trainpace.verbs.units import ABOVE_0_S, COUNT, USD
 
 STATE = "ladder.json"
-TryIt = Callable[[Setup, int, str], TrialResult | FailedTrial]
 
 
 class RunRequest(Request):
-    """A ladder, on what it is climbed, and what is left out."""
-
     ladder: Annotated[str, Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER")]
     task: Annotated[str | None, Field("FILE.py:FUNCTION or a model, in place of the file's own.", metavar="SPEC")] = (
         None
@@ -97,13 +94,6 @@ class RunRequest(Request):
         return Path(self.out or f"{Path(self.ladder).stem}-run")
 
 
-class Preview(NamedTuple):
-    """Every rung before anything is measured, and what would be started for each."""
-
-    rungs: list[RungPreview]
-    commands: list[list[str]]
-
-
 def run(request: RunRequest, progress: Progress) -> Climbed:
     """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
     ladder = _ladder(request)
@@ -111,12 +101,15 @@ def run(request: RunRequest, progress: Progress) -> Climbed:
         request.launchers.check(ladder)
     folder = request.folder
     make_folder(folder)
-    with _alone(folder), _journal(request) as journal, progress.work(f"running {Path(request.ladder).name}") as work:
+    with (
+        _alone(folder),
+        opened_journal(request.journal, request.no_journal) as journal,
+        progress.work(f"running {Path(request.ladder).name}") as work,
+    ):
         before = _before(folder, request)
         actions = _actions(ladder, request, journal, before, progress, work)
-        counted = actions._replace(try_it=_counted(actions.try_it, ladder, before, work))
         try:
-            climbed = climb(ladder, counted, before, request.stop_early)
+            climbed = climb(ladder, actions, before, request.stop_early)
         except KeyboardInterrupt:
             work.say(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
             raise
@@ -126,13 +119,13 @@ def run(request: RunRequest, progress: Progress) -> Climbed:
     return climbed
 
 
-def dry_run(request: RunRequest, progress: Progress) -> Preview:
-    """Setups, commands and forecasts of all rungs. Trains nothing."""
+def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview], list[list[str]]]:
+    """Setups and forecasts of all rungs, and the commands that would be started for each. Trains nothing."""
     ladder, folder = _ladder(request), request.folder
     make_folder(folder)
     with _alone(folder), progress.work(f"running {Path(request.ladder).name}") as work:
         previews = preview(ladder, _actions(ladder, request, None, None, progress, work))
-        return Preview(previews, [_commands(rung, ladder, request) for rung in previews])
+        return previews, [_commands(rung, ladder, request) for rung in previews]
 
 
 def _ladder(request: RunRequest) -> Ladder:
@@ -141,13 +134,9 @@ def _ladder(request: RunRequest) -> Ladder:
         raise Misuse("`config` belongs to `command`.")
     script = None if request.command is None else Script(command=request.command, configs=request.config)
     ladder = read_ladder(Path(request.ladder), request.task, request.precompute, script)
-    given = {
-        "device": request.device,
-        "seconds": request.seconds,
-        "steps": request.steps,
-        "price_usd_per_hour": request.price,
-    }
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(request, name) for name in ("device", "seconds", "steps")}
+    given["price_usd_per_hour"] = request.price
+    changes = {name: value for name, value in given.items() if value is not None}
     ladder = replace(ladder, allow_global_batch=ladder.allow_global_batch or request.allow_global_batch, **changes)
     if ladder.job is not None:
         total_steps(ladder.job, ladder.start.execution)
@@ -167,22 +156,6 @@ def _before(folder: Path, request: RunRequest) -> Climbed | None:
         raise TrainpaceError(error.message, "Begin anew with `fresh`, or name another folder with `out`.") from None
 
 
-def _counted(try_it: TryIt, ladder: Ladder, before: Climbed | None, work: Work) -> TryIt:
-    """The same, and `work` says how many trials are left, unless two are too close and are tried again."""
-    expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
-    there = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
-    done = there
-
-    def counted(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
-        nonlocal done
-        work.to(done, max(expected, done + 1), name, done - there)
-        outcome = try_it(setup, seed, name)
-        done += 1
-        return outcome
-
-    return counted
-
-
 def _actions(
     ladder: Ladder, request: RunRequest, journal: Journal | None, before: Climbed | None, progress: Progress, work: Work
 ) -> ClimbActions:
@@ -194,6 +167,8 @@ def _actions(
         profile = profile_here(progress)
         return None if profile is None else profile.host_links
 
+    expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
+    there = done = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
     gathered = None if before is None else noise_scale_of(before)
     noise = [] if gathered is None else [gathered[1]]  # gathered once
     forecasts = LadderForecasts(
@@ -201,6 +176,10 @@ def _actions(
     )
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
+        nonlocal done
+        # trials that are too close are repeated, beyond those expected
+        work.to(done, max(expected, done + 1), name, done - there)
+        done += 1
         try:
             if ladder.script is not None:
                 return try_script(
@@ -210,10 +189,10 @@ def _actions(
             launcher = request.launchers.over(ladder.slurm).of(setup.execution)
             trial = _trial(ladder, setup, seed)
             gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
-            found = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, request.timeout)
-            if isinstance(found, TrialResult) and found.noise_scale:
-                noise.append(found.noise_scale)
-            return found
+            outcome = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, request.timeout)
+            if isinstance(outcome, TrialResult) and outcome.noise_scale:
+                noise.append(outcome.noise_scale)
+            return outcome
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 
@@ -291,12 +270,3 @@ def _alone(folder: Path) -> Iterator[None]:
         except OSError:  # a file system without locks
             pass
         yield
-
-
-@contextlib.contextmanager
-def _journal(request: RunRequest) -> Iterator[Journal | None]:
-    if request.no_journal:
-        yield None
-        return
-    with Journal.open(request.journal) as journal:
-        yield journal

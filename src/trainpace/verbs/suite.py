@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.measure import SuiteItem, suite
 from trainpace.records import Record, cannot_write_into, write_whole
-from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, opened_journal, sweep_of, with_memory_limit
-from trainpace.verbs.places import detected, device_of
+from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, sweep_of, with_memory_limit
+from trainpace.verbs.places import detected, device_of, opened_journal
 from trainpace.verbs.request import Field, Misuse, Progress, Silent
 from trainpace.verbs.units import COUNT, DURATION
 
@@ -96,7 +96,7 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     machine = detected(progress)
     limited, device = with_memory_limit(request, machine, progress), device_of(request.device, machine)
     failed, begin = 0, time.monotonic()
-    with opened_journal(request) as journal:
+    with opened_journal(request.journal, request.no_journal) as journal:
         for i, item in enumerate(items):
             left = "" if not i else f", about {_minutes((time.monotonic() - begin) / i * (len(items) - i))} left"
             progress.note(f"{item.spec} ({i + 1} of {len(items)}{left})")
