@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 
 class ForecastView(PicturedView):
-    """How forecasts are shown, and where the trace is kept."""
-
     save_workload: Annotated[
-        str | None,
-        Field("Keep the trace, in every number format, for forecasts in a moment.", metavar="FILE.json"),
-    ] = None  # fmt: skip
+        str | None, Field("Keep the trace, in every number format, for forecasts in a moment.", metavar="FILE.json")
+    ] = None
 
 
 def forecast(request: verbs.forecast.ForecastRequest, view: ForecastView) -> int:
@@ -63,8 +60,6 @@ def forecast(request: verbs.forecast.ForecastRequest, view: ForecastView) -> int
 
 
 class MatchView(PicturedView):
-    """How a ranking is shown, and where the trace is kept."""
-
     top: Annotated[int, Field("Rows to print, besides the Pareto front.", COUNT)] = 12
     save_workload: Annotated[str | None, Field("Keep the trace, for answers in a moment.", metavar="FILE.json")] = None
 
@@ -204,8 +199,6 @@ def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
 
 
 class PlanView(PicturedView):
-    """How a plan is shown, and into which files it is written."""
-
     output: Annotated[str | None, Field("Keep the plan.", NEW_FILE, metavar="FILE.json")] = None
     write: Annotated[bool, Field("Show the plan in the `config` files, as a diff of what changes.")] = False
     new: Annotated[

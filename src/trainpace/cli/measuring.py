@@ -25,8 +25,6 @@ JsonAlone = Annotated[bool, Field("Print JSON, and let the command's output go t
 
 
 class MeasureView(PicturedView):
-    """How a sweep is shown."""
-
     output: Annotated[str | None, Field("Also save the measurements here.", NEW_FILE, metavar="FILE.json")] = None
 
 
@@ -77,8 +75,6 @@ def _measure_suite(request: suite.SuiteRequest, view: MeasureView) -> int:
 
 
 class CalibrateView(View):
-    """What part of the machine is wanted."""
-
     hosts: Annotated[bool, Field("Under torchrun: only the links between hosts, into the profile that is there.")] = (
         False
     )
@@ -120,8 +116,6 @@ def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) ->
 
 
 class LoaderView(View):
-    """Where the measurement goes."""
-
     output: Annotated[str | None, Field("Also save the measurement here.", NEW_FILE, metavar="FILE.json")] = None
 
 
@@ -147,8 +141,6 @@ def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
 
 
 class PrecomputeView(View):
-    """A script for Slurm in place of the work."""
-
     sbatch: Annotated[int | None, Field("Print a Slurm batch script of N array tasks.", COUNT, metavar="N")] = None
     time: Annotated[float, Field("For --sbatch: of each task.", DURATION)] = 86400.0
 
@@ -236,8 +228,6 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
 
 
 class WatchView(View):
-    """How a recording is shown, and what it is compared with."""
-
     steps: Annotated[str | None, Field("Steps of the timeline.  [default: about ten in the middle]", metavar="A:B")] = (
         None
     )
@@ -328,8 +318,6 @@ def _steps(view: WatchView) -> range | None:
 
 
 class DiagnoseView(PicturedView):
-    """How a diagnosis is shown."""
-
     json: JsonAlone = False
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class CalibrateRequest(Request):
-    """What to measure of this machine, and where to leave its profile."""
-
     seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
     ranks: Annotated[int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)] = None
     backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"

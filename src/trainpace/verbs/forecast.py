@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 
 class ForecastRequest(ExecutedRequest):
-    """A model on some GPUs, at one batch size or several."""
-
     gpu: Annotated[
         tuple[str, ...],
         Field("A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate)."),

@@ -9,8 +9,6 @@ from trainpace.verbs.request import Argument, Progress, Request
 
 
 class GpusRequest(Request):
-    """Which devices of the catalogue, and of the user's own file."""
-
     name: Annotated[str | None, Argument("One device, by its name.", metavar="[NAME]")] = None
     hardware: HardwareFile = None
 

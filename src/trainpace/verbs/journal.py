@@ -34,8 +34,6 @@ RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metava
 
 
 class JournalRequest(Request):
-    """Which journal; one that is named must be there."""
-
     journal: places.JournalPlace = None
 
     def opened(self) -> Journal:
@@ -43,8 +41,6 @@ class JournalRequest(Request):
 
 
 class FilteredRequest(JournalRequest, kw_only=True):
-    """Which runs of it."""
-
     model: Annotated[str, Field("A part of the model's name.")] = ""
     device: Annotated[str, Field("A part of the device's name.")] = ""
     exact: Annotated[bool, Field("--model and --device are whole names.")] = False
@@ -64,8 +60,6 @@ class FilteredRequest(JournalRequest, kw_only=True):
 
 
 class ListRequest(FilteredRequest, kw_only=True):
-    """A page of runs or sweeps, the newest first."""
-
     limit: Annotated[int, Field("Runs to show.", COUNT)] = 20
     offset: Annotated[int, Field("Runs to leave out first.", COUNT)] = 0
     sweeps: Annotated[bool, Field("List sweeps instead of runs.")] = False
@@ -91,8 +85,6 @@ def list_runs(request: ListRequest) -> Listing:
 
 
 class ShowRequest(JournalRequest, kw_only=True):
-    """One run."""
-
     id: RunId
 
 
@@ -102,8 +94,6 @@ def show(request: ShowRequest) -> Entry:
 
 
 class CompareRequest(JournalRequest, kw_only=True):
-    """Two runs, or two sweeps."""
-
     a: Annotated[str, Argument("A run or a sweep.", metavar="A")]
     b: Annotated[str, Argument("Another one.", metavar="B")]
 
@@ -114,8 +104,6 @@ def compare_runs(request: CompareRequest) -> Comparison:
 
 
 class ImportRequest(JournalRequest, kw_only=True):
-    """Files with runs from elsewhere."""
-
     files: Annotated[tuple[str, ...], Argument("Files with runs.", metavar="FILE...")]
     format: Annotated[Format, Field("What they are.")] = "auto"
     device: Annotated[str, Field("Where they ran, if they do not say.")] = ""
@@ -152,8 +140,6 @@ def import_runs(request: ImportRequest) -> tuple[Imports, str]:
 
 
 class ExportRequest(FilteredRequest, kw_only=True):
-    """Runs to write to a file, or into an experiment tracker."""
-
     where: Annotated[str, Argument("A file, or the tracker's place.", metavar="FILE.{parquet,csv,json}|PLACE")]
     to: Annotated[
         Literal["mlflow", "wandb"] | None,
@@ -190,8 +176,6 @@ def export_runs(request: ExportRequest) -> Export:
 
 
 class MergeRequest(JournalRequest, kw_only=True):
-    """Another journal, whose runs are to come in."""
-
     other: Annotated[str, Argument("Another journal, a path or URL.", metavar="OTHER")]
 
 
@@ -214,8 +198,6 @@ def merge(request: MergeRequest) -> Merge:
 
 
 class AnnotateRequest(JournalRequest, kw_only=True):
-    """Notes for a run."""
-
     id: RunId
     text: Annotated[str, Argument("The notes, in place of what was there.", metavar="TEXT")]
 
@@ -226,8 +208,6 @@ def annotate(request: AnnotateRequest) -> Entry:
 
 
 class DeleteRequest(JournalRequest, kw_only=True):
-    """Runs to delete for good."""
-
     ids: Annotated[tuple[str, ...], Argument("Runs, by their ids or the first digits.", metavar="ID...")]
 
 

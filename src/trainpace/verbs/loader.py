@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class LoaderRequest(Request):
-    """Which DataLoader to measure, and how."""
-
     target: Annotated[str, Argument("A dataset, a DataLoader or a task: FILE.py:NAME.", metavar="FILE.py:NAME")]
     batch: Annotated[int | None, Field("Samples in a batch.  [default: the DataLoader's own, or 32]", COUNT)] = None
     workers: Annotated[

@@ -16,8 +16,6 @@ from trainpace.workload import Form, Workload, form_of
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
-    """A training, and which servers may do it."""
-
     samples: Annotated[int, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)]
     max_steps: Annotated[
         int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
@@ -38,9 +36,7 @@ class MatchRequest(TrainingRequest, kw_only=True):
     preempted_every: Annotated[
         float | None, Field("Mean time between preemptions of one spot server.  [default: 24h, assumed]", ABOVE_0_S)
     ] = None
-    data_from: Annotated[
-        str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")
-    ] = ""  # fmt: skip
+    data_from: Annotated[str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")] = ""
     loader_rate: Annotated[
         float | None, Field("Samples per second that one CPU thread prepares.", within("rate", ABOVE_0, 1e9))
     ] = None

@@ -18,8 +18,6 @@ MachinesFile = Annotated[str | None, Field("Also machines of your own, from this
 
 
 class OffersRequest(Request):
-    """Which servers on offer."""
-
     provider: Providers = ()
     region: Regions = ()
     gpu: Gpus = ()

@@ -49,28 +49,23 @@ NOISE_SCALE = Unit("samples", str)
 
 
 class PlanRequest(TrainingRequest):
-    """A training as it runs now, the fleet that it may use, and what may be changed."""
-
     gpu: Annotated[str | None, Field("The GPU of the fleet, by name.")] = None
     num_gpus: Annotated[int | None, Field("GPUs of a node of the fleet.  [default: 1]", DEVICES)] = None
     nodes: Annotated[int | None, Field("Nodes of the fleet.  [default: 1]", DEVICES)] = None
     network: Network = None
     cluster: Annotated[
-        str | None,
-        Field("The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, price.", metavar="FILE.toml"),
-    ] = None  # fmt: skip
+        str | None, Field("The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, price.", metavar="FILE.toml")
+    ] = None
     hardware: HardwareFile = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     config: Annotated[tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")] = ()
     command: Annotated[str | None, Field("How it trains now: a launch command.", metavar="TEXT")] = None
     watched: Annotated[
-        str | None,
-        Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER"),
-    ] = None  # fmt: skip
+        str | None, Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER")
+    ] = None
     batch: Annotated[
-        int | None,
-        Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, execution="micro_batch"),
-    ] = None  # fmt: skip
+        int | None, Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, execution="micro_batch")
+    ] = None
     accumulate: Annotated[
         int | None, Field("Micro-batches per update now.  [default: 1]", AT_LEAST_1, execution="accumulation")
     ] = None
@@ -81,13 +76,10 @@ class PlanRequest(TrainingRequest):
         None
     )
     nodes_now: Annotated[int | None, Field("Nodes that it trains on now.  [default: the fleet's]", DEVICES)] = None
-    precision: Annotated[
-        Precision | None, Field("Number format now.  [default: fp32]")
-    ] = None  # fmt: skip
+    precision: Annotated[Precision | None, Field("Number format now.  [default: fp32]")] = None
     zero: Annotated[
-        ZeroStage | None,
-        Field("ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]", execution="zero_stage"),
-    ] = None  # fmt: skip
+        ZeroStage | None, Field("ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]", execution="zero_stage")
+    ] = None
     tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1)] = None
     pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1)] = None
     cp: Annotated[int | None, Field("Context-parallel size now.", AT_LEAST_1)] = None

@@ -19,8 +19,6 @@ MILLISECONDS = within("milliseconds", 0, 1e12)
 
 
 class PrecomputeRequest(Request):
-    """What to compute into which folder; or what to say about it."""
-
     out: Annotated[str, Field("Where the shards are, or are to be.", metavar="FOLDER")]
     target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.")] = None
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None

@@ -15,8 +15,6 @@ Seconds = float | None
 
 
 class ScheduleRequest(Request):
-    """What is known of a training; what is missing is solved for."""
-
     config: Annotated[tuple[str, ...], Field("Read a settings file; may be given several times.", metavar="FILE")] = ()
     command: Annotated[
         str | None, Field("Read a launch command, such as 'torchrun --nproc-per-node 4 train.py'.", metavar="TEXT")

@@ -37,8 +37,6 @@ TASK_LIMIT_S = 3600.0
 
 
 class SuiteRequest(MeasureRequest):
-    """A model or a suite, here or on the nodes of a Slurm cluster."""
-
     suite: Annotated[
         str | None, Field("Measure a list in place of `model`: classic, random, small, or a FILE.toml.", metavar="NAME")
     ] = None

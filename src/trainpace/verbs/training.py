@@ -164,9 +164,8 @@ class TrainingRequest(TracedRequest):
         Field("Bytes read per sample; slow storage then shows as data wait.", within("bytes", 0, 1e15, COUNT.parse)),
     ] = 0
     storage: Annotated[
-        float | None,
-        Field("Shared storage: checkpoints, samples.  [default: 1, assumed]", GB_PER_S, metavar="GB/S"),
-    ] = None  # fmt: skip
+        float | None, Field("Shared storage: checkpoints, samples.  [default: 1, assumed]", GB_PER_S, metavar="GB/S")
+    ] = None
 
 
 def conditions_of(request: TrainingRequest, **more: Any) -> JobConditions:

@@ -17,8 +17,6 @@ WORKERS = within("count", 1, 64, int)
 
 
 class ValidateRequest(Request):
-    """Measured runs, and what tracing their models needs."""
-
     runs: Annotated[str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")]
     file: Annotated[tuple[str, ...], Field("Only rows whose column 'file' says so. Repeatable.", metavar="NAME")] = ()
     models: Annotated[

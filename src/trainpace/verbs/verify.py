@@ -14,8 +14,6 @@ DIFFERENCE = within("difference", ABOVE_0, 0.1)
 
 
 class VerifyRequest(Request):
-    """A training as one big batch, and the ways in which it is to be repeated."""
-
     model: ModelSpec
     batch: Annotated[int, Field("Samples per update.", AT_LEAST_1)] = 8
     accumulate: Annotated[int, Field("Micro-batches of accumulation.", COUNT)] = 4

@@ -53,9 +53,8 @@ class WhatIfRequest(Request):
         int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", low=1, high=512, scale="log2", execution="micro_batch")
     ] = 32
     accumulate: Annotated[
-        int, Meta(ge=1, le=65_536),
-        Slider("Accumulation steps", low=1, high=64, scale="log2", execution="accumulation"),
-    ] = 1  # fmt: skip
+        int, Meta(ge=1, le=65_536), Slider("Accumulation steps", low=1, high=64, scale="log2", execution="accumulation")
+    ] = 1
     precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
     zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, execution="zero_stage")] = 0
     checkpointing: Annotated[Checkpointing, Field("Activation checkpointing", execution="activation_checkpointing")] = (

@@ -84,8 +84,6 @@ class RunsPage(Record):
 
 
 class RunPage(Record):
-    """One run with the picture of its parts."""
-
     question: RunQuestion
     run: Entry
     parts: BarChart | None
@@ -93,24 +91,18 @@ class RunPage(Record):
 
 
 class ComparePage(Record):
-    """Two runs or sweeps side by side; nothing where none were named."""
-
     question: CompareQuestion
     comparison: Comparison | None
     chart: Chart | None
 
 
 class SweepsPage(Record):
-    """A page of sweeps."""
-
     question: SweepsQuestion
     sweeps: tuple[Sweep, ...]
     more: bool
 
 
 class SweepPage(Record):
-    """One sweep, read: the curve with its jumps, and its runs."""
-
     question: SweepQuestion
     sweep: Sweep
     analysis: SweepAnalysis | None

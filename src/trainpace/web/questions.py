@@ -42,33 +42,23 @@ class RunsQuestion(Record):
 
 
 class RunQuestion(Record):
-    """Which run: its id, or the first digits of it."""
-
     id: Id
 
 
 class CompareQuestion(Record):
-    """Two runs, or two sweeps."""
-
     a: Id = ""
     b: Id = ""
 
 
 class SweepsQuestion(Record):
-    """Which page of the sweeps, the newest first."""
-
     page: Annotated[int, Meta(ge=1, le=100_000)] = 1
 
 
 class SweepQuestion(Record):
-    """Which sweep."""
-
     id: Id
 
 
 class ScoreQuestion(Record):
-    """Forecasts for which models and devices."""
-
     model: Text = ""
     device: Text = ""
 
