@@ -22,15 +22,7 @@ from trainpace.units import parse_count
 from trainpace.verbs.places import HardwareFile, own_devices
 from trainpace.verbs.request import Field, Misuse, Progress, Unit
 from trainpace.verbs.settings import SettingsSource
-from trainpace.verbs.training import (
-    Network,
-    Offload,
-    TrainingRequest,
-    check_fleet,
-    conditions_of,
-    execution_values,
-    workload_of,
-)  # fmt: skip
+from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
 from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, within
 from trainpace.workload import Form, Variant, Workload, form_of
 
@@ -142,7 +134,7 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
     variant = Variant(optimizer, schedule.sequence_length, r.image_size)
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
-    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale, conditions=conditions_of(r))
+    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale, conditions=r.conditions())
     plan = plan_changes(
         setting, start, data_paths(r, present, start, cluster), freedom, to="simplest" if r.simplest else "best"
     )
@@ -251,12 +243,7 @@ def cluster_of(request: PlanRequest, present: Present) -> Cluster:
     network = fleet.get("network_gb_per_s")
     if network is not None and not 1e-6 <= network <= 1e6:
         raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
-    check_fleet(per_node, count, network)
-    return Cluster(
-        device=find_device(fleet["gpu"], own_devices(r.hardware)), devices_per_node=per_node, nodes=count,
-        price_usd_per_device_hour=fleet.get("price"),
-        network_gb_per_s_per_device=None if network is None else network / per_node,
-    )  # fmt: skip
+    return fleet_of(find_device(fleet["gpu"], own_devices(r.hardware)), per_node, count, network, fleet.get("price"))
 
 
 def noise_scale_of(request: PlanRequest) -> float | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from trainpace.errors import Contradiction
 from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, PipelineSchedule, Precision, ZeroStage
+from trainpace.hardware import Cluster, Device, HostLinks
 from trainpace.job import JobConditions, stated_conditions
 from trainpace.records import save
 from trainpace.trace import is_saved, load_workload, workload_on_its_way
@@ -167,24 +168,14 @@ class TrainingRequest(TracedRequest):
         float | None, Field("Shared storage: checkpoints, samples.  [default: 1, assumed]", GB_PER_S, metavar="GB/S")
     ] = None
 
-
-def conditions_of(request: TrainingRequest, **more: Any) -> JobConditions:
-    """What a request says of the training besides its steps, and `more`; what nobody said is as assumed."""
-    r = request
-    values = {
-        "startup_s": r.startup, "evaluation_samples": r.evaluation_samples, "step_variation": r.step_variation,
-        "checkpoint_every_s": r.checkpoint_every, "device_mtbf_h": None if r.mtbf is None else hours_from_s(r.mtbf),
-        "data_gb": r.data_gb, "download_gb_per_s": r.download, "sample_bytes": float(r.sample_bytes),
-        "storage_gb_per_s": r.storage, **more,
-    }  # fmt: skip
-    return stated_conditions(values)
-
-
-def check_no_training(request: TrainingRequest) -> None:
-    """Raise Misuse for what a request says of a training that it does not describe."""
-    for name, field in fields_of(TrainingRequest).items():
-        if name not in fields_of(TracedRequest) and getattr(request, name) != field.default:
-            raise Misuse(f"`{name}` does nothing without `samples` and `epochs`.")
+    def conditions(self, **more: Any) -> JobConditions:
+        """The training besides its steps, as the request and `more` say it; the rest is as assumed."""
+        return stated_conditions({
+            "startup_s": self.startup, "evaluation_samples": self.evaluation_samples, "data_gb": self.data_gb,
+            "checkpoint_every_s": self.checkpoint_every, "step_variation": self.step_variation,
+            "device_mtbf_h": None if self.mtbf is None else hours_from_s(self.mtbf), "download_gb_per_s": self.download,
+            "sample_bytes": float(self.sample_bytes), "storage_gb_per_s": self.storage, **more,
+        })  # fmt: skip
 
 
 class ExecutedRequest(TrainingRequest):
@@ -248,24 +239,42 @@ def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
     return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **execution_values(request, workload))
 
 
-def check_executed(request: ExecutedRequest) -> None:
-    """Raise Misuse for fields that would do nothing."""
+def check_used(request: ExecutedRequest, with_training: bool) -> None:
+    """Raise Misuse for fields that would do nothing; those of the whole training need one."""
     r = request
-    for idle, name, needs in (
-        (r.shard_size is not None and r.zero == 0, "shard_size", "`zero` 1, 2 or 3"),
-        (r.keep_gathered and r.zero != 3, "keep_gathered", "`zero` 3"),
-        (r.sequence_parallel and r.tp == 1, "sequence_parallel", "`tp` of 2 or more"),
-        (r.async_tp and r.tp == 1, "async_tp", "`tp` of 2 or more"),
-    ):
-        if idle:
+    idle = {
+        "shard_size": (r.shard_size is not None and r.zero == 0, "`zero` 1, 2 or 3"),
+        "keep_gathered": (r.keep_gathered and r.zero != 3, "`zero` 3"),
+        "sequence_parallel": (r.sequence_parallel and r.tp == 1, "`tp` of 2 or more"),
+        "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
+    }
+    for name, field in fields_of(TrainingRequest).items():
+        if not with_training and name not in fields_of(TracedRequest):
+            idle[name] = (getattr(r, name) != field.default, "`samples` and `epochs`")
+    for name, (does_nothing, needs) in idle.items():
+        if does_nothing:
             raise Misuse(f"`{name}` does nothing without {needs}.")
 
 
-def check_fleet(num_gpus: int, nodes: int, network_gb_per_s: float | None, measured: bool = False) -> None:
-    """Refuse a fleet that nobody has, and several nodes without a network between them (`measured`: by a profile)."""
+def fleet_of(
+    device: Device,
+    num_gpus: int,
+    nodes: int,
+    network: float | None,
+    price: float | None,
+    links: HostLinks | None = None,
+) -> Cluster:
+    """Nodes of GPUs that share a `network` (GB/s of a node), which a profile's `links` may say too; `price`: of a GPU and hour.
+
+    Raises Misuse for a fleet that nobody has, and for several nodes without a network between them.
+    """
     if num_gpus * nodes > MOST_DEVICES:
         raise Misuse(
             f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: up to {MOST_DEVICES:,} GPUs in all."
         )
-    if nodes > 1 and network_gb_per_s is None and not measured:
+    if nodes > 1 and network is None and links is None:
         raise Misuse(f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is 0.125).")
+    return Cluster(
+        device=device, devices_per_node=num_gpus, nodes=nodes, price_usd_per_device_hour=price, host_links=links,
+        network_gb_per_s_per_device=None if network is None else network / num_gpus,
+    )  # fmt: skip
