@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import load, save
-from trainpace.verbs.places import default_profile_file, detected
+from trainpace.verbs.places import data_place, detected
 from trainpace.verbs.request import Field, Progress, Request
 from trainpace.verbs.units import COUNT, DURATION, NEW_FILE
 
@@ -32,7 +32,7 @@ class CalibrateRequest(Request):
 
     @property
     def profile_file(self) -> Path:
-        return Path(self.output) if self.output else default_profile_file()
+        return Path(self.output) if self.output else data_place("machine.json")
 
 
 def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:

@@ -28,7 +28,6 @@ from trainpace.verbs import places
 from trainpace.verbs.request import Argument, Field, Misuse, Request
 from trainpace.verbs.units import COUNT
 
-MOST = 2**31
 Format = Literal["auto", "trainpace", "runs", "timm", "hf", "mlflow"]
 RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]
 
@@ -75,7 +74,7 @@ class Listing(Record):
 
 
 def list_runs(request: ListRequest) -> Listing:
-    limit, offset = min(request.limit, MOST), min(request.offset, MOST)
+    limit, offset = (min(number, 2**31) for number in (request.limit, request.offset))
     with request.opened() as journal:
         if request.sweeps:
             return Listing(sweeps=tuple(journal.sweeps()[::-1][offset : offset + limit]), place=journal.place)
@@ -159,17 +158,13 @@ class Export(Record):
 def export_runs(request: ExportRequest) -> Export:
     query, where = request.query(), request.where
     with request.opened() as journal:
-        if request.to == "mlflow":
-            from trainpace.journal import export_mlflow
+        if request.to is not None:
+            from trainpace.journal import export_mlflow, export_wandb
 
-            count = export_mlflow(where, journal.every(query))
-        elif request.to == "wandb":
-            from trainpace.journal import export_wandb
-
-            count = export_wandb(where, journal.every(query))
+            count = (export_mlflow if request.to == "mlflow" else export_wandb)(where, journal.every(query))
+        elif Path(where).is_dir():
+            raise Misuse(f"{where} is a folder: name a file, or a tracker with `to`.")
         else:
-            if Path(where).is_dir():
-                raise Misuse(f"{where} is a folder: name a file, or a tracker with `to`.")
             sweeps = journal.sweeps() if query == Query() else ()
             count = export(Path(where), chain(sweeps, journal.every(query)))
     return Export(file=where, records=count)

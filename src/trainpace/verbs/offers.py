@@ -8,7 +8,7 @@ from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
 from trainpace.offers import EGRESS_USD_PER_GB, Offer, read_offers, snapshot
 from trainpace.records import Record, Table, read_text, to_jsonable, write_whole
-from trainpace.verbs.places import HardwareFile, default_offers_file, own_devices
+from trainpace.verbs.places import HardwareFile, data_place, own_devices
 from trainpace.verbs.request import Field, Progress, Request
 
 Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
@@ -32,23 +32,22 @@ class Offers(Record, Table):
     offers: tuple[Offer, ...]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A row an offer."""
         return [to_jsonable(offer) for offer in self.offers]
 
 
 def run(request: OffersRequest, progress: Progress) -> Offers:
     if request.refresh:
-        _refresh(datetime.date.today(), progress)
-    known = known_offers(request.machines, progress)
-    offers, _ = chosen_offers(known, request.provider, request.region, request.gpu, own_devices(request.hardware))
+        _refresh(progress)
+    every_offer = known_offers(request.machines, progress)
+    offers, _ = chosen_offers(every_offer, request.provider, request.region, request.gpu, own_devices(request.hardware))
     return Offers(offers=tuple(offers))
 
 
-def _refresh(today: datetime.date, progress: Progress) -> None:
+def _refresh(progress: Progress) -> None:
     from trainpace.offers import refreshed, write_offers
 
-    fresh, unknown = refreshed(today)
-    target = default_offers_file()
+    fresh, unknown = refreshed(datetime.date.today())
+    target = data_place("offers.csv")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, write_offers(fresh))
     left_out = f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}" if unknown else ""
@@ -66,7 +65,7 @@ def known_offers(machines: str | None, progress: Progress, only_machines: bool =
             progress.note(f"trainpace: {note}")
     if only_machines:
         return own
-    refreshed = default_offers_file()
+    refreshed = data_place("offers.csv")
     public = read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
     return (*own, *public)
 
@@ -89,41 +88,33 @@ def chosen_offers(
 
     Raises UnknownName for a provider, region or GPU that no offer has.
     """
-    for what, wanted, names in (
-        ("provider", providers, {o.provider for o in offers}),
-        ("region", regions, {o.region for o in offers if o.region}),
-    ):
+
+    def has_provider(offer: Offer, name: str) -> bool:
+        return offer.provider.casefold() == name.casefold()
+
+    def has_region(offer: Offer, name: str) -> bool:
+        return name.casefold() in offer.region.casefold()
+
+    for what, wanted, has in (("provider", providers, has_provider), ("region", regions, has_region)):
         for name in wanted:
-            if not any(_is(what, name, each) for each in names):
+            if not any(has(offer, name) for offer in offers):
+                names = {getattr(offer, what) for offer in offers} - {""}
                 raise UnknownName(what, name, sorted(names), "See trainpace offers.")
-    devices = _devices(offers, own)
+    by_name = {device.name: device for device in (*catalogue(), *own)}
+    devices = {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
     chosen = {find_device(name, own).name for name in gpus}
     left = [
         o for o in offers
-        if (not providers or any(_is("provider", name, o.provider) for name in providers))
-        and (not regions or any(_is("region", name, o.region) for name in regions))
+        if (not providers or any(has_provider(o, name) for name in providers))
+        and (not regions or any(has_region(o, name) for name in regions))
         and (not chosen or devices[o.device].name in chosen)
     ]  # fmt: skip
-    if not left:
-        raise _none_left(providers, regions, gpus)
-    return left, devices
-
-
-def _none_left(providers: Sequence[str], regions: Sequence[str], gpus: Sequence[str]) -> TrainpaceError:
-    if providers or regions:
+    if not left and (providers or regions):
         filters = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
-        return TrainpaceError(f"no offer has this {filters}.", "See trainpace offers.")
-    return TrainpaceError(
-        f"nobody among the offers rents out {' or '.join(gpus)}.",
-        "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
-    )
-
-
-def _devices(offers: Sequence[Offer], own: Sequence[Device]) -> dict[str, Device]:
-    by_name: dict[str, Any] = {device.name: device for device in (*catalogue(), *own)}
-    return {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
-
-
-def _is(what: str, wanted: str, name: str) -> bool:
-    folded, own = wanted.casefold(), name.casefold()
-    return folded == own if what == "provider" else folded in own
+        raise TrainpaceError(f"no offer has this {filters}.", "See trainpace offers.")
+    if not left:
+        raise TrainpaceError(
+            f"nobody among the offers rents out {' or '.join(gpus)}.",
+            "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
+        )
+    return left, devices

@@ -19,38 +19,16 @@ if TYPE_CHECKING:
 
 JournalPlace = Annotated[
     str | None,
-    Field(
-        "The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder.",
-        metavar="PATH|URL",
-    ),
-]
+    Field("The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder.",
+          metavar="PATH|URL"),
+]  # fmt: skip
 KeepIdentity = Annotated[bool, Field("Keep paths and names in the journal as they are.")]
 HardwareFile = Annotated[str | None, Field("Also read devices of your own from this file.", metavar="FILE.toml")]
 
 
-def default_hardware_file() -> Path:
-    """Where a user's own devices are looked for without --hardware."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"
-
-
-def default_profile_file() -> Path:
-    """Where `trainpace calibrate` leaves this machine's profile, and `--gpu cpu` looks for it."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "machine.json"
-
-
-def default_recordings_folder() -> Path:
-    """Where `trainpace watch` and `diagnose` record."""
-    return default_profile_file().parent / "recordings"
-
-
-def default_offers_file() -> Path:
-    """Where `trainpace offers --refresh` leaves the offers, which then take the packaged snapshot's place."""
-    return default_profile_file().parent / "offers.csv"
-
-
-def default_workloads_folder() -> Path:
-    """Where `trainpace serve` looks for saved workloads."""
-    return default_profile_file().parent / "workloads"
+def data_place(name: str) -> Path:
+    """A file or folder in the user's data folder, such as the machine.json that `trainpace calibrate` leaves."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / name
 
 
 @contextlib.contextmanager
@@ -69,7 +47,7 @@ def own_devices(path: str | None) -> tuple[Device, ...]:
     """Devices of the file at `path`, or of the one in the user's configuration folder where there is one."""
     if path is not None:
         return parse_catalogue(read_text(path), path)
-    default = default_hardware_file()
+    default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"
     return parse_catalogue(read_text(default), str(default)) if default.is_file() else ()
 
 
@@ -105,7 +83,7 @@ def profile_or_brief(progress: Progress) -> MachineProfile:
 
 def profile_here(progress: Progress) -> MachineProfile | None:
     """The profile that `trainpace calibrate` left, if it is of this processor and this torch; else None, with a note on why."""
-    file = default_profile_file()
+    file = data_place("machine.json")
     if not file.exists():
         return None
     from importlib.metadata import version

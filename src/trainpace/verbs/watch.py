@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from trainpace.errors import UnknownName
 from trainpace.process import usable_cores
 from trainpace.records import Record
-from trainpace.verbs.places import default_recordings_folder
+from trainpace.verbs.places import data_place
 from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.watch import Recording, read_recording, watch
 
@@ -96,6 +96,6 @@ def _folder(output: str | None, command: Sequence[str]) -> Path:
             raise Misuse(f"{folder} is there already; name a new folder.")
         return folder
     script = next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
-    base = default_recordings_folder() / f"{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    base = data_place("recordings") / f"{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     names = (base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100)))
     return next(folder for folder in names if not folder.exists())

@@ -9,7 +9,7 @@ import uvicorn
 from trainpace.errors import TrainpaceError
 from trainpace.journal import Journal
 from trainpace.verbs.offers import known_offers
-from trainpace.verbs.places import default_workloads_folder, own_devices
+from trainpace.verbs.places import data_place, own_devices
 from trainpace.verbs.request import Silent
 from trainpace.verbs.serve import ServeRequest
 from trainpace.web.app import application
@@ -70,7 +70,7 @@ def serve(request: ServeRequest) -> None:
     port = opened.getsockname()[1]
     policy = policy_of(r.host, port, r.name, secrets.token_urlsafe(32) if r.with_token else None)
     with opened, Journal.open(r.journal, create=r.journal is None, read_only=True) as journal:
-        app = application(journal, Models(default_workloads_folder()), own, known_offers(None, Silent()))
+        app = application(journal, Models(data_place("workloads")), own, known_offers(None, Silent()))
         config = uvicorn.Config(
             Guarded(app, policy),
             # an access log would hold the token; what a page could not do is on stderr
