@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from trainpace.journal.paging import MOST_COUNTED, ORDERS, Page, names_of, page
     from trainpace.journal.place import default_place, is_there, may_know
     from trainpace.journal.query import Query
-    from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_of, program_command, record_sweep
+    from trainpace.journal.recorder import (
+        Circumstances,
+        RecordedSweep,
+        execution_of,
+        outcome_of,
+        program_command,
+        record_sweep,
+    )
     from trainpace.journal.regression import TOLERANCE, Guarded, Pace, guard, pace_of_entry, pace_of_recording
     from trainpace.journal.score import LATELY, Score, Scores, error_pct, scores
     from trainpace.journal.store import Journal
