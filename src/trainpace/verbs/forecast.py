@@ -15,10 +15,10 @@ from trainpace.forecast import CalibratedKernels, Forecaster, Target, transfer_r
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
-from trainpace.records import Record, Table, from_json, load, read_bytes
+from trainpace.records import Record, from_json, load, read_bytes
 from trainpace.schedule import Schedule
 from trainpace.verbs.places import HardwareFile, JournalPlace, own_devices, profile_or_brief
-from trainpace.verbs.request import Field, Misuse, Progress
+from trainpace.verbs.request import Field, Misuse, Progress, Rows
 from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
 from trainpace.verbs.units import AT_LEAST_1, EXISTING_FILE, USD
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
@@ -70,7 +70,7 @@ class Sweep(NamedTuple):
     rows: list[Forecast]
 
 
-class Forecasts(Record, Table):
+class Forecasts(Record, Rows[Forecast]):
     """A forecast for each GPU and batch size, in the order asked for. Iterates over `rows`.
 
     `jumps`: by device, where one more sample costs far more than usual. `notes`: what runs in the journal did to the forecasts.
@@ -81,15 +81,6 @@ class Forecasts(Record, Table):
     jumps: dict[str, tuple[Jump, ...]]
     notes: tuple[str, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
-
-    def __iter__(self) -> Iterator[Forecast]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Forecast:
-        return self.rows[i]
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a forecast: the columns of `trainpace forecast --json`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,10 +11,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
-from trainpace.records import Record, Table
+from trainpace.records import Record
 from trainpace.verbs.places import (
     JournalPlace,
     KeepIdentity,
@@ -25,7 +25,7 @@ from trainpace.verbs.places import (
     own_devices,
     profile_here,
 )
-from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, Rows
 from trainpace.verbs.training import ChannelsLast, ImageSize, Optimizer, SequenceLength
 from trainpace.verbs.units import BATCHES, COUNT, DURATION
 from trainpace.workload import Variant, form_of
@@ -76,7 +76,7 @@ class MeasureRequest(Request):
     command: str = ""
 
 
-class MeasuredSweep(Record, Table):
+class MeasuredSweep(Record, Rows[Measurement]):
     """What was measured over batch sizes. Iterates over `measurements`, which are in order of batch size.
 
     `failed`: batch sizes that could not be measured, and why. `analysis`: medians, jumps, the best batch, the largest that fits.
@@ -90,14 +90,9 @@ class MeasuredSweep(Record, Table):
     causes: tuple[Jump, ...] = ()
     sweep: str | None = None
 
-    def __iter__(self) -> Iterator[Measurement]:
-        return iter(self.measurements)
-
-    def __len__(self) -> int:
-        return len(self.measurements)
-
-    def __getitem__(self, i: int) -> Measurement:
-        return self.measurements[i]
+    @property
+    def rows(self) -> tuple[Measurement, ...]:  # type: ignore[override]
+        return self.measurements
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a batch size, over all its probes, with what was forecast for it."""
@@ -106,8 +101,8 @@ class MeasuredSweep(Record, Table):
             forecast = self.forecasts.get(point.batch)
             step = None if forecast is None else forecast.step
             row = {**msgspec.to_builtins(point), "samples_per_second": point.samples_per_second}
-            row |= {"step_ms_low": point.interval_ms.low, "step_ms_high": point.interval_ms.high}
-            row.pop("interval_ms")
+            interval = row.pop("interval_ms")
+            row |= {"step_ms_low": interval["low"], "step_ms_high": interval["high"]}
             rows.append({**row, "forecast_ms": None if step is None else step.total_ms})
         return rows
 
@@ -132,7 +127,7 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     conditions, plan = _conditions(request), _plan(request)
     foresight = None if request.no_forecast else _foresight(conditions, device, journal, progress)
     execution = execution_of(conditions, plan.batches[0], "" if foresight is None else foresight.workload.optimizer)
-    causes = () if foresight is None else _forecast_jumps(foresight, plan, conditions)
+    causes = () if foresight is None else _forecast_jumps(foresight, plan, execution)
     recorded = _record(request, conditions, plan, device, journal, foresight, causes, progress)
     measured = sorted(
         (o for o in recorded.outcomes if isinstance(o, Measurement)), key=lambda m: m.execution.micro_batch
@@ -148,8 +143,8 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     analysis = analyse(recorded.outcomes)
     forecasts: dict[int, Forecast] = {}
     if foresight is not None:
-        made = {p.batch: foresight.at(replace(execution, micro_batch=p.batch)) for p in analysis.points}
-        forecasts = {batch: forecast for batch, forecast in made.items() if forecast.step is not None}
+        at_points = (foresight.at(replace(execution, micro_batch=point.batch)) for point in analysis.points)
+        forecasts = {forecast.execution.micro_batch: forecast for forecast in at_points if forecast.step is not None}
     return MeasuredSweep(
         measurements=tuple(measured), failed=failed, analysis=analysis, forecasts=forecasts, causes=causes,
         sweep=recorded.id or None,
@@ -166,10 +161,9 @@ def with_memory_limit(request: MeasureRequest, machine: Machine, progress: Progr
     return replace(r, memory_limit=limit_gib)
 
 
-def _conditions(request: MeasureRequest) -> Conditions:
+def _conditions(r: MeasureRequest) -> Conditions:
     from trainpace.measure import Conditions
 
-    r = request
     assert r.model is not None
     return Conditions(
         model=r.model, device=r.device, precision=r.precision, optimizer=r.optimizer, accumulation=r.accumulate,
@@ -178,8 +172,7 @@ def _conditions(request: MeasureRequest) -> Conditions:
     )  # fmt: skip
 
 
-def _plan(request: MeasureRequest) -> SweepPlan:
-    r = request
+def _plan(r: MeasureRequest) -> SweepPlan:
     batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
     return SweepPlan(
         batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
@@ -212,13 +205,10 @@ def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Pr
         return None
 
 
-def _forecast_jumps(foresight: Foresight, plan: SweepPlan, conditions: Conditions) -> tuple[Jump, ...]:
+def _forecast_jumps(foresight: Foresight, plan: SweepPlan, execution: Execution) -> tuple[Jump, ...]:
     """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
-    from trainpace.journal import execution_of
-
     if not plan.adaptive or foresight.forecaster.target.kernels.traces_cpu:
         return ()
-    execution = execution_of(conditions, plan.batches[0], foresight.workload.optimizer)
     steps = [foresight.at(replace(execution, micro_batch=b)).step for b in plan.batches]
     step_ms = [step.total_ms for step in steps if step is not None]
     if len(step_ms) != len(plan.batches):
@@ -231,9 +221,11 @@ def _record(
     foresight: Foresight | None, causes: tuple[Jump, ...], progress: Progress,
 ) -> RecordedSweep:  # fmt: skip
     from trainpace.journal import Circumstances, RecordedSweep, record_sweep
+    from trainpace.measure import most_probes
 
     hints = [jump.batch for jump in causes]
-    with progress.work(f"measuring {conditions.model}", _most_probes(plan), "probes at most") as work:
+    most = most_probes(len(plan.batches)) if plan.adaptive else len(plan.batches) * plan.repeats
+    with progress.work(f"measuring {conditions.model}", None if plan.until_oom else most, "probes at most") as work:
         tell = lambda batch, finished: work.to(finished, words=f"batch {batch}")  # noqa: E731
         if journal is None:
             return RecordedSweep("", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0)
@@ -249,15 +241,6 @@ def _record(
     if recorded.resumed:
         progress.note(f"{recorded.resumed} probes were there from an interrupted run of the same sweep.")
     return recorded
-
-
-def _most_probes(plan: SweepPlan) -> int | None:
-    """How many probes it may take, None where nobody knows."""
-    from trainpace.measure import most_probes
-
-    if plan.until_oom:
-        return None
-    return most_probes(len(plan.batches)) if plan.adaptive else len(plan.batches) * plan.repeats
 
 
 def _commit() -> str | None:

@@ -17,16 +17,40 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.records import Record
+from trainpace.records import Record, Table
+
+T = TypeVar("T")
 
 
 class Request(Record):
     """The base of every verb's request."""
+
+
+class Rows(Table, Generic[T]):
+    """An answer that is the sequence of its `rows`."""
+
+    __slots__ = ()
+    rows: tuple[T, ...]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> T:
+        return self.rows[i]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [msgspec.to_builtins(row) for row in self.rows]
+
+
+R = TypeVar("R", bound=Request)
 
 
 class Misuse(TrainpaceError):
@@ -169,9 +193,6 @@ def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
         choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
         resolved[info.name] = ResolvedField(info.name, kind, info.default, about, choices, several)
     return resolved
-
-
-R = TypeVar("R", bound=Request)
 
 
 def request_of(kind: type[R], given: Mapping[str, Any]) -> R:

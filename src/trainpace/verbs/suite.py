@@ -7,6 +7,7 @@ must not write one file. A task is this module as a program: `python -m trainpac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,13 +24,14 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.measure import SuiteItem, suite
 from trainpace.records import Record, cannot_write_into, write_whole
+from trainpace.units import format_duration
 from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, sweep_of, with_memory_limit
 from trainpace.verbs.places import detected, device_of, opened_journal
 from trainpace.verbs.request import Field, Misuse, Progress, Silent
 from trainpace.verbs.units import COUNT, DURATION
 
 if TYPE_CHECKING:
-    from trainpace.launch import Ended, Job
+    from trainpace.launch import Job
 
 MOST_IN_AN_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 by default."""
@@ -96,7 +98,7 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     failed, begin = 0, time.monotonic()
     with opened_journal(request.journal, request.no_journal) as journal:
         for i, item in enumerate(items):
-            left = "" if not i else f", about {_minutes((time.monotonic() - begin) / i * (len(items) - i))} left"
+            left = "" if not i else f", about {format_duration((time.monotonic() - begin) / i * (len(items) - i))} left"
             progress.note(f"{item.spec} ({i + 1} of {len(items)}{left})")
             try:
                 best = sweep_of(_one(item, limited), device, journal, progress).analysis.best.best
@@ -118,7 +120,7 @@ def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
 
 
 def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
-    from trainpace.launch import Slurm, SlurmOptions, file_name
+    from trainpace.launch import Slurm, SlurmOptions, failure_file, file_name
 
     r = request
     if r.suite is not None:
@@ -126,10 +128,8 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     else:
         assert r.model is not None
         items, name = (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision),), r.model
-    alone = "--exclusive"  # what shares a node slows the measurement down
-    launcher = Slurm(options=SlurmOptions(
-        partition=r.partition, account=r.account, extra=(alone, *r.sbatch), at_once=r.at_once,
-    ))  # fmt: skip
+    extra = ("--exclusive", *r.sbatch)  # what shares a node slows the measurement down
+    launcher = Slurm(options=SlurmOptions(partition=r.partition, account=r.account, extra=extra, at_once=r.at_once))
     launcher.check()
     folder = Path(r.out or f"{file_name(name)}-measured").absolute()
     try:
@@ -150,7 +150,11 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     try:
         for i in range(0, len(todo), MOST_IN_AN_ARRAY):
             array = todo[i : i + MOST_IN_AN_ARRAY]
-            _note_failures(array, launcher.run_all(array, tell), progress)
+            for job, end in zip(array, launcher.run_all(array, tell), strict=True):
+                if end.state != "done":
+                    written = failure_file(job.result)
+                    reason = written.read_text() if written.is_file() else end.reason
+                    progress.note(f"  {job.name} left out: {reason} Its log: {end.log}")
     except KeyboardInterrupt:
         progress.note("\nCancelled. What was measured is kept; the same command goes on from there.")
         raise
@@ -161,12 +165,15 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
     """The task of one model, its request written. A result of other options, code or versions has another name."""
+    from trainpace.ladder import fingerprint
     from trainpace.launch import Job, failure_file, file_name
 
-    r = request
+    r, code = request, ""
+    with contextlib.suppress(TrainpaceError):  # the task says the same, and the others are measured
+        code = fingerprint(item.spec)
     probes = replace(_one(item, r), fresh=False, journal=None, no_journal=False, command="")
     versions = {package: version(package) for package in ("trainpace", "torch")}
-    question = {"request": msgspec.to_builtins(probes), "code": _code(item.spec), "versions": versions}
+    question = {"request": msgspec.to_builtins(probes), "code": code, "versions": versions}
     name = f"{number}-{file_name(item.spec)}-{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]}"
     written, result = folder / f"{name}.request.json", folder / f"{name}.json"
     if r.fresh:
@@ -180,25 +187,6 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
     )  # fmt: skip
 
 
-def _code(spec: str) -> str:
-    from trainpace.ladder import fingerprint
-
-    try:
-        return fingerprint(spec)
-    except TrainpaceError:  # the task says the same, and the others are measured
-        return ""
-
-
-def _note_failures(jobs: Sequence[Job], ended: Sequence[Ended], progress: Progress) -> None:
-    from trainpace.launch import failure_file
-
-    for job, end in zip(jobs, ended, strict=True):
-        if end.state != "done":
-            written = failure_file(job.result)
-            reason = written.read_text() if written.is_file() else end.reason
-            progress.note(f"  {job.name} left out: {reason} Its log: {end.log}")
-
-
 def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
     """Put the results into the journal, which stores each run once; how many there are."""
     from trainpace.journal import Journal, import_file
@@ -209,10 +197,6 @@ def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
             for result in results:
                 import_file(journal, result, "trainpace")
     return len(results)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 class _Log(Silent):

@@ -1,16 +1,13 @@
 """`validate`: forecasts against measured runs."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-import msgspec
+from typing import Annotated
 
 from trainpace.errors import TrainpaceError
-from trainpace.records import Record, Table
+from trainpace.records import Record
 from trainpace.validation import Row, Summary, by, evaluate, family_of, read_runs, summarise
-from trainpace.verbs.request import Argument, Field, Progress, Request
+from trainpace.verbs.request import Argument, Field, Progress, Request, Rows
 from trainpace.verbs.units import EXISTING_FILE, EXISTING_FOLDER, within
 
 WORKERS = within("count", 1, 64, int)
@@ -28,7 +25,7 @@ class ValidateRequest(Request):
     )
 
 
-class ValidatedRuns(Record, Table):
+class ValidatedRuns(Record, Rows[Row]):
     """Forecasts against measured runs. Iterates over `rows`, one a run in the order of its file.
 
     `overall`: the errors of all; `groups`: those by "file", "gpu" and "family".
@@ -37,19 +34,6 @@ class ValidatedRuns(Record, Table):
     rows: tuple[Row, ...]
     overall: Summary
     groups: dict[str, tuple[Summary, ...]]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Row:
-        return self.rows[i]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a run."""
-        return [msgspec.to_builtins(row) for row in self.rows]
 
 
 def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
