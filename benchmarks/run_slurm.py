@@ -45,8 +45,7 @@ from trainpace.ladder.step_forecast import StepForecast  # noqa: E402
 from trainpace.launch.job import Ended  # noqa: E402
 from trainpace.launch.slurm import Slurm  # noqa: E402
 from trainpace.launch.slurm_script import SlurmOptions  # noqa: E402
-from trainpace.launch.trial import EngineName, LoaderSettings, TrialResult  # noqa: E402
-from trainpace.launch.trials import job_of, outcome, run_trial  # noqa: E402
+from trainpace.launch.trial import EngineName, LoaderSettings, TrialResult, job_of, outcome, run_trial  # noqa: E402
 from trainpace.machine import MachineProfile  # noqa: E402
 
 NODES = (2, 4)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
-from trainpace.process import Child, Pool, failure_of, run_isolated, run_ranks, started_isolated
+from trainpace.process import Child, Pool, ending_of, failure_of, run_isolated, run_ranks, started_isolated
 from trainpace.process.guard import descendants
 
 STARTS_ANOTHER = """
@@ -69,6 +69,13 @@ def test_a_child_has_an_exit_code_and_pipes():
         assert child.wait(30) == 3
     with Child(["sh", "-c", "kill -SEGV $$"]) as child:
         assert child.wait(30) == 128 + signal.SIGSEGV
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"), [(3, "ended with exit code 3"), (-11, "died of SIGSEGV"), (139, "died of SIGSEGV")]
+)
+def test_how_a_process_ended(code, ending):
+    assert ending_of(code) == ending
 
 
 def test_leaving_ends_what_a_child_started_in_other_sessions(tmp_path):
