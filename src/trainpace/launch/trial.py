@@ -211,7 +211,7 @@ def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
     if ended.state == "failed" and (failure := failure_file(job.result)).is_file():
         answer: dict[str, Any] = json.loads(failure.read_text())
         kinds: dict[str, FailureKind] = {"out_of_memory": "out of memory", "misuse": "misuse"}
-        kind = next((kind for key, kind in kinds.items() if answer.get(key)), "failed")
+        kind: FailureKind = next((kind for key, kind in kinds.items() if answer.get(key)), "failed")
         return FailedTrial(kind=kind, reason=f"{answer['error']} {answer['hint']}".strip(), log=ended.log)
     return FailedTrial(kind=ended.state, reason=ended.reason, log=ended.log)
 
