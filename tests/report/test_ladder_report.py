@@ -16,12 +16,12 @@ from trainpace.report.ladder import (
     cells_of,
     head_of,
     ladder_json,
+    ladder_page,
     markdown,
     print_ahead,
     print_ladder,
     table_of,
 )
-from trainpace.report.pages.ladder import ladder_page
 from trainpace.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]

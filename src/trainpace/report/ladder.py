@@ -1,18 +1,30 @@
-"""The table of measured speed-ups, rung by rung: for the terminal, as JSON and in Markdown."""
+"""The table of measured speed-ups, rung by rung: for the terminal, as JSON, in Markdown, as pictures and as a page."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trainpace.job import assumed_in_words
 from trainpace.ladder import LadderResult, Rung, RungPreview, RungResult, job_time, noise_scale_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
-from trainpace.report.chart import bars
-from trainpace.report.columns import Column, layout, words
-from trainpace.report.phrases import interval, number, span
-from trainpace.report.terminal import console, print_head, print_lines, print_plot, print_table, print_verdict
+from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
+from trainpace.report.pages import page
+from trainpace.report.phrases import bracketed, interval, number, plural, span
+from trainpace.report.terminal import (
+    Column,
+    bars,
+    console,
+    layout,
+    print_head,
+    print_lines,
+    print_plot,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.schedule import learning_rate_for_noise_scale, steps_factor
 from trainpace.units import format_duration, format_number, format_usd
 
@@ -214,13 +226,10 @@ def print_ladder(t: LadderTable) -> None:
             [cell.partition(" (")[0] if cut else cell for cut, cell in zip(timed, row, strict=True)] for row in rows
         ]
     print_table(columns, rows)
-    speedups = [
-        (r.title, r.total, f"{r.total:.2f}x{'' if r.kept else ', undone'}", r.kept)
-        for r in t.rows
-        if r.total is not None
-    ]
-    if len(speedups) > 1:
-        print_plot(["Speed-up over the baseline", *bars(speedups, width), ""])
+    chart = speedups(t)
+    if chart is not None:
+        lines = [(b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars]
+        print_plot(["Speed-up over the baseline", *bars(lines, width), ""])
     print_lines(*t.verdict[1:])
 
 
@@ -259,3 +268,74 @@ def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> 
             for rung, started in zip(ahead, texts, strict=True)
         ],
     }  # fmt: skip
+
+
+def ladder_page(t: LadderTable, data: object) -> str:
+    rows = [(i > 0 and row.kept, cells) for i, (row, cells) in enumerate(zip(t.rows, cells_of(t), strict=True))]
+    return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head_of(t), rows=rows)
+
+
+def ladder_pictures(t: LadderTable) -> list[Picture]:
+    ladder, times = speedups(t), rung_times(t)
+    foreseen = any(r.forecast_ms is not None for r in t.rows)
+    return [*([] if ladder is None else [ladder]), *([times] if times.groups and (ladder is None or foreseen) else [])]
+
+
+def speedups(t: LadderTable) -> BarChart | None:
+    """Times as fast as the baseline. None where nothing but the baseline was measured."""
+    measured = [r for r in t.rows if r.total is not None]
+    if len(measured) < 2:
+        return None
+    tried, helped = plural(len(measured) - 1, "change"), sum(r.kept for r in measured) - 1
+    best = max((r.total or 0.0 for r in measured if r.kept), default=1.0)
+    outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
+    return BarChart(
+        title="How many times as fast as the baseline",
+        finding=f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
+        if helped
+        else f"None of {tried} was kept.",
+        label="times as fast as the baseline",
+        groups=(BarGroup(bars=tuple(_speedup_bar(r.title, r.total or 0.0, r.kept) for r in measured)),),
+        note="Measured, each on top of what was kept before it.",
+    )
+
+
+def _speedup_bar(title: str, total: float, kept: bool) -> Bar:
+    part = ("kept", "best", total) if kept else ("undone", "muted", total)
+    return bar(title, f"{total:.2f}x{'' if kept else ', undone'}", [part])
+
+
+def rung_times(t: LadderTable) -> BarChart:
+    """Forecast above, measured below, for each rung."""
+    groups = []
+    for r in t.rows:
+        both = (
+            ("forecast", r.forecast_ms, r.forecast_interval_ms),
+            ("measured", r.measured_ms, r.measured_interval_ms),
+        )
+        bars = tuple(_time_bar(name, ms, between) for name, ms, between in both if ms is not None)
+        groups += [BarGroup(title=r.title, bars=bars)] if bars else []
+    judged = [
+        i.low <= r.measured_ms <= i.high for r in t.rows
+        if r.measured_ms is not None and (i := r.forecast_interval_ms) is not None
+    ]  # fmt: skip
+    return BarChart(
+        title=f"Forecast and measured: {t.what}",
+        finding=f"Forecast intervals that contain the measurement: {sum(judged)} of {len(judged)}."
+        if judged
+        else "Measured, without forecasts.",
+        label=f"time of {t.what}",
+        unit="s",
+        groups=tuple(groups),
+        note="Whiskers: the 90 % interval of the forecast, and that of a repeated measurement.",
+    )
+
+
+def _time_bar(name: str, ms: float, between: Interval | None) -> Bar:
+    """`name` is its tone, too; in seconds."""
+    if between is not None:
+        between = (
+            replace(between, low=between.low / 1e3, high=between.high / 1e3) if between.low < between.high else None
+        )
+    end = f"{format_duration(ms / 1e3)}{bracketed(between, format_duration)}"
+    return bar(name, end, [(name, name, ms / 1e3)], between)
