@@ -1,23 +1,42 @@
-"""What a picture shows, as data: no HTML, no pixels. Renderers (`report.pages`, `report.charts.figure`) draw the same record.
+"""What a picture shows, as data: no HTML and no pixels. The pages (charts.js, figures.html) and matplotlib draw the same records.
 
-As JSON (`records.to_jsonable`) a `Chart` is what `assets/charts.js` draws:
-
-    {"record": "Chart", "schema_version": 1, "title": "...", "finding": "...",
-     "x": {"label": "batch size", "unit": "", "scale": "linear", "low": null, "high": null},
-     "y": {"label": "step time", "unit": "ms", ...},
-     "series": [{"name": "forecast", "kind": "line", "tone": "forecast", "x": [...], "y": [...], "low": [...], "high": [...],
-                 "labels": [], "sizes": [], "dashed": false}],
-     "marks": [{"axis": "x", "at": 16.5, "y": null, "text": "jump: +12 %", "tone": "jump"}], "nearest": "x", "note": "..."}
+Colours stand for meanings, for light and dark pages, and are told apart by eyes of every kind: hues are Okabe and Ito's (2008,
+"Color Universal Design"), darkened or lightened until each is at contrast 3:1 or more against its page (WCAG 2.2, 1.4.11);
+tests/report/test_palette.py computes it. Neighbours in a stack differ in lightness too.
 """
 
 import math
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from trainpace.errors import TrainpaceError
+from trainpace.outcome import Interval
 from trainpace.records import Record
-from trainpace.report.charts.palette import TONES
 
-Scale = Literal["linear", "log10", "log2"]
+PAGE = ("#ffffff", "#14191f")
+INK = ("#1b2530", "#e8edf2")
+SOFT = ("#566270", "#a3b0bd")
+LINE = ("#dde3e9", "#36414c")
+
+_HUES = (
+    ("measured first forward parameters", ("#0063a8", "#58b4f0")),
+    ("forecast second", ("#b85c00", "#f0a030")),
+    ("best third optimizer states", ("#00795a", "#2fc79a")),
+    ("jump fourth", ("#a8327c", "#e88fc4")),
+    ("limit data", ("#b3261e", "#ff8a80")),
+    ("ideal", ("#66727f", "#8f9ca9")),
+    ("muted", ("#7b8794", "#77838f")),
+    ("fifth host_overhead", ("#806a00", "#d8c440")),
+    ("sixth", ("#5e4bb0", "#b0a2f5")),
+    ("backward gradients", ("#c06a10", "#f0a030")),
+    ("communication activations", ("#7a3fa8", "#c39bf0")),
+    ("host_to_device", ("#35748a", "#7cc6dc")),
+    ("idle reserve", ("#808b97", "#6f7b87")),
+)
+TONES = {tone: pair for tones, pair in _HUES for tone in tones.split()}
+"""Colour (on a light page, on a dark page) by what it stands for."""
+SERIES_TONES = ("first", "second", "third", "fourth", "fifth", "sixth")
+"""For series that have no meaning of their own, in this order."""
 
 
 class Axis(Record):
@@ -25,13 +44,12 @@ class Axis(Record):
 
     label: str
     unit: str = ""
-    scale: Scale = "linear"
+    scale: Literal["linear", "log10", "log2"] = "linear"
     low: float | None = None
     high: float | None = None
 
     @property
     def words(self) -> str:
-        """The axis' title with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
@@ -55,7 +73,7 @@ class Series(Record):
     dashed: bool = False
 
     def __post_init__(self) -> None:
-        _known(self.tone)
+        _check_tone(self.tone)
         columns = {"y": self.y, "low": self.low, "high": self.high, "labels": self.labels, "sizes": self.sizes}
         for name, column in columns.items():
             if column and len(column) != len(self.x):
@@ -80,7 +98,7 @@ class Mark(Record):
     y: float | None = None
 
     def __post_init__(self) -> None:
-        _known(self.tone)
+        _check_tone(self.tone)
         if (self.axis == "point") != (self.y is not None):
             raise TrainpaceError(f"mark {self.text!r}: a point, and only a point, has a y.")
 
@@ -107,7 +125,7 @@ class Segment(Record):
     value: float
 
     def __post_init__(self) -> None:
-        _known(self.tone)
+        _check_tone(self.tone)
         if not (math.isfinite(self.value) and self.value >= 0):
             raise TrainpaceError(f"segment {self.name!r} is {self.value}; a part of a bar is 0 or more.")
 
@@ -123,15 +141,14 @@ class Bar(Record):
 
     @property
     def total(self) -> float:
-        """The bar's length, in the chart's unit."""
         return math.fsum(segment.value for segment in self.segments)
 
 
 class BarGroup(Record):
     """Bars on one scale, to be compared with each other."""
 
-    title: str
     bars: tuple[Bar, ...]
+    title: str = ""
 
 
 class BarChart(Record):
@@ -140,8 +157,8 @@ class BarChart(Record):
     title: str
     finding: str
     label: str
-    unit: str
     groups: tuple[BarGroup, ...]
+    unit: str = ""
     one_scale: bool = True
     note: str = ""
 
@@ -164,8 +181,30 @@ MOST_INTERVAL = 2.5
 Picture = Chart | BarChart
 
 
-def ideal_line(x: tuple[float, ...], y: tuple[float, ...]) -> Series:
-    return Series(name="ideal: in proportion", kind="line", tone="ideal", x=x, y=y, dashed=True)
+def series(
+    name: str,
+    kind: Literal["line", "points"],
+    tone: str,
+    points: Iterable[tuple[float, float | None]],
+    intervals: Sequence[Interval | None] = (),
+    **more: Any,
+) -> Series:
+    """A series through `points` (x, y), with the `intervals` of y where every point has one."""
+    x, y = tuple(zip(*points, strict=True)) or ((), ())
+    bounds = [(i.low, i.high) for i in intervals if i is not None]
+    low, high = zip(*bounds, strict=True) if bounds and len(bounds) == len(x) else ((), ())
+    return Series(name=name, kind=kind, tone=tone, x=tuple(map(float, x)), y=y, low=low, high=high, **more)
+
+
+def ideal_line(points: Iterable[tuple[float, float]]) -> Series:
+    return series("ideal: in proportion", "line", "ideal", points, dashed=True)
+
+
+def bar(label: str, said: str, parts: Iterable[tuple[str, str, float]], interval: Interval | None = None) -> Bar:
+    """A bar of `parts` (name, tone, value), with the `interval` of the whole."""
+    segments = tuple(Segment(name=name, tone=tone, value=value) for name, tone, value in parts)
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    return Bar(label=label, said=said, segments=segments, low=low, high=high)
 
 
 def sentence(text: str) -> str:
@@ -173,5 +212,18 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _known(tone: str) -> None:
+def _check_tone(tone: str) -> None:
     assert tone in TONES, f"no tone {tone!r}"
+
+
+def css_variables() -> str:
+    """`--ink`, `--page`, ..., `--tone-NAME` for both schemes; on paper, and with class `paper`, the light ones hold."""
+    names = {"page": PAGE, "ink": INK, "soft": SOFT, "line": LINE}
+    pairs = {f"--{name}": pair for name, pair in names.items()} | {
+        f"--tone-{name}": pair for name, pair in TONES.items()
+    }
+    light, dark = (";".join(f"{name}:{pair[i]}" for name, pair in pairs.items()) for i in (0, 1))
+    return (
+        f":root{{color-scheme:light dark;{light}}}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not(.paper){{{dark}}}}}\n"
+    )

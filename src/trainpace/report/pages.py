@@ -1,26 +1,42 @@
-"""Pages through Jinja: everything is escaped, and figures are in people's units. `page` makes a file that fetches nothing."""
+"""Pages through Jinja: everything is escaped, and figures are in people's units. `page` makes a file that fetches nothing.
+
+A page file holds its scripts and styles inline: `report/vendor/` as released by others, `report/assets/` and the palette our own.
+A server hands out `SCRIPTS` and `STYLES` by name, so that its pages need no inline script.
+"""
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts.chart import Axis, Bar, BarChart, BarGroup, Chart, Picture, Segment, Series, sentence
-from trainpace.report.pages.assets import SCRIPTS, STYLES, asset
+from trainpace.report.charts import (
+    Axis,
+    Bar,
+    BarChart,
+    BarGroup,
+    Chart,
+    Picture,
+    Segment,
+    Series,
+    css_variables,
+    sentence,
+)
 from trainpace.units import format_count, format_duration, format_number, format_usd
 
 if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
 
+
 NONE = "–"
 """Stands where nothing is known."""
+SCRIPTS = ("uPlot.iife.min.js", "charts.js")
+"""In the order in which a page with charts loads them."""
+STYLES = ("uPlot.min.css", "page.css")
+_VENDORED = ("uPlot.iife.min.js", "uPlot.min.css")
 
 
 def environment(*packages: str) -> jinja2.Environment:
@@ -52,12 +68,24 @@ def _or_none(function: Any) -> Any:
 _own = functools.cache(environment)
 
 
+@functools.cache
+def asset(name: str) -> str:
+    """The text of one of `SCRIPTS` or `STYLES`; page.css with the palette's variables before it."""
+    from importlib.resources import files
+
+    folder = "vendor" if name in _VENDORED else "assets"
+    text = (files("trainpace.report") / folder / name).read_text(encoding="utf-8")
+    return css_variables() + text if name == "page.css" else text
+
+
 def page(
     template: str, title: str, verdict: Sequence[str], pictures: Sequence[Picture], data: object, answer: bool = True,
     subtitle: str = "", styles: Sequence[str] = (), **context: Any,
 ) -> str:  # fmt: skip
     """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. `data` is kept inside as
     JSON. `styles`: those that are in the template. The page's own policy forbids it to fetch anything."""
+    from importlib.metadata import version
+
     drawn = any(isinstance(picture, Chart) for picture in pictures)
     sheets = [asset(name) for name in STYLES if drawn or name == "page.css"]
     scripts = [asset(name) for name in SCRIPTS] if drawn else []
@@ -84,6 +112,9 @@ def figure(picture: Picture) -> Markup:
 
 
 def _hashes(texts: Sequence[str]) -> str:
+    import base64
+    import hashlib
+
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
 
 

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from made_trails import simple_run, write_process, write_worker
-from trainpace.report.pages.timeline import timeline_page, timeline_svg
-from trainpace.report.timeline import LOOK, cells, findings, print_timeline
+from trainpace.report.watch import LOOK, cells, findings, print_timeline, timeline_page, timeline_svg
 from trainpace.watch import PARTS, timeline_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -143,7 +142,7 @@ def test_names_are_escaped(waiting):
 def test_the_page_carries_figures_and_data(waiting):
     page = timeline_page(waiting, "t")
     assert re.findall(r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>', page) == [
-        ("waiting for data", "4", "40 %"), ("forward", "3", "30 %"), ("backward", "2", "20 %"), ("other", "1", "10 %"),
+        ("waiting for data", "4", "40 %"), ("forward", "3", "30 %"), ("backward", "2", "20 %"), ("the script&#39;s own code", "1", "10 %"),
     ]  # fmt: skip
     assert '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100 %</td>' in page
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1))
