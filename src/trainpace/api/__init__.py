@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainpace.hardware import Device
     from trainpace.job import Answer
     from trainpace.journal import Journal
-    from trainpace.ladder import Climbed
+    from trainpace.ladder import LadderResult
     from trainpace.machine import MachineProfile
     from trainpace.offers import Offer, Ranking
     from trainpace.plan import Plan
@@ -151,7 +151,7 @@ def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
     return _run(verbs.validate.ValidateRequest, {"runs": runs, **options})
 
 
-def run(ladder: str | os.PathLike[str], **options: Any) -> Climbed:
+def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
     """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
     return _run(verbs.run.RunRequest, {"ladder": ladder, **options})
 

@@ -14,13 +14,22 @@ from trainpace.cli.command import PicturedView, View, echo_json, json_stdout, sa
 from trainpace.errors import TrainpaceError
 from trainpace.records import save, to_jsonable, write_whole
 from trainpace.verbs.places import JournalPlace
-from trainpace.verbs.request import Field, Misuse
+from trainpace.verbs.request import Field, Misuse, Unit
 from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, NEW_FILE, within
 
 if TYPE_CHECKING:
     from trainpace.verbs import suite
     from trainpace.watch import Timeline
 
+
+def _parse_steps(text: str) -> range:
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise TrainpaceError(f"{text!r} is not a range of steps: give two numbers, as in 20:30.")
+    return range(int(first), int(last))
+
+
+STEPS = Unit("steps", _parse_steps)
 JsonAlone = Annotated[bool, Field("Print JSON, and let the command's output go to stderr.")]
 
 
@@ -228,26 +237,23 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
 
 
 class WatchView(View):
-    steps: Annotated[str | None, Field("Steps of the timeline.  [default: about ten in the middle]", metavar="A:B")] = (
-        None
-    )
+    steps: Annotated[
+        range | None, Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B")
+    ] = None
     timeline: Annotated[bool, Field("Print the timeline: the loader's workers against the training steps.")] = False
     html: Annotated[str | None, Field("Save the timeline as a page.", NEW_FILE, metavar="FILE.html")] = None
     svg: Annotated[str | None, Field("Save the timeline as a picture.", NEW_FILE, metavar="FILE.svg")] = None
     trace: Annotated[
-        str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", metavar="FILE.json")
+        str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", NEW_FILE, metavar="FILE.json")
     ] = None
     baseline: Annotated[
         str | None, Field("An earlier recording's folder, or a run of the journal: is this one slower?", metavar="RUN")
     ] = None
     tolerance: Annotated[
         float | None,
-        Field(
-            "How much slower, beyond the noise, is no regression.  [default: 0.05]",
-            within("tolerance", 0.0, 10.0),
-            metavar="SHARE",
-        ),
-    ] = None
+        Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", within("tolerance", 0.0, 10.0),
+              metavar="SHARE"),
+    ] = None  # fmt: skip
     journal: JournalPlace = None
     json: JsonAlone = False
 
@@ -266,6 +272,7 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     trainpace watch --baseline FOLDER --tolerance 0.1 -- python train.py
     """
     from trainpace.journal import TOLERANCE, guard, pace_of_recording
+    from trainpace.watch import timeline_of, write_trace
 
     if view.tolerance is not None and view.baseline is None:
         raise Misuse("--tolerance belongs to --baseline RUN.")
@@ -274,7 +281,12 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
     recording, folder, code = watched.recording, watched.folder, watched.exit_code
     if not recording.ranks and not request.recorded and code == 0:
         code = 2
-    _save(folder, view)
+    if view.trace:
+        write_trace(folder, Path(view.trace))
+    if view.html:
+        write_whole(view.html, report.timeline_page(timeline_of(folder, view.steps), f"Timeline of {folder.name}"))
+    if view.svg:
+        write_whole(view.svg, report.timeline_svg(timeline_of(folder, view.steps)))
     comparison = None
     if baseline is not None and recording.ranks and code == 0:
         tolerance = TOLERANCE if view.tolerance is None else view.tolerance
@@ -286,35 +298,10 @@ def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
         return code
     report.print_recording(recording, str(folder))
     if view.timeline and recording.ranks:
-        from trainpace.watch import timeline_of
-
-        report.print_timeline(timeline_of(folder, _steps(view)))
+        report.print_timeline(timeline_of(folder, view.steps))
     if comparison is not None:
         report.print_guarded(comparison)
     return code
-
-
-def _save(folder: Path, view: WatchView) -> None:
-    from trainpace.watch import timeline_of, write_trace
-
-    if view.trace:
-        write_trace(folder, Path(view.trace))
-    if not (view.html or view.svg):
-        return
-    timeline = timeline_of(folder, _steps(view))
-    if view.html:
-        write_whole(view.html, report.timeline_page(timeline, f"Timeline of {folder.name}"))
-    if view.svg:
-        write_whole(view.svg, report.timeline_svg(timeline))
-
-
-def _steps(view: WatchView) -> range | None:
-    if view.steps is None:
-        return None
-    first, colon, last = view.steps.partition(":")
-    if not (first.isdigit() and last.isdigit() and colon and int(first) < int(last)):
-        raise Misuse(f"--steps {view.steps}: give two numbers, as in 20:30.")
-    return range(int(first), int(last))
 
 
 class DiagnoseView(PicturedView):

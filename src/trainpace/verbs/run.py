@@ -15,9 +15,9 @@ from trainpace.ladder import (
     SCRIPT_STEPS,
     Attempt,
     ClimbActions,
-    Climbed,
     Ladder,
     LadderForecasts,
+    LadderResult,
     LauncherChoice,
     MeasuredCompute,
     RungPreview,
@@ -29,6 +29,7 @@ from trainpace.ladder import (
     file_name,
     has_data,
     keep_files,
+    make_shards,
     noise_scale_of,
     prepare,
     preview,
@@ -94,7 +95,7 @@ class RunRequest(Request):
         return Path(self.out or f"{Path(self.ladder).stem}-run")
 
 
-def run(request: RunRequest, progress: Progress) -> Climbed:
+def run(request: RunRequest, progress: Progress) -> LadderResult:
     """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
     ladder = _ladder(request)
     if ladder.script is None:
@@ -147,20 +148,23 @@ def _ladder(request: RunRequest) -> Ladder:
     return ladder
 
 
-def _before(folder: Path, request: RunRequest) -> Climbed | None:
+def _before(folder: Path, request: RunRequest) -> LadderResult | None:
     if request.fresh or not (folder / STATE).exists():
         return None
     try:
-        return load(folder / STATE, Climbed)
+        return load(folder / STATE, LadderResult)
     except TrainpaceError as error:
         raise TrainpaceError(error.message, "Begin anew with `fresh`, or name another folder with `out`.") from None
 
 
 def _actions(
-    ladder: Ladder, request: RunRequest, journal: Journal | None, before: Climbed | None, progress: Progress, work: Work
+    ladder: Ladder,
+    request: RunRequest,
+    journal: Journal | None,
+    before: LadderResult | None,
+    progress: Progress,
+    work: Work,
 ) -> ClimbActions:
-    from trainpace.ladder import make_shards
-
     folder = request.folder
 
     def links() -> HostLinks | None:
@@ -220,8 +224,9 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
 def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
     """What would be started. The requests that it names are written, so that it can be started by hand."""
     commands = []
-    for i, setup in enumerate(rung.setups):
-        if isinstance(setup, Setup):
+    for i, attempt in enumerate(rung.attempts):
+        setup = attempt.setup
+        if not attempt.failure:
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 folder = request.folder / "dry-run" / file_name(rung.title, i)
                 if ladder.script is not None:
