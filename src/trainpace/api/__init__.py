@@ -174,7 +174,6 @@ def journal(where: str | None = None, create: bool = True) -> Journal:
 
 
 def _run(kind: type[Request], options: dict[str, Any]) -> Any:
-    """The answer of the verb whose request is of this kind."""
     return _answer(request_of(kind, options))
 
 

@@ -22,14 +22,10 @@ def _picture(path: str) -> str:
 
 
 class View(Request):
-    """How an answer is shown."""
-
     json: Annotated[bool, Field("Print JSON.")] = False
 
 
 class PicturedView(Request):
-    """How an answer is shown that has charts."""
-
     html: Annotated[
         str | None, Field("Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html")
     ] = None
@@ -84,7 +80,6 @@ def typed_words() -> list[str]:
 
 
 def echo_json(value: Any) -> None:
-    """Print JSON for a program to read."""
     click.echo(json.dumps(value, indent=1, allow_nan=False))
 
 
@@ -99,8 +94,6 @@ def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callabl
 
 
 class _Value(click.ParamType):
-    """One value of a field."""
-
     def __init__(self, field: ResolvedField) -> None:
         self._field = field
         plain = {int: "integer", float: "float"}.get(field.kind, "text")
@@ -116,8 +109,6 @@ class _Value(click.ParamType):
 
 
 class _Choice(click.Choice):
-    """One of a field's values, which may be numbers."""
-
     def __init__(self, field: ResolvedField) -> None:
         super().__init__(field.choices)
         self._field = field

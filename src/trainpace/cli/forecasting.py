@@ -160,7 +160,6 @@ def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
 
 
 def _print_settings(combined: Any) -> None:
-    """What the files say, one line a setting."""
     if combined is None:
         return
     for setting in combined.values.values():

@@ -57,7 +57,6 @@ def _cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit."""
     from trainpace.errors import TrainpaceError
     from trainpace.report import never_fail_to_encode
 

@@ -31,8 +31,6 @@ class DiagnoseRequest(Request):
 
 
 class Diagnosed(Record):
-    """A diagnosis, and the recording that it was made of."""
-
     diagnosis: Diagnosis
     watched: Watched
 

@@ -139,7 +139,6 @@ def _workloads(request: ForecastRequest, on_cpus: set[bool], progress: Progress)
 
 
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
-    """A target for every GPU and profile that was named."""
     r, own = request, own_devices(request.hardware)
     fleet = (r.num_gpus, r.nodes, r.network, r.price)
 

@@ -14,8 +14,6 @@ class GpusRequest(Request):
 
 
 class Devices(Record):
-    """Devices, the user's own first."""
-
     devices: tuple[Device, ...]
 
 

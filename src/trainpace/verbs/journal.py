@@ -111,15 +111,11 @@ class ImportRequest(JournalRequest, kw_only=True):
 
 
 class Refused(Record):
-    """A file that was left out whole, and why."""
-
     file: str
     reason: str
 
 
 class Imports(Record):
-    """What came in from each file, and the files that could not be read."""
-
     files: tuple[Imported, ...]
     refused: tuple[Refused, ...]
 
@@ -149,8 +145,6 @@ class ExportRequest(FilteredRequest, kw_only=True):
 
 
 class Export(Record):
-    """How many records were written, and where."""
-
     file: str
     records: int
 
@@ -207,8 +201,6 @@ class DeleteRequest(JournalRequest, kw_only=True):
 
 
 class Deletion(Record):
-    """The ids of the runs that were deleted."""
-
     deleted: tuple[str, ...]
 
 
@@ -221,8 +213,6 @@ def delete(request: DeleteRequest) -> Deletion:
 
 
 class JournalPlace(Record):
-    """Where a journal is, in which database and schema version, and how many runs it holds."""
-
     journal: str
     database: str
     database_version: int

@@ -29,8 +29,6 @@ class LoaderRequest(Request):
 
 
 class MeasuredLoader(Record):
-    """A loader as measured alone, and the settings to use on this machine."""
-
     measurement: LoaderMeasurement
     advice: LoaderAdvice
 

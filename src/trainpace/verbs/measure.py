@@ -244,7 +244,6 @@ def _record(
 
 
 def _commit() -> str | None:
-    """The git commit of the working folder; None outside a repository."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -152,7 +152,6 @@ class Present(NamedTuple):
 
     @classmethod
     def read(cls, request: PlanRequest) -> Present:
-        """Read the settings files, the launch command and the recording that were named."""
         recording = None
         if request.watched:
             from trainpace.watch import read_recording
@@ -205,7 +204,6 @@ class Present(NamedTuple):
         return replace(start, accumulation=accumulation or 1)
 
     def _values(self, request: PlanRequest, workload: Workload) -> dict[str, Any]:
-        """Fields of `Execution` as the request, the files and the recording say."""
         sharded = self.files.value("sharding") == "fsdp"
         values: dict[str, Any] = {"micro_batch": 32, "zero_stage": 3 if sharded else 0}
         recorded = {}

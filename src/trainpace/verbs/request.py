@@ -127,7 +127,6 @@ class ResolvedField:
 
     @property
     def option(self) -> str:
-        """The word of the command line, without its dashes."""
         return (self.about.option or self.name).replace("_", "-")
 
     @property
@@ -229,8 +228,6 @@ def _without_none(hint: Any) -> Any:
 
 
 class Work(Protocol):
-    """Long work that goes on."""
-
     def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
         """Say how much is done of `total`, and `new`, how much of that by this run (all unless said). `words`: what is on now."""
 

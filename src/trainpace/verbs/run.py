@@ -91,7 +91,6 @@ class RunRequest(Request):
 
     @property
     def folder(self) -> Path:
-        """Where the state and the logs of this ladder go."""
         return Path(self.out or f"{Path(self.ladder).stem}-run")
 
 

@@ -58,8 +58,6 @@ class ScheduleRequest(Request):
 
 
 class Scheduled(NamedTuple):
-    """The answer, and the settings files that it rests on."""
-
     answer: Answer
     files: SettingsSource
 

@@ -46,7 +46,6 @@ class SettingsSource(NamedTuple):
         return cls(combined)
 
     def value(self, name: str) -> Any:
-        """A setting's value from the files, or None."""
         setting = None if self.combined is None else self.combined.values.get(name)
         return None if setting is None else setting.value
 

@@ -73,7 +73,6 @@ class MeasuredSuite(Record):
 
 
 def check(request: SuiteRequest) -> None:
-    """Raise Misuse for a request that cannot be meant so."""
     r = request
     if (r.model is None) == (r.suite is None):
         raise Misuse("Name a `model`, or a list of them with `suite`.")
@@ -110,7 +109,6 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 
 def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
-    """The request for one model of a suite."""
     common = {name: getattr(request, name) for name in MeasureRequest.__struct_fields__}
     return MeasureRequest(**common | {
         "model": item.spec, "batch": request.batch or item.batches, "precision": item.precision,
@@ -200,8 +198,6 @@ def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
 
 
 class _Log(Silent):
-    """Remarks into the task's log."""
-
     def note(self, text: str) -> None:
         sys.stderr.write(f"{text}\n")
 

@@ -235,7 +235,6 @@ def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
 
 
 def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
-    """The execution that a request asks for, at its first batch size."""
     return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **execution_values(request, workload))
 
 

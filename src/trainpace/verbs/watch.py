@@ -72,7 +72,6 @@ def record(
 
 
 def pace_of(run: str, journal: str | None) -> Pace:
-    """The pace of a recording's folder, or of a run in the journal."""
     from trainpace.journal import pace_of_entry, pace_of_recording
 
     if Path(run).is_dir():

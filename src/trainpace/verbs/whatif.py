@@ -68,15 +68,11 @@ class WhatIfRequest(Request):
 
 
 class Price(Record):
-    """Dollars of one GPU and hour, and where the figure comes from."""
-
     usd_per_device_hour: float
     source: str
 
 
 class BatchCurve(NamedTuple):
-    """The forecasts over batch sizes, and where their step times jump."""
-
     sizes: list[int]
     forecasts: ForecastTable
     jumps: tuple[Jump, ...]

@@ -45,8 +45,6 @@ THREADS = 8
 
 
 class State(NamedTuple):
-    """The journal, models, devices and prices that pages are made from."""
-
     journal: Journal
     models: Models
     devices: tuple[Device, ...]
@@ -183,7 +181,6 @@ def _not_found(templates: Templates) -> Callable[[Request, Exception], Response]
 
 
 def openapi(version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of every page's ``.json``, made from the records themselves."""
     error = {
         "description": "One sentence on what cannot be answered.",
         "content": {"application/json": {"schema": {"type": "object", "required": ["message", "status"]}}},

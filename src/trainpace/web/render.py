@@ -12,15 +12,12 @@ from trainpace.web.questions import exact, query_of
 
 
 class Templates:
-    """The packaged templates, compiled once."""
-
     def __init__(self) -> None:
         self._environment = environment("trainpace.web")
         self._environment.filters.update(when=_when, words=_words, figure=figure, exact=exact)
         self._environment.globals.update(query_of=query_of, stated=_stated, precisions=PRECISIONS, error_pct=error_pct)
 
     def render(self, name: str, **values: Any) -> str:
-        """The page as text."""
         return self._environment.get_template(name).render(**values)
 
 
@@ -42,8 +39,6 @@ MEDIA_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml
 
 
 class File(NamedTuple):
-    """A file as it is sent."""
-
     body: bytes
     media_type: str
     etag: str

@@ -50,7 +50,6 @@ class Policy(NamedTuple):
 
     @property
     def cookie_name(self) -> str:
-        """The name of the cookie that stands for the token."""
         return f"trainpace_{self.port}"
 
     @property
@@ -60,16 +59,12 @@ class Policy(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A status and one sentence."""
-
     status: int
     reason: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Guarded:
-    """The application behind the policy."""
-
     def __init__(self, app: App, policy: Policy) -> None:
         self._app = app
         self._policy = policy
@@ -150,7 +145,6 @@ def host_name(host: bytes) -> str:
 
 
 def page(title: str, sentence: str, refresh: str = "") -> bytes:
-    """A bare page of one sentence."""
     again = f'<meta http-equiv="refresh" content="0;url={html.escape(refresh)}">' if refresh else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">{again}'

@@ -56,7 +56,6 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def address_of(host: str, port: int, token: str | None) -> str:
-    """The address to open in a browser."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
 
