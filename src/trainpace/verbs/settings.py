@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainpace.plan import Plan
     from trainpace.verbs.plan import PlanRequest
 
-NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
+NEW = {".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
 JOB_MARGIN = 1.2
 """Slurm's limit for a whole job over its forecast."""
 COMMAND = "command.sh"
@@ -66,16 +66,12 @@ class SettingsSource(NamedTuple):
         total = self.value("world_size")
         if total is None:
             return nodes, processes
-        if nodes and processes:
-            if nodes * processes != total:
-                raise Contradiction(f"world size {total} in the files is not {nodes} nodes x {processes} processes.")
-            return nodes, processes
-        divisor = nodes or processes
-        if divisor and total % divisor:
+        if nodes and processes and nodes * processes != total:
+            raise Contradiction(f"world size {total} in the files is not {nodes} nodes x {processes} processes.")
+        divisor = processes or nodes or 1
+        if total % divisor:
             raise Contradiction(f"world size {total} in the files cannot be split by {divisor}.")
-        if processes:
-            return total // processes, processes
-        return nodes or 1, total // (nodes or 1)
+        return (total // divisor, processes) if processes else (divisor, total // divisor)
 
     def as_json(self) -> dict[str, Any]:
         """For the JSON answer: what was read, and what was noticed."""
@@ -106,12 +102,9 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
 def _new_file(file: str, plan: Plan, job_s: float) -> Written:
     """The plan's end in a file that is not there yet. A batch job may take as long as it is forecast to, and some more."""
     kind = NEW[Path(file).suffix]
-    if kind == "sbatch":
-        return configs.new_sbatch(plan.end, file=file, time_limit_s=60 * math.ceil(JOB_MARGIN * job_s / 60))
-    if kind == "torchrun":
-        return configs.new_torchrun(plan.end, file=file)
-    make = configs.new_deepspeed if kind == "DeepSpeed" else configs.new_accelerate
-    return make(plan.end, file)
+    limit = {"time_limit_s": 60 * math.ceil(JOB_MARGIN * job_s / 60)} if kind == "sbatch" else {}
+    written: Written = getattr(configs, f"new_{kind}")(plan.end, file=file, **limit)
+    return written
 
 
 def save_all(files: Rewritten) -> dict[str, str]:

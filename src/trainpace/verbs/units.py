@@ -10,9 +10,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.units import format_duration, parse_count, parse_duration_s, parse_ratio, parse_usd
 from trainpace.verbs.request import Unit
 
-LARGEST_BATCH = 10**9
 MOST_BATCHES = 10_000
-MOST_WORKERS = 256
 MOST_DEVICES = 1_000_000
 ABOVE_0 = 5e-324
 
@@ -47,33 +45,22 @@ def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _
     return Unit(name, checked, _shown_number)
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
-    """``32``, ``1,2,4,8``, ``1:70`` (every size) or ``8:64:8`` (every eighth)."""
-    sizes: set[int] = set()
-    for part in text.split(","):
-        ends = [parse_count(end) for end in part.split(":")]
-        if len(ends) > 3 or min(ends) < 1 or max(ends) > LARGEST_BATCH or ends[0] > ends[min(1, len(ends) - 1)]:
-            raise TrainpaceError(f"{text!r} is not a batch size.", "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
-        first, last, step = (*ends, ends[0], 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
-        if (last - first) // step + len(sizes) > MOST_BATCHES:
-            raise TrainpaceError(
-                f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64."
-            )
-        sizes |= set(range(first, last + 1, step))
-    return tuple(sorted(sizes))
+def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
+    """Whole numbers: ``32``, ``1,2,4,8``, ``1:70`` (every one) or ``8:64:8`` (every eighth)."""
 
+    def parse(text: str) -> tuple[int, ...]:
+        numbers: set[int] = set()
+        for part in text.split(","):
+            ends = [parse_count(end) for end in part.split(":")]
+            first, last, step = (*ends, ends[0], 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
+            if len(ends) > 3 or not least <= first <= last <= most or not 1 <= step <= most:
+                raise TrainpaceError(f"{text!r} is not a {one}.", hint)
+            if (last - first) // step + len(numbers) > MOST_BATCHES:
+                raise TrainpaceError(f"{text!r} names more than {MOST_BATCHES} sizes.", "Give a step, as in 1:4096:64.")
+            numbers |= set(range(first, last + 1, step))
+        return tuple(sorted(numbers))
 
-def parse_workers(text: str) -> tuple[int, ...]:
-    """``4``, ``0,2,4`` or ``0:4`` (0 to 4)."""
-    counts: set[int] = set()
-    for part in text.split(","):
-        ends = [parse_count(end) for end in part.split(":")]
-        if len(ends) > 2 or ends[0] > ends[-1] or ends[-1] > MOST_WORKERS:
-            raise TrainpaceError(
-                f"{text!r} is no number of workers.", f"Write 4, or 0,2,4, or 0:4; up to {MOST_WORKERS}."
-            )
-        counts |= set(range(ends[0], ends[-1] + 1))
-    return tuple(sorted(counts))
+    return Unit(name, parse, lambda numbers: ",".join(map(str, numbers)), is_list=True)
 
 
 def _existing_file(path: str) -> str:
@@ -96,10 +83,6 @@ def _writable_file(path: str) -> str:
     return path
 
 
-def _shown_list(sizes: tuple[int, ...]) -> str:
-    return ",".join(map(str, sizes))
-
-
 DURATION = Unit("duration", parse_duration_s, _shown_s, suffix="s")
 COUNT = Unit("count", parse_count)
 USD = Unit("dollars", parse_usd)
@@ -109,8 +92,8 @@ DEVICES = within("count", 1, MOST_DEVICES, parse_count)
 AT_LEAST_1 = within("count", 1, 1e18, parse_count)
 EPOCHS = within("epochs", ABOVE_0, 1e9)
 GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
-BATCHES = Unit("batches", parse_batches, _shown_list, is_list=True)
-WORKERS = Unit("workers", parse_workers, _shown_list, is_list=True)
+BATCHES = _list_of("batches", "batch size", 1, 10**9, "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
+WORKERS = _list_of("workers", "number of workers", 0, 256, "Write 4, or 0,2,4, or 0:4; up to 256.")
 NEW_FILE = Unit("file", _writable_file)
 EXISTING_FILE = Unit("file", _existing_file)
 EXISTING_FOLDER = Unit("directory", _existing_folder)

@@ -93,18 +93,15 @@ class WhatIf(NamedTuple):
 
 def cheapest(offers: Sequence[Offer]) -> dict[str, Price]:
     """For every device the lowest price of a GPU and hour among the offers (not spot)."""
-    best: dict[str, tuple[float, Offer]] = {}
-    for offer in offers:
-        price = offer.price_usd_per_hour / offer.count
-        if price > 0 and (offer.device not in best or price < best[offer.device][0]):
-            best[offer.device] = (price, offer)
+    priced = [offer for offer in offers if offer.price_usd_per_hour > 0]
+    by_price = sorted(priced, key=lambda offer: offer.price_usd_per_hour / offer.count)
     return {
-        device: Price(
-            usd_per_device_hour=price,
+        offer.device: Price(
+            usd_per_device_hour=offer.price_usd_per_hour / offer.count,
             source=f"the cheapest on-demand offer known: {offer.provider} {offer.instance_type}"
             f"{f' in {offer.region}' if offer.region else ''}, {f'as of {offer.as_of}' if offer.as_of else 'undated'}",
         )
-        for device, (price, offer) in best.items()
+        for offer in reversed(by_price)  # the last of a device stays
     }
 
 
