@@ -163,7 +163,7 @@ def offers(**options: Any) -> list[Offer]:
 
 def gpus(hardware: str | None = None) -> list[Device]:
     """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
-    return list(_run(verbs.gpus.GpusRequest, {"hardware": hardware}).devices)
+    return list(_run(verbs.gpus.GpusRequest, {"hardware": hardware}))
 
 
 def journal(where: str | None = None, create: bool = True) -> Journal:

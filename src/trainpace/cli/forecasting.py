@@ -125,7 +125,7 @@ def gpus(request: verbs.gpus.GpusRequest, view: View) -> int:
     trainpace gpus
     trainpace gpus "NVIDIA GeForce RTX 3090"
     """
-    devices = verbs.gpus.run(request, report.TerminalProgress()).devices
+    devices = verbs.gpus.run(request, report.TerminalProgress())
     if view.json:
         rows = [to_jsonable(device) for device in devices]
         echo_json(rows if request.name is None else rows[0])
@@ -273,9 +273,7 @@ def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
 def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, Any]:
     if files is None:
         return {"files": [], "not_written": {}}
-    shown = [
-        {"file": f.file, "diff": f.diff, "notes": list(f.notes), "backup": backups.get(f.file)} for f in files.files
-    ]
+    shown = [{"file": f.file, "diff": f.diff, "notes": f.notes, "backup": backups.get(f.file)} for f in files.files]
     return {"files": shown, "not_written": files.left}
 
 

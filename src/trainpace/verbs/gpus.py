@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from trainpace.hardware import Device, catalogue, find_device
-from trainpace.records import Record
 from trainpace.verbs.places import HardwareFile, own_devices
 from trainpace.verbs.request import Argument, Progress, Request
 
@@ -13,12 +12,7 @@ class GpusRequest(Request):
     hardware: HardwareFile = None
 
 
-class Devices(Record):
-    devices: tuple[Device, ...]
-
-
-def run(request: GpusRequest, progress: Progress) -> Devices:
+def run(request: GpusRequest, progress: Progress) -> tuple[Device, ...]:
+    """The device of that name, or all, the user's own first."""
     own = own_devices(request.hardware)
-    if request.name is not None:
-        return Devices(devices=(find_device(request.name, own),))
-    return Devices(devices=(*own, *catalogue()))
+    return (*own, *catalogue()) if request.name is None else (find_device(request.name, own),)

@@ -85,20 +85,15 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
         if r.data_from:
             check_provider(r.data_from, every_offer)
         offers, devices = chosen_offers(every_offer, r.provider, r.region, r.gpu, own_devices(r.hardware))
-        job = _job(r)
+        preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
+        job = Job(
+            schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
+            precisions=r.precisions, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
+            budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
+            conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
+        )  # fmt: skip
         workload = traced()
     ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours")
     return Matches(
         workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job)
     )
-
-
-def _job(request: MatchRequest) -> Job:
-    r = request
-    preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
-    return Job(
-        schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
-        precisions=r.precisions, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
-        budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
-        conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
-    )  # fmt: skip

@@ -157,13 +157,9 @@ def _before(folder: Path, request: RunRequest) -> LadderResult | None:
 
 
 def _actions(
-    ladder: Ladder,
-    request: RunRequest,
-    journal: Journal | None,
-    before: LadderResult | None,
-    progress: Progress,
+    ladder: Ladder, request: RunRequest, journal: Journal | None, before: LadderResult | None, progress: Progress,
     work: Work,
-) -> ClimbActions:
+) -> ClimbActions:  # fmt: skip
     folder = request.folder
 
     def links() -> HostLinks | None:

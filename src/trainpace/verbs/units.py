@@ -56,7 +56,9 @@ def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
             if len(ends) > 3 or not least <= first <= last <= most or not 1 <= step <= most:
                 raise TrainpaceError(f"{text!r} is not a {one}.", hint)
             if (last - first) // step + len(numbers) > MOST_BATCHES:
-                raise TrainpaceError(f"{text!r} names more than {MOST_BATCHES} sizes.", "Give a step, as in 1:4096:64.")
+                raise TrainpaceError(
+                    f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64."
+                )
             numbers |= set(range(first, last + 1, step))
         return tuple(sorted(numbers))
 

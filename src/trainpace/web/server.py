@@ -55,11 +55,6 @@ def listening(host: str, port: int) -> socket.socket:
     return opened
 
 
-def address_of(host: str, port: int, token: str | None) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
-
-
 def serve(request: ServeRequest) -> None:
     r = request
     if r.host in EVERY_ADDRESS and not r.name:
@@ -77,6 +72,7 @@ def serve(request: ServeRequest) -> None:
             h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
             limit_concurrency=MOST_CONNECTIONS,
         )  # fmt: skip
-        address = address_of(r.name[0] if r.name else r.host, port, policy.token)
-        print(f"Journal: {journal.place}\nOpen {address} (Ctrl+C ends)", flush=True)
+        host = r.name[0] if r.name else f"[{r.host}]" if ":" in r.host else r.host
+        token = f"?token={policy.token}" if policy.token else ""
+        print(f"Journal: {journal.place}\nOpen http://{host}:{port}/{token} (Ctrl+C ends)", flush=True)
         uvicorn.Server(config).run(sockets=[opened])
