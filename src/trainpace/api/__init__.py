@@ -97,7 +97,7 @@ def schedule(**options: Any) -> Answer:
 
     trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
     """
-    return _run(verbs.schedule.ScheduleRequest, options).answer
+    return _answer(request_of(verbs.schedule.ScheduleRequest, options)).answer
 
 
 def watch(command: str | Sequence[str], **options: Any) -> Recording:
@@ -105,14 +105,14 @@ def watch(command: str | Sequence[str], **options: Any) -> Recording:
 
     trainpace.watch("python train.py --epochs 1").ranks[0]
     """
-    return _run(verbs.watch.WatchRequest, {"command": _words(command), **options}).recording
+    return _answer(request_of(verbs.watch.WatchRequest, {"command": _words(command), **options})).recording
 
 
 def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) -> Diagnosis:
     """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved."""
     is_folder = isinstance(command, str | os.PathLike) and os.path.isdir(command)
     words = (str(command),) if is_folder else _words(command)
-    return _run(verbs.diagnose.DiagnoseRequest, {"command": words, **options}).diagnosis
+    return _answer(request_of(verbs.diagnose.DiagnoseRequest, {"command": words, **options})).diagnosis
 
 
 def loader(target: str, **options: Any) -> MeasuredLoader:
@@ -120,7 +120,7 @@ def loader(target: str, **options: Any) -> MeasuredLoader:
 
     trainpace.loader("train.py:make_dataset", batch=64).advice
     """
-    return _run(verbs.loader.LoaderRequest, {"target": target, **options})
+    return _answer(request_of(verbs.loader.LoaderRequest, {"target": target, **options}))
 
 
 def precompute(target: str | None = None, **options: Any) -> Precomputed | Estimate | Verified:
@@ -130,17 +130,17 @@ def precompute(target: str | None = None, **options: Any) -> Precomputed | Estim
 
     With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards are damaged, as `Verified`.
     """
-    return _run(verbs.precompute.PrecomputeRequest, {"target": target, **options})
+    return _answer(request_of(verbs.precompute.PrecomputeRequest, {"target": target, **options}))
 
 
 def calibrate(**options: Any) -> MachineProfile:
     """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
-    return _run(verbs.calibrate.CalibrateRequest, options)
+    return _answer(request_of(verbs.calibrate.CalibrateRequest, options))
 
 
 def verify(model: str, **options: Any) -> Equivalence:
     """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
-    return _run(verbs.verify.VerifyRequest, {"model": _spec_only(model), **options})
+    return _answer(request_of(verbs.verify.VerifyRequest, {"model": _spec_only(model), **options}))
 
 
 def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
@@ -148,22 +148,22 @@ def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
 
     trainpace.validate("runs.csv").overall.median
     """
-    return _run(verbs.validate.ValidateRequest, {"runs": runs, **options})
+    return _answer(request_of(verbs.validate.ValidateRequest, {"runs": runs, **options}))
 
 
 def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
     """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
-    return _run(verbs.run.RunRequest, {"ladder": ladder, **options})
+    return _answer(request_of(verbs.run.RunRequest, {"ladder": ladder, **options}))
 
 
 def offers(**options: Any) -> list[Offer]:
     """Servers on offer, with their prices."""
-    return list(_run(verbs.offers.OffersRequest, options).offers)
+    return list(_answer(request_of(verbs.offers.OffersRequest, options)).offers)
 
 
 def gpus(hardware: str | None = None) -> list[Device]:
     """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
-    return list(_run(verbs.gpus.GpusRequest, {"hardware": hardware}))
+    return list(_answer(request_of(verbs.gpus.GpusRequest, {"hardware": hardware})))
 
 
 def journal(where: str | None = None, create: bool = True) -> Journal:
@@ -173,12 +173,8 @@ def journal(where: str | None = None, create: bool = True) -> Journal:
     return Journal.open(where, create)
 
 
-def _run(kind: type[Request], options: dict[str, Any]) -> Any:
-    return _answer(request_of(kind, options))
-
-
 def _run_about(kind: type[Request], model: object, options: dict[str, Any]) -> Any:
-    """The same about a model, which may be a live one."""
+    """The answer about a model, which may be a live one."""
     from trainpace.api.live import request_about
 
     return _answer(request_about(kind, model, options))

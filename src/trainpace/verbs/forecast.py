@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -17,14 +15,13 @@ from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
 from trainpace.records import Record, from_json, load, read_bytes
 from trainpace.schedule import Schedule
-from trainpace.verbs.places import HardwareFile, JournalPlace, own_devices, profile_or_brief
+from trainpace.verbs.places import HardwareFile, JournalPlace, opened_journal, own_devices, profile_or_brief
 from trainpace.verbs.request import Field, Misuse, Progress, Rows
 from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
 from trainpace.verbs.units import AT_LEAST_1, EXISTING_FILE, USD
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
-    from trainpace.journal import Journal
     from trainpace.machine import MachineProfile
 
 
@@ -104,7 +101,8 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     notes: list[str] = []
-    with _journal_if_needed(r, {target.cluster.device.name for target in targets}) as journal:
+    has_journal = _has_journal(r, {target.cluster.device.name for target in targets})
+    with opened_journal(r.journal, not has_journal, create=False) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
             execution = execution_of(r, forecaster.workload)
@@ -157,19 +155,12 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
     return targets
 
 
-@contextlib.contextmanager
-def _journal_if_needed(request: ForecastRequest, devices: set[str]) -> Iterator[Journal | None]:
-    """The journal, if there is one that has runs on a device: a forecast makes none."""
+def _has_journal(request: ForecastRequest, devices: set[str]) -> bool:
+    """Whether there is a journal with runs on a device; a forecast makes none."""
     from trainpace.journal import default_place, is_there, may_know
 
-    place, wanted = request.journal, not request.no_journal and (request.journal is not None or is_there())
-    if not wanted or not may_know(place or default_place(), devices):
-        yield None
-        return
-    from trainpace.journal import Journal
-
-    with Journal.open(place, create=False) as journal:
-        yield journal
+    place = request.journal
+    return not request.no_journal and (place is not None or is_there()) and may_know(place or default_place(), devices)
 
 
 def _nearest_measurement(path: str, batch: int) -> Measurement:

@@ -53,8 +53,7 @@ class FilteredRequest(JournalRequest, kw_only=True):
     text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
 
     def query(self, with_forecast: bool = False) -> Query:
-        filters = ("model", "device", "exact", "precision", "optimizer", "kind", "outcome", "sweep", "since", "text")
-        stated = {name: getattr(self, name) for name in filters}
+        stated = {name: getattr(self, name) for name in Query.__struct_fields__ if hasattr(self, name)}
         return Query(micro_batch=self.batch, with_forecast=with_forecast, **stated)
 
 

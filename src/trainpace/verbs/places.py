@@ -32,14 +32,14 @@ def data_place(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def opened_journal(place: str | None, no_journal: bool) -> Iterator[Journal | None]:
+def opened_journal(place: str | None, no_journal: bool, create: bool = True) -> Iterator[Journal | None]:
     """The journal of a request, or None where it wants none."""
     if no_journal:
         yield None
         return
     from trainpace.journal import Journal
 
-    with Journal.open(place) as journal:
+    with Journal.open(place, create) as journal:
         yield journal
 
 

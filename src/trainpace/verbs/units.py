@@ -65,24 +65,16 @@ def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
     return Unit(name, parse, lambda numbers: ",".join(map(str, numbers)), is_list=True)
 
 
-def _existing_file(path: str) -> str:
-    if not os.path.exists(path):
-        raise TrainpaceError(f"File {path!r} does not exist.")
-    if os.path.isdir(path):
-        raise TrainpaceError(f"File {path!r} is a directory.")
-    return path
+def _path(name: str, *checks: tuple[Callable[[str], bool], str]) -> Unit:
+    """A path that fulfils every check; each has the problem of one that does not."""
 
+    def parse(path: str) -> str:
+        for is_right, problem in checks:
+            if not is_right(path):
+                raise TrainpaceError(problem.format(path=path))
+        return path
 
-def _existing_folder(path: str) -> str:
-    if not os.path.isdir(path):
-        raise TrainpaceError(f"Directory {path!r} does not exist.")
-    return path
-
-
-def _writable_file(path: str) -> str:
-    if not Path(path).resolve().parent.is_dir():
-        raise TrainpaceError(f"the folder of {path} does not exist.")
-    return path
+    return Unit(name, parse)
 
 
 DURATION = Unit("duration", parse_duration_s, _shown_s, suffix="s")
@@ -96,6 +88,10 @@ EPOCHS = within("epochs", ABOVE_0, 1e9)
 GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
 BATCHES = _list_of("batches", "batch size", 1, 10**9, "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
 WORKERS = _list_of("workers", "number of workers", 0, 256, "Write 4, or 0,2,4, or 0:4; up to 256.")
-NEW_FILE = Unit("file", _writable_file)
-EXISTING_FILE = Unit("file", _existing_file)
-EXISTING_FOLDER = Unit("directory", _existing_folder)
+NEW_FILE = _path("file", (lambda path: Path(path).resolve().parent.is_dir(), "the folder of {path} does not exist."))
+EXISTING_FILE = _path(
+    "file",
+    (os.path.exists, "File {path!r} does not exist."),
+    (lambda path: not os.path.isdir(path), "File {path!r} is a directory."),
+)
+EXISTING_FOLDER = _path("directory", (os.path.isdir, "Directory {path!r} does not exist."))

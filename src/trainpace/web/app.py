@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import anyio.to_thread
 import msgspec
@@ -26,17 +26,7 @@ from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
-from trainpace.web.questions import (
-    BadQuestion,
-    CompareQuestion,
-    RunQuestion,
-    RunsQuestion,
-    ScoreQuestion,
-    SweepQuestion,
-    SweepsQuestion,
-    query_of,
-    read_question,
-)
+from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.render import FILES, Templates
 from trainpace.web.whatif import WhatIfAnswer, page_of
 
@@ -67,13 +57,19 @@ def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
     return page_of(whatif.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
 
 
+def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:
+    """A page that a function of the journal and a query answers; its types say which records these are."""
+    hints = get_type_hints(answer)
+    return Page(path, title, hints["q"], lambda state, q: answer(state.journal, q), hints["return"])
+
+
 PAGES = (
-    Page("/runs", "Runs", RunsQuestion, lambda s, q: pages.runs_page(s.journal, q), pages.RunsPage),
-    Page("/run", "Run", RunQuestion, lambda s, q: pages.run_page(s.journal, q), pages.RunPage),
-    Page("/compare", "Compare", CompareQuestion, lambda s, q: pages.compare_page(s.journal, q), pages.ComparePage),
-    Page("/sweeps", "Sweeps", SweepsQuestion, lambda s, q: pages.sweeps_page(s.journal, q), pages.SweepsPage),
-    Page("/sweep", "Sweep", SweepQuestion, lambda s, q: pages.sweep_page(s.journal, q), pages.SweepPage),
-    Page("/score", "Forecast score", ScoreQuestion, lambda s, q: pages.score_page(s.journal, q), pages.ScorePage),
+    _of_journal("/runs", "Runs", pages.runs_page),
+    _of_journal("/run", "Run", pages.run_page),
+    _of_journal("/compare", "Compare", pages.compare_page),
+    _of_journal("/sweeps", "Sweeps", pages.sweeps_page),
+    _of_journal("/sweep", "Sweep", pages.sweep_page),
+    _of_journal("/score", "Forecast score", pages.score_page),
     Page("/whatif", "What if", WhatIfRequest, _whatif, WhatIfAnswer),
 )
 
