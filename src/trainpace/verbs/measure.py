@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCHES = (8, 16, 32)
 LARGEST_SEARCHED = 65536
-MEMORY_SHARE = 0.7
 Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 
 
@@ -156,7 +155,7 @@ def with_memory_limit(request: MeasureRequest, machine: Machine, progress: Progr
     r, memory_gib = request, machine.memory_limit_gib or machine.memory_gib
     if not r.until_oom or r.device != "cpu" or r.memory_limit is not None or memory_gib is None:
         return r
-    limit_gib = round(MEMORY_SHARE * memory_gib, 1)
+    limit_gib = round(0.7 * memory_gib, 1)
     progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
     return replace(r, memory_limit=limit_gib)
 

@@ -37,8 +37,6 @@ REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "of
 """Fields of `Execution` for which the request may differ from the files."""
 FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "price": float}
 
-NOISE_SCALE = Unit("samples", str)
-
 
 class PlanRequest(TrainingRequest):
     gpu: Annotated[str | None, Field("The GPU of the fleet, by name.")] = None
@@ -98,7 +96,7 @@ class PlanRequest(TrainingRequest):
     noise_scale: Annotated[
         str | None,
         Field("With `allow_global_batch`: count to the same loss, by this gradient noise scale (trainpace measure"
-              " --noise-scale --output FILE.json, or the ladder.json of trainpace run).", NOISE_SCALE,
+              " --noise-scale --output FILE.json, or the ladder.json of trainpace run).", Unit("samples", str),
               metavar="SAMPLES|FILE.json"),
     ] = None  # fmt: skip
     allow_fp8: Annotated[bool, Field("Also look at FP8.")] = False

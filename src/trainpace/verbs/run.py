@@ -217,25 +217,25 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
 
 
 def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
-    """What would be started. The requests that it names are written, so that it can be started by hand."""
+    """What would be started; of a script, also how the copies differ from the user's files.
+
+    The requests that a command names are written, so that it can be started by hand.
+    """
     commands = []
     for i, attempt in enumerate(rung.attempts):
         setup = attempt.setup
         if not attempt.failure:
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 folder = request.folder / "dry-run" / file_name(rung.title, i)
-                if ladder.script is not None:
-                    commands.append(_text_of_script(ladder, ladder.script, setup, folder))
+                if ladder.script is None:
+                    job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
+                    commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
                     continue
-                job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
-                commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
+                steps = ladder.steps or SCRIPT_STEPS
+                prepared = prepare(ladder.script, ladder.start, setup, folder, steps, ladder.warmup_steps)
+                diffs = [written.diff for written in prepared.files if written.diff]
+                commands.append("\n".join([started_by(prepared.trial), *diffs]))
     return commands
-
-
-def _text_of_script(ladder: Ladder, script: Script, setup: Setup, folder: Path) -> str:
-    """The command on the copies, and how they differ from the user's files."""
-    prepared = prepare(script, ladder.start, setup, folder, ladder.steps or SCRIPT_STEPS, ladder.warmup_steps)
-    return "\n".join([started_by(prepared.trial), *(written.diff for written in prepared.files if written.diff)])
 
 
 def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Callable[[Attempt], None]:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from trainpace.verbs.plan import PlanRequest
 
 NEW = {".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
-JOB_MARGIN = 1.2
-"""Slurm's limit for a whole job over its forecast."""
 COMMAND = "command.sh"
 """The name under which a launch command given as text stands in the diff; it is shown and never saved."""
 
@@ -100,9 +98,9 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
 
 
 def _new_file(file: str, plan: Plan, job_s: float) -> Written:
-    """The plan's end in a file that is not there yet. A batch job may take as long as it is forecast to, and some more."""
+    """The plan's end in a file that is not there yet. A batch job may take a fifth longer than forecast."""
     kind = NEW[Path(file).suffix]
-    limit = {"time_limit_s": 60 * math.ceil(JOB_MARGIN * job_s / 60)} if kind == "sbatch" else {}
+    limit = {"time_limit_s": 60 * math.ceil(1.2 * job_s / 60)} if kind == "sbatch" else {}
     written: Written = getattr(configs, f"new_{kind}")(plan.end, file=file, **limit)
     return written
 

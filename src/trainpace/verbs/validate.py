@@ -49,14 +49,11 @@ def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
     if not runs:
         raise TrainpaceError(f"{path} has no rows.")
     models = (Path(r.models) if r.models else path.parent).resolve()
-    traces = Path(r.traces) if r.traces else _cache()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    traces = Path(r.traces) if r.traces else cache / "trainpace" / "traces"
     workers = r.workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1))
     with progress.work("tracing", unit="models") as work:
         rows = evaluate(runs, models, traces, work.say, workers, progress=work.to)
     keys = {"file": lambda row: row.file, "gpu": lambda row: row.gpu, "family": lambda row: family_of(row.model)}
     groups = {name: tuple(by(rows, key)) for name, key in keys.items()}
     return ValidatedRuns(rows=tuple(rows), overall=summarise("all", rows), groups=groups)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainpace" / "traces"

@@ -18,9 +18,6 @@ from trainpace.watch import Recording, read_recording, watch
 if TYPE_CHECKING:
     from trainpace.journal import Pace
 
-BUSY = 0.5
-"""Share of the cores that other programs may use without a note."""
-
 RecordingFolder = Annotated[
     str | None, Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER")
 ]
@@ -62,7 +59,7 @@ def record(
     """Run the command with the recorder in it. `trials`: interventions to try."""
     folder = _folder(output, command)
     load, cores = os.getloadavg()[0], usable_cores()
-    if load > BUSY * cores:
+    if load > cores / 2:
         progress.note(
             f"note: other programs keep {load:.1f} of {cores} cores busy (load average), so the times of this recording may be"
             " too long."

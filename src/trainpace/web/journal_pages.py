@@ -183,7 +183,10 @@ def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
 
 
 def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
-    sweep = _sweep(journal, q.id)
+    sweeps = journal.sweeps(q.id)
+    if len(sweeps) != 1:
+        raise UnknownName("sweep", q.id, ()) if not sweeps else TrainpaceError(f"several sweeps start with {q.id}.")
+    (sweep,) = sweeps
     entries = journal.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
     try:
         outcomes = [outcome_of(entry) for entry in entries]
@@ -236,10 +239,3 @@ def _score_chart(s: Scores) -> Chart | None:
             Series(name="of all runs so far", kind="line", tone="forecast", x=x, y=so_far, dashed=True),
         ),
     )  # fmt: skip
-
-
-def _sweep(journal: Journal, prefix: str) -> Sweep:
-    sweeps = journal.sweeps(prefix)
-    if len(sweeps) != 1:
-        raise UnknownName("sweep", prefix, ()) if not sweeps else TrainpaceError(f"several sweeps start with {prefix}.")
-    return sweeps[0]
