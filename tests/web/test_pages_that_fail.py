@@ -17,7 +17,7 @@ from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.app import application
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
-from trainpace.web.render import Templates
+from trainpace.web.render import render
 
 
 @pytest.fixture
@@ -83,12 +83,10 @@ def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):
 
 
 def test_a_page_that_cannot_be_drawn_is_said_as_every_error(client, monkeypatch, capsys):
-    render = Templates.render
+    def failing(name, **values):
+        return 1 / 0 if name == "runs.html" else render(name, **values)
 
-    def failing(self, name, **values):
-        return 1 / 0 if name == "runs.html" else render(self, name, **values)
-
-    monkeypatch.setattr(Templates, "render", failing)
+    monkeypatch.setattr("trainpace.web.app.render", failing)
     answer = client.get("/runs")
     assert answer.status == 500
     assert "This page could not be made" in answer.text

@@ -27,7 +27,7 @@ from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.questions import BadQuestion, query_of, read_question
-from trainpace.web.render import FILES, Templates
+from trainpace.web.render import FILES, render
 from trainpace.web.whatif import WhatIfAnswer, page_of
 
 THREADS = 8
@@ -80,16 +80,15 @@ def application(
     """The pages over a journal, without the policy of `security`."""
     devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
     state = State(journal, models, devices, cheapest(offers))
-    templates = Templates()
     described = msgspec.json.encode(openapi(version("trainpace")))
     routes = [
         Route("/", lambda request: RedirectResponse("/runs", 303)),
-        *(Route(page.path, _html(page, state, templates)) for page in PAGES),
+        *(Route(page.path, _html(page, state)) for page in PAGES),
         *(Route(f"{page.path}.json", _json(page, state)) for page in PAGES),
         Route("/openapi.json", lambda request: Response(described, media_type="application/json")),
         Route("/static/{name}", _static),
     ]
-    return Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _not_found(templates)})
+    return Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _not_found})
 
 
 @contextlib.asynccontextmanager
@@ -98,20 +97,20 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
 
 
-def _html(page: Page, state: State, templates: Templates) -> Callable[[Request], Response]:
+def _html(page: Page, state: State) -> Callable[[Request], Response]:
     def endpoint(request: Request) -> Response:
         question = None
         try:
             question = read_question(page.question, request.url.query)
             answer = page.answer(state, question)
             query = query_of(getattr(answer, "question", question))
-            text = templates.render(
+            text = render(
                 f"{page.path[1:]}.html", title=page.title, path=page.path, page=answer, asked=query,
                 **_choices(page, state),
             )  # fmt: skip
         except Exception as error:
             status, message, hint = _explained(error)
-            return _error(templates, status, message, hint, page.title, page.path)
+            return _error(status, message, hint, page.title, page.path)
         address = page.path + (f"?{query}" if query else "")
         return Response(text, media_type="text/html", headers={"hx-replace-url": address})
 
@@ -161,19 +160,13 @@ def _static(request: Request) -> Response:
     return Response(file.body, media_type=file.media_type, headers=headers)
 
 
-def _error(
-    templates: Templates, status: int, message: str, hint: str = "", title: str = "Not here", path: str = ""
-) -> Response:
-    text = templates.render("error.html", title=title, path=path, message=message, hint=hint, status=status)
+def _error(status: int, message: str, hint: str = "", title: str = "Not here", path: str = "") -> Response:
+    text = render("error.html", title=title, path=path, message=message, hint=hint, status=status)
     return Response(text, status, media_type="text/html")
 
 
-def _not_found(templates: Templates) -> Callable[[Request, Exception], Response]:
-    def handler(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 404
-        return _error(templates, status, "there is no such page.")
-
-    return handler
+def _not_found(request: Request, error: Exception) -> Response:
+    return _error(error.status_code if isinstance(error, HTTPException) else 404, "there is no such page.")
 
 
 def openapi(version: str) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """Records as HTML, by Jinja templates that escape everything, and the scripts and styles that pages load."""
 
 import hashlib
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
+
+from jinja2 import Environment
 
 from trainpace.execution import PRECISIONS
 from trainpace.journal import error_pct
@@ -11,14 +14,17 @@ from trainpace.report import NONE, SCRIPTS, STYLES, asset, environment, figure
 from trainpace.web.questions import exact, query_of
 
 
-class Templates:
-    def __init__(self) -> None:
-        self._environment = environment("trainpace.web")
-        self._environment.filters.update(when=_when, words=_words, figure=figure, exact=exact)
-        self._environment.globals.update(query_of=query_of, stated=_stated, precisions=PRECISIONS, error_pct=error_pct)
+def render(name: str, **values: Any) -> str:
+    """The page of a packaged template."""
+    return _environment().get_template(name).render(**values)
 
-    def render(self, name: str, **values: Any) -> str:
-        return self._environment.get_template(name).render(**values)
+
+@cache
+def _environment() -> Environment:
+    made = environment("trainpace.web")
+    made.filters.update(when=_when, words=_words, figure=figure, exact=exact)
+    made.globals.update(query_of=query_of, stated=_stated, precisions=PRECISIONS, error_pct=error_pct)
+    return made
 
 
 def _when(text: str | None) -> str:
