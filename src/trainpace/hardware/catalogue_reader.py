@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import UnknownName, UnreadableInput, nearest_names
-from trainpace.hardware.device import Device
+from trainpace.hardware.cluster import Device
 
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
