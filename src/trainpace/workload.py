@@ -327,7 +327,7 @@ class Workload(Record):
         if wanted not in self.forms:
             raise TrainpaceError(
                 f"this workload of {self.model} was traced for {', '.join(self.forms)}, and {precision} needs {wanted!r}.",
-                "Trace it again from the model with --save-workload, which stores every form.",
+                "Trace it again from the model: `save_workload` stores every form.",
             )
         return self.forms[wanted]
 

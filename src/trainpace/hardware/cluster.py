@@ -1,6 +1,6 @@
-"""A device that computes: one GPU (or one die of it, where software sees two) or the machine's CPU.
+"""Devices that compute (one GPU, one die of it where software sees two, or the machine's CPU), and clusters of them.
 
-A device brings figures and nothing else; what they mean for a kernel is the forecast's business.
+A device brings figures and nothing else; `trainpace.forecast` turns them into the times of kernels.
 """
 
 from typing import Literal
@@ -67,9 +67,6 @@ class Device(Record):
     pcie_generation: Figure | None = None
     pcie_lanes: Figure | None = None
     tdp_w: Figure | None = None
-
-
-# DOC: """A cluster: one kind of device, how many to a node and how many nodes, how they are joined, what it costs."""
 
 
 class HostLinks(Record):

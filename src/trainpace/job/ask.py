@@ -1,4 +1,8 @@
-"""One question with some numbers missing, answered with all of them: the heart of `trainpace schedule`."""
+"""A question about a training with some numbers missing, answered with all of them: the heart of `trainpace schedule`.
+
+Every solver inverts `Training.time` itself, by bisection or by trying whole numbers, so that it stays right when the
+formula gains a term. Time never falls when there is more of anything, which the tests check.
+"""
 
 import math
 from collections.abc import Callable
@@ -21,259 +25,6 @@ from trainpace.schedule import (
     learning_rate_advice,
 )
 from trainpace.units import format_duration
-
-
-class Question(Record):
-    """What is known. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs and ranks
-    one may be missing where a deadline or a budget is given. Nothing is assumed: `conditions` has what was said.
-    """
-
-    schedule: Schedule
-    conditions: JobConditions = ONLY_STEPS
-    micro_batch: int | None = None
-    accumulation: int | None = None
-    global_batch: int | None = None
-    nnodes: int | None = None
-    nproc_per_node: int | None = None
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    step_time_s: float | None = None
-    throughput_samples_per_s: float | None = None
-    epoch_time_s: float | None = None
-    deadline_s: float | None = None
-    budget_usd: float | None = None
-    speedups: tuple[SpeedUp, ...] = ()
-    solve_gpus: bool = False
-    keep_global_batch: bool = False
-    learning_rate: float | None = None
-    base_global_batch: int | None = None
-
-
-class Answer(Record):
-    """Everything that follows. `solved` names what was missing; `meets_limit` is None where no limit was given."""
-
-    schedule: Schedule
-    conditions: JobConditions
-    execution: Execution | None
-    epoch: EpochSteps | None
-    step_time_s: float | None
-    throughput_samples_per_s: float | None
-    time: JobTime | None
-    limit_s: float | None
-    meets_limit: bool | None
-    cost_usd: float | None
-    solved: tuple[str, ...]
-    gpus_choice: DataParallelChoice | None = None
-    learning_rate: LearningRateAdvice | None = None
-    speedups: tuple[SpeedUp, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def answer(question: Question) -> Answer:
-    """Fill in what is missing. Raises `Contradiction` where the numbers clash, and says which."""
-    q = question
-    _check_positive(q)
-    solved: list[str] = []
-    notes: list[str] = []
-    if q.epoch_time_s is not None and q.schedule.samples_per_epoch is None:
-        return _answer_from_epoch_time(q)
-    execution, batch_solved = _execution(q)
-    solved += batch_solved
-    schedule = q.schedule
-    epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
-    step_time_s = _step_time(q, execution, epoch)
-    limit_s = _limit_s(q, execution.world_size)
-
-    choice = None
-    if q.solve_gpus:
-        if limit_s is None or step_time_s is None:
-            raise TrainpaceError(
-                "the number of GPUs follows from a deadline and a step time.", "Add --deadline and --step-time."
-            )
-        if q.budget_usd is not None:
-            raise Contradiction(
-                "a budget buys GPU-hours, whatever the number of GPUs.", "Give --deadline to solve for GPUs."
-            )
-        before = execution.global_batch
-        choice = data_parallel_for_deadline(
-            schedule, execution, q.conditions, step_time_s, limit_s, q.keep_global_batch
-        )
-        execution = replace(
-            execution,
-            nnodes=1,
-            nproc_per_node=choice.data_parallel_size * execution.tp * execution.pp * execution.cp,
-            accumulation=choice.accumulation,
-        )
-        step_time_s = choice.step_time_s
-        epoch = epoch_steps(schedule, execution)
-        solved.append("data_parallel_size")
-        notes.append("assumes that a step takes as long on many GPUs as on few: communication is not counted")
-        if execution.global_batch != before:
-            notes.append(f"the global batch changes from {before} to {execution.global_batch}")
-            q = replace(q, base_global_batch=q.base_global_batch or before)
-    has_length = schedule.epochs is not None or schedule.max_steps is not None
-    if not has_length:
-        if limit_s is None or step_time_s is None:
-            raise TrainpaceError(
-                "the length of the run is not known.",
-                "Add --epochs or --max-steps; or --step-time with a --deadline or --budget, to learn how many epochs fit.",
-            )
-        epochs = epochs_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
-        schedule = replace(schedule, epochs=float(epochs))
-        solved.append("epochs")
-    training = training_of(schedule, execution, q.conditions)
-    if step_time_s is None and limit_s is not None:
-        step_time_s = step_time_for_deadline(training, limit_s)
-        solved += ["step_time", "throughput"]
-    time = None if step_time_s is None else training.time(step_time_s)
-    return Answer(
-        schedule=schedule,
-        conditions=q.conditions,
-        execution=execution,
-        epoch=epoch,
-        step_time_s=step_time_s,
-        throughput_samples_per_s=None if step_time_s is None else execution.global_batch / step_time_s,
-        time=time,
-        limit_s=limit_s,
-        meets_limit=_meets(time, limit_s),
-        cost_usd=None if time is None else time.usd,
-        solved=tuple(solved),
-        gpus_choice=choice,
-        learning_rate=_learning_rate(q, execution.global_batch),
-        speedups=q.speedups,
-        notes=tuple(notes),
-    )
-
-
-def _answer_from_epoch_time(q: Question) -> Answer:
-    """The form of the thesis: repeats x epochs x time of an epoch, with nothing said about samples."""
-    if q.schedule.epochs is None:
-        raise TrainpaceError("the number of epochs is not known.", "Add --epochs.")
-    if q.step_time_s is not None or q.throughput_samples_per_s is not None:
-        raise Contradiction(
-            "an epoch time together with a step time or throughput needs --samples.", "Give one of them."
-        )
-    if q.epoch_time_s is None:
-        raise TrainpaceError("the time of an epoch is not known.", "Add --epoch-time.")
-    if q.conditions.evaluate_every_steps or q.conditions.checkpoint_every_steps or q.schedule.max_steps:
-        raise TrainpaceError(
-            "counting in steps needs to know the steps of an epoch.", "Add --samples and a batch size."
-        )
-    world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
-    # one "step" is the whole run here
-    run = Training(
-        steps=1, epochs=q.schedule.epochs, samples_per_step=1, nodes=q.nnodes or 1, devices=world_size, compiles=False,
-        conditions=q.conditions,
-    )  # fmt: skip
-    time = replace(run.time(q.epoch_time_s * q.schedule.epochs), steps=0)
-    limit_s = _limit_s(q, world_size)
-    return Answer(
-        schedule=q.schedule,
-        conditions=q.conditions,
-        execution=None,
-        epoch=None,
-        step_time_s=None,
-        throughput_samples_per_s=None,
-        time=time,
-        limit_s=limit_s,
-        meets_limit=_meets(time, limit_s),
-        cost_usd=time.usd,
-        solved=("time",),
-        speedups=q.speedups,
-    )
-
-
-def _execution(q: Question) -> tuple[Execution, list[str]]:
-    """Micro-batch, accumulation and global batch: any two give the third; all three must agree."""
-    shape = Execution(
-        nnodes=q.nnodes or 1, nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp, tp=q.tp, pp=q.pp, cp=q.cp
-    )
-    dp = shape.data_parallel_size
-    micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
-    if total is None:
-        if micro is None:
-            raise TrainpaceError(
-                "the batch size is not known.", "Add --micro-batch (samples per GPU), or --global-batch."
-            )
-        return replace(shape, micro_batch=micro, accumulation=accumulation or 1), ["global_batch"]
-    if micro is not None and accumulation is not None:
-        if micro * accumulation * dp != total:
-            raise Contradiction(
-                f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x data-parallel size {dp}"
-                f" = {micro * accumulation * dp}.",
-                "Leave one of them out and it is computed.",
-            )
-        return replace(shape, micro_batch=micro, accumulation=accumulation), []
-    if micro is not None:
-        return replace(shape, micro_batch=micro, accumulation=accumulation_for_global_batch(total, micro, dp)), [
-            "accumulation"
-        ]
-    accumulation = accumulation or 1
-    if total % (accumulation * dp):
-        raise Contradiction(
-            f"global batch {total} cannot be split into accumulation {accumulation} x data-parallel size {dp}"
-            f" = {accumulation * dp} equal micro-batches.",
-            f"Use a global batch that is a multiple of {accumulation * dp}.",
-        )
-    return replace(shape, micro_batch=total // (accumulation * dp), accumulation=accumulation), ["micro_batch"]
-
-
-def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> float | None:
-    """Step time from whichever form it was given in; two forms that disagree by more than 1 % are an error."""
-    forms: dict[str, float] = {}
-    if q.step_time_s is not None:
-        forms["step time"] = q.step_time_s
-    if q.throughput_samples_per_s is not None:
-        forms["throughput"] = execution.global_batch / q.throughput_samples_per_s
-    if q.epoch_time_s is not None and epoch is not None:
-        forms["epoch time"] = q.epoch_time_s / epoch.steps
-    if not forms:
-        return None
-    if max(forms.values()) > 1.01 * min(forms.values()):
-        times = ", ".join(f"{name} gives {format_duration(value)} a step" for name, value in forms.items())
-        raise Contradiction(f"the step time is given in ways that disagree: {times}.", "Give one of them.")
-    return next(iter(forms.values()))
-
-
-def _limit_s(q: Question, world_size: int) -> float | None:
-    """The tighter of the deadline and what the budget pays for."""
-    limits = [] if q.deadline_s is None else [q.deadline_s]
-    if q.budget_usd is not None:
-        price = q.conditions.price_usd_per_device_hour
-        if price is None:
-            raise TrainpaceError("a budget needs a price.", "Add --price, in dollars per GPU and hour.")
-        limits.append(3600.0 * q.budget_usd / (price * world_size))
-    return min(limits) if limits else None
-
-
-def _meets(time: JobTime | None, limit_s: float | None) -> bool | None:
-    # a solved step time meets its limit up to rounding
-    return None if time is None or limit_s is None else time.total_s <= limit_s * (1 + 1e-9)
-
-
-def _learning_rate(q: Question, global_batch: int) -> LearningRateAdvice | None:
-    if q.base_global_batch is None or q.base_global_batch == global_batch:
-        return None
-    return learning_rate_advice(q.base_global_batch, global_batch, q.learning_rate)
-
-
-def _check_positive(q: Question) -> None:
-    names = (
-        "micro_batch", "accumulation", "global_batch", "nnodes", "nproc_per_node", "tp", "pp", "cp", "step_time_s",
-        "throughput_samples_per_s", "epoch_time_s", "deadline_s", "budget_usd", "learning_rate", "base_global_batch",
-    )  # fmt: skip
-    values = {name: getattr(q, name) for name in names}
-    for name, value in {**values, "price_usd_per_gpu_hour": q.conditions.price_usd_per_device_hour}.items():
-        if value is not None and not 0 < value <= 1e18:
-            raise TrainpaceError(f"{name} is {value}; it must be above 0 and at most 1e18.")
-
-
-# DOC: """Solve the time of a training for whichever number is missing.
-# DOC:
-# DOC: Every solver inverts `Training.time` itself, by bisection or by trying whole numbers, so that it stays right when the
-# DOC: formula gains a term. Time never falls when there is more of anything, which the tests check.
-# DOC: """
 
 MAX_RANKS = 1_000_000
 MAX_EPOCHS = 10**9
@@ -325,7 +76,7 @@ def epochs_for_deadline(
     if time_s(1) > deadline_s:
         raise Contradiction(
             f"not even one epoch fits: it takes {format_duration(time_s(1))}, and {format_duration(deadline_s)} is given.",
-            "Allow more time, use a faster step, or count in --max-steps.",
+            "Allow more time, use a faster step, or count in `max_steps`.",
         )
     return _last_true(lambda n: time_s(n) <= deadline_s, MAX_EPOCHS)
 
@@ -347,7 +98,7 @@ def data_parallel_for_deadline(
     _check_deadline(deadline_s)
 
     def choice(ranks: int, accumulation: int = execution.accumulation) -> DataParallelChoice:
-        wider = _with_ranks(execution, ranks, accumulation)
+        wider = _on_one_node(execution, ranks, accumulation)
         step_s = step_time_s * (accumulation / execution.accumulation)
         return DataParallelChoice(
             data_parallel_size=ranks, accumulation=accumulation, global_batch=wider.global_batch, step_time_s=step_s,
@@ -374,21 +125,17 @@ def data_parallel_for_deadline(
         raise Contradiction(
             f"no number of GPUs meets {format_duration(deadline_s)}: with the batch growing to {choice(most).global_batch}"
             f" samples it still takes {format_duration(choice(most).time.total_s)} at {format_duration(step_time_s)} a step.",
-            "Use a faster step or fewer epochs; steps cannot be fewer than one an epoch, nor fewer than --max-steps.",
+            "Use a faster step or fewer epochs; steps cannot be fewer than one an epoch, nor fewer than `max_steps`.",
         )
-    below = (
-        _last_true(lambda n: choice(n).time.total_s > deadline_s, most) if choice(1).time.total_s > deadline_s else 0
-    )
-    return choice(below + 1)
+    if choice(1).time.total_s <= deadline_s:
+        return choice(1)
+    return choice(_last_true(lambda n: choice(n).time.total_s > deadline_s, most) + 1)
 
 
-def _with_ranks(execution: Execution, ranks: int, accumulation: int) -> Execution:
-    return replace(
-        execution,
-        nnodes=1,
-        nproc_per_node=ranks * execution.tp * execution.pp * execution.cp,
-        accumulation=accumulation,
-    )
+def _on_one_node(execution: Execution, ranks: int, accumulation: int) -> Execution:
+    """The execution with so many data-parallel ranks."""
+    processes = ranks * execution.tp * execution.pp * execution.cp
+    return replace(execution, nnodes=1, nproc_per_node=processes, accumulation=accumulation)
 
 
 def _last_true(holds: Callable[[int], bool], most: int) -> int:
@@ -405,3 +152,219 @@ def _last_true(holds: Callable[[int], bool], most: int) -> int:
 def _check_deadline(deadline_s: float) -> None:
     if not (math.isfinite(deadline_s) and deadline_s > 0):
         raise TrainpaceError(f"the deadline is {deadline_s} s; it must be above 0.")
+
+
+class Question(Record):
+    """The numbers that are given. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs and
+    ranks one may be missing where a deadline or a budget is given. `conditions` holds what was stated, and nothing is assumed.
+    """
+
+    schedule: Schedule
+    conditions: JobConditions = ONLY_STEPS
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    global_batch: int | None = None
+    nnodes: int | None = None
+    nproc_per_node: int | None = None
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    step_time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    epoch_time_s: float | None = None
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    speedups: tuple[SpeedUp, ...] = ()
+    solve_gpus: bool = False
+    keep_global_batch: bool = False
+    learning_rate: float | None = None
+    base_global_batch: int | None = None
+
+
+class Answer(Record):
+    """All numbers of the training. `solved` names those that were missing; `meets_limit` is None where no limit was given."""
+
+    schedule: Schedule
+    conditions: JobConditions
+    execution: Execution | None = None
+    epoch: EpochSteps | None = None
+    step_time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    time: JobTime | None
+    limit_s: float | None
+    meets_limit: bool | None
+    cost_usd: float | None
+    solved: tuple[str, ...]
+    gpus_choice: DataParallelChoice | None = None
+    learning_rate: LearningRateAdvice | None = None
+    speedups: tuple[SpeedUp, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def answer(question: Question) -> Answer:
+    """Fill in what is missing. Raises `Contradiction` where the numbers clash, and says which."""
+    q = question
+    _check_positive(q)
+    notes: list[str] = []
+    if q.epoch_time_s is not None and q.schedule.samples_per_epoch is None:
+        return _answer_from_epoch_time(q)
+    execution, solved = _execution(q)
+    schedule = q.schedule
+    epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
+    step_time_s = _step_time(q, execution, epoch)
+    limit_s = _limit_s(q, execution.world_size)
+
+    choice = None
+    if q.solve_gpus:
+        if limit_s is None or step_time_s is None:
+            raise TrainpaceError(
+                "the number of GPUs follows from a deadline and a step time.", "Add `deadline` and `step_time`."
+            )
+        if q.budget_usd is not None:
+            raise Contradiction(
+                "a budget buys GPU-hours, whatever the number of GPUs.", "Give `deadline` to solve for GPUs."
+            )
+        before = execution.global_batch
+        choice = data_parallel_for_deadline(
+            schedule, execution, q.conditions, step_time_s, limit_s, q.keep_global_batch
+        )
+        execution = _on_one_node(execution, choice.data_parallel_size, choice.accumulation)
+        step_time_s = choice.step_time_s
+        epoch = epoch_steps(schedule, execution)
+        solved.append("data_parallel_size")
+        notes.append("assumes that a step takes as long on many GPUs as on few: communication is not counted")
+        if execution.global_batch != before:
+            notes.append(f"the global batch changes from {before} to {execution.global_batch}")
+            q = replace(q, base_global_batch=q.base_global_batch or before)
+    if schedule.epochs is None and schedule.max_steps is None:
+        if limit_s is None or step_time_s is None:
+            raise TrainpaceError(
+                "the length of the run is not known.",
+                "Add `epochs` or `max_steps`; or `step_time` with a `deadline` or `budget`, to learn how many epochs fit.",
+            )
+        epochs = epochs_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
+        schedule = replace(schedule, epochs=float(epochs))
+        solved.append("epochs")
+    training = training_of(schedule, execution, q.conditions)
+    if step_time_s is None and limit_s is not None:
+        step_time_s = step_time_for_deadline(training, limit_s)
+        solved += ["step_time", "throughput"]
+    time = None if step_time_s is None else training.time(step_time_s)
+    return Answer(
+        schedule=schedule, conditions=q.conditions, execution=execution, epoch=epoch, step_time_s=step_time_s,
+        throughput_samples_per_s=None if step_time_s is None else execution.global_batch / step_time_s, time=time,
+        limit_s=limit_s, meets_limit=_meets(time, limit_s), cost_usd=None if time is None else time.usd, solved=tuple(solved),
+        gpus_choice=choice, learning_rate=_learning_rate(q, execution.global_batch), speedups=q.speedups, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _answer_from_epoch_time(q: Question) -> Answer:
+    """Repeats x epochs x time of an epoch, where the number of samples is not given."""
+    if q.schedule.epochs is None:
+        raise TrainpaceError("the number of epochs is not known.", "Add `epochs`.")
+    if q.step_time_s is not None or q.throughput_samples_per_s is not None:
+        raise Contradiction(
+            "an epoch time together with a step time or throughput needs `samples`.", "Give one of them."
+        )
+    assert q.epoch_time_s is not None
+    if q.conditions.evaluate_every_steps or q.conditions.checkpoint_every_steps or q.schedule.max_steps:
+        raise TrainpaceError(
+            "counting in steps needs to know the steps of an epoch.", "Add `samples` and a batch size."
+        )
+    world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
+    # the whole run counts as one step here
+    run = Training(
+        steps=1, epochs=q.schedule.epochs, samples_per_step=1, nodes=q.nnodes or 1, devices=world_size, compiles=False,
+        conditions=q.conditions,
+    )  # fmt: skip
+    time = replace(run.time(q.epoch_time_s * q.schedule.epochs), steps=0)
+    limit_s = _limit_s(q, world_size)
+    return Answer(
+        schedule=q.schedule, conditions=q.conditions, time=time, limit_s=limit_s, meets_limit=_meets(time, limit_s),
+        cost_usd=time.usd, solved=("time",), speedups=q.speedups,
+    )  # fmt: skip
+
+
+def _execution(q: Question) -> tuple[Execution, list[str]]:
+    """Micro-batch, accumulation and global batch: any two give the third; all three must agree."""
+    shape = Execution(
+        nnodes=q.nnodes or 1, nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp, tp=q.tp, pp=q.pp, cp=q.cp
+    )
+    dp = shape.data_parallel_size
+    micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
+    if total is None:
+        if micro is None:
+            raise TrainpaceError(
+                "the batch size is not known.", "Add `micro_batch` (samples per GPU), or `global_batch`."
+            )
+        return replace(shape, micro_batch=micro, accumulation=accumulation or 1), ["global_batch"]
+    if micro is not None and accumulation is not None:
+        if micro * accumulation * dp != total:
+            raise Contradiction(
+                f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x data-parallel size {dp}"
+                f" = {micro * accumulation * dp}.",
+                "Leave one of them out and it is computed.",
+            )
+        return replace(shape, micro_batch=micro, accumulation=accumulation), []
+    if micro is not None:
+        return replace(shape, micro_batch=micro, accumulation=accumulation_for_global_batch(total, micro, dp)), [
+            "accumulation"
+        ]
+    accumulation = accumulation or 1
+    if total % (accumulation * dp):
+        raise Contradiction(
+            f"global batch {total} cannot be split into accumulation {accumulation} x data-parallel size {dp}"
+            f" = {accumulation * dp} equal micro-batches.",
+            f"Use a global batch that is a multiple of {accumulation * dp}.",
+        )
+    return replace(shape, micro_batch=total // (accumulation * dp), accumulation=accumulation), ["micro_batch"]
+
+
+def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> float | None:
+    """Step time from whichever form it was given in; two forms that disagree by more than 1 % are an error."""
+    forms: dict[str, float] = {}
+    if q.step_time_s is not None:
+        forms["step time"] = q.step_time_s
+    if q.throughput_samples_per_s is not None:
+        forms["throughput"] = execution.global_batch / q.throughput_samples_per_s
+    if q.epoch_time_s is not None and epoch is not None:
+        forms["epoch time"] = q.epoch_time_s / epoch.steps
+    if not forms:
+        return None
+    if max(forms.values()) > 1.01 * min(forms.values()):
+        times = ", ".join(f"{name} gives {format_duration(value)} a step" for name, value in forms.items())
+        raise Contradiction(f"the step time is given in ways that disagree: {times}.", "Give one of them.")
+    return next(iter(forms.values()))
+
+
+def _limit_s(q: Question, world_size: int) -> float | None:
+    """The tighter of the deadline and what the budget pays for."""
+    limits = [] if q.deadline_s is None else [q.deadline_s]
+    if q.budget_usd is not None:
+        price = q.conditions.price_usd_per_device_hour
+        if price is None:
+            raise TrainpaceError("a budget needs a price.", "Add `price`, in dollars per GPU and hour.")
+        limits.append(3600.0 * q.budget_usd / (price * world_size))
+    return min(limits) if limits else None
+
+
+def _meets(time: JobTime | None, limit_s: float | None) -> bool | None:
+    # a solved step time meets its limit up to rounding
+    return None if time is None or limit_s is None else time.total_s <= limit_s * (1 + 1e-9)
+
+
+def _learning_rate(q: Question, global_batch: int) -> LearningRateAdvice | None:
+    if q.base_global_batch is None or q.base_global_batch == global_batch:
+        return None
+    return learning_rate_advice(q.base_global_batch, global_batch, q.learning_rate)
+
+
+def _check_positive(q: Question) -> None:
+    names = (
+        "micro_batch", "accumulation", "global_batch", "nnodes", "nproc_per_node", "tp", "pp", "cp", "step_time_s",
+        "throughput_samples_per_s", "epoch_time_s", "deadline_s", "budget_usd", "learning_rate", "base_global_batch",
+    )  # fmt: skip
+    values = {name: getattr(q, name) for name in names}
+    for name, value in {**values, "price_usd_per_gpu_hour": q.conditions.price_usd_per_device_hour}.items():
+        if value is not None and not 0 < value <= 1e18:
+            raise TrainpaceError(f"{name} is {value}; it must be above 0 and at most 1e18.")

@@ -1,4 +1,10 @@
-"""The usual rules for the learning rate when the global batch changes. They are advice: nothing is changed."""
+"""Rules for the learning rate when the global batch changes, and the gradient noise scale, which says how large a batch may be.
+
+B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the covariance of one sample's gradient over the
+squared length of the true one, measured from gradients of two batch sizes as in its appendix A.1. It is the critical batch
+size where the Hessian is a multiple of the identity, and within a small factor of it in their experiments. It grows during
+training.
+"""
 
 import math
 
@@ -7,6 +13,11 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
+
+FEWEST_STEPS = 10
+RESAMPLES = 2000
+COVERAGE = 0.9
+SEED = 0
 
 
 class LearningRateAdvice(Record):
@@ -71,20 +82,6 @@ def learning_rate_for_noise_scale(
         raise TrainpaceError("global batches are above 0, and a noise scale is a number of samples from 0.")
     factor = (1 + noise_scale_samples / old_global_batch) / (1 + noise_scale_samples / new_global_batch)
     return NoiseScaleRule(sgd_factor=factor, adam_factor=math.sqrt(factor))
-
-
-# DOC: """The gradient noise scale: how large a batch has to be before its gradient is more signal than noise.
-# DOC:
-# DOC: B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the covariance of one sample's gradient over the
-# DOC: squared length of the true one, measured from gradients of two batch sizes as in its appendix A.1. It is the critical batch
-# DOC: size where the Hessian is a multiple of the identity, and within a small factor of it in their experiments. It grows during
-# DOC: training.
-# DOC: """
-
-FEWEST_STEPS = 10
-RESAMPLES = 2000
-COVERAGE = 0.9
-SEED = 0
 
 
 class GradientNorms(Record):
