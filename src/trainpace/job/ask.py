@@ -190,11 +190,11 @@ class Answer(Record):
     epoch: EpochSteps | None = None
     step_time_s: float | None = None
     throughput_samples_per_s: float | None = None
-    time: JobTime | None
-    limit_s: float | None
-    meets_limit: bool | None
-    cost_usd: float | None
-    solved: tuple[str, ...]
+    time: JobTime | None = None
+    limit_s: float | None = None
+    meets_limit: bool | None = None
+    cost_usd: float | None = None
+    solved: tuple[str, ...] = ()
     gpus_choice: DataParallelChoice | None = None
     learning_rate: LearningRateAdvice | None = None
     speedups: tuple[SpeedUp, ...] = ()
