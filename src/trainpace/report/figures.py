@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainpace.errors import TrainpaceError
 from trainpace.records import written_aside
 from trainpace.report.charts import INK, LINE, SOFT, TONES, Axis, Bar, BarChart, Chart, Mark, Picture, Series
+from trainpace.units import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,8 +108,6 @@ def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
 
 def _scaled(axes: Any, which: str, axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    from trainpace.units import format_number
 
     getattr(axes, f"set_{which}label")(axis.words)
     if axis.scale != "linear":

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from trainpace.execution import Execution
 from trainpace.journal import Comparison, Difference, Entry, Ratio, Score, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
-from trainpace.report.phrases import bracketed, devices, interval, number, plural
+from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
-from trainpace.units import format_number
 from trainpace.validation import Row, Summary
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def print_entry(entry: Entry) -> None:
     e, x = entry, entry.execution
     step = "" if e.step_time_ms is None else f"{number(e.step_time_ms)} ms"
     if step and (i := e.interval_ms) is not None:
-        step += bracketed(i, after=f" at {100 * i.coverage:.0f} %, {i.basis}")
+        step += bracketed(i, after=f" at {percent(i.coverage)}, {i.basis}")
     parts = (
         {} if e.step is None else {n.removesuffix("_ms"): getattr(e.step, n) for n in STEP_PARTS if getattr(e.step, n)}
     )
@@ -82,8 +81,8 @@ def print_entry(entry: Entry) -> None:
         ("mode", e.mode), ("outcome", e.outcome if not e.reason else f"{e.outcome}: {e.reason}"), ("step", step),
         ("parts", ", ".join(f"{name} {number(ms)}" for name, ms in parts.items())),
         ("steps timed", f"{len(e.step_times_ms)} after {len(e.warmup_ms)} of warm-up" if e.step_times_ms else ""),
-        ("throughput", f"{format_number(e.samples_per_second)} samples/s" if e.samples_per_second else ""),
-        ("memory", ", ".join(f"{name} {format_number(gib)} GiB" for name, gib in memory.items())), ("forecast", _forecast(e)),
+        ("throughput", f"{number(e.samples_per_second)} samples/s" if e.samples_per_second else ""),
+        ("memory", ", ".join(f"{name} {number(gib)} GiB" for name, gib in memory.items())), ("forecast", _forecast(e)),
         ("sweep", e.sweep or ""), ("seed", "" if e.seed is None else str(e.seed)), ("commit", e.commit or ""),
         ("command", e.command), ("source", e.source), ("workload", e.workload_key or ""), *sorted(e.environment.items()),
         ("notes", e.notes),
@@ -109,7 +108,7 @@ def print_comparison(c: Comparison) -> None:
         print_table(columns, [_ratio(r) for r in c.ratios], spaced=False)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
-        print_lines(f"Best throughput: A {format_number(float(a))}, B {format_number(float(b))} samples/s.")
+        print_lines(f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s.")
 
 
 def print_imported(imported: Sequence[Imported], place: str) -> None:
@@ -174,7 +173,7 @@ def _forecast(e: Entry) -> str:
 
 
 def _difference(d: Difference) -> tuple[str, str, str]:
-    a, b = (format_number(v) if isinstance(v, float) else _text(v) or "-" for v in (d.a, d.b))
+    a, b = (number(v) if isinstance(v, float) else _text(v) or "-" for v in (d.a, d.b))
     return _text(d.name), a, b
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from trainpace.forecast import step_factor
 from trainpace.hardware import Device, Figure, HostLinks
 from trainpace.machine import Machine, MachineProfile
+from trainpace.report.phrases import number, percent
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
-from trainpace.units import format_number
 
 STEADY, SHAKY = 0.1, 0.3
 """Drift and spread up to the first are good; beyond the second the figures say little."""
@@ -57,15 +57,15 @@ def print_profile(profile: MachineProfile, file: str) -> None:
     ]
     if profile.allreduce is not None:
         a = profile.allreduce
-        bandwidth = "" if a.bandwidth_gb_per_s is None else f", {format_number(a.bandwidth_gb_per_s)} GB/s"
-        rows.append((f"all-reduce, {a.ranks} ranks, {a.backend}", f"{format_number(a.latency_us)} µs{bandwidth}"))
+        bandwidth = "" if a.bandwidth_gb_per_s is None else f", {number(a.bandwidth_gb_per_s)} GB/s"
+        rows.append((f"all-reduce, {a.ranks} ranks, {a.backend}", f"{number(a.latency_us)} µs{bandwidth}"))
     print_verdict(_steadiness(profile))
     print_table((words("measured"), ""), rows)
     if m.step_factors:
         scatter = float(np.std(np.log(m.step_factors), ddof=1)) if len(m.step_factors) > 1 else 0.0
         print_lines(
             f"{len(m.step_factors)} whole random networks took {step_factor(m):.2f} times the sum of their operators, with a"
-            f" scatter of {100 * scatter:.0f} %: forecasts are multiplied by that factor, and the intervals rest on the scatter."
+            f" scatter of {percent(scatter)}: forecasts are multiplied by that factor, and the intervals rest on the scatter."
         )
     print_lines(f"Profile: {file}")
     print_next("trainpace forecast resnet50 --gpu cpu", "a step on this machine; FILE.py:FUNCTION for your own model")
@@ -74,8 +74,8 @@ def print_profile(profile: MachineProfile, file: str) -> None:
 def _steadiness(profile: MachineProfile) -> str:
     worst = max(profile.spread, profile.drift)
     said = (
-        f"Repeated passes differ by {100 * profile.spread:.0f} % (median), and the machine drifted by"
-        f" {100 * profile.drift:.0f} %."
+        f"Repeated passes differ by {percent(profile.spread)} (median), and the machine drifted by"
+        f" {percent(profile.drift)}."
     )
     if worst <= STEADY:
         return f"The machine was steady. {said}"
@@ -89,7 +89,7 @@ def _steadiness(profile: MachineProfile) -> str:
 def print_host_links(links: HostLinks, file: str) -> None:
     worst = max(links.host_us_per_mib.values(), default=0.0)
     rows = [
-        ("bandwidth of a host", f"{links.gb_per_s:.3g} GB/s, of which {100 * links.link_share:.0f} % is payload"),
+        ("bandwidth of a host", f"{links.gb_per_s:.3g} GB/s, of which {percent(links.link_share)} is payload"),
         ("start of a collective", f"{links.start_us:.0f} µs"),
         ("latency of each of its steps", f"{links.message_us:.0f} µs"),
         ("host time per MiB", f"up to {worst:.0f} µs"),

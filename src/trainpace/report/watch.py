@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from trainpace.journal import Guarded, Pace
 from trainpace.records import to_jsonable
 from trainpace.report.pages import NONE, page, rendered
-from trainpace.report.phrases import bracketed, plural
+from trainpace.report.phrases import bracketed, duration, number, percent, plural
 from trainpace.report.terminal import (
     BAR_WIDTH,
     Column,
     bar_column,
     console,
-    print_head,
     print_lines,
     print_next,
     print_table,
@@ -25,7 +24,6 @@ from trainpace.report.terminal import (
     tick_step,
     words,
 )
-from trainpace.units import format_duration, format_number
 from trainpace.watch import PARTS, Lane, Rank, Recording, Timeline, coarsened
 
 if TYPE_CHECKING:
@@ -78,9 +76,9 @@ def print_recording(recording: Recording, folder: str) -> None:
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), bar_column(1)]
     if len(ranks) > 1:
         columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS]]
-    print_head(f"{' '.join(recording.command)}: recorded in {folder}")
+    print_lines(f"{' '.join(recording.command)}: recorded in {folder}")
     rows = _rows(ranks, step_ms)
-    each = format_duration(step_ms / 1000)
+    each = duration(step_ms / 1000)
     print_verdict(f"{plural(ranks[0].steps, 'step')}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]}).")
     print_table(columns, rows)
     print_lines(*_remarks(recording, step_ms))
@@ -104,14 +102,14 @@ def print_guarded(guarded: Guarded) -> None:
 
 
 def _pace(pace: Pace) -> str:
-    return f"{format_number(pace.step_ms)} ms{bracketed(pace.interval_ms)}"
+    return f"{number(pace.step_ms)} ms{bracketed(pace.interval_ms)}"
 
 
 def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str]]:
     means = {part: fmean([r.parts_ms[part] for r in ranks]) for part in PARTS}
     return [
-        [LOOK[part][2], format_number(ms), f"{100 * ms / step_ms:.1f} %", "█" * round(BAR_WIDTH * ms / step_ms),
-         *(format_number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1)]
+        [LOOK[part][2], number(ms), f"{100 * ms / step_ms:.1f} %", "█" * round(BAR_WIDTH * ms / step_ms),
+         *(number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1)]
         for part, ms in sorted(means.items(), key=lambda item: -item[1]) if ms >= 0.0005 * step_ms
     ]  # fmt: skip
 
@@ -122,7 +120,7 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     if first.samples_per_step:
         total = sum(r.samples_per_step for r in recording.ranks)
         micro = f" in {first.micro_steps:.0f} micro-steps" if first.micro_steps > 1 else ""
-        lines.append(f"{format_number(1000 * total / step_ms)} samples/s, {total:.0f} samples a step{micro}.")
+        lines.append(f"{number(1000 * total / step_ms)} samples/s, {total:.0f} samples a step{micro}.")
     top = next((line for line in first.lines if line.part == "other"), None)
     if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
         called = f", in {top.called}" if top.called else ""
@@ -159,13 +157,13 @@ def findings(timeline: Timeline) -> list[str]:
         shown = math.fsum(b.end_ms - b.start_ms for b in training.bars)
         waited = training.ms_of(WAITING)
         who = f"Rank {rank}" if len(timeline.ranks) > 1 else "Training"
-        share = f"{_percent(waited / shown)} of the time ({format_number(waited / len(training.steps))} ms a step)"
+        share = f"{percent(waited / shown)} of the time ({number(waited / len(training.steps))} ms a step)"
         if workers:
             busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (timeline.duration_ms * len(workers))
             many = f"its {len(workers)} worker processes prepare" if len(workers) > 1 else "its worker process prepares"
             starting = training.ms_of("loader_start") / shown
-            begins = f" and for the loader's start {_percent(starting)}" if starting > 0.01 else ""
-            lines.append(f"{who} waits for data {share}{begins}; {many} batches {_percent(busy)} of the time.")
+            begins = f" and for the loader's start {percent(starting)}" if starting > 0.01 else ""
+            lines.append(f"{who} waits for data {share}{begins}; {many} batches {percent(busy)} of the time.")
         else:
             lines.append(f"{who} spends {share} loading data in the main process, without workers.")
     if len(timeline.ranks) > 1:
@@ -173,10 +171,6 @@ def findings(timeline: Timeline) -> list[str]:
     if timeline.on_gpu:
         lines.append("Bars are host time: what the host starts on the GPU goes on after the bar ends.")
     return lines
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def label_of(lane: Lane, timeline: Timeline) -> str:
@@ -196,9 +190,7 @@ def parts_of(timeline: Timeline) -> list[str]:
 def heading(timeline: Timeline) -> str:
     count = timeline.last_step - timeline.first_step + 1
     which = f"steps {timeline.first_step} to {timeline.last_step}" if count > 1 else f"step {timeline.first_step}"
-    return (
-        f"{which}: {format_number(timeline.duration_ms)} ms, {format_number(timeline.after_s)} s after the first began"
-    )
+    return f"{which}: {number(timeline.duration_ms)} ms, {number(timeline.after_s)} s after the first began"
 
 
 def print_timeline(timeline: Timeline) -> None:
@@ -263,8 +255,8 @@ def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
     at = [min(width - 1, int(mark.start_ms / duration_ms * width)) for mark in lane.steps]
     row = [" "] * width
     for begin, end, mark in zip(at, (*at[1:], width), lane.steps, strict=True):
-        number = str(mark.number)
-        shown = f"|{number}" if begin + len(number) < end else "|"
+        name = str(mark.number)
+        shown = f"|{name}" if begin + len(name) < end else "|"
         row[begin : begin + len(shown)] = shown
     return "".join(row).rstrip()
 
@@ -274,7 +266,7 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
     marked = ticks(duration_ms, width // 12)
     for i, ms in enumerate(marked):
         at = min(width - 1, int(ms / duration_ms * width))
-        text = format_number(ms) + (" ms" if i == len(marked) - 1 else "")
+        text = number(ms) + (" ms" if i == len(marked) - 1 else "")
         line[at] = "+"
         start = max(0, min(at, width + 2 - len(text)))
         numbers[start : start + len(text)] = text
@@ -302,14 +294,14 @@ def _part_rows(lane: Lane, timeline: Timeline) -> Iterator[Sequence[str]]:
     """The longest first."""
     whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
     for ms, part in sorted(((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True):
-        each = format_number(ms / len(lane.steps))
-        yield str(lane.rank), str(len(lane.steps)), part_words(part, timeline), each, f"{100 * ms / whole:.0f} %"
+        each = number(ms / len(lane.steps))
+        yield str(lane.rank), str(len(lane.steps)), part_words(part, timeline), each, percent(ms / whole)
 
 
 def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
     whole = [b.end_ms - b.start_ms for b in lane.bars if b.start_ms > 0 and b.end_ms < duration_ms]
-    mean = format_number(math.fsum(whole) / len(whole)) if whole else NONE
-    return str(lane.rank), lane.label, str(len(lane.bars)), mean, f"{100 * lane.ms_of('fetch') / duration_ms:.0f} %"
+    mean = number(math.fsum(whole) / len(whole)) if whole else NONE
+    return str(lane.rank), lane.label, str(len(lane.bars)), mean, percent(lane.ms_of("fetch") / duration_ms)
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
@@ -333,7 +325,7 @@ def timeline_svg(timeline: Timeline) -> Markup:
         "timeline.svg", title=f"Timeline of {heading(timeline)}", findings=findings(timeline), style=TIMELINE_STYLE,
         width=WIDTH, height=height, left=round(left, 1), right=WIDTH - RIGHT, top=TOP, bottom=bottom,
         rows=rows, key=key,
-        ticks=[(round(left + ms * scale, 1), format_number(ms)) for ms in ticks(timeline.duration_ms, 10)],
+        ticks=[(round(left + ms * scale, 1), number(ms)) for ms in ticks(timeline.duration_ms, 10)],
     )  # fmt: skip
 
 
@@ -352,7 +344,7 @@ def _bars(lane: Lane, left: float, scale: float, timeline: Timeline) -> Iterator
     for i, bar in enumerate(coarsened(lane.bars, DOT / scale)):
         ms = bar.end_ms - bar.start_ms
         named = f" ({bar.name})" if bar.name and bar.name != bar.part else ""
-        tip = f"{part_words(bar.part, timeline)}{named}: {format_number(ms)} ms"
+        tip = f"{part_words(bar.part, timeline)}{named}: {number(ms)} ms"
         letter = _letter(bar.part) if ms * scale >= LETTER_FROM else ""
         paint = _paint(bar.part, bar.part == "fetch" and i % 2 == 1)
         yield round(left + bar.start_ms * scale, 2), round(ms * scale, 2), paint, tip, letter
@@ -361,8 +353,8 @@ def _bars(lane: Lane, left: float, scale: float, timeline: Timeline) -> Iterator
 def _marks(lane: Lane, left: float, scale: float) -> Iterator[tuple[float, str]]:
     starts = [left + mark.start_ms * scale for mark in lane.steps]
     for i, (x, after) in enumerate(zip(starts, (*starts[1:], WIDTH - RIGHT), strict=True)):
-        number = str(lane.steps[i].number)
-        texts = (f"step {number}", number) if i == 0 else (number,)
+        name = str(lane.steps[i].number)
+        texts = (f"step {name}", name) if i == 0 else (name,)
         yield round(x, 1), next((t for t in texts if 7 * len(t) + 3 <= after - x), "")
 
 
