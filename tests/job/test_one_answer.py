@@ -11,7 +11,7 @@ from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import JobConditions, Question, answer, state_bytes, training_of
-from trainpace.ladder.climbed import Attempt, job_time
+from trainpace.ladder.results import Attempt, job_time
 from trainpace.ladder.rungs import Ladder, Setup
 from trainpace.ladder.step_forecast import StepForecast
 from trainpace.offers import Offer

@@ -108,7 +108,7 @@ def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
     assert text.count("\n| ") == 6
     assert json.loads(json.dumps(answer))["rows"][-1]["total"] == 20
     inside = re.search(r'id="data">(.*)</script>', html)
-    assert json.loads(inside[1])["record"] == "Climbed"
+    assert json.loads(inside[1])["record"] == "LadderResult"
     assert html.index("20.0x in total") < html.index("<table>")
 
 

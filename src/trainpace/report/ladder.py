@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.job import assumed_in_words
-from trainpace.ladder import Climbed, Rung, RungPreview, RungResult, Setup, job_time, noise_scale_of, words_of
+from trainpace.ladder import LadderResult, Rung, RungPreview, RungResult, job_time, noise_scale_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
@@ -55,7 +55,7 @@ class LadderTable(Record):
     verdict: tuple[str, ...] = ()
 
 
-def table_of(climbed: Climbed) -> LadderTable:
+def table_of(climbed: LadderResult) -> LadderTable:
     ladder, start = climbed.ladder, climbed.start
     rows, precompute_s = [_row(climbed, climbed.baseline, climbed.baseline.title, 0.0)], 0.0
     for rung, result in zip(ladder.rungs, climbed.rungs, strict=False):  # it may have stopped early
@@ -79,7 +79,7 @@ def _title(rung: Rung, result: RungResult) -> str:
     return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
 
 
-def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) -> LadderRow:
+def _row(climbed: LadderResult, result: RungResult, title: str, precompute_s: float) -> LadderRow:
     best = result.best or (result.tried[0] if result.tried else None)
     row = LadderRow(title=title, kept=False, why=result.reason)
     if best is not None:
@@ -98,7 +98,7 @@ def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) 
     )  # fmt: skip
 
 
-def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
+def _verdict(climbed: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     first = rows[0]
     last = next((r for r in reversed(rows) if r.kept and r.total is not None), first)
     assert last.total is not None
@@ -122,7 +122,7 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
     return [*lines, f"Next: use the settings that were kept in your training: {words_of(climbed.kept[0])}."]
 
 
-def _forecasts(climbed: Climbed) -> list[str]:
+def _forecasts(climbed: LadderResult) -> list[str]:
     judged = [
         (r.title, t, t.measured, t.foreseen.interval_ms) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
@@ -136,7 +136,7 @@ def _forecasts(climbed: Climbed) -> list[str]:
     ]
 
 
-def _noise_scale(climbed: Climbed) -> list[str]:
+def _noise_scale(climbed: LadderResult) -> list[str]:
     """What the gradient noise scale says of more data parallelism, where the trials could tell."""
     gathered = noise_scale_of(climbed)
     if gathered is None:
@@ -222,7 +222,7 @@ def markdown(t: LadderTable) -> str:
     return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
 
 
-def ladder_json(climbed: Climbed) -> dict[str, Any]:
+def ladder_json(climbed: LadderResult) -> dict[str, Any]:
     t = table_of(climbed)
     return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
 
@@ -231,10 +231,10 @@ def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) ->
     """A dry run: every rung's setups, the forecast of each, and what would be started."""
     rows = []
     for rung in ahead:
-        for setup, foreseen in zip(rung.setups, rung.foreseen, strict=True):
-            settings = words_of(setup) if isinstance(setup, Setup) else "not possible"
-            foretold = _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"
-            rows.append([rung.title, settings, foretold])
+        for attempt in rung.attempts:
+            settings, forecast = "not possible" if attempt.failure else words_of(attempt.setup), attempt.foreseen
+            step_time = _timed(forecast.step_ms, forecast.interval_ms) or f"none: {forecast.reason}"
+            rows.append([rung.title, settings, step_time])
     print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
     for text in (text for each in texts for text in each):
         console().print(text, markup=False, soft_wrap=True)  # to be copied whole
@@ -245,8 +245,8 @@ def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> 
         "record": "LadderPreview", "schema_version": 1,
         "rungs": [
             {"title": rung.title, "started": list(started),
-             "alternatives": [{"setup": msgspec.to_builtins(s), "forecast": msgspec.to_builtins(f)}
-                              for s, f in zip(rung.setups, rung.foreseen, strict=True)]}
+             "alternatives": [{"setup": a.failure or msgspec.to_builtins(a.setup), "forecast": msgspec.to_builtins(a.foreseen)}
+                              for a in rung.attempts]}
             for rung, started in zip(ahead, texts, strict=True)
         ],
     }  # fmt: skip

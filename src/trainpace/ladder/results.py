@@ -1,19 +1,22 @@
-"""The results of a climb so far: the record that is stored after every rung, and from which a climb is resumed."""
+"""The results of a ladder so far: the record that is stored after every rung, and from which a run is resumed."""
 
 import statistics
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from trainpace.job import training_of
-from trainpace.ladder.gains import Gain
-from trainpace.ladder.losses import LossCheck
-from trainpace.ladder.rungs import Ladder, Setup
+from trainpace.journal import Entry, new_id, now_utc, printable
+from trainpace.ladder.judging import Gain, LossCheck
+from trainpace.ladder.rungs import Ladder, Setup, words_of
 from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch import TrialResult
 from trainpace.measure import noise_of, repeat_interval
 from trainpace.outcome import Interval, JobTime
 from trainpace.records import Record
+
+_OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
 
 
 class Measured(Record):
@@ -44,17 +47,14 @@ class Measured(Record):
 
 
 def measured_of(result: TrialResult) -> Measured:
+    # step by step: a difference of medians would be lost in the spread of long waits
+    compute_ms = [step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True)]
     return Measured(
         medians_ms=(result.median_ms,), first_interval_ms=result.interval_ms, losses=result.losses,
-        data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=_compute_ms(result),
+        data_wait_ms=statistics.median(result.data_wait_ms), compute_ms=statistics.median(compute_ms),
         peak_memory_gib=result.peak_memory_gib, reserved_memory_gib=result.reserved_memory_gib, start_up_s=result.start_up_s,
         notes=result.notes, environment=result.environment, noise_scale=result.noise_scale,
     )  # fmt: skip
-
-
-def _compute_ms(result: TrialResult) -> float:
-    """The median of step less wait, taken step by step: a difference of medians would be lost in the spread of long waits."""
-    return statistics.median(step - wait for step, wait in zip(result.step_ms, result.data_wait_ms, strict=True))
 
 
 class Attempt(Record):
@@ -96,7 +96,7 @@ class RungResult(Record):
         return None if self.chosen is None else self.tried[self.chosen]
 
 
-class Climbed(Record):
+class LadderResult(Record):
     """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds."""
 
     ladder: Ladder
@@ -122,12 +122,12 @@ class Climbed(Record):
         return last.best.setup, last.best.measured
 
 
-def noise_scale_of(climbed: Climbed) -> tuple[Setup, dict[str, float]] | None:
+def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | None:
     """The gradient noise scale that was gathered, and of which setup's steps; None where none was. It has no samples where the
     steps were too few to tell."""
-    tried = [t for result in (climbed.baseline, *climbed.rungs) for t in result.tried]
-    found = [(t.setup, t.measured.noise_scale) for t in tried if t.measured is not None and t.measured.noise_scale]
-    return next((one for one in found if "samples" in one[1]), found[0] if found else None)
+    attempts = [attempt for rung in (result.baseline, *result.rungs) for attempt in rung.tried]
+    scales = [(a.setup, a.measured.noise_scale) for a in attempts if a.measured is not None and a.measured.noise_scale]
+    return next((scale for scale in scales if "samples" in scale[1]), scales[0] if scales else None)
 
 
 def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: float = 0.0) -> JobTime | None:
@@ -138,3 +138,29 @@ def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: flo
     per_device = None if price is None else price / e.nproc_per_node
     conditions = replace(ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s)
     return training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes).time(step_ms / 1e3)
+
+
+def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entry:
+    """A trial as the journal records runs, with what was forecast for it."""
+    e, measured, foreseen = attempt.setup.execution, attempt.measured, attempt.foreseen
+    fields: dict[str, Any] = {}
+    if foreseen.step_ms is not None and foreseen.interval_ms is not None:
+        fields |= {
+            "forecast_ms": foreseen.step_ms, "forecast_low_ms": foreseen.interval_ms.low,
+            "forecast_high_ms": foreseen.interval_ms.high, "forecast_basis": foreseen.basis,
+        }  # fmt: skip
+    if measured is None:
+        fields |= {
+            "outcome": _OUTCOMES.get(attempt.failure.partition(":")[0], "crashed"),
+            "reason": printable(attempt.failure),
+        }
+    else:
+        fields |= {
+            "outcome": "ok", "step_time_ms": measured.median_ms, "interval_ms": measured.interval_ms,
+            "losses": measured.losses, "peak_memory_gib": measured.peak_memory_gib,
+            "reserved_memory_gib": measured.reserved_memory_gib, "environment": measured.environment,
+        }  # fmt: skip
+    return Entry(
+        id=new_id(), created_at=now_utc(), kind="run", model=model, device=device, execution=e,
+        num_devices=e.world_size, seed=seed, notes=words_of(attempt.setup), **fields,
+    )  # fmt: skip
