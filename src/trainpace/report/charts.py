@@ -5,6 +5,7 @@ Colours stand for meanings, for light and dark pages, and are told apart by eyes
 tests/report/test_palette.py computes it. Neighbours in a stack differ in lightness too.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -138,6 +139,13 @@ class Bar(Record):
     said: str
     low: float | None = None
     high: float | None = None
+
+    @property
+    def placed(self) -> list[tuple[Segment, float]]:
+        """(segment, where it begins), in the chart's unit."""
+        return list(
+            zip(self.segments, itertools.accumulate((s.value for s in self.segments), initial=0.0), strict=False)
+        )
 
     @property
     def total(self) -> float:

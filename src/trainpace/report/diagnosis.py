@@ -6,16 +6,7 @@ from trainpace.records import to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, number, percent, span
-from trainpace.report.terminal import (
-    BAR_WIDTH,
-    Column,
-    bar_column,
-    print_lines,
-    print_next,
-    print_table,
-    print_verdict,
-    words,
-)
+from trainpace.report.terminal import Column, bar_column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import TIMELINE_STYLE, timeline_context
 from trainpace.watch import Timeline
 
@@ -43,20 +34,18 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
     step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
     print_lines(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)
-    share = ""
+    share = roof = ""
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
         share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
-    roof = ""
     if d.verdict == "compute" and d.share_of_roof is not None:
         roof = f" Forward and backward reach {d.share_of_roof:.0%} of the rate of a large matrix multiplication on this device."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
-        [s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", "█" * round(BAR_WIDTH * s.share)]
+        (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
         for s in d.shares if s.share >= LEAST_SHARE
     ]  # fmt: skip
-    print_table(
-        [words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar_column(2)], rows
-    )
+    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar_column(2))
+    print_table(causes, rows)
     print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in d.warnings))
     if d.advice:
         columns = [

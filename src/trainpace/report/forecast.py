@@ -15,15 +15,14 @@ from trainpace.report.phrases import bracketed, devices, duration, interval, num
 from trainpace.report.step_charts import memory_chart, part_words, roofline_chart, step_and_memory
 from trainpace.report.sweep_charts import (
     FEWEST_FOR_A_PLOT,
-    PROVENANCE,
     best_of,
     by_device,
     forecast_sweep,
     provenance,
     scaling_chart,
+    sources,
 )
 from trainpace.report.terminal import (
-    BAR_WIDTH,
     Column,
     bar_column,
     print_chart,
@@ -78,8 +77,7 @@ def print_forecasts(
         _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
         print_lines(*journal_notes, *assumed)
-        sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in done))
-        print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
+        print_lines(f"A forecast, not a measurement: from {sources(done)}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
 
 
@@ -241,9 +239,10 @@ def _columns(priced: bool) -> list[Column]:
 
 def _cells(f: Forecast, priced: bool) -> list[str]:
     cells = [
-        fleet(f), f"{f.execution.micro_batch:,}", "-" if f.step is None else number(f.step.total_ms), interval(f.step_time_interval_ms),
-        number(f.samples_per_second), "-" if f.memory is None else number(f.memory.allocated_gib),
-        "?" if f.fits is None else "yes" if f.fits else "NO", percent(f.mfu),
+        fleet(f), f"{f.execution.micro_batch:,}", "-" if f.step is None else number(f.step.total_ms),
+        interval(f.step_time_interval_ms), number(f.samples_per_second),
+        "-" if f.memory is None else number(f.memory.allocated_gib), {None: "?", True: "yes", False: "NO"}[f.fits],
+        percent(f.mfu),
     ]  # fmt: skip
     training = None if f.training_time is None else f.training_time.total_s
     return [*cells, duration(training), usd(f.cost_usd)] if priced else cells
@@ -274,7 +273,7 @@ def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
     rows = [
-        (part_words(name), number(ms), percent(ms / total), "█" * round(BAR_WIDTH * ms / total))
+        (part_words(name), number(ms), percent(ms / total), ms / total)
         for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
     ]  # fmt: skip
     print_table((words("part of the step"), Column("ms"), Column("share"), bar_column(1)), rows, spaced=False)

@@ -7,43 +7,15 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.job import assumed_in_words
-from trainpace.ladder import LadderResult, Rung, RungPreview, RungResult, job_time, noise_scale_of, words_of
+from trainpace.ladder import LadderResult, LadderRow, RungPreview, job_time, noise_scale_of, rows_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, interval, noise_scale, number, plural, span, to_the_same_loss, usd
-from trainpace.report.terminal import (
-    Column,
-    console,
-    layout,
-    print_bars,
-    print_lines,
-    print_table,
-    print_verdict,
-    words,
-)
+from trainpace.report.terminal import Column, console, fits, print_bars, print_lines, print_table, print_verdict, words
 
 HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
-
-
-class LadderRow(Record):
-    """One rung. `ratio` is old time / new time over what was kept before, `total` over the baseline; None where nothing was
-    measured. `forecast_ms` and `measured_ms` are of the same thing: a step."""
-
-    title: str
-    forecast_ms: float | None = None
-    forecast_interval_ms: Interval | None = None
-    measured_ms: float | None = None
-    measured_interval_ms: Interval | None = None
-    ratio: float | None = None
-    total: float | None = None
-    memory_gib: float | None = None
-    job_s: float | None = None
-    cost_usd: float | None = None
-    losses: str = ""
-    kept: bool = True
-    why: str = ""
 
 
 class LadderTable(Record):
@@ -55,50 +27,18 @@ class LadderTable(Record):
     verdict: tuple[str, ...] = ()
 
 
-def table_of(climbed: LadderResult) -> LadderTable:
-    ladder, start = climbed.ladder, climbed.start
-    rows, precompute_s = [_row(climbed, climbed.baseline, climbed.baseline.title, 0.0)], 0.0
-    for rung, result in zip(ladder.rungs, climbed.rungs, strict=False):  # it may have stopped early
-        rows.append(_row(climbed, result, _title(rung, result), precompute_s + result.precompute_s))
-        precompute_s += result.precompute_s if result.kept else 0.0
+def table_of(result: LadderResult) -> LadderTable:
+    ladder, start = result.ladder, result.start
+    rows = rows_of(result)
     batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
         title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}",
-        what="a step", rows=tuple(rows), verdict=tuple(_verdict(climbed, rows)),
+        what="a step", rows=tuple(rows), verdict=tuple(_verdict(result, rows)),
     )  # fmt: skip
 
 
-def _title(rung: Rung, result: RungResult) -> str:
-    """With the value that was judged, where several were tried."""
-    if result.chosen is None:
-        return result.title
-    values = rung.alternatives()[result.chosen]
-    several = (key for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1)
-    chosen = [f"{key} {values[key]}" for key in several]
-    return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
-
-
-def _row(climbed: LadderResult, result: RungResult, title: str, precompute_s: float) -> LadderRow:
-    best = result.best or (result.tried[0] if result.tried else None)
-    row = LadderRow(title=title, kept=False, why=result.reason)
-    if best is not None:
-        row = replace(row, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms)
-    if best is None or best.measured is None:
-        return row
-    measured = best.measured
-    share = best.setup.execution.global_batch / climbed.ladder.start.execution.global_batch
-    job = job_time(climbed.ladder, best, measured.median_ms, precompute_s)
-    return replace(
-        row, measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
-        ratio=None if result.gain is None else result.gain.ratio,
-        total=climbed.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib,
-        job_s=None if job is None else job.total_s, cost_usd=None if job is None else job.usd,
-        losses="" if result.losses is None else result.losses.verdict, kept=result.kept,
-    )  # fmt: skip
-
-
-def _verdict(climbed: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
+def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     first = rows[0]
     last = next((r for r in reversed(rows) if r.kept and r.total is not None), first)
     assert last.total is not None
@@ -113,18 +53,18 @@ def _verdict(climbed: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
         if first.job_s is not None and last.job_s is not None:
             cost = "" if last.cost_usd is None else f", {usd(last.cost_usd)} instead of {usd(first.cost_usd)}"
             lines.append(f"The whole job: {duration(last.job_s)} instead of {duration(first.job_s)}{cost}.")
-    job = job_time(climbed.ladder, climbed.baseline.tried[0], last.measured_ms)
+    job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
     lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
-    lines += [*_forecasts(climbed), *_noise_scale(climbed)]
+    lines += [*_forecasts(result), *_noise_scale(result)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
-    if climbed.stopped:
-        lines.append(f"Rungs not run: {climbed.stopped}.")
-    return [*lines, f"Next: use the settings that were kept in your training: {words_of(climbed.kept[0])}."]
+    if result.stopped:
+        lines.append(f"Rungs not run: {result.stopped}.")
+    return [*lines, f"Next: use the settings that were kept in your training: {words_of(result.kept[0])}."]
 
 
-def _forecasts(climbed: LadderResult) -> list[str]:
+def _forecasts(result: LadderResult) -> list[str]:
     judged = [
-        (r.title, t, t.measured, t.foreseen.interval_ms) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
+        (r.title, t, t.measured, t.foreseen.interval_ms) for r in (result.baseline, *result.rungs) for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
     ]  # fmt: skip
     missed = [row for row in judged if not row[1].foreseen.holds(row[2].median_ms)]
@@ -136,9 +76,9 @@ def _forecasts(climbed: LadderResult) -> list[str]:
     ]
 
 
-def _noise_scale(climbed: LadderResult) -> list[str]:
+def _noise_scale(result: LadderResult) -> list[str]:
     """What the gradient noise scale says of more data parallelism, where the trials could tell."""
-    gathered = noise_scale_of(climbed)
+    gathered = noise_scale_of(result)
     if gathered is None:
         return []
     setup, scale = gathered
@@ -198,13 +138,11 @@ _WORDS = ("rung", "losses", "result")
 def print_ladder(t: LadderTable) -> None:
     """What came of it, the table, the speed-ups as bars, and how each rung did. In a narrow terminal the intervals give way
     first, then the columns that decide least."""
-    head, rows, width = head_of(t), cells_of(t), console().width
+    head, rows = head_of(t), cells_of(t)
     print_lines(t.title)
-    if t.verdict:
-        print_verdict(t.verdict[0])
+    print_verdict(t.verdict[0])
     columns = [(words if name in _WORDS else Column)(name, _RANKS.get(name, 0)) for name in head]
-    chosen = layout(columns, rows, width)
-    if chosen is None or len(chosen.widths) < len(head):
+    if not fits(columns, rows):
         timed = [i for i, name in enumerate(head) if name in ("forecast", f"{t.what}, measured")]
         rows = [[cell.partition(" (")[0] if i in timed else cell for i, cell in enumerate(row)] for row in rows]
     print_table(columns, rows)
@@ -222,9 +160,9 @@ def markdown(t: LadderTable) -> str:
     return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
 
 
-def ladder_json(climbed: LadderResult) -> dict[str, Any]:
-    t = table_of(climbed)
-    return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
+def ladder_json(result: LadderResult) -> dict[str, Any]:
+    t = table_of(result)
+    return {**to_jsonable(result), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
 
 
 def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> None:

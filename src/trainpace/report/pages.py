@@ -7,23 +7,11 @@ A server hands out `SCRIPTS` and `STYLES` by name, so that its pages need no inl
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts import (
-    Axis,
-    Bar,
-    BarChart,
-    BarGroup,
-    Chart,
-    Picture,
-    Segment,
-    Series,
-    css_variables,
-    sentence,
-)
+from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, Series, css_variables, sentence
 from trainpace.units import format_count, format_duration, format_number, format_usd
 
 if TYPE_CHECKING:
@@ -57,7 +45,7 @@ def environment(*packages: str) -> jinja2.Environment:
         range=_or_none(lambda interval, form=format_number: f"{form(interval.low)} to {form(interval.high)}"),
         share=lambda part: f"{100 * part:.3f}%", record=to_jsonable, sentence=sentence,
     )  # fmt: skip
-    env.globals.update(tables_of=tables_of, placed=_placed, duration=format_duration, usd=format_usd)
+    env.globals.update(tables_of=tables_of, duration=format_duration, usd=format_usd)
     return env
 
 
@@ -116,11 +104,6 @@ def _hashes(texts: Sequence[str]) -> str:
     import hashlib
 
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
-
-
-def _placed(bar: Bar) -> list[tuple[Segment, float]]:
-    """(segment, where it begins), in the chart's unit."""
-    return list(zip(bar.segments, itertools.accumulate((s.value for s in bar.segments), initial=0.0), strict=False))
 
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]], int]

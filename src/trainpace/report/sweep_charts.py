@@ -165,10 +165,14 @@ def cause_of(jump: MeasuredJump, causes: Sequence[Jump]) -> Jump | None:
     return next((c for c in causes if jump.before < c.batch <= jump.after and c.causes), None)
 
 
+def sources(rows: Sequence[Forecast]) -> str:
+    return " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
+
+
 def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
-    sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
     bases = dict.fromkeys(f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None)
-    return f"{start} {sources}; intervals from {', '.join(list(bases)[:3])}." if bases else f"{start} {sources}."
+    intervals = f"; intervals from {', '.join(list(bases)[:3])}" if bases else ""
+    return f"{start} {sources(rows)}{intervals}."
 
 
 def _step_axis(shown: Sequence[Series]) -> Axis:

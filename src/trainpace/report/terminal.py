@@ -97,16 +97,21 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 
 def print_table(
-    columns: Sequence[str | Column], rows: Iterable[Sequence[str]], left: int = 1, title: str = "", spaced: bool = True
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[str | float]],
+    left: int = 1,
+    title: str = "",
+    spaced: bool = True,
 ) -> None:
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
-    columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it.
+    columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it. A cell that is a number is
+    a share, which is drawn as a bar.
     """
     out = console()
     made = [c if isinstance(c, Column) else Column(c, least=10 if i < left else 0) for i, c in enumerate(columns)]
-    cells = [list(row) for row in rows]
+    cells = [[cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row] for row in rows]
     chosen = layout(made, cells, out.width)
     if spaced:
         out.print()
@@ -243,6 +248,12 @@ def _continued(command: str, width: int) -> str:
     return " \\\n".join(lines)
 
 
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all columns are shown."""
+    chosen = layout(columns, rows, console().width)
+    return chosen is not None and len(chosen.widths) == len(columns)
+
+
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
     """The first that fits of: all on one line, headers on two lines, words wrapped, columns left out. None: not even the
     columns of rank 0 fit."""
@@ -334,9 +345,9 @@ def chart(points: Points, marked: Collection[float], title: str, behind: Points 
         body = "".join(cells[i])
         lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
     named = {column(x): format_number(x) for x in _ticks(left, right)}
-    lines.append(" " * (margin + 2) + _beside(named, columns, 0.5))
+    lines.append(" " * (margin + 2) + beside(named, columns, 0.5))
     jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    return [*lines, " " * (margin + 2) + _beside(jumps, columns, 0.0)] if jumps else lines
+    return [*lines, " " * (margin + 2) + beside(jumps, columns, 0.0)] if jumps else lines
 
 
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
@@ -370,7 +381,7 @@ def _ticks(left: float, right: float) -> Iterator[float]:
         yield right
 
 
-def _beside(named: dict[int, str], columns: int, anchor: float) -> str:
+def beside(named: dict[int, str], columns: int, anchor: float) -> str:
     """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
     touch another are left out."""
     line, at = [" "] * columns, sorted(named)

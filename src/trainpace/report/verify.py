@@ -53,13 +53,9 @@ def print_equivalence(found: Equivalence) -> None:
     if found.equal:
         print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
                    "what a part costs on a GPU; for the training, any way of dividing the batch is equally good")  # fmt: skip
-    elif found.repeated or any(way.failed for way in found.ways):
-        return
-    else:
-        print_next(
-            ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)],
-            "again, after that change",
-        )
+    elif not found.repeated and not any(way.failed for way in found.ways):
+        again = ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)]
+        print_next(again, "again, after that change")
 
 
 def _row(way: WayResult) -> list[str]:

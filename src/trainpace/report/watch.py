@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,9 @@ from trainpace.records import to_jsonable
 from trainpace.report.pages import NONE, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
 from trainpace.report.terminal import (
-    BAR_WIDTH,
     Column,
     bar_column,
+    beside,
     console,
     print_lines,
     print_next,
@@ -74,25 +75,22 @@ def print_recording(recording: Recording, folder: str) -> None:
         return
     step_ms = fmean(r.step_ms for r in ranks)
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), bar_column(1)]
-    if len(ranks) > 1:
-        columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS]]
+    columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
     print_lines(f"{' '.join(recording.command)}: recorded in {folder}")
     rows = _rows(ranks, step_ms)
     each = duration(step_ms / 1000)
     print_verdict(f"{plural(ranks[0].steps, 'step')}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]}).")
     print_table(columns, rows)
     print_lines(*_remarks(recording, step_ms))
-    print_next(
-        ["trainpace", "diagnose", "--", *recording.command], "proves what slows it down, and says what to change"
-    )
+    diagnose = ["trainpace", "diagnose", "--", *recording.command]
+    print_next(diagnose, "proves what slows it down, and says what to change")
 
 
 def print_guarded(guarded: Guarded) -> None:
-    ratio = guarded.ratio
-    between = ""
+    ratio, between, faster = guarded.ratio, "", ""
     if ratio.low is not None and ratio.high is not None:
         between = f" ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
-    faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high is not None and ratio.high < 1 else ""
+        faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high < 1 else ""
     print_verdict(
         f"{'Regressed' if guarded.regressed else 'No regression'}: the median step takes {_pace(guarded.now)}, and"
         f" {_pace(guarded.baseline)} in {guarded.baseline.run}: {100 * (ratio.ratio - 1):+.1f} %{between}{faster}; up to"
@@ -105,10 +103,10 @@ def _pace(pace: Pace) -> str:
     return f"{number(pace.step_ms)} ms{bracketed(pace.interval_ms)}"
 
 
-def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str]]:
+def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
     means = {part: fmean([r.parts_ms[part] for r in ranks]) for part in PARTS}
     return [
-        [LOOK[part][2], number(ms), f"{100 * ms / step_ms:.1f} %", "█" * round(BAR_WIDTH * ms / step_ms),
+        [LOOK[part][2], number(ms), f"{100 * ms / step_ms:.1f} %", ms / step_ms,
          *(number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1)]
         for part, ms in sorted(means.items(), key=lambda item: -item[1]) if ms >= 0.0005 * step_ms
     ]  # fmt: skip
@@ -236,18 +234,15 @@ def _style(part: str) -> str:
 def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
     """(letter, part) a cell: of what takes most of it; a space and "" where that is nothing."""
     size = duration_ms / width
-    spent: list[dict[tuple[str, str], float]] = [{} for _ in range(width)]
+    spent: list[dict[tuple[str, str], float]] = [defaultdict(float) for _ in range(width)]
     for i, bar in enumerate(lane.bars):
         letter = NEXT_BATCH if bar.part == "fetch" and i % 2 else LOOK[bar.part][0]
         for cell in range(int(bar.start_ms / size), min(width, math.ceil(bar.end_ms / size))):
             ms = min(bar.end_ms, (cell + 1) * size) - max(bar.start_ms, cell * size)
-            spent[cell][letter, bar.part] = spent[cell].get((letter, bar.part), 0.0) + max(0.0, ms)
-    out = []
-    for within in spent:
-        letter_and_part = max(within, key=within.__getitem__) if within else (" ", "")
-        idle = size - math.fsum(within.values())
-        out.append(letter_and_part if within.get(letter_and_part, 0.0) > idle else (" ", ""))
-    return out
+            spent[cell][letter, bar.part] += max(0.0, ms)
+    idle = [size - math.fsum(within.values()) for within in spent]
+    most = [max(within.items(), key=lambda item: item[1], default=((" ", ""), 0.0)) for within in spent]
+    return [part if ms > rest else (" ", "") for (part, ms), rest in zip(most, idle, strict=True)]
 
 
 def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
@@ -262,15 +257,11 @@ def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
 
 
 def _axis(duration_ms: float, width: int) -> tuple[str, str]:
-    line, numbers = ["-"] * width, [" "] * (width + 2)
     marked = ticks(duration_ms, width // 12)
-    for i, ms in enumerate(marked):
-        at = min(width - 1, int(ms / duration_ms * width))
-        text = number(ms) + (" ms" if i == len(marked) - 1 else "")
-        line[at] = "+"
-        start = max(0, min(at, width + 2 - len(text)))
-        numbers[start : start + len(text)] = text
-    return "".join(line), "".join(numbers).rstrip()
+    at = [min(width - 1, int(ms / duration_ms * width)) for ms in marked]
+    labels = dict(zip(at, map(number, marked), strict=True))
+    labels[at[-1]] += " ms"
+    return "".join("+" if i in labels else "-" for i in range(width)), beside(labels, width + 2, 0.0)
 
 
 def timeline_page(timeline: Timeline, title: str) -> str:
