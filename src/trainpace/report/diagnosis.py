@@ -7,7 +7,7 @@ from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, number, percent, span
 from trainpace.report.terminal import Column, bar_column, print_lines, print_next, print_table, print_verdict, words
-from trainpace.report.watch import TIMELINE_STYLE, timeline_context
+from trainpace.report.watch import timeline_context
 from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
@@ -132,7 +132,7 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
     answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {number(d.step_ms)} ms ({low} to {high})."
     return page(
         "diagnosis.html", f"What slows it down: {command}", [answer, *d.why], diagnosis_pictures(d), to_jsonable(d),
-        styles=() if timeline is None else (TIMELINE_STYLE,), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
+        styles=() if timeline is None else ("timeline.css",), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
         not_worth=[f"Not worth it: {a.title} saves {number(a.saves_ms)} ms a step." for a in d.not_worth],
         nothing=NOTHING_WORTH, timeline=None if timeline is None else timeline_context(timeline),
     )  # fmt: skip

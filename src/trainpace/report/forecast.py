@@ -52,12 +52,10 @@ def print_forecasts(
 
     `journal_notes`: what the journal knows beside it. `spec`: how the user named the model.
     """
-    e = rows[0].execution
-    n, trained = workload.parameters, workload.trainable_parameters
-    frozen = "" if trained == n else f" ({format_count(trained)} trained)"
-    print_lines(
-        f"{workload.model}: {format_count(n)} parameters{frozen}, {workload.sample}, {e.precision}, {e.optimizer}"
-    )
+    e, trained = rows[0].execution, workload.trainable_parameters
+    frozen = "" if trained == workload.parameters else f" ({format_count(trained)} trained)"
+    parameters = f"{format_count(workload.parameters)} parameters{frozen}"
+    print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {e.optimizer}")
     done = [row for row in rows if row.step is not None]
     print_verdict(*verdict(rows))
     shown = _deciding(rows)

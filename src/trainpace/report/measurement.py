@@ -76,9 +76,8 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
             over = f", {percent(gain)} more than at {last.batch}"
         elif any(p.samples_per_second > best.measured_samples_per_second for p in a.points):
             over = "; no other batch size is better beyond the noise"
-        lines.append(
-            f"Best throughput: batch {best.batch}, {number(best.measured_samples_per_second)} samples/s{over}."
-        )
+        rate = number(best.measured_samples_per_second)
+        lines.append(f"Best throughput: batch {best.batch}, {rate} samples/s{over}.")
     if a.largest_that_fits is not None:
         lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
     lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]
@@ -98,8 +97,12 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
             f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the limit is the host, which launches"
             " the operators, not the device."
         )
-    lines.append(_noise_in_words(a))
-    return lines
+    if a.noise is None:
+        noise = "Each batch size was measured once, so the machine's noise is not known; --repeats 2 measures it."
+    else:
+        spread = f"{100 * a.noise.relative:.1f} % (standard deviation of {a.noise.degrees + 1} repeats)"
+        noise = f"Repeats in separate processes differ by {spread}."
+    return [*lines, noise]
 
 
 def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
@@ -130,12 +133,11 @@ def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[s
         f"{p.batch}{mark}", number(p.step_ms), interval(p.interval_ms), number(p.samples_per_second),
         number(p.peak_memory_gib, ""), str(p.probes),
     ]  # fmt: skip
-    if foreseen:
-        there = foreseen.get(p.batch)
-        if there is None or there.step is None:
-            return [*cells, "", ""]
-        cells += [number(there.step.total_ms), f"{100 * (there.step.total_ms / p.step_ms - 1):+.0f} %"]
-    return cells
+    forecast = foreseen.get(p.batch)
+    if forecast is not None and forecast.step is not None:
+        ms = forecast.step.total_ms
+        return [*cells, number(ms), f"{100 * (ms / p.step_ms - 1):+.0f} %"]
+    return [*cells, "", ""] if foreseen else cells
 
 
 def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump]) -> str:
@@ -152,15 +154,6 @@ def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump])
     if choice is not None and jump.size_ms > 0:
         sentence += f" Batch {jump.before} gives {number(choice.measured_samples_per_second)} samples/s."
     return sentence
-
-
-def _noise_in_words(a: SweepAnalysis) -> str:
-    if a.noise is None:
-        return "Each batch size was measured once, so the machine's noise is not known; --repeats 2 measures it."
-    return (
-        f"Repeats in separate processes differ by {100 * a.noise.relative:.1f} % (standard deviation of"
-        f" {a.noise.degrees + 1} repeats)."
-    )
 
 
 def sweep_page(
@@ -220,10 +213,8 @@ def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair])
         steps.append(Timed(group, f"{pair.device}, forecast", pair.forecast, pair.interval_ms))
         if pair.measured is not None:
             steps.append(Timed(group, f"{pair.device}, measured", pair.measured))
-    data = msgspec.to_builtins(list(pairs))
-    return page(
-        "side_by_side.html", title, meaning, [step_breakdown(steps)], data, head=HEAD, rows=cells_of_pairs(pairs)
-    )
+    data, rows = msgspec.to_builtins(list(pairs)), cells_of_pairs(pairs)
+    return page("side_by_side.html", title, meaning, [step_breakdown(steps)], data, head=HEAD, rows=rows)
 
 
 def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:

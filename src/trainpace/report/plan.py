@@ -83,10 +83,8 @@ def verdict(plan: Plan, target: Outlook) -> str:
 def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
     """What a recording names beside the plan, at the pace at which it was recorded."""
     if changes:
-        print_named(
-            "Changes to the script itself, at the recorded pace (not part of the plan's savings)",
-            ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes),
-        )
+        title = "Changes to the script itself, at the recorded pace (not part of the plan's savings)"
+        print_named(title, ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes))
 
 
 def _print_changes(plan: Plan, target: Outlook) -> None:
@@ -129,16 +127,14 @@ def _remarks(plan: Plan, target: Outlook) -> list[str]:
     ]  # fmt: skip
     if small:
         which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} each save"
-        remarks.append(
-            f"{which} less than {percent(NOISE)}, too little for a forecast to be sure of: measure before keeping."
-        )
+        too_little = "too little for a forecast to be sure of: measure before keeping"
+        remarks.append(f"{which} less than {percent(NOISE)}, {too_little}.")
     return remarks
 
 
 def settings_of(change: Change) -> str:
-    return ", ".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.settings.items()
-    )
+    values = {key: str(v).lower() if isinstance(v, bool) else v for key, v in change.settings.items()}
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
@@ -261,10 +257,8 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
     first, last = points[0], points[-1]
     hours = [(p.num_devices, hours_from_s(p.job_s)) for p in points]
     efficiency = first.job_s * first.num_devices / (last.job_s * last.num_devices)
-    labels = (
-        f"{p.num_devices} GPUs: {duration(p.job_s)}" + ("" if p.cost_usd is None else f", {usd(p.cost_usd)}")
-        for p in points
-    )
+    costs = ("" if p.cost_usd is None else f", {usd(p.cost_usd)}" for p in points)
+    labels = (f"{p.num_devices} GPUs: {duration(p.job_s)}{cost}" for p, cost in zip(points, costs, strict=True))
     shortest = duration(last.job_s)
     return Chart(
         title="Time of the job against the number of GPUs",

@@ -47,9 +47,8 @@ def _print_verdict(a: Answer) -> None:
         return
     limit = duration(a.limit_s)
     if "step_time" in a.solved and a.step_time_s is not None:
-        print_verdict(
-            f"A step may take at most {duration(a.step_time_s)}, for the training to end within {limit}{cost}."
-        )
+        step = duration(a.step_time_s)
+        print_verdict(f"A step may take at most {step}, for the training to end within {limit}{cost}.")
     elif a.meets_limit:
         print_verdict(f"Yes: {total}{cost} is within {limit}.", good=True)
     else:

@@ -257,62 +257,48 @@ def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
     """The first that fits of: all on one line, headers on two lines, words wrapped, columns left out. None: not even the
     columns of rank 0 fit."""
-    kept = list(range(len(columns)))
+    widest = [max((cell_len(row[i]) for row in rows), default=1) for i in range(len(columns))]
+    natural = [max(1, cell_len(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
+    wrapped_head = [max(1, _longest_word(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
+    least = [_least(c, [row[i] for row in rows], wrapped_head[i]) for i, c in enumerate(columns)]
+    shown = list(range(len(columns)))
     while True:
         for gap in (GAP, NARROW_GAP):
-            room = width - gap * (len(kept) - 1)
-            for wished in (_natural, _with_wrapped_header):
-                widths = {i: wished(columns[i], [row[i] for row in rows]) for i in kept}
-                if sum(widths.values()) <= room:
-                    return Layout(_widened(widths, columns, rows, room), gap)
-        least = {i: _least(columns[i], [row[i] for row in rows]) for i in kept}
-        if sum(least.values()) <= room:
-            return Layout(_squeezed(widths, least, room), NARROW_GAP)
-        droppable = [i for i in kept if columns[i].rank]
+            room = width - gap * (len(shown) - 1)
+            for wished in (natural, wrapped_head):
+                if sum(wished[i] for i in shown) <= room:
+                    return Layout(_widened({i: wished[i] for i in shown}, natural, room), gap)
+        if sum(least[i] for i in shown) <= room:
+            return Layout(_squeezed({i: wrapped_head[i] for i in shown}, least, room), NARROW_GAP)
+        droppable = [i for i in shown if columns[i].rank]
         if not droppable:
             return None
-        kept.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
+        shown.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
 
 
-def _widened(
-    widths: dict[int, int], columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int
-) -> dict[int, int]:
+def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[int, int]:
     """Spare width goes to headers that then fit on one line, those that need least first."""
-    wished = {i: _natural(columns[i], [row[i] for row in rows]) for i in widths}
-    widths, left = dict(widths), room - sum(widths.values())
-    for i in sorted(widths, key=lambda i: wished[i] - widths[i]):
-        more = wished[i] - widths[i]
-        if more <= left:
-            widths[i], left = wished[i], left - more
+    for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
+        if natural[i] - widths[i] <= room - sum(widths.values()):
+            widths[i] = natural[i]
     return widths
 
 
-def _squeezed(widths: dict[int, int], least: dict[int, int], room: int) -> dict[int, int]:
-    widths = dict(widths)
+def _squeezed(widths: dict[int, int], least: Sequence[int], room: int) -> dict[int, int]:
     while sum(widths.values()) > room:
-        i = max((i for i in widths if widths[i] > least[i]), key=lambda i: widths[i])
-        widths[i] -= 1
+        widths[max((i for i in widths if widths[i] > least[i]), key=widths.__getitem__)] -= 1
     return widths
 
 
-def _natural(column: Column, cells: Sequence[str]) -> int:
-    return max(1, cell_len(column.name), *(cell_len(cell) for cell in cells))
-
-
-def _with_wrapped_header(column: Column, cells: Sequence[str]) -> int:
-    return max(1, _longest_word(column.name), *(cell_len(cell) for cell in cells))
-
-
-def _least(column: Column, cells: Sequence[str]) -> int:
-    natural = _with_wrapped_header(column, cells)
+def _least(column: Column, cells: Sequence[str], natural: int) -> int:
     if not column.words:
         return natural
-    longest = max(_longest_word(text) for text in (column.name, *cells))
+    longest = max(map(_longest_word, (column.name, *cells)))
     return min(natural, max(column.least, min(longest, LONGEST_WORD)))
 
 
 def _longest_word(text: str) -> int:
-    return max((cell_len(word) for word in text.split()), default=0)
+    return max(map(cell_len, text.split()), default=0)
 
 
 def chart(points: Points, marked: Collection[float], title: str, behind: Points = (), width: int = 80) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.journal import Guarded, Pace
 from trainpace.records import to_jsonable
-from trainpace.report.pages import NONE, page, rendered
+from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
 from trainpace.report.terminal import (
     Column,
@@ -55,15 +55,6 @@ WIDTH, RIGHT, TOP = 920, 16, 34
 ROW, BAR, GROUP_GAP = 26, 20, 30
 DOT = 0.5
 LETTER_FROM = 13.0
-TIMELINE_STYLE = (
-    "svg.timeline{--ink:#1b2530;--soft:#566270;--line:#dde3e9;--page:#ffffff;--rest:#c3cbd3;--wait:#b3261e}"
-    "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e8edf2;--soft:#a3b0bd;--line:#36414c;--page:#14191f;"
-    "--rest:#55616d;--wait:#ff8a80}}"
-    "svg.timeline text{fill:var(--ink);font:13px system-ui,sans-serif}"
-    "svg.timeline text.small{fill:var(--soft);font-size:11px}"
-    "svg.timeline text.in{fill:#ffffff;font-size:11px;text-anchor:middle;pointer-events:none}"
-)
-"""Inside of the picture, so that it stands alone; a page allows it by name."""
 MOST_RANKS = 8
 
 
@@ -266,7 +257,7 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
 
 def timeline_page(timeline: Timeline, title: str) -> str:
     return page(
-        "timeline.html", title, findings(timeline), (), to_jsonable(timeline), styles=(TIMELINE_STYLE,),
+        "timeline.html", title, findings(timeline), (), to_jsonable(timeline), styles=("timeline.css",),
         heading=heading(timeline).capitalize(), timeline=timeline_context(timeline),
     )  # fmt: skip
 
@@ -313,7 +304,7 @@ def timeline_svg(timeline: Timeline) -> Markup:
     ]  # fmt: skip
     key, height = _key(timeline, left, bottom + 44)
     return rendered(
-        "timeline.svg", title=f"Timeline of {heading(timeline)}", findings=findings(timeline), style=TIMELINE_STYLE,
+        "timeline.svg", title=f"Timeline of {heading(timeline)}", findings=findings(timeline), style=asset("timeline.css"),
         width=WIDTH, height=height, left=round(left, 1), right=WIDTH - RIGHT, top=TOP, bottom=bottom,
         rows=rows, key=key,
         ticks=[(round(left + ms * scale, 1), number(ms)) for ms in ticks(timeline.duration_ms, 10)],
