@@ -139,6 +139,7 @@ def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: flo
     conditions = replace(ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s)
     return training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes).time(step_ms / 1e3)
 
+
 class LadderRow(Record):
     """One rung. `ratio` is old time / new time over what was kept before, `total` over the baseline; None where nothing was
     measured. `forecast_ms` and `measured_ms` are of the same thing: a step."""
