@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from trainpace.forecast import student_t_95
-from trainpace.measure import noise_of
+from trainpace.medians import noise_of
 from trainpace.records import Record
 
 BETWEEN_PROCESSES = 0.05

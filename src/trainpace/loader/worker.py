@@ -17,7 +17,7 @@ from trainpace.loader.samples import choose, first_pass, sample_cost
 from trainpace.loader.target import LoaderTarget, load_target
 from trainpace.loader.transform_costs import is_random, transform_stages
 from trainpace.machine import detect, environment
-from trainpace.measure import noise_of, repeat_interval
+from trainpace.medians import noise_of, repeat_interval
 from trainpace.process import serve
 from trainpace.records import to_json
 from trainpace.shards import opened_files

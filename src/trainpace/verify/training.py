@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainpace.measure import map_tensors
 from trainpace.records import to_json, write_whole
-from trainpace.trace import Task, build_task, make_optimizer
+from trainpace.trace import Task, build_task, make_optimizer, map_tensors
 from trainpace.verify.changes import (
     dropout_off,
     hooks_of,
