@@ -12,7 +12,7 @@ from trainpace.ladder.judging import Gain, LossCheck
 from trainpace.ladder.rungs import Ladder, Rung, Setup, words_of
 from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch import TrialResult
-from trainpace.measure import noise_of, repeat_interval
+from trainpace.medians import noise_of, repeat_interval
 from trainpace.outcome import Interval, JobTime
 from trainpace.records import Record
 
