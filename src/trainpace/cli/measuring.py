@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,6 @@ from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, NEW_FILE, within
 
 if TYPE_CHECKING:
     from trainpace.verbs import suite
-    from trainpace.watch import Timeline
 
 
 def _parse_steps(text: str) -> range:
@@ -323,6 +323,8 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     trainpace diagnose --epochs 90 -- torchrun --nproc-per-node 2 train.py
     trainpace diagnose FOLDER
     """
+    from trainpace.watch import timeline_of
+
     answer = verbs.diagnose.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
     diagnosis, watched = answer.diagnosis, answer.watched
     if view.json:
@@ -330,19 +332,12 @@ def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int
     else:
         report.print_diagnosis(diagnosis, str(watched.folder))
     words = " ".join(watched.recording.command)
-    save_pictures(
-        view,
-        lambda: report.diagnosis_page(diagnosis, words, _timeline(watched.folder)),
-        lambda: report.diagnosis_pictures(diagnosis),
-    )
+
+    def page() -> str:
+        timeline = None
+        with contextlib.suppress(TrainpaceError):  # only some recordings have steps in detail
+            timeline = timeline_of(watched.folder)
+        return report.diagnosis_page(diagnosis, words, timeline)
+
+    save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
     return 0 if diagnosis.proofs else watched.exit_code
-
-
-def _timeline(folder: Path) -> Timeline | None:
-    """The timeline of the recording, where steps of it were recorded in detail."""
-    from trainpace.watch import timeline_of
-
-    try:
-        return timeline_of(folder)
-    except TrainpaceError:
-        return None

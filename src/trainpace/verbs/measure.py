@@ -123,7 +123,12 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     from trainpace.journal import execution_of
     from trainpace.measure import measure_noise_scale
 
-    conditions, plan = _conditions(request), _plan(request)
+    r, conditions = request, _conditions(request)
+    batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
+    plan = SweepPlan(
+        batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
+        also_batches=r.batch is not None,
+    )  # fmt: skip
     foresight = None if request.no_forecast else _foresight(conditions, device, journal, progress)
     execution = execution_of(conditions, plan.batches[0], "" if foresight is None else foresight.workload.optimizer)
     causes = () if foresight is None else _forecast_jumps(foresight, plan, execution)
@@ -168,14 +173,6 @@ def _conditions(r: MeasureRequest) -> Conditions:
         model=r.model, device=r.device, precision=r.precision, optimizer=r.optimizer, accumulation=r.accumulate,
         sequence_length=r.sequence_length, image_size=r.image_size, channels_last=r.channels_last, compile=r.compile,
         seconds=r.seconds, timeout_s=r.timeout, memory_limit_gib=r.memory_limit,
-    )  # fmt: skip
-
-
-def _plan(r: MeasureRequest) -> SweepPlan:
-    batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
-    return SweepPlan(
-        batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
-        also_batches=r.batch is not None,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.hardware import Device, catalogue, find_device
-from trainpace.offers import EGRESS_USD_PER_GB, Offer, read_offers, snapshot
+from trainpace.offers import EGRESS_USD_PER_GB, Offer, notes_on, parse_machines, read_offers, snapshot
 from trainpace.records import Record, Table, read_text, to_jsonable, write_whole
 from trainpace.verbs.places import HardwareFile, data_place, own_devices
 from trainpace.verbs.request import Field, Progress, Request
@@ -37,29 +37,23 @@ class Offers(Record, Table):
 
 def run(request: OffersRequest, progress: Progress) -> Offers:
     if request.refresh:
-        _refresh(progress)
+        from trainpace.offers import refreshed, write_offers
+
+        fresh, unknown = refreshed(datetime.date.today())
+        target = data_place("offers.csv")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, write_offers(fresh))
+        left_out = f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}" if unknown else ""
+        progress.note(f"{len(fresh)} offers of today in {target}{left_out}.")
     every_offer = known_offers(request.machines, progress)
     offers, _ = chosen_offers(every_offer, request.provider, request.region, request.gpu, own_devices(request.hardware))
     return Offers(offers=tuple(offers))
-
-
-def _refresh(progress: Progress) -> None:
-    from trainpace.offers import refreshed, write_offers
-
-    fresh, unknown = refreshed(datetime.date.today())
-    target = data_place("offers.csv")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, write_offers(fresh))
-    left_out = f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}" if unknown else ""
-    progress.note(f"{len(fresh)} offers of today in {target}{left_out}.")
 
 
 def known_offers(machines: str | None, progress: Progress, only_machines: bool = False) -> tuple[Offer, ...]:
     """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
     own: tuple[Offer, ...] = ()
     if machines is not None:
-        from trainpace.offers import notes_on, parse_machines
-
         own = parse_machines(read_text(machines), machines)
         for note in notes_on(own):
             progress.note(f"trainpace: {note}")

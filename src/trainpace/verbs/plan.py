@@ -169,17 +169,13 @@ class Present(NamedTuple):
         value = self.files.pick(name, value)
         return recorded if value is None else value
 
-    def world(self, request: PlanRequest, cluster: Cluster) -> tuple[int, int]:
-        """(nodes, processes per node) of now."""
+    def execution(self, request: PlanRequest, cluster: Cluster, workload: Workload) -> Execution:
+        """The present execution. Raises Contradiction where its numbers clash, or need more devices than there are."""
         nodes, processes = self.files.world(request.nodes_now, request.gpus_now)
         if nodes is None and processes is None and self.rank is not None:
             processes = min(self.rank.world_size, cluster.devices_per_node)
             nodes = -(-self.rank.world_size // cluster.devices_per_node)
-        return nodes or cluster.nodes, processes or cluster.devices_per_node
-
-    def execution(self, request: PlanRequest, cluster: Cluster, workload: Workload) -> Execution:
-        """The present execution. Raises Contradiction where its numbers clash, or need more devices than there are."""
-        nodes, processes = self.world(request, cluster)
+        nodes, processes = nodes or cluster.nodes, processes or cluster.devices_per_node
         if nodes > cluster.nodes or processes > cluster.devices_per_node:
             raise Contradiction(
                 f"it trains on {nodes} x {processes} GPUs (nodes x GPUs a node) now, and the fleet has {cluster.nodes} x"

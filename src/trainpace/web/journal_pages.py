@@ -35,8 +35,7 @@ from trainpace.web.questions import (
 )
 from trainpace.web.whatif import STEP_TIME
 
-PAGE_RUNS = 25
-PAGE_SWEEPS = 25
+PAGE = 25
 MOST_SCORED = 2000
 """Forecast runs that are scored, the newest."""
 MOST_OF_SWEEP = 5000
@@ -124,7 +123,7 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
         model=q.model, device=q.device, precision=q.precision, kind=q.kind, outcome=q.outcome, micro_batch=q.batch,
         since=q.since, sweep=q.sweep, text=q.text,
     )  # fmt: skip
-    listed = page(journal, query, *ORDERS[q.order], q.after, PAGE_RUNS)
+    listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
     names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
     return RunsPage(
         question=q, runs=tuple(map(line_of, listed.entries)), count=listed.matches, counted_to=MOST_COUNTED,
@@ -178,8 +177,8 @@ def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
 
 
 def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
-    sweeps = journal.newest_sweeps(PAGE_SWEEPS + 1, (q.page - 1) * PAGE_SWEEPS)
-    return SweepsPage(question=q, sweeps=tuple(sweeps[:PAGE_SWEEPS]), more=len(sweeps) > PAGE_SWEEPS)
+    sweeps = journal.newest_sweeps(PAGE + 1, (q.page - 1) * PAGE)
+    return SweepsPage(question=q, sweeps=tuple(sweeps[:PAGE]), more=len(sweeps) > PAGE)
 
 
 def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:

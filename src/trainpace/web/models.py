@@ -5,14 +5,14 @@ No code of a user's is run: a name is either in a list that this package brings,
 
 from functools import lru_cache
 from pathlib import Path
-from typing import get_args
 
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.forecast import Forecaster
 from trainpace.records import load
 from trainpace.trace import load_workload
+from trainpace.verbs.training import EVERY_FORM
 from trainpace.verbs.whatif import forecaster_of
-from trainpace.workload import PLAIN, Form, Workload
+from trainpace.workload import PLAIN, Workload
 
 BUILT_IN = (
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "mobilenet_v2", "vgg11", "vgg13", "vgg16", "vgg19",
@@ -20,7 +20,6 @@ BUILT_IN = (
 MOST_BYTES = 64 * 2**20
 MOST_CACHED = 16
 MOST_LISTED = 500
-FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class Models:
@@ -57,7 +56,7 @@ class Models:
 
 @lru_cache(MOST_CACHED)
 def _built_in(name: str) -> Forecaster:
-    return forecaster_of(load_workload(name, FORMS, PLAIN))
+    return forecaster_of(load_workload(name, EVERY_FORM, PLAIN))
 
 
 @lru_cache(MOST_CACHED)

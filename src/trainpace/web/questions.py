@@ -13,9 +13,9 @@ from trainpace.errors import TrainpaceError, nearest_names
 from trainpace.execution import Precision
 from trainpace.journal import Kind, Outcome
 from trainpace.records import Record
+from trainpace.verbs.whatif import Text
 
 MOST_PARAMETERS = 40
-Text = Annotated[str, Meta(max_length=200)]
 Cursor = Annotated[str, Meta(max_length=1000)]
 Id = Annotated[str, Meta(max_length=32)]
 Order = Literal["newest", "oldest", "fastest", "slowest", "model", "device"]

@@ -16,7 +16,6 @@ from trainpace.web.app import application
 from trainpace.web.models import Models
 from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
 
-BACKLOG = 256
 MOST_CONNECTIONS = 256
 """Open at once; beyond, the answer is 503."""
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -47,7 +46,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((host, port))
-        opened.listen(BACKLOG)
+        opened.listen(MOST_CONNECTIONS)
     except (OSError, OverflowError) as error:
         opened.close()
         reason = (getattr(error, "strerror", None) or str(error)).lower()
