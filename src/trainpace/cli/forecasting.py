@@ -222,15 +222,14 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
     trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
     """
     from trainpace.plan import forecast_of
-    from trainpace.verbs.settings import rewritten, save_all
 
     _check_write(request, view)
     answer = verbs.plan.run(request, report.TerminalProgress())
     plan, setting = answer.plan, answer.setting
     if view.output:
         save(plan, view.output)
-    files = rewritten(request, plan, view.new) if view.write else None
-    backups = save_all(files) if files is not None and view.yes else {}
+    files = verbs.settings.rewritten(request, plan, view.new) if view.write else None
+    backups = verbs.settings.save_all(files) if files is not None and view.yes else {}
     if view.json:
         changes = [{**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in answer.script_changes]
         more = {"noise_scale": setting.noise_scale, "saved_s": plan.saved_s, "in_the_script": changes}
@@ -255,8 +254,6 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
 
 def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
     """Refuse options that cannot mean anything, before anything is computed."""
-    from trainpace.verbs.settings import NEW
-
     if view.yes and not view.write:
         raise Misuse("`yes` is for `write`.")
     if view.new and not view.write:
@@ -266,8 +263,8 @@ def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
     for file in view.new:
         if Path(file).exists():
             raise Misuse(f"{file} is there already: name it with `config`.")
-        if Path(file).suffix not in NEW:
-            raise Misuse(f"{file} tells no format by its name. Known: {', '.join(NEW)}.")
+        if Path(file).suffix not in verbs.settings.NEW:
+            raise Misuse(f"{file} tells no format by its name. Known: {', '.join(verbs.settings.NEW)}.")
 
 
 def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, Any]:
@@ -279,8 +276,6 @@ def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, A
 
 def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
     """The diffs, what no file takes, and what to do next."""
-    from trainpace.verbs.settings import COMMAND
-
     if files is None:
         click.echo("Nothing to write.")
         return
@@ -293,5 +288,5 @@ def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) 
         click.echo(f"Note: {note}.")
     for file, backup in backups.items():
         click.echo(f"Wrote {file}; as it was: {backup}" if backup else f"Wrote {file}, which is new.")
-    if not wrote and any(f.diff for f in files.files if f.file != COMMAND):
+    if not wrote and any(f.diff for f in files.files if f.file != verbs.settings.COMMAND):
         click.echo("Nothing was written: add --yes to write it. Each old file is kept as FILE.bak.")

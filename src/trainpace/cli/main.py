@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.report import never_fail_to_encode
 from trainpace.verbs import SUMMARIES as VERBS
 
 MODULES = {
@@ -37,8 +39,6 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from trainpace.errors import UnknownName
-
             raise UnknownName("verb", args[0], VERBS, "See trainpace --help.")
         return super().resolve_command(ctx, args)
 
@@ -57,9 +57,6 @@ def _cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from trainpace.errors import TrainpaceError
-    from trainpace.report import never_fail_to_encode
-
     never_fail_to_encode()
     gc.set_threshold(GARBAGE_EVERY)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 from msgspec.structs import replace
@@ -17,9 +17,6 @@ from trainpace.records import save, to_jsonable, write_whole
 from trainpace.verbs.places import JournalPlace
 from trainpace.verbs.request import Field, Misuse, Unit
 from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, NEW_FILE, within
-
-if TYPE_CHECKING:
-    from trainpace.verbs import suite
 
 
 def _parse_steps(text: str) -> range:
@@ -72,7 +69,7 @@ def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     return 0
 
 
-def _measure_suite(request: suite.SuiteRequest, view: MeasureView) -> int:
+def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
     for name in ("output", "html", "figure", "json"):
         if getattr(view, name):
             raise Misuse(f"--{name} is for one model here; trainpace journal export has the suite's runs.")

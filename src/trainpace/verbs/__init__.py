@@ -9,26 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainpace.verbs import (
-        calibrate,
-        diagnose,
-        forecast,
-        gpus,
-        journal,
-        loader,
-        match,
-        measure,
-        offers,
-        plan,
-        precompute,
-        run,
-        schedule,
-        serve,
-        suite,
-        validate,
-        verify,
-        watch,
-    )
+    from trainpace.verbs import calibrate, diagnose, forecast, gpus, journal, loader, match, measure  # isort: skip
+    from trainpace.verbs import offers, plan, precompute, run, schedule, serve, settings, suite  # isort: skip
+    from trainpace.verbs import validate, verify, watch  # isort: skip
 
 SUMMARIES = {
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",

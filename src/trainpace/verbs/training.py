@@ -112,8 +112,7 @@ def workload_started(
             if request.recomputes and not able:
                 if is_saved(model):
                     raise Contradiction(
-                        f"{name} was traced without activation checkpointing and has no repeated blocks that could be"
-                        " recomputed.",
+                        f"{name} was traced without activation checkpointing and has no repeated blocks to recompute.",
                         "`checkpointing` needs a new trace, from the model.",
                     )
                 result = load_workload(model, forms, variant._replace(checkpointing=True), request.timeout)
@@ -126,11 +125,10 @@ def workload_started(
 
 def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
     """Raise Contradiction for the first field of the request that differs from what a saved workload was traced with."""
-    side = re.search(r"(\d+) x (\d+) image$", workload.sample)
-    sides = {int(length) for length in side.groups()} if side else set()
+    square = re.search(r"\b(\d+) x \1 image$", workload.sample)
     traced = {
         "mode": workload.mode, "optimizer": workload.optimizer, "sequence_length": workload.sequence_length,
-        "image_size": sides.pop() if len(sides) == 1 else None,
+        "image_size": int(square[1]) if square else None,
     }  # fmt: skip
     for setting, was in traced.items():
         value = getattr(request, setting, None)

@@ -19,7 +19,6 @@ from trainpace.verbs.training import execution_values
 from trainpace.workload import Workload
 
 CURVE_SIZES = 64
-"""Batch sizes of the curve."""
 Text = Annotated[str, Meta(max_length=200)]
 
 

@@ -15,7 +15,6 @@ from trainpace.web.questions import exact, query_of
 
 
 def render(name: str, **values: Any) -> str:
-    """The page of a packaged template."""
     return _environment().get_template(name).render(**values)
 
 
