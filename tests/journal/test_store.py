@@ -154,20 +154,20 @@ def test_changing_and_deleting(journal):
 def test_sweeps_resume(journal):
     first, second = sweep(created_at="2026-01-01T00:00:00.000000Z"), sweep(created_at="2026-01-02T00:00:00.000000Z")
     assert journal.open_sweep("k") is None
-    assert journal.start_sweep(first)
-    assert journal.start_sweep(second)
-    assert not journal.start_sweep(first)
+    assert journal.add(first)
+    assert journal.add(second)
+    assert not journal.add(first)
     assert journal.open_sweep("k") == second
     assert journal.open_sweep("K") is None
     runs = [entry(sweep=second.id, batch=b, created_at=f"2026-01-03T00:00:0{b}.000000Z") for b in (1, 2)]
     journal.add_many([*reversed(runs), entry()])
     assert journal.sweep_entries(second.id) == runs
-    assert journal.finish_sweep(second.id).finished_at
+    assert journal.finish_sweep(second).finished_at
     assert journal.open_sweep("k") == first
     assert [s.id for s in journal.sweeps()] == [first.id, second.id]
     assert journal.sweeps(second.id[:10])[0].finished_at
     with pytest.raises(UnknownName):
-        journal.finish_sweep(new_id())
+        journal.finish_sweep(replace(second, id=new_id()))
 
 
 def test_many_are_kept_all_or_none(journal):

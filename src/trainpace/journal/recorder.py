@@ -10,12 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.journal.entry import Entry, Sweep, entry_of, measurement_of, new_id, now_utc
+from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
 from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
 from trainpace.journal.store import Journal
 from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
-from trainpace.outcome import FailedProbe
 
 
 class Circumstances(NamedTuple):
@@ -66,14 +65,14 @@ def record_sweep(
             id=new_id(), created_at=now_utc(), key=key, model=private(conditions.model), device=c.device,
             batches=plan.batches, command=private(c.command),
         )  # fmt: skip
-        journal.start_sweep(sweep)
-    done = [outcome_of(entry) for entry in journal.sweep_entries(sweep.id)]
+        journal.add(sweep)
+    done = [probe_of(entry) for entry in journal.sweep_entries(sweep.id)]
 
     def store(outcome: Outcome) -> None:
         journal.add(_entry(outcome, sweep.id, conditions, c, foresight))
 
     outcomes = run_sweep(conditions, plan, c.device, store, done, hints, tell)
-    journal.finish_sweep(sweep.id)
+    journal.finish_sweep(sweep)
     return RecordedSweep(sweep.id, outcomes, len(done))
 
 
@@ -92,16 +91,6 @@ def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -
         micro_batch=batch_size, accumulation=conditions.accumulation, precision=conditions.precision,
         optimizer=conditions.optimizer or optimizer or "sgd_momentum", channels_last=conditions.channels_last,
         compile=conditions.compile,
-    )  # fmt: skip
-
-
-def outcome_of(entry: Entry) -> Outcome:
-    """The probe that an entry was made from."""
-    if entry.outcome == "ok":
-        return measurement_of(entry)
-    return FailedProbe(
-        model=entry.model, device=entry.device, execution=entry.execution, failure=entry.outcome, reason=entry.reason,
-        environment=entry.environment, sequence_length=entry.sequence_length, image_size=entry.image_size,
     )  # fmt: skip
 
 

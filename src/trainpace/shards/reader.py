@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpace.errors import UnreadableInput
+from trainpace.errors import UnreadableInput, os_reason
 from trainpace.records import load
 from trainpace.shards.plan import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.shards.samples import SHAPED, Field, spoken
@@ -173,7 +173,7 @@ class ShardReader:
             except (FileNotFoundError, ValueError):  # mmap's word for an empty file
                 whole = None
             except OSError as error:
-                raise UnreadableInput(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+                raise UnreadableInput(f"{path} cannot be read: {os_reason(error)}.") from None
             if whole is None or len(whole) != record.file_bytes:
                 raise UnreadableInput(
                     f"{path} is {'not as long as it was written' if path.exists() else 'missing'}.",
@@ -200,15 +200,16 @@ class _Placed:
     def decode(self, raw: bytearray, shape: tuple[int, ...] | None) -> Any:
         kind = self.field.kind
         if kind == "tensor":
-            if not raw:
-                return torch.empty(shape or (), dtype=self.torch_dtype)
-            return torch.frombuffer(raw, dtype=self.torch_dtype).reshape(shape or ())
-        if kind == "array":
-            return np.frombuffer(raw, dtype=self.field.dtype).reshape(shape or ())
-        if kind == "scalar":
-            return np.frombuffer(raw, dtype=self.field.dtype)[0]
+            flat = torch.frombuffer(raw, dtype=self.torch_dtype) if raw else torch.empty(0, dtype=self.torch_dtype)
+            return flat.reshape(shape or ())
+        if kind in ("array", "scalar"):
+            values = np.frombuffer(raw, dtype=self.field.dtype)
+            return values.reshape(shape or ()) if kind == "array" else values[0]
         if kind == "image":
-            return _picture(raw, self.field.dtype, shape or ())
+            from PIL import Image
+
+            assert shape is not None
+            return Image.frombytes(self.field.dtype, (shape[1], shape[0]), bytes(raw))
         if kind == "int":
             return int.from_bytes(raw, "little", signed=True)
         if kind == "float":
@@ -225,10 +226,3 @@ def _torch_dtype(field: Field) -> torch.dtype:
     if field.kind in ("array", "scalar"):
         return torch.from_numpy(np.empty(0, np.dtype(field.dtype).newbyteorder("="))).dtype
     return torch.float64 if field.kind == "float" else torch.int64
-
-
-def _picture(raw: bytearray, mode: str, shape: tuple[int, ...]) -> Any:
-    from PIL import Image
-
-    height, width = shape[:2]
-    return Image.frombytes(mode, (width, height), bytes(raw))

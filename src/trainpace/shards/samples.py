@@ -2,11 +2,13 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from trainpace.errors import UserCodeError
 from trainpace.records import Record
 
 Kind = Literal["tensor", "array", "scalar", "image", "int", "float", "bool", "str", "bytes"]
@@ -14,6 +16,7 @@ SHAPED = frozenset({"tensor", "array", "scalar", "image"})
 """Kinds whose bytes need a shape to be read."""
 
 _INT64 = range(-(2**63), 2**63)
+_PLAIN = (bool, int, float, str, bytes)
 
 
 class UnsupportedSample(ValueError):
@@ -148,18 +151,11 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
         if leaf.mode not in ("L", "RGB", "RGBA", "I", "F"):
             raise UnsupportedSample(f"{name} is a picture of mode {leaf.mode}; convert it to RGB or L")
         return "image", leaf.mode, pixels.tobytes(), pixels.shape
-    if isinstance(leaf, bool):
-        return "bool", "", leaf, None
-    if isinstance(leaf, int):
-        if leaf not in _INT64:
-            raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
-        return "int", "", int(leaf), None
-    if isinstance(leaf, float):
-        return "float", "", float(leaf), None
-    if isinstance(leaf, str):
-        return "str", "", str(leaf), None
-    if isinstance(leaf, bytes):
-        return "bytes", "", bytes(leaf), None
+    if isinstance(leaf, int) and leaf not in _INT64:
+        raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
+    for plain in _PLAIN:
+        if isinstance(leaf, plain):
+            return plain.__name__, "", plain(leaf), None  # type: ignore[return-value,arg-type]
     raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can keep")
 
 
@@ -192,11 +188,40 @@ def _difference(fields: list[Any], expected: list[Any]) -> str:
     return f"it has {len(fields)} parts in another arrangement than the other samples, which have {len(expected)}"
 
 
-def spread(count: int, total: int) -> Iterator[int]:
+def spread(count: int, total: int) -> Sequence[int]:
     """`count` indices spread evenly over range(total), ends included; all of them where there are fewer."""
     if total <= count:
-        yield from range(total)
-    elif count == 1:
-        yield 0
-    else:
-        yield from (i * (total - 1) // (count - 1) for i in range(count))
+        return range(total)
+    return [i * (total - 1) // max(count - 1, 1) for i in range(count)]
+
+
+def timed_samples(dataset: Any, indices: Sequence[int], seconds: float) -> Iterator[tuple[int, Encoded, float]]:
+    """(index, sample, seconds to compute it) of as many indices as the time allows, without the bad samples.
+
+    Raises `UserCodeError` where not one of them can be computed.
+    """
+    layout, reason = None, ""
+    deadline = time.perf_counter() + seconds
+    for index in indices:
+        start = time.perf_counter()
+        try:
+            sample = dataset[index]
+            spent = time.perf_counter() - start
+            encoded = encode(sample, layout)
+        except Exception as error:
+            reason = f"sample {index}: {reason_of(error)}"
+            continue
+        layout = encoded.layout
+        yield index, encoded, spent
+        if time.perf_counter() > deadline:
+            return
+    if layout is None:
+        raise UserCodeError(f"not one of {len(indices)} samples looked at could be computed ({reason}).")
+
+
+def reason_of(error: Exception) -> str:
+    """The reason why a sample is bad, in one line."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, UnsupportedSample):
+        return text
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
