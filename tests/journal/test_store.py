@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import sqlite3
-import statistics
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -122,21 +121,6 @@ def test_pages_and_prefixes(journal):
     for wrong in ("ef", "", "%", "ab%", "x' OR 1=1", "\0"):
         with pytest.raises(UnknownName):
             journal.get(wrong)
-
-
-@pytest.mark.parametrize("by", ["model", "device", "micro_batch"])
-def test_medians_are_the_medians(journal, by):
-    made = [entry(f"m{i % 3}", (i * 37 % 101) / 7, batch=1 + i % 4, device=f"d{i % 2}") for i in range(57)]
-    journal.add_many([*made, entry(step_time_ms=None)])
-    groups = {}
-    for e in made:
-        groups.setdefault(e.execution.micro_batch if by == "micro_batch" else getattr(e, by), []).append(e.step_time_ms)
-    expected = [(group, len(v), pytest.approx(statistics.median(v))) for group, v in sorted(groups.items())]
-    assert [tuple(m) for m in journal.median_step_ms(by)] == expected
-    only = journal.median_step_ms(by, Query(model="m1"))
-    assert sum(m.n for m in only) == 19
-    with pytest.raises(UnknownName):
-        journal.median_step_ms("record")
 
 
 def test_changing_and_deleting(journal):

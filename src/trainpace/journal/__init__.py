@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainpace.journal.exchange import export
     from trainpace.journal.exporting import export_mlflow, export_wandb
     from trainpace.journal.foresight import Foresight, foresight_of, workload_key
-    from trainpace.journal.identity import anonymous, anonymous_entry, anonymous_sweep, this_machines_names
+    from trainpace.journal.identity import anonymous, anonymous_entry, this_machines_names
     from trainpace.journal.importing import Imported, format_of, import_file
     from trainpace.journal.importing.reading import Given
     from trainpace.journal.place import default_place, is_there, may_know

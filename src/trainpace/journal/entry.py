@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from msgspec import field
+import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
@@ -61,7 +61,7 @@ class Entry(Record):
     forecast_high_ms: float | None = None
     forecast_factor: float = 1.0
     forecast_basis: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
     seed: int | None = None
     commit: str | None = None
     command: str = ""
@@ -188,26 +188,21 @@ def _check_head(id_: str, created_at: str) -> None:
 def _check_plain(record: Record) -> None:
     """Raises TrainpaceError for values that a database or JSON would change."""
     for name in record.__struct_fields__:
-        for value in _leaves([getattr(record, name)]):
-            _check_leaf(name, value)
+        for value in _leaves(msgspec.to_builtins(getattr(record, name))):
+            if isinstance(value, float) and not (math.isfinite(value) and (value >= 0 or name == "losses")):
+                raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
+            if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+                raise TrainpaceError(f"{name} of a run is beyond 2**53.")
+            if isinstance(value, str) and not is_text(value):
+                raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is not valid text.")
 
 
-def _check_leaf(name: str, value: object) -> None:
-    if isinstance(value, float) and not (math.isfinite(value) and (value >= 0 or name == "losses")):
-        raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
-    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-        raise TrainpaceError(f"{name} of a run is beyond 2**53.")
-    if isinstance(value, str) and not is_text(value):
-        raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is not valid text.")
-
-
-def _leaves(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, Record):
-            yield from _leaves(getattr(value, name) for name in value.__struct_fields__)
-        elif isinstance(value, dict):
-            yield from _leaves([*value, *value.values()])
-        elif isinstance(value, tuple):
-            yield from value
-        else:
-            yield value
+def _leaves(value: Any) -> Iterator[Any]:
+    """The texts and numbers in nested dicts and lists."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value

@@ -5,9 +5,9 @@ columns that ``trainpace validate`` reads and a column `record`, from which they
 """
 
 import csv
+import itertools
 import json
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -74,36 +74,34 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
-            first = file.readline()
-            if first.strip() == "[" and len(second := file.readline()) > 2 and _is_record_line(second):
-                yield from _lines(path, second, file)
-                return
+            first, second = file.readline().strip(), file.readline().rstrip(",\n")
             file.seek(0)
-            whole = json.loads(file.read())
+            if first == "[" and second.startswith('{"record":') and second.endswith("}"):
+                items: Iterable[Any] = _lines(path, file)
+            else:
+                whole = json.loads(file.read())
+                items = whole if isinstance(whole, list) else [whole]
+            for item in items:
+                if not isinstance(item, dict):
+                    raise UnreadableInput(f"{path} does not hold JSON objects.")
+                yield item
     except OSError as error:
         raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
+    except UnreadableInput:
+        raise
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
-    for item in whole if isinstance(whole, list) else [whole]:
-        if not isinstance(item, dict):
-            raise UnreadableInput(f"{path} does not hold JSON objects.")
-        yield item
 
 
-def _is_record_line(line: str) -> bool:
-    return line.startswith('{"record":') and line.rstrip().rstrip(",").endswith("}")
-
-
-def _lines(path: Path, line: str, file: TextIO) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, file: TextIO) -> Iterator[Any]:
+    """The objects of a list as `_write_json` writes it."""
     closed = False
-    while line:
+    for line in itertools.islice(file, 1, None):
         if closed and line.strip():
             raise UnreadableInput(f"{path} goes on after its list.")
-        if line.strip() == "]":
-            closed = True
-        elif line.strip():
+        closed = closed or line.strip() == "]"
+        if line.strip() and not closed:
             yield json.loads(line.strip().removesuffix(","))
-        line = file.readline()
     if not closed:
         raise UnreadableInput(f"{path} ends in the middle of its list.")
 
@@ -135,5 +133,5 @@ def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> None:
     schema = pa.schema([*kinds.items(), ("record", pa.string())])
     rows = map(columns_of, records)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while chunk := list(islice(rows, ROWS_AT_ONCE)):
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(chunk, schema))

@@ -13,6 +13,7 @@ import datetime
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, false, func, literal, select, tuple_
 
@@ -81,15 +82,11 @@ def since_text(text: str) -> str:
 
 def conditions(query: Query) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
-    for column in (runs.c.model, runs.c.device):
-        wanted: str = getattr(query, column.name)
+    for name in ("model", "device", "precision", "optimizer", "kind", "outcome", "sweep", "workload_key"):
+        column, wanted = runs.c[name], getattr(query, name)
         if wanted:
-            filters.append(column == wanted if query.exact else column.icontains(wanted, autoescape=True))
-    for column in (
-        runs.c.precision, runs.c.optimizer, runs.c.kind, runs.c.outcome, runs.c.sweep, runs.c.workload_key,
-    ):  # fmt: skip
-        if getattr(query, column.name):
-            filters.append(column == getattr(query, column.name))
+            is_part = name in ("model", "device") and not query.exact
+            filters.append(column.icontains(wanted, autoescape=True) if is_part else column == wanted)
     if query.micro_batch is not None:
         filters.append(runs.c.micro_batch == query.micro_batch)
     if query.since:
@@ -182,17 +179,14 @@ def _text_of(key: tuple[Any, ...]) -> str:
 
 
 def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
-    wrong = TrainpaceError("after is not where a page of this list ended.", "Start again at the first page.")
+    """The values of the columns where the previous page ended."""
+    kinds = tuple(float if name == "step_time_ms" else str for name in names)
     try:
-        values = json.loads(base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True))
+        text = base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True)
+        values = msgspec.json.decode(text, type=tuple[kinds])  # type: ignore[valid-type]
+        Query(text="".join(value for value in values if isinstance(value, str)))  # refuses what no database takes
     except (binascii.Error, ValueError, RecursionError):
-        raise wrong from None
-    kinds = [(int, float) if name == "step_time_ms" else (str,) for name in names]
-    if not isinstance(values, list) or len(values) != len(names):
-        raise wrong
-    if not all(isinstance(v, kind) and not isinstance(v, bool) for v, kind in zip(values, kinds, strict=True)):
-        raise wrong
-    if not all(isinstance(v, str) or abs(v) < LARGEST for v in values):  # NaN is below nothing
-        raise wrong
-    Query(text="".join(v for v in values if isinstance(v, str)))  # refuses what no database takes
-    return [literal(v if isinstance(v, str) else float(v), runs.c[n].type) for v, n in zip(values, names, strict=True)]
+        values = ()
+    if not values or not all(isinstance(value, str) or abs(value) < LARGEST for value in values):
+        raise TrainpaceError("after is not where a page of this list ended.", "Start again at the first page.")
+    return [literal(value, runs.c[name].type) for value, name in zip(values, names, strict=True)]

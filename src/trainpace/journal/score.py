@@ -56,12 +56,10 @@ def scores(entries: Iterable[Entry]) -> Scores:
     """Scores of the entries that have both a forecast and a measured time."""
     scored = sorted((e for e in entries if error_pct(e) is not None), key=lambda e: (e.created_at, e.id))
     return Scores(
-        overall=score("all", scored),
-        lately=score(f"last {LATELY}", scored[-LATELY:]),
-        by_device=_by(scored, lambda entry: entry.device),
-        by_model=_by(scored, lambda entry: entry.model),
+        overall=score("all", scored), lately=score(f"last {LATELY}", scored[-LATELY:]),
+        by_device=_by(scored, lambda entry: entry.device), by_model=_by(scored, lambda entry: entry.model),
         over_time=_over_time(scored),
-    )
+    )  # fmt: skip
 
 
 def score(name: str, entries: Sequence[Entry]) -> Score:

@@ -2,12 +2,11 @@
 
 import itertools
 import re
-import statistics
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from msgspec.structs import replace
-from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, Table, func, select
+from sqlalchemy import URL, Connection, Engine, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
@@ -21,21 +20,9 @@ from trainpace.records import from_json
 CHUNK = 1000
 MANY = 10_000
 """After this many new runs the database refreshes the statistics from which it chooses indexes."""
-
-MOST_LOOK_UPS = 1000
-"""Up to this many groups are looked up one by one; beyond, one pass over all rows is faster."""
-GROUPS = ("model", "device", "precision", "optimizer", "micro_batch", "workload_key")
 ALL = Query()
 T = TypeVar("T")
 R = TypeVar("R", Entry, Sweep)
-
-
-class Median(NamedTuple):
-    """The median step time of the `n` runs of a group."""
-
-    group: str | int | None
-    n: int
-    step_time_ms: float
 
 
 class Journal:
@@ -152,26 +139,6 @@ class Journal:
         counted = select(func.count()).select_from(runs).where(*conditions(query))
         return self.read(lambda connection: connection.execute(counted).scalar_one())
 
-    def median_step_ms(self, by: str = "model", query: Query = ALL) -> list[Median]:
-        """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), sorted by it."""
-        if by not in GROUPS:
-            raise UnknownName("column", by, GROUPS, f"One of {', '.join(GROUPS)}.")
-        group, time = runs.c[by], runs.c.step_time_ms
-        chosen = [time.is_not(None), *conditions(query)]
-        with plainly(self._url), reading(self._engine) as connection:
-            counts = select(group, func.count()).where(*chosen).group_by(group).order_by(group)
-            sizes = [(name, n) for name, n in connection.execute(counts)]
-            if by == "model" and len(sizes) <= MOST_LOOK_UPS:
-                return [_median(connection, name, n, [group == name, *chosen]) for name, n in sizes]
-            place = func.row_number().over(partition_by=group, order_by=time).label("place")
-            size = func.count().over(partition_by=group).label("size")
-            timed = select(group, time, place, size).where(*chosen).subquery()
-            middle = (2 * timed.c.place).between(
-                timed.c.size, timed.c.size + 2
-            )  # one of an odd number, two of an even one
-            medians = select(timed.c[by], func.max(timed.c.size), func.avg(timed.c.step_time_ms)).where(middle)
-            return [Median(*row) for row in connection.execute(medians.group_by(timed.c[by]).order_by(timed.c[by]))]
-
     def annotate(self, id_or_prefix: str, notes: str) -> Entry:
         """Replace the notes of a run; returns the changed run."""
         return self._changed(runs, self.get(id_or_prefix), notes=notes)
@@ -247,13 +214,6 @@ class Journal:
     def _records(self, chosen: Select[Any], kind: type[R]) -> list[R]:
         source = f"a {'run' if kind is Entry else 'sweep'} in {self.place}"
         return [from_json(text, kind, source) for text in self.read(lambda c: list(c.execute(chosen).scalars()))]
-
-
-def _median(connection: Connection, name: str, n: int, chosen: list[ColumnElement[bool]]) -> Median:
-    """The median of one group, by walking half of an index that is already in order."""
-    time = runs.c.step_time_ms
-    middle = select(time).where(*chosen).order_by(time).limit(2 - n % 2).offset((n - 1) // 2)
-    return Median(name, n, statistics.fmean(connection.execute(middle).scalars()))
 
 
 def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:

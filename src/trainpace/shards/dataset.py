@@ -153,7 +153,6 @@ class ShardLoader:
                 f"{', '.join(taken)}: for the stream, not for its loader.", f"ShardStream(folder, ..., {taken[0]}=...)"
             )
         self.loader = DataLoader(stream, batch_size=None, **options)
-        self._history: list[Span] = []
         self._batches = 0
         self._resumed = False
 
@@ -177,7 +176,7 @@ class ShardLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """How far this epoch is: equal on every rank after the same number of steps, so one rank's copy is enough."""
-        history = list(self._history)
+        history = self.stream.history
         if self._batches:
             history.append((self.stream.world_size, self._batches * self.stream.batch_size))
         return {"epoch": self.stream.epoch, "history": history, **self._settings()}
@@ -194,7 +193,7 @@ class ShardLoader:
         self._resumed = True
 
     def _begin(self, epoch: int, history: Sequence[Span] = ()) -> None:
-        self._history, self._batches = list(history), 0
+        self._batches = 0
         self.stream.place(epoch, history)
 
     def _settings(self) -> dict[str, Any]:

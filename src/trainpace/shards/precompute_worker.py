@@ -4,7 +4,6 @@ Reads one JSON request a line and answers in JSON lines. What the user's code pr
 """
 
 import errno
-import json
 import os
 import statistics
 import sys
@@ -98,14 +97,13 @@ class _Worker:
 
     def _answer(self, do: str, **request: Any) -> None:
         if do == "inspect":
-            self._send(inspection=msgspec.to_builtins(inspect(self._dataset, self._target, self._settings)))
+            self._send(inspection=inspect(self._dataset, self._target, self._settings))
         elif do == "fingerprint":
-            now = fingerprint(self._dataset, self._target, self._settings)
-            self._send(fingerprint=msgspec.to_builtins(now))
+            self._send(fingerprint=fingerprint(self._dataset, self._target, self._settings))
         elif do == "estimate":
             from trainpace.shards.precompute_estimate import estimate_here
 
-            self._send(estimate=msgspec.to_builtins(estimate_here(self._dataset, self._target, **request["options"])))
+            self._send(estimate=estimate_here(self._dataset, self._target, **request["options"]))
         else:
             self._compute(msgspec.convert(request["plan"], ShardPlan), request["number"], Path(request["folder"]))
 
@@ -125,7 +123,7 @@ class _Worker:
 
     def _write(self, *shard: Any) -> None:
         try:
-            self._send(shard=msgspec.to_builtins(write_shard(*shard)))
+            self._send(shard=write_shard(*shard))
         except Exception as error:
             self._fail(error)  # at once: the main thread may be waiting for a request that will not come
 
@@ -139,7 +137,7 @@ class _Worker:
 
     def _send(self, **answer: Any) -> None:
         with self._sending:
-            self._answers.write(json.dumps(answer) + "\n")
+            self._answers.write(msgspec.json.encode(answer).decode() + "\n")
             self._answers.flush()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import struct
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,8 @@ class ShardReader:
         counts = np.array([shard.samples for shard in shards], dtype=np.int64)
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
-        self._bounds: list[int] = self._ends.tolist()
         groups = [len(shard.index_starts) for shard in shards]
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
-        self._groups: list[int] = self._first_group.tolist()
         self._columns = [_Placed(field, [shard.columns[c] for shard in shards]) for c, field in enumerate(self.fields)]
         self._index = _Placed(
             Field(name="index", kind="int"), [Column(starts=shard.index_starts, width=8) for shard in shards]
@@ -58,7 +55,7 @@ class ShardReader:
         self._maps: list[memoryview | None] = [None] * len(shards)
 
     def __len__(self) -> int:
-        return self._bounds[-1]
+        return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder}
@@ -74,15 +71,11 @@ class ShardReader:
         )
 
     def sample(self, position: int) -> Any:
-        if not 0 <= position < len(self):
-            raise IndexError(f"position {position} of {len(self)} samples")
-        shard = bisect_right(self._bounds, position)
-        group, row = divmod(position - (self._bounds[shard - 1] if shard else 0), self.group_rows)
-        return self.build([self._leaf(c, shard, self._groups[shard] + group, row) for c in self._columns])
+        return self.samples([position])[0]
 
     def samples(self, positions: Sequence[int] | np.ndarray) -> list[Any]:
         """Several samples that share no memory."""
-        shards, groups, rows = (part.tolist() for part in self._locate(np.asarray(positions, dtype=np.int64)))
+        shards, groups, rows = (part.tolist() for part in self._locate(positions))
         return [
             self.build([self._leaf(column, shard, group, row) for column in self._columns])
             for shard, group, row in zip(shards, groups, rows, strict=True)
@@ -90,16 +83,17 @@ class ShardReader:
 
     def batch(self, positions: Sequence[int] | np.ndarray, allocate: Allocate) -> Any:
         """What torch's default_collate makes of these samples, each copied once, to its place in the batch."""
-        where = self._locate(np.asarray(positions, dtype=np.int64))
+        where = self._locate(positions)
         return self.build([self._gather(column, where, allocate) for column in self._columns])
 
     def source_indices(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
         """The indices in the source of these positions."""
-        where = self._locate(np.asarray(positions, dtype=np.int64))
+        where = self._locate(positions)
         return self._bytes(self._index, where, np.empty(8 * len(where[0]), np.uint8)).view("<i8").reshape(-1)
 
-    def _locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _locate(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(shard, row group over all shards, row within it)."""
+        positions = np.asarray(positions, dtype=np.int64)
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"position {positions.max()} of {len(self)} samples")
         shards = np.searchsorted(self._ends, positions, side="right")

@@ -125,11 +125,8 @@ def _packages(trees: dict[Path, ast.Module]) -> dict[str, str]:
 
 
 def _version(module: str) -> str:
-    stated = getattr(sys.modules[module], "__version__", None)
-    if isinstance(stated, str):
-        return str(stated)  # torch has a type of its own for it
-    try:
-        return importlib.metadata.version(module)
+    try:  # as text, since torch has a type of its own for it
+        return str(getattr(sys.modules[module], "__version__", None) or importlib.metadata.version(module))
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 
