@@ -93,12 +93,6 @@ class _TakesIndexes(SQLiteCompiler):
         return text
 
 
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    with engine.connect() as connection, connection.begin():
-        yield connection
-
-
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
     """Run `work` in one transaction that writes, again where another process held the lock; all of it happens or nothing.
 

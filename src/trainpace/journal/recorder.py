@@ -69,7 +69,11 @@ def record_sweep(
     done = [probe_of(entry) for entry in journal.sweep_entries(sweep.id)]
 
     def store(outcome: Outcome) -> None:
-        journal.add(_entry(outcome, sweep.id, conditions, c, foresight))
+        entry = entry_of(
+            outcome, keep_identity=c.keep_identity, sweep=sweep.id, command=c.command, commit=c.commit, notes=c.notes,
+            seed=conditions.seed, device=c.device,
+        )  # fmt: skip
+        journal.add(entry if foresight is None else _foreseen(entry, foresight))
 
     outcomes = run_sweep(conditions, plan, c.device, store, done, hints, tell)
     journal.finish_sweep(sweep)
@@ -94,17 +98,10 @@ def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -
     )  # fmt: skip
 
 
-def _entry(
-    outcome: Outcome, sweep: str, conditions: Conditions, c: Circumstances, foresight: Foresight | None
-) -> Entry:
-    entry = entry_of(
-        outcome, keep_identity=c.keep_identity, sweep=sweep, command=c.command, commit=c.commit, notes=c.notes,
-        seed=conditions.seed, device=c.device,
-    )  # fmt: skip
-    if foresight is None:
-        return entry
-    entry = replace(entry, workload_key=workload_key(foresight.workload, outcome.execution))
-    plain = foresight.forecaster.forecast(outcome.execution)
+def _foreseen(entry: Entry, foresight: Foresight) -> Entry:
+    """The entry with the forecast that was made for it."""
+    entry = replace(entry, workload_key=workload_key(foresight.workload, entry.execution))
+    plain = foresight.forecaster.forecast(entry.execution)
     foreseen = foresight.corrected(plain)
     if plain.step is None or foreseen.step is None or foreseen.step_time_interval_ms is None:
         return entry

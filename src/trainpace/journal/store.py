@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.journal.connect import engine_of, plainly, reading, shown, tidy, url_of, writing
+from trainpace.journal.connect import engine_of, plainly, shown, tidy, url_of, writing
 from trainpace.journal.entry import Entry, Sweep, now_utc
 from trainpace.journal.place import default_place
 from trainpace.journal.query import Query, conditions
@@ -45,7 +45,7 @@ class Journal:
         with plainly(url):
             engine = engine_of(url, create)
             try:
-                with reading(engine) as connection:
+                with engine.begin() as connection:
                     version = version_of(connection)
                 if version != VERSION:
                     writing(engine, bring_up_to_date)
@@ -131,7 +131,7 @@ class Journal:
     def every(self, query: Query = ALL) -> Iterator[Entry]:
         """All runs that match a query, the oldest first, read in chunks."""
         chosen = select(runs.c.record).where(*conditions(query)).order_by(runs.c.created_at, runs.c.id)
-        with plainly(self._url), reading(self._engine) as connection:
+        with plainly(self._url), self._engine.begin() as connection:
             for (record,) in connection.execution_options(yield_per=CHUNK).execute(chosen):
                 yield from_json(record, Entry, f"a run in {self.place}")
 
@@ -177,7 +177,7 @@ class Journal:
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """Run `question` in a transaction that only reads."""
-        with plainly(self._url), reading(self._engine) as connection:
+        with plainly(self._url), self._engine.begin() as connection:
             return question(connection)
 
     def run_or_sweep(self, id_: str) -> list[Entry]:

@@ -113,7 +113,7 @@ def precompute(
     there = [shard for number in range(plan.shards) if (shard := finished_shard(folder, number)) is not None]
     if len(there) == plan.shards:
         manifest = Manifest(plan=plan, shards=tuple(there))
-        lines = [json.dumps({"index": b.index, "reason": b.reason}) + "\n" for b in manifest.bad()]
+        lines = [json.dumps({"index": b.index, "reason": b.reason}) + "\n" for shard in there for b in shard.bad]
         write_whole(folder / BAD_SAMPLES, "".join(lines))
         save(manifest, folder / MANIFEST)
     return Precomputed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
@@ -100,15 +100,6 @@ class Manifest(Record):
 
     plan: ShardPlan
     shards: tuple[Shard, ...]
-
-    @property
-    def samples(self) -> int:
-        """Samples that can be read back: those of the source without the bad ones."""
-        return sum(shard.samples for shard in self.shards)
-
-    def bad(self) -> Iterator[BadSample]:
-        for shard in self.shards:
-            yield from shard.bad
 
 
 def shard_sizes(samples: int, sample_bytes: float, workers: int, shard_samples: int | None = None) -> tuple[int, int]:

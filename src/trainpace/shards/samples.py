@@ -65,24 +65,20 @@ def encode(sample: Any, layout: Layout | None = None) -> Encoded:
     fields, values, shapes = [], [], []
     for name, leaf in leaves:
         kind, dtype, value, shape = _encode_leaf(spoken(name), leaf)
-        fields.append((name, kind, dtype))
+        fields.append(Field(name=name, kind=kind, dtype=dtype))
         values.append(value)
         shapes.append(shape)
-    if layout is not None:
-        expected = [(f.name, f.kind, f.dtype) for f in layout.fields]
-        if fields != expected or json.dumps(structure) != layout.structure:
-            unequal = _unequal(structure, json.loads(layout.structure), "")
-            raise UnsupportedSample(unequal or _difference(fields, expected))
-        return Encoded(layout, values, shapes)
-    names = [name for name, _, _ in fields]
-    if not names:
-        raise UnsupportedSample("the sample is empty")
-    if len(set(names)) < len(names):
-        raise UnsupportedSample(
-            f"two parts of the sample have the name {next(n for n in names if names.count(n) > 1)!r}"
-        )
-    made = tuple(Field(name=name, kind=kind, dtype=dtype) for name, kind, dtype in fields)
-    return Encoded(Layout(structure=json.dumps(structure), fields=made), values, shapes)
+    if layout is None:
+        names = [name for name, _ in leaves]
+        if not names:
+            raise UnsupportedSample("the sample is empty")
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise UnsupportedSample(f"two parts of the sample have the name {twice!r}")
+        layout = Layout(structure=json.dumps(structure), fields=tuple(fields))
+    elif tuple(fields) != layout.fields or json.dumps(structure) != layout.structure:
+        unequal = _unequal(structure, json.loads(layout.structure), "")
+        raise UnsupportedSample(unequal or _difference(fields, layout.fields))
+    return Encoded(layout, values, shapes)
 
 
 def same(a: Encoded, b: Encoded) -> list[str]:
@@ -181,10 +177,11 @@ def _unequal(structure: Any, expected: Any, name: str) -> str | None:
     return None
 
 
-def _difference(fields: list[Any], expected: list[Any]) -> str:
-    for (name, kind, dtype), (_, kind_, dtype_) in zip(fields, expected, strict=False):
-        if (kind, dtype) != (kind_, dtype_):
-            return f"{spoken(name)} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
+def _difference(fields: Sequence[Field], expected: Sequence[Field]) -> str:
+    for one, other in zip(fields, expected, strict=False):
+        if (one.kind, one.dtype) != (other.kind, other.dtype):
+            usual = f"{other.kind} {other.dtype}".rstrip()
+            return f"{spoken(one.name)} is {one.kind} {one.dtype}".rstrip() + f", in the other samples {usual}"
     return f"it has {len(fields)} parts in another arrangement than the other samples, which have {len(expected)}"
 
 
