@@ -80,7 +80,7 @@ def test_after_a_full_disk_nothing_piles_up_in_memory(tmp_path):
 
 def test_a_forked_child_keeps_nothing(tmp_path):
     writer = TrailWriter(str(tmp_path / "a"), {})
-    writer.forget()
+    writer.close()
     writer.span(4, 0, "Net", 0, 5, 9)
     assert not writer._waiting
 

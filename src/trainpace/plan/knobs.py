@@ -29,7 +29,6 @@ def _sharding(e: Execution) -> str:
 
 
 def fleet_in_words(e: Execution) -> str:
-    """Nodes and GPUs of an execution."""
     if e.nnodes == 1:
         return f"{e.nproc_per_node} GPU{'s' if e.nproc_per_node > 1 else ''}"
     return f"{e.nnodes} nodes of {e.nproc_per_node} GPU{'s' if e.nproc_per_node > 1 else ''}"
@@ -140,7 +139,6 @@ def turned(current: Choice, target: Choice, knobs: Iterable[Knob]) -> Choice | N
 
 
 def effort_of(knob: Knob, after: Choice) -> Effort:
-    """What the change takes."""
     return "code change" if knob.name == "data" and after.data.precomputed else knob.effort
 
 

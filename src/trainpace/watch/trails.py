@@ -22,6 +22,10 @@ class WorkerLane(NamedTuple):
     first_ns: int
     last_ns: int
 
+    def fetches(self) -> Iterator[Fetch]:
+        for path in self.paths:
+            yield from fetches_of(path)
+
     @property
     def label(self) -> str:
         return f"worker {self.worker}" + (f" of loader {self.loader}" if self.loader > 1 else "")
@@ -93,6 +97,10 @@ def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
         yield from records_from(data, data.find(b"\n") + 1)
 
 
+def fetches_of(path: Path) -> Iterator[Fetch]:
+    return (r for r in records_of(path) if isinstance(r, Fetch))
+
+
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
@@ -130,7 +138,7 @@ def _lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
     """Lanes of workers: workers with one number share a lane unless two loaders had them at the same time."""
     lives = []
     for path, worker in workers:
-        fetches = [r for r in records_of(path) if isinstance(r, Fetch)]
+        fetches = list(fetches_of(path))
         if fetches:
             lives.append(WorkerLane(worker, 1, (path,), fetches[0].start_ns, fetches[-1].end_ns))
     lanes: list[WorkerLane] = []
