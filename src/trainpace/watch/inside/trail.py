@@ -160,9 +160,9 @@ def records_from(data: bytes | mmap.mmap, at: int) -> Iterator[Step | Span | Fet
         begin, at = at, at + form.size
         if at > len(data):
             return
-        _, *values = form.unpack_from(data, begin)
+        values = form.unpack_from(data, begin)[1:]
         if kind == b"S":
-            yield Step._make((*values[:8], tuple(values[8:])))
+            yield Step._make((*values[:8], values[8:]))
         elif kind == b"P":
             yield Span(*values)
         elif kind == b"F":
