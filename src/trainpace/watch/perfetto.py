@@ -97,7 +97,7 @@ def _outer_first(events: list[Event]) -> list[Event]:
 def _step(r: Step, pid: int, shift_ns: int) -> Event:
     parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
     about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
-    return _complete(r._replace(end_ns=r.end_ns - APART_NS), f"step {r.number}", "step", pid, STEPS, shift_ns, about)
+    return _complete(r, f"step {r.number}", "step", pid, STEPS, shift_ns, about, APART_NS)
 
 
 def _span(r: Span, name: str, pid: int, tid: int, shift_ns: int) -> Event:
@@ -110,11 +110,11 @@ def _fetch(r: Fetch, pid: int, tid: int, shift_ns: int) -> Event:
 
 
 def _complete(
-    r: Step | Span | Fetch, name: str, category: str, pid: int, tid: int, shift_ns: int, about: Event
+    r: Step | Span | Fetch, name: str, category: str, pid: int, tid: int, shift_ns: int, about: Event, cut_ns: int = 0
 ) -> Event:
     return {
         "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": (r.start_ns + shift_ns) / 1e3,
-        "dur": max(0, r.end_ns - r.start_ns) / 1e3, "args": about,
+        "dur": max(0, r.end_ns - cut_ns - r.start_ns) / 1e3, "args": about,
     }  # fmt: skip
 
 
