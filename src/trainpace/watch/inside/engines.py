@@ -93,6 +93,10 @@ def _lightning(module: ModuleType, recorder: Recorder) -> None:
     _patch(getattr(module, "Trainer", None), "save_checkpoint", aside)
 
 
+def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
+    _patch(getattr(module, "_EvaluationLoop", None), "run", _charged(recorder, EVALUATION, "evaluation"))
+
+
 def _transformers(module: ModuleType, recorder: Recorder) -> None:
     trainer = getattr(module, "Trainer", None)
     _patch(trainer, "evaluate", _charged(recorder, EVALUATION, "evaluate"))
@@ -198,8 +202,8 @@ ENGINES: dict[str, Callable[..., None]] = {
     "safetensors.torch": _safetensors,
     "lightning.pytorch.trainer.trainer": _lightning,
     "pytorch_lightning.trainer.trainer": _lightning,
-    "lightning.pytorch.loops.evaluation_loop": _functions(EVALUATION, "run", of="_EvaluationLoop"),
-    "pytorch_lightning.loops.evaluation_loop": _functions(EVALUATION, "run", of="_EvaluationLoop"),
+    "lightning.pytorch.loops.evaluation_loop": _lightning_evaluation,
+    "pytorch_lightning.loops.evaluation_loop": _lightning_evaluation,
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector": _functions(
         LOGGING, "log_metrics", "update_train_step_metrics", of="_LoggerConnector"
     ),
