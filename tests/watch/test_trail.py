@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, read_trail
+from made_trails import read_trail
+from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter
 
 ns = st.integers(0, 2**62)
 STEPS = st.builds(

@@ -133,15 +133,6 @@ class TrailWriter:
         self._waiting.clear()
 
 
-def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | dict[str, Any]]]:
-    """(header, records in order) of a trail's bytes. A record cut off at the end is left out.
-
-    Raises ValueError for anything but a trail of this version.
-    """
-    line, newline, _ = data.partition(b"\n")
-    return read_header(line + newline), list(records_from(data, len(line) + 1))
-
-
 def read_header(line: bytes) -> dict[str, Any]:
     """The header from a trail's first line. Raises ValueError for anything but a trail of this version."""
     header = json.loads(line) if line.endswith(b"\n") else None
