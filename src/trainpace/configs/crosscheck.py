@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from trainpace.configs.settings import ConfigFile, Note, Setting
+from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Setting
 from trainpace.records import Record
-
-SAME_UNDER_DEEPSPEED = ({"amp_bf16", "bf16"}, {"amp_fp16", "fp16"})
 
 
 class Clash(Record):
@@ -51,8 +49,8 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
 
 def _compatible(settings: list[Setting], deepspeed: set[str]) -> bool:
     """Hugging Face and accelerate call bf16 autocast what DeepSpeed calls bf16, so the two agree."""
-    words = {str(s.value) for s in settings}
-    return any(s.file in deepspeed for s in settings) and any(words <= same for same in SAME_UNDER_DEEPSPEED)
+    meanings = {AUTOCAST_OF.get(str(s.value), s.value) for s in settings}
+    return any(s.file in deepspeed for s in settings) and len(meanings) == 1
 
 
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:

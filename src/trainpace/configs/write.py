@@ -5,23 +5,22 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainpace.configs.changes import BATCH, DERIVED, GROUPS, Changes, normal
-from trainpace.configs.crosscheck import SAME_UNDER_DEEPSPEED
-from trainpace.configs.draft import ELSEWHERE, Draft
-from trainpace.configs.editing import Syntax
-from trainpace.configs.read import parse_config
-from trainpace.configs.settings import ConfigFile, Setting, Value
-from trainpace.configs.writers.accelerate import write_accelerate
-from trainpace.configs.writers.command import write_command
-from trainpace.configs.writers.deepspeed import write_deepspeed
-from trainpace.configs.writers.huggingface import write_training_arguments
-from trainpace.configs.writers.lightning import write_lightning
-from trainpace.configs.writers.sbatch import write_sbatch
+from msgspec.structs import replace
+
+from trainpace.configs.accelerate import write_accelerate
+from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, Changes, Draft, normal
+from trainpace.configs.command import write_command
+from trainpace.configs.deepspeed import write_deepspeed
+from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments, write_training_arguments
+from trainpace.configs.lightning import write_lightning
+from trainpace.configs.read import parse_config, syntax_of
+from trainpace.configs.sbatch import write_sbatch
+from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Setting
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.execution import Execution
 from trainpace.records import Record, read_bytes, read_text, write_whole
 
-Writer = Callable[[Draft, frozenset[str], Mapping[str, Value]], None]
-WRITERS: dict[str, Writer] = {
+WRITERS: dict[str, Callable[[Draft], None]] = {
     "Hugging Face TrainingArguments": write_training_arguments,
     "DeepSpeed": write_deepspeed,
     "Lightning CLI": write_lightning,
@@ -30,7 +29,6 @@ WRITERS: dict[str, Writer] = {
     "launch command": write_command,
 }
 """Writers in the order in which their files are offered a setting that no file states."""
-_SHELL = ("Slurm batch script", "launch command")
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
 """Settings that the Trainer checks against DeepSpeed's file, with its own default where it states none."""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
@@ -75,15 +73,15 @@ def write_changes(
     """
     read = parse_config(text, file)
     names = changes.names - unchanged
-    draft = Draft(text, file, syntax_of(text, file, read), beside, names if may_add is None else may_add)
-    draft.prefix = _prefix(draft, read)
-    wanted = changes.wanted
+    added = names if may_add is None else may_add
+    draft = Draft(text, file, syntax_of(text, file), beside, added, changes.wanted)
+    if read.format == "Hugging Face TrainingArguments" and not is_training_arguments(draft.data):
+        draft.prefix = (sections_with_arguments(draft.data)[0],)
     for group in GROUPS:
         if names & group:
-            _write_group(draft, WRITERS[read.format], read.format, names & group, wanted)
-    for name in changes.unwritten:
-        draft.leave(name, NO_KEY)
+            _write_group(draft, read.format, names & group)
     left = {name: why for name, why in draft.left.items() if name not in DERIVED and name not in draft.wrote}
+    left |= dict.fromkeys(changes.unwritten, NO_KEY)
     return Written(
         file=file, before=text, text=draft.text, wrote=tuple(sorted(draft.wrote)), left=left, notes=tuple(draft.notes)
     )
@@ -190,40 +188,21 @@ def save(written: Written) -> str | None:
     return str(backup)
 
 
-def syntax_of(text: str, file: str, read: ConfigFile) -> Syntax | None:
-    """None for shell scripts and commands."""
-    if read.format in _SHELL:
-        return None
-    return "json" if file.endswith(".json") or text.removeprefix("\ufeff").lstrip().startswith("{") else "yaml"
-
-
-def _prefix(draft: Draft, read: ConfigFile) -> tuple[str, ...]:
-    """The user's own key that holds the TrainingArguments, if any; the reader heads every key with it."""
-    if read.format != "Hugging Face TrainingArguments":
-        return ()
-    keys = [s.key for s in read.settings] + [note.key for note in read.notes]
-    head = keys[0].partition(".")[0] if keys else ""
-    return (head,) if all(key.startswith(f"{head}.") for key in keys) and isinstance(draft.data.get(head), dict) else ()
-
-
-def _write_group(draft: Draft, write: Writer, kind: str, names: frozenset[str], wanted: Mapping[str, Value]) -> None:
+def _write_group(draft: Draft, kind: str, names: frozenset[str]) -> None:
     text, wrote, left, notes = draft.text, set(draft.wrote), dict(draft.left), list(draft.notes)
-    before = parse_config(text, draft.file)
+    before, why = parse_config(text, draft.file), BY_HAND
+    draft.names = names
     try:
-        write(draft, names, wanted)
-        sound = _is_sound(before, parse_config(draft.text, draft.file), draft, names, wanted)
-        why = BY_HAND
+        WRITERS[kind](draft)
+        sound = _is_sound(before, parse_config(draft.text, draft.file), draft, names)
     except TrainpaceError as error:
         sound, why = False, error.message
     if not sound:
         draft.text, draft.wrote, draft.left, draft.notes = text, wrote, left, notes
-        for name in names - DERIVED:
-            draft.leave(name, why)
+        draft.leave(why, *(names - DERIVED))
 
 
-def _is_sound(
-    before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str], wanted: Mapping[str, Value]
-) -> bool:
+def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
     """Whether the file now states what it should, and everything else as before."""
     if before.format != after.format:
         return False
@@ -232,14 +211,57 @@ def _is_sound(
     others = [{(s.name, s.value) for s in file.settings if s.name not in touched} for file in (before, after)]
     checked = (names | {"sharding"}) - (names & draft.left.keys() - draft.wrote)
     return others[0] == others[1] and all(
-        _right(setting, after, draft, wanted) for setting in after.settings if setting.name in checked
+        _right(setting, after, draft) for setting in after.settings if setting.name in checked
     )
 
 
-def _right(setting: Setting, after: ConfigFile, draft: Draft, wanted: Mapping[str, Value]) -> bool:
+def _right(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
     if setting.name == "sharding":
-        return wanted["zero_stage"] == 3 or "zero_stage" not in draft.wrote
-    value, want = normal(setting.name, setting.value), wanted[setting.name]
+        return draft.want["zero_stage"] == 3 or "zero_stage" not in draft.wrote
+    value, want = normal(setting.name, setting.value), draft.want[setting.name]
     if setting.name == "precision" and "DeepSpeed" in draft.beside | {after.format} and draft.beside:
-        return value == want or any({value, want} <= same for same in SAME_UNDER_DEEPSPEED)
+        return AUTOCAST_OF.get(str(value), value) == AUTOCAST_OF.get(str(want), want)
     return value == want
+
+
+def new_deepspeed(execution: Execution, file: str = "ds.json") -> Written:
+    """A DeepSpeed JSON file with the batch sizes, the precision and the ZeRO stage."""
+    text = (
+        '{\n  "train_micro_batch_size_per_gpu": 1,\n  "gradient_accumulation_steps": 1,\n  "train_batch_size": 1\n}\n'
+    )
+    return _new(text, file, execution)
+
+
+def new_accelerate(execution: Execution, file: str = "accelerate.yaml") -> Written:
+    """An accelerate YAML file with the processes and the precision, and with DeepSpeed where states are sharded."""
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: 'no'\nnum_machines: 1\n"
+        "num_processes: 1\nuse_cpu: false\n"
+    )
+    if execution.nnodes > 1:
+        text += "# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
+    return _new(text, file, execution)
+
+
+def new_torchrun(execution: Execution, script: str = "train.py", file: str = "launch.sh") -> Written:
+    """A torchrun command; on several nodes it has a rendezvous endpoint, where $HEAD_NODE names one of the nodes."""
+    several = " --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if execution.nnodes > 1 else ""
+    return _new(f"torchrun --nnodes=1 --nproc-per-node=1{several} {script}\n", file, execution)
+
+
+def new_sbatch(
+    execution: Execution, script: str = "train.py", file: str = "job.sbatch", time_limit_s: float | None = None
+) -> Written:
+    """A batch script that starts torchrun once per node, with a rendezvous on the first node and one GPU per process."""
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=1\n\n"
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)\n'
+        "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID \\\n"
+        f"    --rdzv-backend=c10d --rdzv-endpoint=$head:29500 {script}\n"
+    )
+    return _new(text, file, execution, time_limit_s)
+
+
+def _new(text: str, file: str, execution: Execution, time_limit_s: float | None = None) -> Written:
+    changes = Changes(before=Execution(), after=execution, time_limit_s=time_limit_s)  # what these texts say
+    return replace(write_changes(text, file, changes), before="")
