@@ -20,14 +20,9 @@ if TYPE_CHECKING:
         WRITERS,
         Rewritten,
         Written,
-        new_accelerate,
-        new_deepspeed,
-        new_sbatch,
-        new_torchrun,
-        read_texts,
+        new_file,
         rewrite,
         save,
-        unified_diff,
         write_changes,
     )  # fmt: skip
 

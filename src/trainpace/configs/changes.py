@@ -1,6 +1,7 @@
 """The change from one Execution to another as settings, and a settings file while it is being changed."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,10 +19,7 @@ GROUPS = (
     frozenset(("precision",)),
     frozenset(SHARDING),
     BATCH,
-    frozenset(("activation_checkpointing",)),
-    frozenset(("compile",)),
-    frozenset(("dataloader_workers",)),
-    frozenset(("time_limit_s",)),
+    *(frozenset((name,)) for name in ("activation_checkpointing", "compile", "dataloader_workers", "time_limit_s")),
 )
 """Settings that are written together, in this order, because a tool checks them against each other."""
 DERIVED = frozenset(("global_batch", "world_size", "gpus_per_node"))
@@ -53,11 +51,6 @@ class Changes(Record):
         before = settings_of(self.before)
         return frozenset(name for name, value in self.wanted.items() if before.get(name) != value)
 
-    @property
-    def unwritten(self) -> tuple[str, ...]:
-        """Fields that differ and that no settings file states."""
-        return tuple(name for name in UNWRITTEN if getattr(self.before, name) != getattr(self.after, name))
-
 
 def settings_of(e: Execution) -> dict[str, Value]:
     """Settings by the names in `settings.SettingName`; gpus_per_node is one GPU per process."""
@@ -83,35 +76,27 @@ def normal(name: str, value: Value) -> Value:
     return value
 
 
+@dataclass
 class Draft:
     """A settings file while it is being changed: its text, the settings written, and those left out with their reasons.
 
     `beside`: formats of the training's other files. `may_add`: settings that no other file states, so that this one may
     gain them. `want`: the values of all settings; `names`: those that are being written, to which every method keeps.
+    `prefix`: the user's own key that holds the settings. `notes`: what the user must do beside the file.
     """
 
-    def __init__(
-        self,
-        text: str,
-        file: str,
-        syntax: Syntax | None,
-        beside: frozenset[str],
-        may_add: frozenset[str],
-        want: Mapping[str, Value],
-    ) -> None:
-        self.text = text
-        self.file = file
-        self.syntax = syntax
-        self.beside = beside
-        self.may_add = may_add
-        self.want = want
-        self.names: frozenset[str] = frozenset()
-        self.prefix: tuple[str, ...] = ()
-        """The user's own key that holds the settings."""
-        self._parsed: tuple[str, Any] | None = None
-        self.wrote: set[str] = set()
-        self.left: dict[str, str] = {}
-        self.notes: list[str] = []
+    text: str
+    file: str
+    syntax: Syntax | None
+    beside: frozenset[str]
+    may_add: frozenset[str]
+    want: Mapping[str, Value]
+    names: frozenset[str] = frozenset()
+    prefix: tuple[str, ...] = ()
+    wrote: set[str] = field(default_factory=set)
+    left: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _parsed: tuple[str, Any] | None = None
 
     @property
     def data(self) -> dict[str, Any]:
@@ -178,6 +163,5 @@ class Draft:
         self.leave(why, *(self.names - self.wrote - self.left.keys() - DERIVED))
 
     def note(self, text: str) -> None:
-        """Record what the user must do beside the file."""
         if text not in self.notes:
             self.notes.append(text)

@@ -6,21 +6,15 @@ from typing import Any
 
 from trainpace.configs.accelerate import COMPILED, MEETING, NO_DYNAMO, PRECISION, precision_word, read_dynamo
 from trainpace.configs.changes import ELSEWHERE, SHARDING, Draft
-from trainpace.configs.huggingface import (
-    DISTINCTIVE,
-    NAMES,
-    NAMES_OF,
-    argument,
-    formats_on,
-    needs,
-    put_training_arguments,
-)
+from trainpace.configs.huggingface import DISTINCTIVE, NAMES, NAMES_OF, argument, formats_on, put_training_arguments
+from trainpace.configs.huggingface import PRECISION as ARGUMENT_PRECISION
 from trainpace.configs.launch import (
     ACCELERATE,
     DEEPSPEED,
     TORCHRUN,
     Launch,
     find_launch,
+    is_open,
     with_flag,
     with_value,
     without,
@@ -36,14 +30,6 @@ _MEETINGS = {
     "accelerate": MEETING,
     "deepspeed": "on several nodes deepspeed needs a --hostfile",
 }
-_WORLD = {
-    "torchrun": {"nnodes": "--nnodes", "nproc_per_node": "--nproc-per-node"},
-    "deepspeed": {"nnodes": "--num_nodes", "nproc_per_node": "--num_gpus"},
-    "accelerate": {"world_size": "--num_processes", "nnodes": "--num_machines"},
-}
-_OWN = {"accumulation": "--gradient_accumulation_steps", "tp": "--parallelism_config_tp_size",
-        "cp": "--parallelism_config_cp_size"}  # fmt: skip
-_OFFLOADS = {"offload_optimizer": "--offload_optimizer_device", "offload_parameters": "--offload_param_device"}
 
 
 def parse_command(command: str, file: str = "command") -> ConfigFile:
@@ -94,7 +80,7 @@ def read_launch(launch: Launch, reading: Reading) -> Reading:
 def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str) -> None:
     if value is None:  # of the flags that are read, only --use-fsdp stands alone
         reading.put("sharding", "fsdp", key)
-    elif "$" in value or "`" in value:
+    elif is_open(value):
         reading.note(key, f"{value} is known only when it runs", leaves_open=name)
     elif name == "nnodes" and (span := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)):
         low, high = span.groups()
@@ -111,7 +97,7 @@ def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str)
         reading.put(name, PRECISION[reading.word(value.casefold(), key, PRECISION) or "no"], key)
     elif name == "activation_checkpointing":
         reading.put(name, reading.word(value.casefold(), key, ("true", "false")) == "true", key)
-    elif name in _OFFLOADS:
+    elif name in SHARDING[1:]:
         reading.read_device(name, value, key)
     elif name == "compile":
         read_dynamo(reading, value, key)
@@ -143,7 +129,7 @@ def _read_script(launch: Launch, reading: Reading) -> None:
         if name in ("deepspeed", "deepspeed_config"):
             if value is not None and value.value.endswith(".json"):
                 reading.note_file(flag.written, value.value)
-        elif value is not None and value.is_open:
+        elif value is not None and is_open(value.value):
             reading.note(flag.written, f"{value.value} is known only when it runs")
         else:
             read = True if value is None else _scalar(value.value)
@@ -192,27 +178,37 @@ def launch_of(draft: Draft) -> Launch:
     return launch
 
 
-def _place(draft: Draft, name: str, written: str, value: Value | None = None, adds: bool = True) -> None:
-    """Write a launcher's flag, with `value` or what is wanted."""
+def _place(
+    draft: Draft, name: str, value: Value | None = None, adds: bool = True, argument_name: str | None = None
+) -> None:
+    """Write the launcher's flag for a setting, or an argument of its script, with `value` or what is wanted."""
     if name not in draft.names:
         return
-    launch, text = launch_of(draft), str(draft.want[name] if value is None else value)
-    names = ("num-gpus", "num-accelerators") if written == "--num_gpus" else (written.lstrip("-").replace("_", "-"),)
-    flag = launch.flag(*names)
-    if flag is not None and flag.value is not None:
-        old = flag.value.value
-        if flag.value.is_open or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
+    launch = launch_of(draft)
+    if argument_name is None:
+        others, end, flag_names = launch.flags, launch.flags_end, launch.names_of(name)
+    else:
+        others, end, flag_names = launch.script, launch.script_end, (argument_name.replace("_", "-"),)
+    flag = next((flag for flag in others if flag.name in flag_names), None)
+    wanted = draft.want[name] if value is None else value
+    text = str(wanted).lower() if isinstance(wanted, bool) else str(wanted)
+    if flag is not None:
+        old = "true" if flag.value is None else flag.value.value
+        if is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
             draft.leave(f"{flag.written} is {old}, whose value is known only when it runs", name)
             return
-        if old != text:
+        if old.casefold() != text:
             draft.text = with_value(draft.text, flag, text)
     elif name not in draft.may_add:
         draft.leave(ELSEWHERE, name)
         return
-    elif not adds:
-        return
+    elif adds:
+        written = (
+            flag_names[0] if launch.launcher is TORCHRUN and not argument_name else flag_names[0].replace("-", "_")
+        )
+        draft.text = with_flag(draft.text, end, others, f"--{written}", text)
     else:
-        draft.text = with_flag(draft.text, launch.flags_end, launch.flags, written, text)
+        return
     draft.wrote.add(name)
     draft.left.pop(name, None)
 
@@ -222,11 +218,13 @@ def _write_world(draft: Draft) -> None:
     if launch.name == "accelerate" and names & {"nnodes", "nproc_per_node"}:
         draft.names = names = names | {"world_size"}
     include = launch.flag("include", "i") if launch.name == "deepspeed" else None
-    for name, written in _WORLD.get(launch.name, _WORLD["torchrun"]).items():
+    for name in ("world_size", "nnodes", "nproc_per_node"):
+        if name not in launch.launcher.reads.values():
+            continue
         if include is not None:
             draft.leave(f"{include.written} names the GPUs: say by hand which", name)
             continue
-        _place(draft, name, written, adds=name != "nnodes" or draft.want["nnodes"] != 1)
+        _place(draft, name, adds=name != "nnodes" or draft.want["nnodes"] != 1)
         if name not in draft.left:
             draft.keep(name)  # one node is what a launcher starts
     if launch.name == "accelerate":
@@ -242,35 +240,34 @@ def _drop_multi_gpu(draft: Draft) -> None:
 
 
 def _write_accelerate(draft: Draft, script: bool) -> None:
-    for name, written in _OWN.items():
+    for name in ("accumulation", "tp", "cp"):
         if name not in draft.wrote:
-            _place(draft, name, written, adds=name == "accumulation")
+            _place(draft, name, adds=name == "accumulation")
     launch = launch_of(draft)
     if (not script or launch.flag("mixed-precision")) and (word := precision_word(draft)):
-        _place(draft, "precision", "--mixed_precision", word)
+        _place(draft, "precision", word)
     if "compile" not in draft.wrote:
         if launch.flag("use-deepspeed"):
             draft.leave(NO_DYNAMO, "compile")
         else:
-            _place(draft, "compile", "--dynamo_backend", "inductor" if draft.want["compile"] else "no")
+            _place(draft, "compile", "inductor" if draft.want["compile"] else "no")
     checkpointing = draft.want["activation_checkpointing"]
     if launch.flag("use-fsdp") and checkpointing != "selective":
-        written = "--fsdp_activation_checkpointing"
-        _place(draft, "activation_checkpointing", written, str(checkpointing == "full").lower())
+        _place(draft, "activation_checkpointing", checkpointing == "full")
     if draft.names & set(SHARDING):
         _write_sharding(draft)
 
 
 def _write_sharding(draft: Draft) -> None:
-    launch, stage = launch_of(draft), int(draft.want["zero_stage"])
+    launch = launch_of(draft)
     if launch.flag("use-fsdp"):
-        if stage == 3:
+        if draft.want["zero_stage"] == 3:
             draft.keep("zero_stage")
         draft.leave("FSDP shards here (--use_fsdp), in a way of its own", *(set(SHARDING) - draft.wrote))
         return
     if not launch.flag("use-deepspeed", "zero-stage"):
         dynamo = launch.flag("dynamo-backend")
-        if not stage and not any(draft.want[name] for name in _OFFLOADS):  # nothing is said
+        if not any(draft.want[name] for name in SHARDING):  # nothing is said
             draft.keep(*SHARDING)
             return
         if "zero_stage" not in draft.may_add:
@@ -281,14 +278,15 @@ def _write_sharding(draft: Draft) -> None:
             return
         draft.text = with_flag(draft.text, launch.flags_end, launch.flags, "--use_deepspeed", None)
         _drop_multi_gpu(draft)  # accelerate takes one of the two
-    _place(draft, "zero_stage", "--zero_stage")
-    for name, written in _OFFLOADS.items():
-        flag = launch_of(draft).flag(written.lstrip("-").replace("_", "-"))
+    _place(draft, "zero_stage")
+    launch = launch_of(draft)
+    for name in SHARDING[1:]:
+        flag = launch.flag(*launch.names_of(name))
         old = None if flag is None or flag.value is None else flag.value.value
         if (old is None and not draft.want[name]) or (old == "nvme" and draft.want[name]):
             draft.keep(name)
         else:
-            _place(draft, name, written, "cpu" if draft.want[name] else "none")
+            _place(draft, name, "cpu" if draft.want[name] else "none")
 
 
 def _write_arguments(draft: Draft) -> None:
@@ -296,33 +294,12 @@ def _write_arguments(draft: Draft) -> None:
     for name in sorted(draft.names & NAMES_OF.keys()):
         value = argument(draft, name)
         if value is not None:
-            launch = launch_of(draft)
-            key = next((key for key in NAMES_OF[name] if launch.argument(key)), NAMES_OF[name][-1])
-            _place_argument(draft, name, key, value, adds=name in draft.may_add)
-    on = formats_on(draft) if "precision" in draft.names else {}
+            key = next((key for key in NAMES_OF[name] if launch_of(draft).argument(key)), NAMES_OF[name][-1])
+            _place(draft, name, value, argument_name=key)
     launch = launch_of(draft)
-    if on and not any(launch.argument(key) for key in on) and "precision" not in draft.may_add:
-        draft.leave(ELSEWHERE, "precision")
-        return
+    stated = [key for key in ARGUMENT_PRECISION if launch.argument(key)]
+    on = formats_on(draft, stated)
+    if stated:
+        draft.may_add |= {"precision"}  # all of them belong together
     for key, state in on.items():
-        if launch.argument(key) or state or needs(draft, key):
-            _place_argument(draft, "precision", key, state, adds=True)
-
-
-def _place_argument(draft: Draft, name: str, key: str, value: Value, adds: bool) -> None:
-    launch = launch_of(draft)
-    flag = launch.argument(key)
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    if flag is not None and flag.value is not None and flag.value.is_open:
-        draft.leave(f"{flag.written} is {flag.value.value}, whose value is known only when it runs", name)
-        return
-    if flag is not None:
-        old = "true" if flag.value is None else flag.value.value
-        if old.casefold() != text:
-            draft.text = with_value(draft.text, flag, text)
-    elif adds:
-        draft.text = with_flag(draft.text, launch.script_end, launch.script, f"--{key}", text)
-    else:
-        draft.leave(ELSEWHERE, name)
-        return
-    draft.wrote.add(name)
+        _place(draft, "precision", state, argument_name=key)

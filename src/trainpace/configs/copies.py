@@ -66,12 +66,10 @@ def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: st
     is_output = False
     for word in words:
         flag, equals, value = _flag_and_value(word)
-        name = flag.lstrip("-").replace("-", "_")
-        if is_output or (equals and name in _OUTPUT_FLAGS):
-            value = output
-        else:
-            value = _copy_of(value, copies, folder) or value.replace(OUT, output)
-        is_output = word.startswith("--") and not equals and word.lstrip("-").replace("-", "_") in _OUTPUT_FLAGS
+        takes_output = (flag or word).lstrip("-").replace("-", "_") in _OUTPUT_FLAGS
+        copied_value = _copy_of(value, copies, folder) or value.replace(OUT, output)
+        value = output if is_output or (equals and takes_output) else copied_value
+        is_output = word.startswith("--") and not equals and takes_output
         copied.append(f"{flag}{equals}{value}")
     return tuple(copied)
 

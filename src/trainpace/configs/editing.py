@@ -17,7 +17,6 @@ from trainpace.errors import TrainpaceError, UnreadableInput
 Syntax = Literal["json", "yaml"]
 Path = tuple[str, ...]
 Tree = Union[Value, "dict[str, Tree]"]
-_SPACE = re.compile(r"[ \t\r\n]*")
 _SCALAR = re.compile(r"[^\s,\]}]+")
 _YAML_WORDS = frozenset("y n yes no on off true false null".split())
 
@@ -39,9 +38,6 @@ class Node(NamedTuple):
     flow: bool = False
     borrowed: bool = False
 
-    def get(self, key: str) -> Item | None:
-        return next((item for item in self.items or () if item.key == key), None)
-
 
 def json_spans(text: str) -> Node:
     """Positions in a text that `parsing.parse_json` accepts."""
@@ -49,9 +45,9 @@ def json_spans(text: str) -> Node:
 
 
 def _after_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    assert match is not None  # it may be empty
-    return match.end()
+    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
+        at += 1
+    return at
 
 
 def _json_value(text: str, start: int) -> Node:
@@ -112,18 +108,16 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
     """
     node = json_spans(text) if syntax == "json" else yaml_spans(text, file)
     before, in_flow = None, node.flow
-    for depth, key in enumerate(path):
-        if node.items is None:  # null, or nothing written: a section still to be made
-            break
-        item = node.get(key)
+    depth = 0
+    while depth < len(path) and node.items is not None:  # null, or nothing written: a section still to be made
+        item = next((item for item in node.items if item.key == path[depth]), None)
+        depth += 1
         if item is None:
-            return _added(text, node, key, _nested(path[depth + 1 :], value), syntax)
+            return _added(text, node, path[depth - 1], _nested(path[depth:], value), syntax)
         before, node = item, item.value
         in_flow = in_flow or node.flow
         if node.borrowed or re.match(r"[&*!|>]", text[node.start : node.end]):
-            raise TrainpaceError(f"{file}: {'.'.join(path[: depth + 1])} is written with an alias, an anchor or a tag.")
-    else:
-        return _replaced(text, node, before, value, syntax, in_flow)
+            raise TrainpaceError(f"{file}: {'.'.join(path[:depth])} is written with an alias, an anchor or a tag.")
     return _replaced(text, node, before, _nested(path[depth:], value), syntax, in_flow)
 
 
@@ -142,7 +136,7 @@ def _replaced(text: str, node: Node, item: Item | None, tree: Tree, syntax: Synt
         new = _block(tree, indent + _unit(text), _newline(text))
         colon = text.index(":", item.end) + 1
         return text[:colon] + _newline(text) + new + text[max(colon, node.end) :]
-    new = _flow(tree, syntax) if isinstance(tree, dict) else _scalar(tree, old, syntax)
+    new = _braces(tree, syntax) if isinstance(tree, dict) else _scalar(tree, old, syntax)
     if syntax == "yaml" and (node.start == node.end or "\n" in text[item.end : node.start]):
         colon = text.index(":", item.end) + 1
         return f"{text[:colon]} {new}{text[max(colon, node.end) :]}"
@@ -162,14 +156,14 @@ def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
     quoted = f'"{key}"' if syntax == "json" else key
     several = "\n" in text[node.start : node.end] or (syntax == "json" and "\n" in text.strip() and not items)
     if not several:
-        pair = f"{quoted}: {_flow(tree, syntax)}"
+        pair = f"{quoted}: {_braces(tree, syntax)}"
         if not items:
             return text[: node.start] + "{" + pair + "}" + text[node.end :]
         at = items[-1].value.end
         return f"{text[:at]}, {pair}{text[at:]}"
     outer = _indent(text, node.start)
     indent = _indent(text, items[0].start) if items else outer + _unit(text)
-    pair = f"{indent}{quoted}: {_json_block(tree, indent, _unit(text), newline, syntax)}"
+    pair = f"{indent}{quoted}: {_braces(tree, syntax, indent, _unit(text), newline)}"
     if not items:
         return text[: node.start] + "{" + newline + pair + newline + outer + "}" + text[node.end :]
     at = items[-1].value.end
@@ -204,19 +198,17 @@ def _block(tree: dict[str, Tree], indent: str, newline: str) -> str:
     return newline.join(lines)
 
 
-def _json_block(tree: Tree, indent: str, unit: str, newline: str, syntax: Syntax) -> str:
+def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newline: str = "") -> str:
+    """A value in braces, on one line or, where a `newline` is given, with a line for each key."""
     if not isinstance(tree, dict):
         return _scalar(tree, "", syntax)
     inner = indent + unit
-    pairs = [f"{inner}{json.dumps(key)}: {_json_block(v, inner, unit, newline, syntax)}" for key, v in tree.items()]
-    return "{" + newline + f",{newline}".join(pairs) + newline + indent + "}"
-
-
-def _flow(tree: Tree, syntax: Syntax = "yaml") -> str:
-    if not isinstance(tree, dict):
-        return _scalar(tree, "", syntax)
-    pairs = (f"{json.dumps(k) if syntax == 'json' else k}: {_flow(v, syntax)}" for k, v in tree.items())
-    return "{" + ", ".join(pairs) + "}"
+    quoted = syntax == "json" or newline
+    pairs = [
+        f"{newline}{inner}{json.dumps(key) if quoted else key}: {_braces(value, syntax, inner, unit, newline)}"
+        for key, value in tree.items()
+    ]
+    return "{" + ("," if newline else ", ").join(pairs) + newline + indent + "}"
 
 
 def _scalar(value: Value, old: str, syntax: Syntax) -> str:

@@ -1,5 +1,6 @@
 """Hugging Face `TrainingArguments`, as JSON, YAML or flags. Names: transformers 5.23, training_args.py."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from trainpace.configs.changes import ELSEWHERE, Draft
@@ -34,7 +35,7 @@ _SAME_OPTIMIZER = dict.fromkeys(
 DISTINCTIVE = frozenset(
     ("per_device_train_batch_size", "per_gpu_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
 )
-_PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "tf32": "tf32"}
+PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "tf32": "tf32"}
 NAMES_OF = {
     "micro_batch": ("per_gpu_train_batch_size", "per_device_train_batch_size"),
     "accumulation": ("gradient_accumulation_steps",),
@@ -114,12 +115,12 @@ def _read_length(reading: Reading, values: dict[str, Any], dashes: str) -> None:
 
 
 def _read_precision(reading: Reading, values: dict[str, Any], dashes: str) -> None:
-    on = {key: reading.truth(values.get(key), dashes + key, "precision") for key in _PRECISION}
+    on = {key: reading.truth(values.get(key), dashes + key, "precision") for key in PRECISION}
     if on["bf16"] and on["fp16"]:
         raise reading.fail(f"{dashes}fp16", True, "false where bf16 is true")
     chosen = next((key for key in on if on[key]), None)
     if chosen:
-        reading.put("precision", _PRECISION[chosen], dashes + chosen)
+        reading.put("precision", PRECISION[chosen], dashes + chosen)
         if on["tf32"] and chosen != "tf32":
             reading.note(f"{dashes}tf32", f"concerns only what {chosen} leaves in fp32")
     elif on["bf16"] is False and on["fp16"] is False:
@@ -157,26 +158,28 @@ def _read_engines(reading: Reading, values: dict[str, Any], dashes: str) -> None
         raise reading.fail(f"{dashes}fsdp", fsdp, "options such as full_shard")
     if fsdp:
         reading.put("sharding", "fsdp", f"{dashes}fsdp")
-    nested = values.get("fsdp_config")
-    if isinstance(nested, dict):
-        for key in ("activation_checkpointing", "fsdp_activation_checkpointing"):
-            reading.read("activation_checkpointing", nested.get(key), f"fsdp_config.{key}")
-    sizes = values.get("parallelism_config")
-    if isinstance(sizes, dict):
-        reading.read("tp", sizes.get("tp_size"), "parallelism_config.tp_size")
-        reading.read("cp", sizes.get("cp_size"), "parallelism_config.cp_size")
-    for key, other in (("fsdp_config", nested), ("parallelism_config", sizes), ("deepspeed", values.get("deepspeed"))):
-        if isinstance(other, str):
-            reading.note_file(dashes + key, other)
-        elif other is not None and not isinstance(other, dict):
-            raise reading.fail(dashes + key, other, "a section, or the name of a file")
+    sections = {}
+    for key in ("fsdp_config", "parallelism_config", "deepspeed"):
+        section = values.get(key)
+        if isinstance(section, str):
+            reading.note_file(dashes + key, section)
+        elif section is not None and not isinstance(section, dict):
+            raise reading.fail(dashes + key, section, "a section, or the name of a file")
+        sections[key] = section if isinstance(section, dict) else {}
+    nested: dict[str, SettingName] = {
+        "fsdp_config.activation_checkpointing": "activation_checkpointing",
+        "fsdp_config.fsdp_activation_checkpointing": "activation_checkpointing",
+        "parallelism_config.tp_size": "tp",
+        "parallelism_config.cp_size": "cp",
+    }
+    for key, name in nested.items():
+        reading.read(name, reading.at(sections, key), key)
     if isinstance(values.get("deepspeed"), dict):
         reading.warn("deepspeed", "the settings inside are not read; give them as a file of their own")
     if reading.truth(values.get("auto_find_batch_size"), f"{dashes}auto_find_batch_size"):
         reading.warn(f"{dashes}auto_find_batch_size", "the batch shrinks where memory runs out")
-    if values.get("torch_compile") is None and (
-        values.get("torch_compile_backend") or values.get("torch_compile_mode")
-    ):
+    compiles = values.get("torch_compile_backend") or values.get("torch_compile_mode")
+    if compiles and values.get("torch_compile") is None:
         reading.note(f"{dashes}torch_compile", "on, since a backend or mode is given; not stated itself")
     accelerator = values.get("accelerator_config")
     if isinstance(accelerator, dict) and accelerator.get("split_batches"):
@@ -191,14 +194,10 @@ def write_training_arguments(draft: Draft) -> None:
         value = argument(draft, name)
         if value is not None:
             draft.place(name, key, value)
-    on = formats_on(draft) if "precision" in draft.names else {}
-    stated = [key for key in on if draft.get(key) is not None]
-    if on and not stated and "precision" not in draft.may_add:
-        draft.leave(ELSEWHERE, "precision")
-    elif on:
-        for key, state in on.items():
-            if (key in stated or state or needs(draft, key)) and draft.get(key) is not state:
-                draft.put(key, state)
+    stated = [key for key in PRECISION if draft.get(key) is not None]
+    for key, state in formats_on(draft, stated).items():
+        if draft.get(key) is not state:
+            draft.put(key, state)
         draft.keep("precision")
     if "zero_stage" in draft.names:
         _write_sharding(draft, int(draft.want["zero_stage"]))
@@ -215,21 +214,24 @@ def argument(draft: Draft, name: str) -> Value | None:
     return value == "full"
 
 
-def formats_on(draft: Draft) -> dict[str, bool]:
-    """The values of bf16, fp16 and tf32; none where no argument states the precision, with the reason in the draft."""
+def formats_on(draft: Draft, stated: Sequence[str]) -> dict[str, bool]:
+    """The values of bf16, fp16 and tf32 that are to be written, where some are `stated` already. There are none where no
+    argument states the precision, with the reason in the draft."""
     precision = str(draft.want["precision"])
     if "DeepSpeed" in draft.beside:
         precision = AUTOCAST_OF.get(precision, precision)
-    if precision not in ("fp32", *_PRECISION.values()):
+    if precision not in ("fp32", *PRECISION.values()):
         why = f"TrainingArguments have autocast only, and {precision} is none of it: the code loads the model so"
         draft.leave(why, "precision")
-        return {}
-    return {key: meaning == precision for key, meaning in _PRECISION.items()}
-
-
-def needs(draft: Draft, key: str) -> bool:
-    """Whether an argument must stand although it is false: fp32 is said only by bf16 and fp16 both being off."""
-    return draft.want["precision"] == "fp32" and key != "tf32"
+    elif not stated and "precision" not in draft.may_add:
+        draft.leave(ELSEWHERE, "precision")
+    elif "precision" in draft.names:
+        # fp32 is said only by both of the others being off
+        needed = [key for key in PRECISION if key in stated or (precision == "fp32" and key != "tf32")]
+        return {
+            key: meaning == precision for key, meaning in PRECISION.items() if key in needed or meaning == precision
+        }
+    return {}
 
 
 def _write_sharding(draft: Draft, stage: int) -> None:

@@ -65,11 +65,6 @@ class Word(NamedTuple):
     end: int
     value: str
 
-    @property
-    def is_open(self) -> bool:
-        """Whether only the shell knows the value, when it runs."""
-        return "$" in self.value or "`" in self.value
-
     def replaced(self, text: str, value: str) -> str:
         """`text` with `value` in place of the word."""
         return text[: self.start] + value + text[self.end :]
@@ -109,9 +104,18 @@ class Launch(NamedTuple):
         """The launcher's first flag of one of these names."""
         return next((flag for flag in self.flags if flag.name in names), None)
 
+    def names_of(self, setting: str) -> tuple[str, ...]:
+        """The names of the launcher's flags for a setting."""
+        return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
+
     def argument(self, name: str) -> Flag | None:
         """The script's first flag of this name, which is written with underscores."""
         return next((flag for flag in self.script if flag.name == name.replace("_", "-")), None)
+
+
+def is_open(value: str) -> bool:
+    """Whether only the shell knows the value, when it runs."""
+    return "$" in value or "`" in value
 
 
 def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
@@ -132,7 +136,8 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[Word]:
         raw, at = match.group(), match.end()
         closes = raw.endswith(";") and len(raw) > 1
         raw = raw[:-1] if closes else raw
-        value = raw if "$(" in raw or "`" in raw else "".join(shlex.split(raw))
+        plain = "$(" in raw or "`" in raw or not re.search(r"""['"\\]""", raw)
+        value = raw if plain else "".join(shlex.split(raw))
         words.append(Word(match.start(), at - closes, value))
         if closes:
             words.append(Word(at - 1, at, ";"))

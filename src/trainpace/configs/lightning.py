@@ -44,7 +44,15 @@ def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
     if trainer.get("num_nodes") not in (None, 1):
         reading.note("trainer.devices", "devices of each node, not of all nodes together")
     _read_length(reading, trainer)
-    _read_precision(reading, trainer.get("precision"))
+    precision = trainer.get("precision")
+    words = (None, *LIGHTNING_PRECISIONS, *_NOT_FORECAST)
+    if isinstance(precision, bool) or (precision is not None and str(precision) not in words):
+        raise reading.fail("trainer.precision", precision, f"one of {', '.join(LIGHTNING_PRECISIONS)}")
+    if str(precision) in _NOT_FORECAST:
+        text = f"{precision} is not among the precisions that trainpace forecasts"
+        reading.note("trainer.precision", text, "warning", "precision")
+    elif precision is not None:
+        reading.put("precision", LIGHTNING_PRECISIONS[str(precision)], "trainer.precision")
     _read_strategy(reading, trainer.get("strategy"))
     _read_data(reading, reading.section(data.get("data"), "data"))
     _read_optimizer(reading, data.get("optimizer"))
@@ -53,18 +61,14 @@ def read_lightning(data: dict[str, Any], file: str) -> ConfigFile:
 
 
 def _read_devices(reading: Reading, devices: Any) -> None:
-    key = "trainer.devices"
-    expected = 'a number, a list of different device indices, or "auto"'
-    indices = devices
+    key, indices = "trainer.devices", devices
     if isinstance(devices, str) and "," in devices:
-        indices = [part.strip() for part in devices.split(",") if part.strip()]
-        if not all(re.fullmatch(r"[0-9]{1,6}", part) for part in indices):
-            raise reading.fail(key, devices, expected)
-        indices = [int(part) for part in indices]
+        parts = [part.strip() for part in devices.split(",") if part.strip()]
+        indices = [int(part) if re.fullmatch(r"[0-9]{1,6}", part) else part for part in parts]
     if isinstance(indices, list):
-        whole = [i for i in indices if isinstance(i, int) and not isinstance(i, bool) and i >= 0]
-        if not indices or len(set(whole)) != len(indices):
-            raise reading.fail(key, devices, expected)
+        whole = {i for i in indices if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
+        if not indices or len(whole) != len(indices):
+            raise reading.fail(key, devices, 'a number, a list of different device indices, or "auto"')
         reading.put("nproc_per_node", len(indices), key)
         if len(indices) == 1:
             reading.note(key, f"a list of one index: the one device {indices[0]}, not {indices[0]} devices")
@@ -99,18 +103,6 @@ def _is_off(key: str, value: Any) -> bool:
     if key == "limit_train_batches":
         return isinstance(value, float) and value == 1.0
     return isinstance(value, int | float) and value == 0 and (key == "fast_dev_run" or value is not False)
-
-
-def _read_precision(reading: Reading, value: Any) -> None:
-    if value is None:
-        return
-    key, word = "trainer.precision", str(value)
-    if isinstance(value, bool) or word not in (*LIGHTNING_PRECISIONS, *_NOT_FORECAST):
-        raise reading.fail(key, value, f"one of {', '.join(LIGHTNING_PRECISIONS)}")
-    if word in _NOT_FORECAST:
-        reading.note(key, f"{word} is not among the precisions that trainpace forecasts", "warning", "precision")
-    else:
-        reading.put("precision", LIGHTNING_PRECISIONS[word], key)
 
 
 def _bare(class_path: str) -> str:

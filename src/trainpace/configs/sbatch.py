@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 from trainpace.configs.changes import Draft
 from trainpace.configs.command import launch_of, note_meeting, read_launch, write_command
-from trainpace.configs.launch import Launch, Word, find_launch, launch_in, lines_of, words_of
+from trainpace.configs.launch import Launch, Word, find_launch, is_open, launch_in, lines_of, words_of
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, Value, names
+from trainpace.errors import TrainpaceError
 
 _SHORT = {"N": "nodes", "n": "ntasks", "t": "time", "c": "cpus-per-task", "a": "array", "G": "gpus"}
 _COUNTED = frozenset("nodes ntasks ntasks-per-node gpus-per-node gpus-per-task gpus gres time array".split())
 _OTHERS = frozenset(names("slurm", "other_options"))
-_DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^\r\n]*)", re.MULTILINE)
 Options = dict[str, Word]
 """Options under their long names."""
 
@@ -37,15 +38,11 @@ def read_sbatch(text: str, file: str) -> ConfigFile:
         per_node = tasks // nodes
     all_tasks = tasks or (nodes and per_node and nodes * per_node)
     variables = {
-        "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_NTASKS": all_tasks,
-        "SLURM_NPROCS": all_tasks,
+        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": all_tasks, "SLURM_NPROCS": all_tasks,
         "SLURM_NTASKS_PER_NODE": per_node if "ntasks-per-node" in options else None,
         "SLURM_TASKS_PER_NODE": per_node if nodes == 1 else None,
-        "SLURM_GPUS_ON_NODE": gpus,
-        "SLURM_GPUS_PER_NODE": gpus if "gpus-per-node" in options else None,
-    }
+        "SLURM_GPUS_ON_NODE": gpus, "SLURM_GPUS_PER_NODE": gpus if "gpus-per-node" in options else None,
+    }  # fmt: skip
     for name, value in variables.items():
         if value:
             text = re.sub(rf"\$\{{{name}\}}|\${name}\b", str(value), text)
@@ -214,7 +211,7 @@ def _read_srun(
         return
     counts: dict[str, SettingName] = {"ntasks-per-node": "nproc_per_node", "ntasks": "world_size", "nodes": "nnodes"}
     for key, name in counts.items():
-        if key in own and own[key].is_open:
+        if key in own and is_open(own[key].value):
             reading.note(f"srun --{key}", f"{own[key].value} is known only when it runs", leaves_open=name)
         elif key in own and (number := _whole(own[key].value, f"srun --{key}", reading)):
             reading.put(name, number, f"srun --{key}")
@@ -269,24 +266,26 @@ def _write_launch(draft: Draft) -> None:
 
 def _write_world(draft: Draft, launched: bool) -> None:
     nodes, per_node = int(draft.want["nnodes"]), int(draft.want["nproc_per_node"])
-    old_nodes, tasks = _number(draft, "nodes") or 1, _number(draft, "ntasks")
-    states_nodes = "nodes" in _stated(draft)
-    if "nnodes" in draft.names and (states_nodes or (nodes != 1 and "nnodes" in draft.may_add)):
+    options, quiet = _stated(draft), Reading(draft.file, "")
+    old_nodes, tasks = (
+        _whole(options[key].value if key in options else None, key, quiet) for key in ("nodes", "ntasks")
+    )
+    if "nnodes" in draft.names and ("nodes" in options or (nodes != 1 and "nnodes" in draft.may_add)):
         _put(draft, "nodes", str(nodes))
         draft.keep("nnodes")
     elif nodes == 1:
         draft.keep("nnodes")
-    starts = tasks // old_nodes if launched and tasks else per_node  # a launcher is started once a node
+    starts = tasks // (old_nodes or 1) if launched and tasks else per_node  # a launcher is started once a node
     if tasks is not None:
         _put(draft, "ntasks", str(starts * nodes))
     if not launched:
-        if "ntasks-per-node" in _stated(draft) or (tasks is None and "nproc_per_node" in draft.may_add):
+        if "ntasks-per-node" in options or (tasks is None and "nproc_per_node" in draft.may_add):
             _put(draft, "ntasks-per-node", str(per_node))
         draft.keep("nproc_per_node", "world_size")
     counts = {"nodes": nodes, "ntasks": starts * nodes, "ntasks-per-node": starts}
     for key, count in counts.items():  # srun's own, where it states them
         line = launch_of(draft).line if launched else _srun_line(draft.text)
-        stated = _srun_options(draft.text, line, Reading("", "")).get(key)
+        stated = _srun_options(draft.text, line, quiet).get(key)
         if stated is not None and stated.value.isdigit():
             draft.text = stated.replaced(draft.text, str(count))
     for key, count in (("gpus-per-node", per_node), ("gres", per_node), ("gpus", nodes * per_node)):
@@ -306,25 +305,17 @@ def _stated(draft: Draft) -> Options:
     return _options(draft.text, Reading(draft.file, ""))
 
 
-def _number(draft: Draft, key: str) -> int | None:
-    option = _stated(draft).get(key)
-    return int(option.value) if option is not None and option.value.isdigit() else None
-
-
 def _put(draft: Draft, key: str, value: str) -> None:
     """Set an #SBATCH option in place, or on a new line after the last one."""
     text, option = draft.text, _stated(draft).get(key)
     if option is not None:
         draft.text = option.replaced(text, value)
         return
-    directives, _ = _directives(text)
-    at = directives[-1].end() if directives else text.find("\n") if text.startswith("#!") else 0
-    newline = "\r\n" if "\r\n" in text else "\n"
-    line = f"#SBATCH --{key}={value}"
-    if at <= 0 and not text.startswith("#!"):
-        draft.text = line + newline + text
-    else:
-        draft.text = text[:at].rstrip("\r") + newline + line + text[at - (text[at - 1 : at] == "\r") :]
+    heeded, _ = _directives(text)
+    if not heeded:
+        raise TrainpaceError(f"{draft.file} has no #SBATCH line before its first command.")
+    at, newline = heeded[-1].end(), "\r\n" if "\r\n" in text else "\n"
+    draft.text = f"{text[:at]}{newline}#SBATCH --{key}={value}{text[at:]}"
 
 
 def _clock(seconds: float) -> str:

@@ -5,6 +5,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +64,7 @@ class ConfigFile(Record):
     notes: tuple[Note, ...]
 
 
+@dataclass
 class Reading:
     """Collects the settings and notes of one file.
 
@@ -70,25 +72,24 @@ class Reading:
     "auto" as "stated elsewhere"; every other tool would stop at it.
     """
 
-    def __init__(self, file: str, format_name: str, prefix: str = "", understands_auto: bool = False) -> None:
-        self.file = file
-        self.format = format_name
-        self.prefix = prefix
-        self.understands_auto = understands_auto
-        self._settings: list[Setting] = []
-        self._notes: list[Note] = []
+    file: str
+    format: str
+    prefix: str = ""
+    understands_auto: bool = False
+    settings: list[Setting] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def done(self) -> ConfigFile:
-        return ConfigFile(file=self.file, format=self.format, settings=tuple(self._settings), notes=tuple(self._notes))
+        return ConfigFile(file=self.file, format=self.format, settings=tuple(self.settings), notes=tuple(self.notes))
 
     def stated(self, name: SettingName) -> Value | None:
         """The first value recorded under `name`, if any."""
-        return next((s.value for s in self._settings if s.name == name), None)
+        return next((s.value for s in self.settings if s.name == name), None)
 
     def note(self, key: str, text: str, severity: Severity = "info", leaves_open: SettingName | None = None) -> None:
         key = self.prefix + key
         text = f"{key}: {text}"
-        self._notes.append(Note(file=self.file, key=key, text=text, severity=severity, leaves_open=leaves_open))
+        self.notes.append(Note(file=self.file, key=key, text=text, severity=severity, leaves_open=leaves_open))
 
     def warn(self, key: str, text: str) -> None:
         """Record a note that the user should act on."""
@@ -99,7 +100,7 @@ class Reading:
 
     def put(self, name: SettingName, value: Value, key: str) -> None:
         """Record a setting that has been checked."""
-        self._settings.append(Setting(name=name, value=value, file=self.file, key=self.prefix + key))
+        self.settings.append(Setting(name=name, value=value, file=self.file, key=self.prefix + key))
 
     def fail(self, key: str, value: Any, expected: str) -> UnreadableInput:
         """The error for an impossible value."""
@@ -137,23 +138,20 @@ class Reading:
         if isinstance(number, float) and math.isfinite(number) and number == int(number):
             number = int(number)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-            expected = f"a whole number from {least}" + ("" if most == LARGEST else f" to {most}")
-            raise self.fail(key, value, expected)
+            raise self.fail(key, value, f"a whole number from {least}" + ("" if most == LARGEST else f" to {most}"))
         return number
 
     def number(self, value: Any, key: str, name: SettingName | None = None) -> float | None:
         """A number above 0; YAML reads 1e-4 as text, which every trainer turns into a number."""
         if value is None or self._is_auto(value, key, name):
             return None
-        number = value
-        if isinstance(number, str):
-            try:
-                number = float(number)
-            except ValueError:
-                raise self.fail(key, value, "a number above 0") from None
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < LARGEST:
+        try:
+            number = 0.0 if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = 0.0
+        if not 0 < number < LARGEST:
             raise self.fail(key, value, "a number above 0")
-        return float(number)
+        return number
 
     def truth(self, value: Any, key: str, name: SettingName | None = None) -> bool | None:
         if value is None or self._is_auto(value, key, name):

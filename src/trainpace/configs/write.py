@@ -1,24 +1,25 @@
 """Changes written into settings files: only the keys that change, and only where the result reads back as intended."""
 
+import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from trainpace.configs.accelerate import write_accelerate
-from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, Changes, Draft, normal
+from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, UNWRITTEN, Changes, Draft, normal
 from trainpace.configs.command import write_command
 from trainpace.configs.deepspeed import write_deepspeed
 from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments, write_training_arguments
 from trainpace.configs.lightning import write_lightning
 from trainpace.configs.read import parse_config, syntax_of
 from trainpace.configs.sbatch import write_sbatch
-from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Setting
+from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Setting, Value
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.execution import Execution
-from trainpace.records import Record, read_bytes, read_text, write_whole
+from trainpace.records import Record, read_bytes, write_whole
 
 WRITERS: dict[str, Callable[[Draft], None]] = {
     "Hugging Face TrainingArguments": write_training_arguments,
@@ -35,6 +36,35 @@ BY_HAND = "it cannot be changed here without changing something else: set it by 
 NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
 
 
+NEW_FILES = {
+    "DeepSpeed": """{{
+  "train_micro_batch_size_per_gpu": 1,
+  "gradient_accumulation_steps": 1,
+  "train_batch_size": 1
+}}
+""",
+    "accelerate": """compute_environment: LOCAL_MACHINE
+distributed_type: 'NO'
+mixed_precision: 'no'
+num_machines: 1
+num_processes: 1
+use_cpu: false
+{address}""",
+    "torchrun": "torchrun --nnodes=1 --nproc-per-node=1{meeting} train.py\n",
+    "sbatch": """#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)
+srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID \\
+    --rdzv-backend=c10d --rdzv-endpoint=$head:29500 train.py
+""",
+}
+"""New files for one process on one node. The batch script starts torchrun once per node, with a rendezvous on the first
+node and one GPU per process; torchrun's command on several nodes has a rendezvous at $HEAD_NODE, which names one of them."""
+
+
 class Written(Record):
     """A changed file. `wrote`: the settings that it now states; `left`: those that it does not take, with reasons;
     `notes`: what the user must do beside it."""
@@ -48,7 +78,9 @@ class Written(Record):
 
     @property
     def diff(self) -> str:
-        return unified_diff(self.file, self.before, self.text)
+        before, after = (text.splitlines(keepends=True) for text in (self.before, self.text))
+        lines = difflib.unified_diff(before, after, f"{self.file} (now)", f"{self.file} (planned)")
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n" for line in lines)
 
 
 class Rewritten(Record):
@@ -79,12 +111,12 @@ def write_changes(
         draft.prefix = (sections_with_arguments(draft.data)[0],)
     for group in GROUPS:
         if names & group:
-            _write_group(draft, read.format, names & group)
+            draft = _with_group(draft, read.format, names & group)
     left = {name: why for name, why in draft.left.items() if name not in DERIVED and name not in draft.wrote}
-    left |= dict.fromkeys(changes.unwritten, NO_KEY)
-    return Written(
-        file=file, before=text, text=draft.text, wrote=tuple(sorted(draft.wrote)), left=left, notes=tuple(draft.notes)
-    )
+    before, after = changes.before, changes.after
+    left |= {name: NO_KEY for name in UNWRITTEN if getattr(before, name) != getattr(after, name)}
+    wrote, notes = tuple(sorted(draft.wrote)), tuple(draft.notes)
+    return Written(file=file, before=text, text=draft.text, wrote=wrote, left=left, notes=notes)
 
 
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
@@ -93,18 +125,18 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
 
     A setting that some file states but cannot change is written into no file, so that the files still agree.
     """
-    done = _one_pass(texts, changes, frozenset())
-    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, changes)}
-    unchanged = _with_their_groups(frozenset(stuck))
+    done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
+    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, wanted)}
+    unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
+    if "nnodes" in unchanged:  # batch sizes follow the number of processes, because the global batch stays
+        unchanged |= BATCH
     if unchanged:
         done = _one_pass(texts, changes, unchanged)
     wrote = {name for f in done for name in f.wrote}
     together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (unchanged & changes.names) - DERIVED}
     left = together | stuck
-    for f in done:
-        for name, why in f.left.items():
-            if why != ELSEWHERE:
-                left.setdefault(name, why if why == NO_KEY else f"{f.file}: {why}")
+    for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items() if why != ELSEWHERE):
+        left.setdefault(name, why if why == NO_KEY else f"{file}: {why}")
     left = {name: why for name, why in left.items() if name not in wrote}
     batches = wrote & {"micro_batch", "accumulation"}
     for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
@@ -131,33 +163,11 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[s
     return [done[file] for file in texts]
 
 
-def _still_says(written: Written, name: str, changes: Changes) -> bool:
+def _still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
     """Whether a file that does not take a setting states another value of it."""
     names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
-    wanted = changes.wanted
-    return any(
-        s.name in names and normal(s.name, s.value) != wanted[s.name]
-        for s in parse_config(written.text, written.file).settings
-    )
-
-
-def _with_their_groups(names: frozenset[str]) -> frozenset[str]:
-    """The settings and all that are written together with them. Batch sizes follow the number of processes, because the
-    global batch stays."""
-    together = frozenset[str]().union(*(group for group in GROUPS if group & names))
-    return together | BATCH if "nnodes" in together else together
-
-
-def unified_diff(file: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"{file} (now)", f"{file} (planned)"
-    )
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n" for line in lines)
-
-
-def read_texts(paths: Sequence[str]) -> dict[str, str]:
-    """Texts of files, byte for byte. Raises UnreadableInput."""
-    return {path: read_text(path) for path in paths}
+    settings = parse_config(written.text, written.file).settings
+    return any(s.name in names and normal(s.name, s.value) != wanted[s.name] for s in settings)
 
 
 def save(written: Written) -> str | None:
@@ -188,18 +198,20 @@ def save(written: Written) -> str | None:
     return str(backup)
 
 
-def _write_group(draft: Draft, kind: str, names: frozenset[str]) -> None:
-    text, wrote, left, notes = draft.text, set(draft.wrote), dict(draft.left), list(draft.notes)
-    before, why = parse_config(text, draft.file), BY_HAND
+def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
+    """The draft with a group of settings written, or as it was, with the reason."""
+    before = dataclasses.replace(draft, wrote=set(draft.wrote), left=dict(draft.left), notes=list(draft.notes))
     draft.names = names
     try:
         WRITERS[kind](draft)
-        sound = _is_sound(before, parse_config(draft.text, draft.file), draft, names)
+        if _is_sound(parse_config(before.text, draft.file), parse_config(draft.text, draft.file), draft, names):
+            return draft
+        why = BY_HAND
     except TrainpaceError as error:
-        sound, why = False, error.message
-    if not sound:
-        draft.text, draft.wrote, draft.left, draft.notes = text, wrote, left, notes
-        draft.leave(why, *(names - DERIVED))
+        why = error.message
+    before.names = names - DERIVED
+    before.leave(why, *names)
+    return before
 
 
 def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
@@ -211,11 +223,11 @@ def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozen
     others = [{(s.name, s.value) for s in file.settings if s.name not in touched} for file in (before, after)]
     checked = (names | {"sharding"}) - (names & draft.left.keys() - draft.wrote)
     return others[0] == others[1] and all(
-        _right(setting, after, draft) for setting in after.settings if setting.name in checked
+        _is_wanted(setting, after, draft) for setting in after.settings if setting.name in checked
     )
 
 
-def _right(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
+def _is_wanted(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
     if setting.name == "sharding":
         return draft.want["zero_stage"] == 3 or "zero_stage" not in draft.wrote
     value, want = normal(setting.name, setting.value), draft.want[setting.name]
@@ -224,44 +236,14 @@ def _right(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
     return value == want
 
 
-def new_deepspeed(execution: Execution, file: str = "ds.json") -> Written:
-    """A DeepSpeed JSON file with the batch sizes, the precision and the ZeRO stage."""
-    text = (
-        '{\n  "train_micro_batch_size_per_gpu": 1,\n  "gradient_accumulation_steps": 1,\n  "train_batch_size": 1\n}\n'
+def new_file(kind: str, execution: Execution, file: str, time_limit_s: float | None = None) -> Written:
+    """A new file of a kind in NEW_FILES that states an execution, and a batch job's time limit."""
+    several = execution.nnodes > 1
+    text = NEW_FILES[kind].format(
+        meeting=" --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if several else "",
+        address="# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
+        if several
+        else "",
     )
-    return _new(text, file, execution)
-
-
-def new_accelerate(execution: Execution, file: str = "accelerate.yaml") -> Written:
-    """An accelerate YAML file with the processes and the precision, and with DeepSpeed where states are sharded."""
-    text = (
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: 'no'\nnum_machines: 1\n"
-        "num_processes: 1\nuse_cpu: false\n"
-    )
-    if execution.nnodes > 1:
-        text += "# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
-    return _new(text, file, execution)
-
-
-def new_torchrun(execution: Execution, script: str = "train.py", file: str = "launch.sh") -> Written:
-    """A torchrun command; on several nodes it has a rendezvous endpoint, where $HEAD_NODE names one of the nodes."""
-    several = " --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if execution.nnodes > 1 else ""
-    return _new(f"torchrun --nnodes=1 --nproc-per-node=1{several} {script}\n", file, execution)
-
-
-def new_sbatch(
-    execution: Execution, script: str = "train.py", file: str = "job.sbatch", time_limit_s: float | None = None
-) -> Written:
-    """A batch script that starts torchrun once per node, with a rendezvous on the first node and one GPU per process."""
-    text = (
-        "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=1\n\n"
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)\n'
-        "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID \\\n"
-        f"    --rdzv-backend=c10d --rdzv-endpoint=$head:29500 {script}\n"
-    )
-    return _new(text, file, execution, time_limit_s)
-
-
-def _new(text: str, file: str, execution: Execution, time_limit_s: float | None = None) -> Written:
     changes = Changes(before=Execution(), after=execution, time_limit_s=time_limit_s)  # what these texts say
     return replace(write_changes(text, file, changes), before="")
