@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate as collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.loader.function_costs import OTHER, function_stages
@@ -14,7 +15,6 @@ from trainpace.loader.samples import choose, first_pass, sample_cost
 from trainpace.loader.target import LoaderTarget, load_target
 from trainpace.loader.transform_costs import REST, is_random, transform_stages
 from trainpace.shards.random_states import same, states
-from trainpace.trace.task import collate
 
 
 def burn(seconds):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import torch
@@ -10,19 +9,20 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from trainpace.errors import TrainpaceError
-from trainpace.trace.architectures import Activation, Cnn, Mlp, Norm, Rnn, Stage, Transformer
-from trainpace.trace.generator import architecture
+from trainpace.trace.generator import Activation, Cnn, Mlp, Norm, Rnn, Stage, Transformer, architecture
 
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU,
     "hardswish": nn.Hardswish,
 }  # fmt: skip
-Build = tuple[nn.Module, Callable[[int], tuple[torch.Tensor, torch.Tensor]], str, int | None]
-"""Model, make_batch, one sample in words, sequence length."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+MakeBatch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+Build = tuple[nn.Module, Loss, MakeBatch, str, int | None]
+"""Model, loss of (output, target), make_batch, one sample in words, sequence length."""
 
 
-def build_generated(spec: str, sequence_length: int | None, image_size: int | None) -> tuple[Build, bool]:
-    """The model of ``random:FAMILY:SEED`` with its batches, and whether it regresses (else it classifies).
+def build_generated(spec: str, sequence_length: int | None, image_size: int | None) -> Build:
+    """The model of ``random:FAMILY:SEED`` with its loss and batches.
 
     Another sequence length or image size than the drawn one keeps every width. Raises `TrainpaceError` where the
     architecture has none.
@@ -44,12 +44,10 @@ def build_generated(spec: str, sequence_length: int | None, image_size: int | No
         if isinstance(drawn, Transformer):
             drawn = msgspec.structs.replace(drawn, sequence_length=(image_size // drawn.patch) ** 2)
     if isinstance(drawn, Mlp):
-        return _mlp(drawn), drawn.regression
+        return _mlp(drawn)
     if isinstance(drawn, Cnn):
-        return (_Cnn(drawn), *_images(drawn.channels, drawn.image_size, drawn.classes), None), False
-    if isinstance(drawn, Rnn):
-        return _rnn(drawn), drawn.task == "regress"
-    return _transformer(drawn), False
+        return _of_images(_Cnn(drawn), drawn.channels, drawn.image_size, drawn.classes)
+    return _rnn(drawn) if isinstance(drawn, Rnn) else _transformer(drawn)
 
 
 def _mlp(a: Mlp) -> Build:
@@ -68,7 +66,8 @@ def _mlp(a: Mlp) -> Build:
         target = torch.randn(n, a.outputs) if a.regression else torch.randint(0, a.outputs, (n,))
         return torch.randn(n, a.inputs), target
 
-    return nn.Sequential(*layers), make_batch, f"{a.inputs} numbers", None
+    loss = F.mse_loss if a.regression else _cross_entropy
+    return nn.Sequential(*layers), loss, make_batch, f"{a.inputs} numbers", None
 
 
 class _Residual(nn.Module):
@@ -87,13 +86,8 @@ class _SqueezeExcitation(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         inner = max(8, channels // 16)
-        self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, inner, 1),
-            nn.ReLU(),
-            nn.Conv2d(inner, channels, 1),
-            nn.Sigmoid(),
-        )
+        squeeze = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, inner, 1), nn.ReLU()]
+        self.gate = nn.Sequential(*squeeze, nn.Conv2d(inner, channels, 1), nn.Sigmoid())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = x * self.gate(x)
@@ -215,7 +209,8 @@ def _rnn(a: Rnn) -> Build:
         return x, torch.randint(0, a.outputs, (n,) if a.task == "classify" else size)
 
     unit = "tokens" if a.vocabulary else f"steps of {a.inputs} numbers"
-    return _Rnn(a), make_batch, f"{a.sequence_length} {unit}", a.sequence_length
+    loss = F.mse_loss if a.task == "regress" else _cross_entropy
+    return _Rnn(a), loss, make_batch, f"{a.sequence_length} {unit}", a.sequence_length
 
 
 class _Attention(nn.Module):
@@ -335,7 +330,7 @@ class _Transformer(nn.Module):
 
 def _transformer(a: Transformer) -> Build:
     if a.patch:
-        return (_Transformer(a), *_images(3, a.image_size, a.classes), None)
+        return _of_images(_Transformer(a), 3, a.image_size, a.classes)
 
     def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         size = (n, a.sequence_length)
@@ -343,7 +338,7 @@ def _transformer(a: Transformer) -> Build:
         decoder = a.kind == "decoder"
         return tokens, torch.randint(0, a.vocabulary, size) if decoder else torch.randint(0, a.classes, (n,))
 
-    return _Transformer(a), make_batch, f"{a.sequence_length} tokens", a.sequence_length
+    return _Transformer(a), _cross_entropy, make_batch, f"{a.sequence_length} tokens", a.sequence_length
 
 
 def _sequence_norm(a: Transformer) -> nn.Module:
@@ -360,15 +355,13 @@ def _drop(p: float) -> list[nn.Module]:
     return [nn.Dropout(p)] if p else []
 
 
-def _images(channels: int, side: int, classes: int) -> tuple[Callable[[int], tuple[torch.Tensor, torch.Tensor]], str]:
+def _of_images(model: nn.Module, channels: int, side: int, classes: int) -> Build:
     def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(n, channels, side, side), torch.randint(0, classes, (n,))
 
-    return make_batch, f"{channels} x {side} x {side} image"
+    return model, _cross_entropy, make_batch, f"{channels} x {side} x {side} image", None
 
 
-def loss_of(regression: bool) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """Mean squared error, or cross-entropy over the last dim of (n, classes) or (n, length, classes) scores."""
-    if regression:
-        return F.mse_loss
-    return lambda scores, labels: F.cross_entropy(scores.flatten(0, -2), labels.flatten())
+def _cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean over the last dim of (n, classes) or (n, length, classes) scores."""
+    return F.cross_entropy(scores.flatten(0, -2), labels.flatten())
