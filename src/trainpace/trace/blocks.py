@@ -160,7 +160,7 @@ def blocks_of(
         tied_parameters=_tied(described),
         operator_counts=np.where(inside, counts, 0),
         roles=tuple(roles),
-        **dict(zip(_BYTES, pairs, strict=True)),  # type: ignore[arg-type]
+        **dict(zip(_BYTES, pairs, strict=True)),
     )
 
 

@@ -265,8 +265,9 @@ def _mlp(rng: random.Random) -> Mlp:
 
 def _cnn(rng: random.Random) -> Cnn:
     side = _pick(rng, (28, 32, 32, 48, 64, 64, 96, 128, 160, 192, 224))
-    blocks = ("plain", "plain", "residual", "residual", "bottleneck", "separable", "inverted", "convnext")
-    block: Block = _pick(rng, blocks)
+    block: Block = _pick(
+        rng, ("plain", "plain", "residual", "residual", "bottleneck", "separable", "inverted", "convnext")
+    )
     patchify = block == "convnext" and side >= 64
     stem_channels = _pick(rng, (16, 24, 32, 48, 64))
     stem_stride = 4 if patchify else 2 if side >= 96 or (side >= 64 and _chance(rng, 0.5)) else 1

@@ -46,7 +46,7 @@ class Task(NamedTuple):
     sample: str
     sequence_length: int | None = None
     dataset: Any = None
-    collate: Callable[[Sequence[Any]], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
 
 
 def build_task(
