@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.ladder.climbed import Climbed
 from trainpace.ladder.inputs import ladder_of_plan, read_ladder
+from trainpace.ladder.results import LadderResult
 from trainpace.ladder.rungs import Script, changed
 from trainpace.ladder.script import changed_files, fingerprint_of_script, keep_files, prepare, present
 from trainpace.plan import Change, Plan
@@ -280,7 +280,7 @@ def test_a_hugging_face_script_climbs_and_its_checkpoints_stay(folder):
     done = climb(folder)
     assert done.returncode in (0, 1), done.stderr
     assert {k: v for k, v in files_of(folder).items() if "__pycache__" not in k} == before
-    found = load(folder / "out" / "ladder.json", Climbed)
+    found = load(folder / "out" / "ladder.json", LadderResult)
     assert found.start.losses[-1] < found.start.losses[0]
     first, second = found.rungs
     assert first.losses.verdict == "ok", first.losses
@@ -314,7 +314,7 @@ def test_a_plain_script_with_deepspeed_climbs_over_processes(folder):
         "latest": "theirs",
         "progress.json": "theirs",
     }
-    found = load(folder / "out" / "ladder.json", Climbed)
+    found = load(folder / "out" / "ladder.json", LadderResult)
     (rung,) = found.rungs
     assert rung.best.setup.execution == Execution(micro_batch=4, accumulation=2, nproc_per_node=2, zero_stage=1)
     # the mean over two ranks of the same samples in the same order

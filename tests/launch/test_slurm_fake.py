@@ -105,7 +105,7 @@ def test_a_result_may_be_seen_late(fake, job):
     fake.answers(*[row("COMPLETED")] * 3, leaving(job, row("COMPLETED")))
     assert LAUNCHER.run(job).state == "done"
     fake.answers(row("COMPLETED"))
-    assert LAUNCHER.run(job).reason == "trial ended with exit code 0 and no result."
+    assert LAUNCHER.run(job).reason == "trial left no result: it ended with exit code 0."
 
 
 def test_a_requeued_job_is_followed_to_its_end(fake, job):

@@ -16,12 +16,12 @@ from trainpace.report.ladder import (
     cells_of,
     head_of,
     ladder_json,
+    ladder_page,
     markdown,
     print_ahead,
     print_ladder,
     table_of,
 )
-from trainpace.report.pages.ladder import ladder_page
 from trainpace.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
     assert text.count("\n| ") == 6
     assert json.loads(json.dumps(answer))["rows"][-1]["total"] == 20
     inside = re.search(r'id="data">(.*)</script>', html)
-    assert json.loads(inside[1])["record"] == "Climbed"
+    assert json.loads(inside[1])["record"] == "LadderResult"
     assert html.index("20.0x in total") < html.index("<table>")
 
 

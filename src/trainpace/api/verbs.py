@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainpace.hardware import Device
     from trainpace.job import Answer
     from trainpace.journal import Journal
-    from trainpace.ladder import Climbed
+    from trainpace.ladder import LadderResult
     from trainpace.machine import MachineProfile
     from trainpace.offers import Offer, Ranking
     from trainpace.plan import Plan
@@ -173,7 +173,7 @@ def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
     return run(request_of(ValidateRequest, {"runs": runs, **options}), TerminalProgress())
 
 
-def run(ladder: str | os.PathLike[str], **options: Any) -> Climbed:
+def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
     """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
     from trainpace.verbs.run import RunRequest
     from trainpace.verbs.run import run as climb

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
     from trainpace.configs.crosscheck import SAME_UNDER_DEEPSPEED, Clash, Combined, combine
     from trainpace.configs.huggingface import put_training_arguments
+    from trainpace.configs.lightning import LIGHTNING_PRECISIONS
     from trainpace.configs.new_files import new_accelerate, new_deepspeed, new_sbatch, new_torchrun
     from trainpace.configs.parsing import parse_yaml
     from trainpace.configs.read import parse_config, read_configs

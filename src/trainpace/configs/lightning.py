@@ -9,7 +9,7 @@ from trainpace.configs.reading import Reading
 from trainpace.configs.settings import ConfigFile
 
 TRAINER = frozenset(names("lightning", "trainer"))
-_PRECISION = {
+LIGHTNING_PRECISIONS = {
     "32": "fp32", "32-true": "fp32", "16": "amp_fp16", "16-mixed": "amp_fp16", "16-true": "fp16", "bf16": "amp_bf16",
     "bf16-mixed": "amp_bf16", "bf16-true": "bf16", "transformer-engine": "fp8",
 }  # fmt: skip
@@ -94,12 +94,12 @@ def _read_precision(reading: Reading, value: Any) -> None:
     if value is None:
         return
     key, word = "trainer.precision", str(value)
-    if isinstance(value, bool) or word not in (*_PRECISION, *_NOT_FORECAST):
-        raise reading.fail(key, value, f"one of {', '.join(_PRECISION)}")
+    if isinstance(value, bool) or word not in (*LIGHTNING_PRECISIONS, *_NOT_FORECAST):
+        raise reading.fail(key, value, f"one of {', '.join(LIGHTNING_PRECISIONS)}")
     if word in _NOT_FORECAST:
         reading.note(key, f"{word} is not among the precisions that trainpace forecasts", "warning", "precision")
     else:
-        reading.put("precision", _PRECISION[word], key)
+        reading.put("precision", LIGHTNING_PRECISIONS[word], key)
 
 
 def _read_strategy(reading: Reading, value: Any) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainpace.journal.foresight import Foresight, foresight_of, workload_key
     from trainpace.journal.identity import anonymous, anonymous_entry, anonymous_sweep, this_machines_names
     from trainpace.journal.importing import Imported, format_of, import_file
-    from trainpace.journal.importing.reading import Given, as_precision
+    from trainpace.journal.importing.reading import Given
     from trainpace.journal.paging import MOST_COUNTED, ORDERS, Page, names_of, page
     from trainpace.journal.place import default_place, is_there, may_know
     from trainpace.journal.query import Query

@@ -52,7 +52,7 @@ def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], wo
     from trainpace.shards import ShardDataset
 
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
-    found = []
+    measured = []
     for size in batch_sizes:
         positions = [(17 * i) % len(data) for i in range(size)]
         data[positions]
@@ -63,8 +63,8 @@ def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], wo
         if workers:
             sent = loader_cost(target._replace(dataset=data, length=len(data)), wall_ms, cpu_ms, positions, size, False)
             cost = msgspec.structs.replace(cost, send_ms=sent.send_ms, handover_ms=sent.handover_ms)
-        found.append(cost)
-    return found
+        measured.append(cost)
+    return measured
 
 
 def _timed(data: Any, positions: list[int]) -> tuple[float, float]:

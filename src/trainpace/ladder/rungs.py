@@ -1,7 +1,7 @@
-"""A ladder: the setup of a training, the changes to try in turn, and what a change makes of a setup."""
+"""A ladder: the setup of a training, the changes to try in turn, what a change makes of a setup, and what launches it."""
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -9,7 +9,17 @@ from msgspec.structs import replace
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName
 from trainpace.execution import Execution
 from trainpace.job import ASSUMED, JobConditions
-from trainpace.launch import EngineName, LoaderSettings, SlurmOptions, Trial
+from trainpace.launch import (
+    EngineName,
+    Launcher,
+    LoaderSettings,
+    Slurm,
+    SlurmOptions,
+    ThisMachine,
+    Torchrun,
+    Trial,
+    engine_for,
+)
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 
@@ -35,8 +45,6 @@ class Setup(Record):
 
     def trial(self, **rest: Any) -> Trial:
         """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
-        from trainpace.launch import engine_for
-
         return Trial(
             task=self.task, execution=self.execution, engine=self.engine or engine_for(self.execution), loader=self.loader,
             threads_per_process=self.threads, **rest,
@@ -144,14 +152,14 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
     loader = _built(LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
     setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
-    batch = kept.execution.global_batch
-    if "global_batch" in changes:
-        batch = _positive(changes["global_batch"], "global_batch")
-    free = _built(Execution, kept.execution, {**fields, **_small(fields)})
-    if fields.keys() & {"nnodes", "nproc_per_node", "zero_stage", "offload_optimizer", "offload_parameters"} and (
-        "engine" not in changes
-    ):
-        setup = replace(setup, engine=None)  # the engine that was named for another execution need not have this one
+    batch = changes.get("global_batch", kept.execution.global_batch)
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise TrainpaceError(f"global_batch is {batch}; it must be a whole number from 1.")
+    ranks = fields.keys() & {"nnodes", "nproc_per_node"}
+    # a shard size may clash with other ranks, and the engine that was named for another execution need not have this one
+    free = _built(Execution, kept.execution, ({"shard_size": None} if ranks else {}) | fields)
+    if "engine" not in changes and (ranks or fields.keys() & {"zero_stage", "offload_optimizer", "offload_parameters"}):
+        setup = replace(setup, engine=None)
     execution = _at_global_batch(free, batch, fields, allow_global_batch)
     if "global_batch" in changes and execution.global_batch != batch:
         raise Contradiction(
@@ -164,11 +172,6 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
             "Allow it with --allow-global-batch: the training is then another one.",
         )
     return replace(setup, execution=execution)
-
-
-def _small(fields: dict[str, Value]) -> dict[str, Value]:
-    """Drop the present shard size where the ranks change and no other is given: it may clash with them."""
-    return {} if "shard_size" in fields or not fields.keys() & {"nnodes", "nproc_per_node"} else {"shard_size": None}
 
 
 def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed: bool) -> Execution:
@@ -205,12 +208,6 @@ def _no_fit(batch: int, ranks: int, what: str, value: int) -> str:
     return f"a global batch of {batch}{over} is {batch // ranks} samples a rank, which {what} {value} does not divide."
 
 
-def _positive(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TrainpaceError(f"{what} is {value}; it must be a whole number from 1.")
-    return value
-
-
 def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
     """`replace`, with the types checked: the values come from a user's file."""
     fields = {name: getattr(old, name) for name in kind.__struct_fields__} | new
@@ -218,11 +215,9 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        key = str(error).partition("`$.")[2].rstrip("`")
+        reason, key = str(error).partition(" - ")[0], str(error).partition("`$.")[2].rstrip("`")
         shown = f"{key} cannot be {new[key]!r}" if key in new else str(error)
-        raise TrainpaceError(
-            f"{shown}: {str(error).partition(' - ')[0][0].lower()}{str(error).partition(' - ')[0][1:]}."
-        ) from None
+        raise TrainpaceError(f"{shown}: {reason[0].lower()}{reason[1:]}.") from None
 
 
 def words_of(setup: Setup) -> str:
@@ -239,3 +234,44 @@ def words_of(setup: Setup) -> str:
         "" if setup.threads is None else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}",
     ]  # fmt: skip
     return ", ".join(part for part in parts if part)
+
+
+class LauncherChoice(NamedTuple):
+    """The launcher that the user asked for. `name` is auto, process, torchrun or slurm; the rest is Slurm's."""
+
+    name: str = "auto"
+    slurm: SlurmOptions = SlurmOptions()
+
+    def over(self, base: SlurmOptions) -> "LauncherChoice":
+        """With a ladder's own Slurm options where the user said nothing else."""
+        slurm = replace(base, partition=self.slurm.partition or base.partition, extra=(*base.extra, *self.slurm.extra),
+                        account=self.slurm.account or base.account)  # fmt: skip
+        return self._replace(slurm=slurm)
+
+    def launcher(self, nnodes: int, nproc_per_node: int) -> Launcher:
+        """The launcher of one setup; auto takes the plainest that has so many processes and nodes."""
+        name = self.name
+        if name == "auto":
+            name = "slurm" if nnodes > 1 else "torchrun" if nproc_per_node > 1 else "process"
+        return Slurm(options=self.slurm) if name == "slurm" else Torchrun() if name == "torchrun" else ThisMachine()
+
+    def of(self, execution: Execution) -> Launcher:
+        return self.launcher(execution.nnodes, execution.nproc_per_node)
+
+    def check(self, ladder: Ladder) -> None:
+        """Raise TrainpaceError before anything starts, where a launcher that a rung may need is missing, or Contradiction
+        where options are given for one that none needs."""
+
+        def values(key: str) -> set[int]:  # one that is no number is the rung's own failure later
+            named = [changes[key] for rung in ladder.rungs for changes in rung.alternatives() if key in changes]
+            return {v for v in (getattr(ladder.start.execution, key), *named) if isinstance(v, int)}
+
+        sizes = itertools.product(values("nnodes"), values("nproc_per_node"))
+        launchers = {launcher.name: launcher for launcher in itertools.starmap(self.launcher, sizes)}
+        if self.slurm != SlurmOptions() and "slurm" not in launchers:
+            raise Contradiction(
+                "--partition, --account and --sbatch are Slurm's, and no rung is launched with it.",
+                "Add --launcher slurm, or leave them out.",
+            )
+        for launcher in launchers.values():
+            launcher.check()

@@ -10,7 +10,7 @@ import os
 import shlex
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainpace.configs import (
     Changes,
@@ -26,10 +26,9 @@ from trainpace.configs import (
     rewrite,
     split_command,
 )
-from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import Script, Setup
-from trainpace.ladder.sources import file_of_module, sources_of
 from trainpace.launch import FailedTrial, LoaderSettings, OnLine, ScriptTrial, TrialResult, run_script
 from trainpace.records import make_folder, write_whole
 from trainpace.schedule import accumulation_for_global_batch
@@ -115,8 +114,8 @@ def changed_files(script: Script, start: Setup, setup: Setup) -> tuple[Written, 
     changes = Changes(before=start.execution, after=setup.execution, workers=workers)
     done = rewrite(_texts(script), changes)
     if done.left:
-        said = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
-        raise TrainpaceError(f"its settings files do not take {said}.")
+        untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
+        raise TrainpaceError(f"its settings files do not take {untaken}.")
     return done.files
 
 
@@ -139,6 +138,19 @@ def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path
     return kept
 
 
+def fingerprint(spec: str) -> str:
+    """A hash of the Python files in the folder of a task's file, since measurements of other code do not count; "" for other
+    models. Raises UnreadableInput without the file."""
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py"):
+        return ""
+    path = Path(file).absolute()
+    sources = _sources_of(path, path.parent)
+    if path.name not in sources:
+        raise UnreadableInput(f"cannot read {file}: no such file.")
+    return _hash_of([name, sources])
+
+
 def fingerprint_of_script(script: Script) -> str:
     """A hash of the settings files, and of the Python files beside those that the command names, by path or by ``-m``."""
     words, around = split_command(script.command)
@@ -146,10 +158,32 @@ def fingerprint_of_script(script: Script) -> str:
     folders = (base, *(base / folder for folder in around.get("PYTHONPATH", "").split(os.pathsep) if folder))
     sources: dict[str, str] = {}
     for before, word in pairwise(("", *words)):
-        file = file_of_module(word, folders) if before in ("-m", "--module") else base / word
+        file = _file_of_module(word, folders) if before in ("-m", "--module") else base / word
         if file is not None and file.suffix == ".py" and file.is_file():
-            sources |= sources_of(file, base)
-    return hashlib.sha256(json.dumps([_texts(script), sources]).encode()).hexdigest()[:16]
+            sources |= _sources_of(file, base)
+    return _hash_of([_texts(script), sources])
+
+
+def _hash_of(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
+
+
+def _sources_of(file: Path, base: Path) -> dict[str, str]:
+    """A hash of every Python file in a file's folder, under its path from `base`: a project may be moved as a whole."""
+    return {
+        os.path.relpath(path, base): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(file.absolute().parent.glob("*.py"))
+    }
+
+
+def _file_of_module(name: str, folders: tuple[Path, ...]) -> Path | None:
+    """The file that ``python -m NAME`` runs, where one of the folders has it."""
+    for folder in folders:
+        inside = folder.joinpath(*name.split("."))
+        for file in (inside.with_name(inside.name + ".py"), inside / "__main__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def started_by(trial: ScriptTrial) -> str:

@@ -70,19 +70,15 @@ class Launcher(Protocol):
     @property
     def name(self) -> str:
         """The name that users give it: process, torchrun or slurm."""
-        ...
 
     def check(self) -> None:
         """Raise TrainpaceError with what to install, before anything starts, where this launcher is missing."""
-        ...
 
     def text(self, job: Job) -> str: ...
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         """Start, follow the log line by line, and wait. Ctrl-C ends all its processes, then raises KeyboardInterrupt."""
-        ...
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
         """Run as many at once as the launcher has room for; the ends come in the order of `jobs`. Slurm gets one array for each
         shape. One that fails does not keep the others. Lines of jobs that run at the same time are mixed."""
-        ...

@@ -36,7 +36,7 @@ class Child:
         cwd: str | None = None,
         **streams: Any,
     ) -> None:
-        """Start it. `environment` is all of it, this process's by default."""
+        """Start the command. `environment` is its whole environment, this process's by default."""
         read_end, write_end = os.pipe()
         self._lifeline: int | None = write_end
         try:
@@ -70,7 +70,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; 128 + N where signal N killed it."""
+        """None while the command runs; 128 + N where signal N killed it."""
         return self._guard.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -80,13 +80,13 @@ class Child:
         return self._guard.returncode
 
     def cut_lifeline(self) -> None:
-        """Have it ended, without waiting for that."""
+        """Have the command ended, without waiting for that."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
     def end(self) -> None:
-        """End it and everything below it, and wait until that is done."""
+        """End the command and everything below it, and wait until that is done."""
         self.cut_lifeline()
         try:
             gone = self.wait(GRACE_S) is not None and self._guard.returncode >= 0
@@ -115,8 +115,7 @@ def name_of_signal(number: int) -> str:
     return f"{name}, most likely for want of memory" if name == "SIGKILL" else name
 
 
-def cause_of(exit_code: int) -> str:
-    """What a process without an answer died of, in a few words."""
-    if exit_code == 128 + signal.SIGKILL:
-        return "it was killed, most likely for want of memory"
-    return f"it died of {name_of_signal(exit_code - 128)}" if exit_code > 128 else f"exit code {exit_code}"
+def ending_of(exit_code: int) -> str:
+    """How a process ended: what a sentence about it goes on with. A signal's code is 128 + N, or -N as Python has it."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    return f"died of {name_of_signal(number)}" if number > 0 else f"ended with exit code {exit_code}"

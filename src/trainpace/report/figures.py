@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import written_aside
-from trainpace.report.charts.chart import Axis, Bar, BarChart, Chart, Mark, Picture, Series
-from trainpace.report.charts.palette import INK, LINE, SOFT, TONES
+from trainpace.report.charts import INK, LINE, SOFT, TONES, Axis, Bar, BarChart, Chart, Mark, Picture, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

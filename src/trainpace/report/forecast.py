@@ -1,24 +1,40 @@
-"""Forecasts for the terminal, and as the rows of `--json`."""
+"""Forecasts for the terminal, as pictures and as a page."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from trainpace.forecast import needed_gib
+from trainpace.forecast import memory_over_step, needed_gib
 from trainpace.job import assumed_in_words
-from trainpace.outcome import STEP_PARTS, Forecast, Jump
+from trainpace.outcome import STEP_PARTS, Forecast, Jump, forecast_row
+from trainpace.records import to_jsonable
 from trainpace.report import terminal
-from trainpace.report.chart import chart
-from trainpace.report.charts.breakdown import part_words
-from trainpace.report.charts.step_time import PROVENANCE, best_of
-from trainpace.report.columns import Column, bar, words
+from trainpace.report.charts import Picture, sentence
+from trainpace.report.pages import page
 from trainpace.report.phrases import bracketed, devices, interval, number
-from trainpace.report.terminal import BAR_WIDTH, print_lines, print_next, print_table
+from trainpace.report.step_charts import (
+    Held,
+    Timed,
+    memory_at_peak,
+    memory_chart,
+    part_words,
+    roofline_chart,
+    step_breakdown,
+)
+from trainpace.report.sweep_charts import PROVENANCE, best_of, by_device, forecast_sweep, provenance, scaling_chart
+from trainpace.report.terminal import BAR_WIDTH, Column, bar_column, chart, print_lines, print_next, print_table, words
 from trainpace.units import format_count, format_duration, format_number, format_usd
 from trainpace.workload import Workload
+
+if TYPE_CHECKING:
+    from trainpace.verbs.forecast import Sweep
 
 FEWEST_FOR_A_PICTURE = 8
 MOST_ROWS = 24
 """Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""
 MOST_WARNINGS = 12
+MOST_BARS = 12
 
 
 def print_forecasts(
@@ -138,13 +154,11 @@ def _seconds(f: Forecast) -> float:
 
 def _deciding(rows: Sequence[Forecast]) -> list[Forecast]:
     """All of a few; of many the ends, the powers of two, the best and the largest that fits."""
-    by_device: dict[str, list[Forecast]] = {}
-    for row in rows:
-        by_device.setdefault(row.device, []).append(row)
-    if max(map(len, by_device.values())) <= MOST_ROWS:
+    groups = [[row for row in rows if row.device == device] for device in dict.fromkeys(row.device for row in rows)]
+    if max(map(len, groups)) <= MOST_ROWS:
         return list(rows)
     shown: list[Forecast] = []
-    for swept in by_device.values():
+    for swept in groups:
         sizes = {2**i for i in range(31)} | {swept[0].execution.micro_batch, swept[-1].execution.micro_batch}
         fitting = [row for row in swept if row.step is not None and row.fits is not False]
         if fitting:
@@ -197,11 +211,8 @@ def _forecast_command(f: Forecast, spec: str) -> list[str]:
 
 
 def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
-    by_device: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.step is not None:
-            by_device.setdefault(row.device, []).append((row.execution.micro_batch, row.step.total_ms))
-    for name, points in by_device.items():
+    for name, swept in by_device(rows).items():
+        points = [(f.execution.micro_batch, f.step.total_ms) for f in swept if f.step is not None]
         if len(points) < FEWEST_FOR_A_PICTURE:
             continue
         here = jumps.get(name, ())
@@ -273,7 +284,7 @@ def _print_breakdown(f: Forecast) -> None:
         (part_words(name), format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR_WIDTH * ms / total))
         for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
     ]  # fmt: skip
-    print_table((words("part of the step"), Column("ms"), Column("share"), bar(1)), rows, spaced=False)
+    print_table((words("part of the step"), Column("ms"), Column("share"), bar_column(1)), rows, spaced=False)
     heavy = [
         (o.module or "-", o.kind, o.phase, str(o.count), format_number(o.time_ms), f"{100 * o.time_ms / total:.0f} %", o.bound)
         for o in f.heaviest[:10]
@@ -296,3 +307,72 @@ def _print_breakdown(f: Forecast) -> None:
             f" optimizer states {format_number(m.optimizer_states_gib)}, activations {format_number(m.activations_gib)}"
             f" GiB{monitor}."
         )
+
+
+def forecast_page(
+    groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = ()
+) -> str:
+    """The page as text. `journal_notes`: what the journal knows beside the forecast."""
+    rows = [row for group in groups for row in group.rows]
+    workload, first, best = groups[0].forecaster.workload, rows[0], best_of(rows)
+    e = first.execution
+    data = {
+        "record": "Forecasts", "schema_version": 1, "rows": [forecast_row(row) for row in rows], "journal": list(journal_notes),
+        "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
+    }  # fmt: skip
+    accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
+    priced = any(row.training_time is not None for row in rows)
+    return page(
+        "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
+        [verdict(rows)[0], *_trust(best), *journal_notes], forecast_pictures(groups, jumps), data, best is not None,
+        f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {e.optimizer}{accumulated}.",
+        rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first), priced=priced, fleet=fleet,
+        reasons=[f"Not forecast: {reason}" for reason in dict.fromkeys(row.reason for row in rows if row.reason)],
+    )  # fmt: skip
+
+
+def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture]:
+    """The charts that there are data for, the most telling first."""
+    pictures: list[Picture | None] = [forecast_sweep([row for group in groups for row in group.rows], jumps)]
+    bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
+    shown = [(group, f) for group, f in bests if f is not None]
+    timed = [Timed("", device_and_batch(f), f.step, f.step_time_interval_ms) for _, f in shown if f.step is not None]
+    if timed:
+        pictures.append(step_breakdown(timed[:MOST_BARS], provenance([f for _, f in shown])))
+        held = [Held(device_and_batch(f), f.memory, f.capacity_gib) for _, f in shown if f.memory is not None]
+        pictures.append(memory_at_peak(held[:MOST_BARS]) if held else None)
+        best = best_of([f for _, f in shown])
+        pictures += _inside(*next((pair for pair in shown if pair[1] is best), shown[0]))
+    return [picture for picture in pictures if picture is not None]
+
+
+def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
+    """On the best cluster alone: what happens within a step, and on fewer devices."""
+    assert best.step is not None
+    pictures: list[Picture | None] = []
+    form = group.forecaster.workload.form(best.execution.precision)
+    memory = None if best.memory is None else memory_over_step(form, best.execution, best.step, best.memory)
+    if memory is not None:
+        n = best.execution.accumulation
+        ends = best.step.forward_ms / n, (best.step.forward_ms + best.step.backward_ms) / n
+        pictures.append(memory_chart(memory, best.capacity_gib, ends))
+    roofs = group.forecaster.roofline(best.execution)
+    if roofs is not None:
+        pictures.append(roofline_chart(roofs, f"{best.device}, batch {best.execution.micro_batch}"))
+    if group.forecaster.target.cluster.num_devices > 1:
+        pictures.append(scaling_chart(group.forecaster.fewer_devices(best.execution)))
+    return pictures
+
+
+def _trust(best: Forecast | None) -> list[str]:
+    """Memory, how far to trust the figures, and warnings."""
+    if best is None:
+        return []
+    notes = ["A forecast, not a measurement: the interval should hold in 9 of 10 cases."]
+    if best.memory is not None and best.capacity_gib is not None:
+        largest = best.largest_micro_batch
+        more = "" if largest is None else f" The largest batch that fits is {largest:,}."
+        notes.insert(
+            0, f"It needs {format_number(best.memory.allocated_gib)} of {format_number(best.capacity_gib)} GiB.{more}"
+        )
+    return notes + [sentence(f"{warning}.") for warning in best.warnings]

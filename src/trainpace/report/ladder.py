@@ -1,18 +1,30 @@
-"""The table of measured speed-ups, rung by rung: for the terminal, as JSON and in Markdown."""
+"""The table of measured speed-ups, rung by rung: for the terminal, as JSON, in Markdown, as pictures and as a page."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trainpace.job import assumed_in_words
-from trainpace.ladder import Climbed, Rung, RungPreview, RungResult, Setup, job_time, noise_scale_of, words_of
+from trainpace.ladder import LadderResult, Rung, RungPreview, RungResult, job_time, noise_scale_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
-from trainpace.report.chart import bars
-from trainpace.report.columns import Column, layout, words
-from trainpace.report.phrases import interval, number, span
-from trainpace.report.terminal import console, print_head, print_lines, print_plot, print_table, print_verdict
+from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
+from trainpace.report.pages import page
+from trainpace.report.phrases import bracketed, interval, number, plural, span
+from trainpace.report.terminal import (
+    Column,
+    bars,
+    console,
+    layout,
+    print_head,
+    print_lines,
+    print_plot,
+    print_table,
+    print_verdict,
+    words,
+)
 from trainpace.schedule import learning_rate_for_noise_scale, steps_factor
 from trainpace.units import format_duration, format_number, format_usd
 
@@ -45,7 +57,7 @@ class LadderTable(Record):
     verdict: tuple[str, ...] = ()
 
 
-def table_of(climbed: Climbed) -> LadderTable:
+def table_of(climbed: LadderResult) -> LadderTable:
     ladder, start = climbed.ladder, climbed.start
     rows, precompute_s = [_row(climbed, climbed.baseline, climbed.baseline.title, 0.0)], 0.0
     for rung, result in zip(ladder.rungs, climbed.rungs, strict=False):  # it may have stopped early
@@ -70,7 +82,7 @@ def _title(rung: Rung, result: RungResult) -> str:
     return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
 
 
-def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) -> LadderRow:
+def _row(climbed: LadderResult, result: RungResult, title: str, precompute_s: float) -> LadderRow:
     best = result.best or (result.tried[0] if result.tried else None)
     if best is None or best.measured is None:
         return LadderRow(title=title, kept=False, why=result.reason,
@@ -90,7 +102,7 @@ def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) 
     )  # fmt: skip
 
 
-def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
+def _verdict(climbed: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     first = rows[0]
     last = next((r for r in reversed(rows) if r.kept and r.total is not None), first)
     assert last.total is not None
@@ -118,7 +130,7 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
     return [*lines, f"Next: use the settings that were kept in your training: {words_of(climbed.kept[0])}."]
 
 
-def _forecasts(climbed: Climbed) -> list[str]:
+def _forecasts(climbed: LadderResult) -> list[str]:
     judged = [
         (r.title, t, t.measured, t.foreseen.interval_ms) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
@@ -136,7 +148,7 @@ def _forecasts(climbed: Climbed) -> list[str]:
     ]
 
 
-def _noise_scale(climbed: Climbed) -> list[str]:
+def _noise_scale(climbed: LadderResult) -> list[str]:
     """What the gradient noise scale says of more data parallelism, where the trials could tell."""
     gathered = noise_scale_of(climbed)
     if gathered is None:
@@ -214,13 +226,10 @@ def print_ladder(t: LadderTable) -> None:
             [cell.partition(" (")[0] if cut else cell for cut, cell in zip(timed, row, strict=True)] for row in rows
         ]
     print_table(columns, rows)
-    speedups = [
-        (r.title, r.total, f"{r.total:.2f}x{'' if r.kept else ', undone'}", r.kept)
-        for r in t.rows
-        if r.total is not None
-    ]
-    if len(speedups) > 1:
-        print_plot(["Speed-up over the baseline", *bars(speedups, width), ""])
+    chart = speedups(t)
+    if chart is not None:
+        lines = [(b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars]
+        print_plot(["Speed-up over the baseline", *bars(lines, width), ""])
     print_lines(*t.verdict[1:])
 
 
@@ -231,7 +240,7 @@ def markdown(t: LadderTable) -> str:
     return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
 
 
-def ladder_json(climbed: Climbed) -> dict[str, Any]:
+def ladder_json(climbed: LadderResult) -> dict[str, Any]:
     t = table_of(climbed)
     return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
 
@@ -240,10 +249,10 @@ def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) ->
     """A dry run: every rung's setups, the forecast of each, and what would be started."""
     rows = []
     for rung in ahead:
-        for setup, foreseen in zip(rung.setups, rung.foreseen, strict=True):
-            settings = words_of(setup) if isinstance(setup, Setup) else "not possible"
-            foretold = _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"
-            rows.append([rung.title, settings, foretold])
+        for attempt in rung.attempts:
+            settings, forecast = "not possible" if attempt.failure else words_of(attempt.setup), attempt.foreseen
+            step_time = _timed(forecast.step_ms, forecast.interval_ms) or f"none: {forecast.reason}"
+            rows.append([rung.title, settings, step_time])
     print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
     for text in (text for each in texts for text in each):
         console().print(text, markup=False, soft_wrap=True)  # to be copied whole
@@ -254,8 +263,79 @@ def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> 
         "record": "LadderPreview", "schema_version": 1,
         "rungs": [
             {"title": rung.title, "started": list(started),
-             "alternatives": [{"setup": msgspec.to_builtins(s), "forecast": msgspec.to_builtins(f)}
-                              for s, f in zip(rung.setups, rung.foreseen, strict=True)]}
+             "alternatives": [{"setup": a.failure or msgspec.to_builtins(a.setup), "forecast": msgspec.to_builtins(a.foreseen)}
+                              for a in rung.attempts]}
             for rung, started in zip(ahead, texts, strict=True)
         ],
     }  # fmt: skip
+
+
+def ladder_page(t: LadderTable, data: object) -> str:
+    rows = [(i > 0 and row.kept, cells) for i, (row, cells) in enumerate(zip(t.rows, cells_of(t), strict=True))]
+    return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head_of(t), rows=rows)
+
+
+def ladder_pictures(t: LadderTable) -> list[Picture]:
+    ladder, times = speedups(t), rung_times(t)
+    foreseen = any(r.forecast_ms is not None for r in t.rows)
+    return [*([] if ladder is None else [ladder]), *([times] if times.groups and (ladder is None or foreseen) else [])]
+
+
+def speedups(t: LadderTable) -> BarChart | None:
+    """Times as fast as the baseline. None where nothing but the baseline was measured."""
+    measured = [r for r in t.rows if r.total is not None]
+    if len(measured) < 2:
+        return None
+    tried, helped = plural(len(measured) - 1, "change"), sum(r.kept for r in measured) - 1
+    best = max((r.total or 0.0 for r in measured if r.kept), default=1.0)
+    outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
+    return BarChart(
+        title="How many times as fast as the baseline",
+        finding=f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
+        if helped
+        else f"None of {tried} was kept.",
+        label="times as fast as the baseline",
+        groups=(BarGroup(bars=tuple(_speedup_bar(r.title, r.total or 0.0, r.kept) for r in measured)),),
+        note="Measured, each on top of what was kept before it.",
+    )
+
+
+def _speedup_bar(title: str, total: float, kept: bool) -> Bar:
+    part = ("kept", "best", total) if kept else ("undone", "muted", total)
+    return bar(title, f"{total:.2f}x{'' if kept else ', undone'}", [part])
+
+
+def rung_times(t: LadderTable) -> BarChart:
+    """Forecast above, measured below, for each rung."""
+    groups = []
+    for r in t.rows:
+        both = (
+            ("forecast", r.forecast_ms, r.forecast_interval_ms),
+            ("measured", r.measured_ms, r.measured_interval_ms),
+        )
+        bars = tuple(_time_bar(name, ms, between) for name, ms, between in both if ms is not None)
+        groups += [BarGroup(title=r.title, bars=bars)] if bars else []
+    judged = [
+        i.low <= r.measured_ms <= i.high for r in t.rows
+        if r.measured_ms is not None and (i := r.forecast_interval_ms) is not None
+    ]  # fmt: skip
+    return BarChart(
+        title=f"Forecast and measured: {t.what}",
+        finding=f"Forecast intervals that contain the measurement: {sum(judged)} of {len(judged)}."
+        if judged
+        else "Measured, without forecasts.",
+        label=f"time of {t.what}",
+        unit="s",
+        groups=tuple(groups),
+        note="Whiskers: the 90 % interval of the forecast, and that of a repeated measurement.",
+    )
+
+
+def _time_bar(name: str, ms: float, between: Interval | None) -> Bar:
+    """`name` is its tone, too; in seconds."""
+    if between is not None:
+        between = (
+            replace(between, low=between.low / 1e3, high=between.high / 1e3) if between.low < between.high else None
+        )
+    end = f"{format_duration(ms / 1e3)}{bracketed(between, format_duration)}"
+    return bar(name, end, [(name, name, ms / 1e3)], between)

@@ -1,4 +1,4 @@
-"""A measured sweep for the terminal and as JSON: the table, the verdict, the jumps, and the forecast beside it."""
+"""A measured sweep, and forecasts beside measurements: for the terminal, as JSON, as pictures and as pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,10 +6,16 @@ from typing import Any
 import msgspec
 
 from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint
-from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement
-from trainpace.report.chart import chart
-from trainpace.report.columns import Column, words
+from trainpace.outcome import Forecast, Interval, Jump, MeasuredNoiseScale, Measurement, StepTime, forecast_row
+from trainpace.records import Record
+from trainpace.report.charts import Picture
+from trainpace.report.pages import page
+from trainpace.report.phrases import interval, number, plural, span
+from trainpace.report.step_charts import Timed, step_breakdown
+from trainpace.report.sweep_charts import cause_of, measured_sweep, throughput
 from trainpace.report.terminal import (
+    Column,
+    chart,
     console,
     print_head,
     print_lines,
@@ -17,6 +23,7 @@ from trainpace.report.terminal import (
     print_plot,
     print_table,
     print_verdict,
+    words,
 )
 from trainpace.units import format_number
 
@@ -26,20 +33,16 @@ WORTH_SAYING = 0.03
 
 
 def print_sweep(
-    measured: Sequence[Measurement],
-    a: SweepAnalysis,
-    foreseen: Mapping[int, Forecast],
-    causes: Sequence[Jump] = (),
-    sweep: str | None = None,
-    spec: str | None = None,
-) -> None:
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = (),
+    sweep: str | None = None, spec: str | None = None,
+) -> None:  # fmt: skip
     """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators; `sweep` is its
     name in the journal; `spec` how the user named the model."""
     first = measured[0]
     e = first.execution
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
     threads = int(first.environment.get("threads", 0)) if "gpu" not in first.environment else 0
-    where = f"{first.device}, {threads} thread{'' if threads == 1 else 's'}" if threads else first.device
+    where = f"{first.device}, {plural(threads, 'thread')}" if threads else first.device
     print_head(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
     answer, *others = verdict(a, causes)
     print_verdict(answer)
@@ -75,12 +78,11 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     lines = []
     best, last = a.best.best, a.points[-1]
     if len(a.points) == 1:
-        i = last.interval_ms
         lines.append(
-            f"A step of batch {last.batch} takes {format_number(last.step_ms)} ms ({format_number(i.low)} to"
-            f" {format_number(i.high)}): {format_number(last.samples_per_second)} samples/s."
+            f"A step of batch {last.batch} takes {format_number(last.step_ms)} ms ({interval(last.interval_ms)}):"
+            f" {format_number(last.samples_per_second)} samples/s."
         )
-    if len(a.points) > 1:
+    else:
         gain = best.measured_samples_per_second / last.samples_per_second - 1
         over = ""
         if best.batch != last.batch and gain > WORTH_SAYING:
@@ -99,7 +101,7 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     if slopes and len(a.points) >= FEWEST_FOR_A_PICTURE:
         widest = max(slopes, key=lambda s: s.last_batch - s.first_batch)
         low, high = widest.slope_low, widest.slope_high
-        bounds = "" if low is None or high is None else f" ({format_number(low)} to {format_number(high)})"
+        bounds = "" if low is None or high is None else f" ({span(low, high)})"
         lines.append(
             f"From batch {widest.first_batch} to {widest.last_batch} one more sample costs"
             f" {format_number(widest.slope_ms_per_sample)} ms{bounds}."
@@ -130,8 +132,6 @@ def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
 def sweep_json(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], sweep: str | None
 ) -> dict[str, Any]:
-    from trainpace.outcome import forecast_row
-
     return {
         "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
@@ -141,11 +141,9 @@ def sweep_json(
 
 
 def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[str]:
-    memory = "" if p.peak_memory_gib is None else format_number(p.peak_memory_gib)
     cells = [
-        f"{p.batch}{mark}", format_number(p.step_ms),
-        f"{format_number(p.interval_ms.low)} to {format_number(p.interval_ms.high)}", format_number(p.samples_per_second),
-        memory, str(p.probes),
+        f"{p.batch}{mark}", format_number(p.step_ms), interval(p.interval_ms), format_number(p.samples_per_second),
+        number(p.peak_memory_gib, ""), str(p.probes),
     ]  # fmt: skip
     if foreseen:
         there = foreseen.get(p.batch)
@@ -157,15 +155,14 @@ def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[s
 
 def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump]) -> str:
     where = f"After batch {jump.before}" if jump.tight else f"Between batch {jump.before} and {jump.after}"
-    way = "more" if jump.size_ms > 0 else "less"
     low, high = sorted((abs(jump.low_ms), abs(jump.high_ms)))
     sentence = (
-        f"{where} the step takes {format_number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %) {way}, beyond the usual"
-        f" slope ({format_number(low)} to {format_number(high)} ms)."
+        f"{where} the step takes {format_number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %)"
+        f" {'more' if jump.size_ms > 0 else 'less'}, beyond the usual slope ({span(low, high)} ms)."
     )
-    known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
-    if known is not None and known.causes:
-        sentence += f" The forecast attributes it to {', '.join(known.causes)}."
+    cause = cause_of(jump, causes)
+    if cause is not None:
+        sentence += f" The forecast attributes it to {', '.join(cause.causes)}."
     choice = next((c for c in a.best.before_jumps if c.batch == jump.before), None)
     if choice is not None and jump.size_ms > 0:
         sentence += f" Batch {jump.before} gives {format_number(choice.measured_samples_per_second)} samples/s."
@@ -179,3 +176,75 @@ def _noise_in_words(a: SweepAnalysis) -> str:
         f"Repeats in separate processes differ by {100 * a.noise.relative:.1f} % (standard deviation of"
         f" {a.noise.degrees + 1} repeats)."
     )
+
+
+def sweep_page(
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
+) -> str:
+    first = measured[0]
+    e, probes = first.execution, sum(p.probes for p in a.points)
+    steps = {batch: f.step.total_ms for batch, f in foreseen.items() if f.step is not None}
+    return page(
+        "sweep.html", f"{first.model} on {first.device}: step time over the batch size", verdict(a, causes),
+        sweep_pictures(measured, a, foreseen, causes), sweep_json(measured, a, foreseen, None),
+        subtitle=f"Measured with {e.precision} and {e.optimizer}, {probes} probes, each in a process of its own.",
+        points=[(p, steps.get(p.batch)) for p in a.points], best=a.best.best.batch, failures=a.failures,
+        environment=[f"{name}: {value}" for name, value in sorted(first.environment.items())],
+    )  # fmt: skip
+
+
+def sweep_pictures(
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
+) -> list[Picture]:
+    pictures: list[Picture] = [measured_sweep(a, foreseen, causes)]
+    if len(a.points) > 1:
+        pictures.append(throughput(a, foreseen))
+    steps = []
+    for batch in sorted({a.points[0].batch, a.best.best.batch, a.points[-1].batch}):
+        one, there = next((m for m in measured if m.execution.micro_batch == batch), None), foreseen.get(batch)
+        if one is not None:
+            steps.append(Timed(f"batch {batch}", "measured", one.step, one.interval_ms))
+        if there is not None and there.step is not None:
+            steps.append(Timed(f"batch {batch}", "forecast", there.step, there.step_time_interval_ms))
+    return [*pictures, step_breakdown(steps)] if steps else pictures
+
+
+class Pair(Record):
+    model: str
+    batch: int
+    device: str
+    forecast: StepTime
+    interval_ms: Interval
+    measured: StepTime | None = None
+    measured_ms: float | None = None
+
+    @property
+    def error_percent(self) -> float | None:
+        """(forecast - measured) / measured."""
+        return None if self.measured_ms is None else 100 * (self.forecast.total_ms / self.measured_ms - 1)
+
+
+HEAD = ("model", "batch", "device", "forecast ms", "90 % interval", "measured ms", "error")
+
+
+def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair]) -> str:
+    """The page as text. `meaning` is said first, in plain words."""
+    steps = []
+    for pair in pairs:
+        group = f"{pair.model}, batch {pair.batch}"
+        steps.append(Timed(group, f"{pair.device}, forecast", pair.forecast, pair.interval_ms))
+        if pair.measured is not None:
+            steps.append(Timed(group, f"{pair.device}, measured", pair.measured))
+    data = msgspec.to_builtins(list(pairs))
+    return page(
+        "side_by_side.html", title, meaning, [step_breakdown(steps)], data, head=HEAD, rows=cells_of_pairs(pairs)
+    )
+
+
+def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:
+    """Text, row by row, under `HEAD`."""
+    return [
+        [p.model, str(p.batch), p.device, format_number(p.forecast.total_ms), interval(p.interval_ms),
+         number(p.measured_ms, ""), "" if p.error_percent is None else f"{p.error_percent:+.0f} %"]
+        for p in pairs
+    ]  # fmt: skip

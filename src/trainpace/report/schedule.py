@@ -1,8 +1,7 @@
 """A schedule's answer for the terminal."""
 
 from trainpace.job import Answer
-from trainpace.report.columns import words
-from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
+from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict, words
 from trainpace.units import format_count, format_duration, format_number, format_usd
 
 

@@ -1,12 +1,13 @@
-"""One look for every verb: what it is about, a line of verdict, a table, notes, and a command that comes next."""
+"""One look for every verb: what it is about, a line of verdict, a table, plots in characters, notes, and what comes next."""
 
+import math
 import os
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainpace.report.columns import NARROW_GAP, Column, Layout, layout
+from trainpace.units import format_number
 
 LOG_WIDTH = 118
 LEAST_WIDTH = 20
@@ -31,6 +32,46 @@ _UNITS = (
 _NUMBER_AND_UNIT = re.compile(rf"(?<=[\d.]) (?=(?:{_UNITS})(?![\w/]))")
 _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _TIED = "\u00a0"  # textwrap does not break a line there
+GAP, NARROW_GAP = 3, 2
+LONGEST_WORD = 24
+"""A longer word (a path, the name of a server) may be broken."""
+HEIGHT, WIDEST, LEAST = 13, 92, 24
+"""Rows, about: as many as give every tick of the scale the same distance."""
+MOST_TICKS = 6
+Points = Sequence[tuple[float, float]]
+
+
+class Column(NamedTuple):
+    """One of a table's. Where there is no room, the columns of the highest `rank` are left out first; those of rank 0 stay.
+
+    `least`: words may be wrapped to this width; 0: a number, which is never wrapped.
+    """
+
+    name: str
+    rank: int = 0
+    least: int = 0
+
+    @property
+    def words(self) -> bool:
+        """Set flush left, and wrapped where it must be."""
+        return self.least > 0
+
+
+def words(name: str, rank: int = 0, least: int = 10) -> Column:
+    """A column of words."""
+    return Column(name, rank, least)
+
+
+def bar_column(rank: int = 0) -> Column:
+    """A column of bars, which are drawn shorter where there is less room."""
+    return Column("", rank, 8)
+
+
+class Layout(NamedTuple):
+    """The width of every column that is shown, by its index, and the blanks between two."""
+
+    widths: dict[int, int]
+    gap: int
 
 
 def console() -> Console:
@@ -215,3 +256,145 @@ def _continued(command: str, width: int) -> str:
 def _print(line: str) -> None:
     out = console()
     out.print(Text(wrapped(line, out.width)), soft_wrap=True)
+
+
+def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
+    """The first that fits of: all on one line, headers on two lines, words wrapped, columns left out. None: not even the
+    columns of rank 0 fit."""
+    kept = list(range(len(columns)))
+    while True:
+        for gap in (GAP, NARROW_GAP):
+            room = width - gap * (len(kept) - 1)
+            for wished in (_natural, _with_wrapped_header):
+                widths = {i: wished(columns[i], [row[i] for row in rows]) for i in kept}
+                if sum(widths.values()) <= room:
+                    return Layout(_widened(widths, columns, rows, room), gap)
+        least = {i: _least(columns[i], [row[i] for row in rows]) for i in kept}
+        if sum(least.values()) <= room:
+            return Layout(_squeezed(widths, least, room), NARROW_GAP)
+        droppable = [i for i in kept if columns[i].rank]
+        if not droppable:
+            return None
+        kept.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
+
+
+def _widened(
+    widths: dict[int, int], columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int
+) -> dict[int, int]:
+    """Spare width goes to headers that then fit on one line, those that need least first."""
+    wished = {i: _natural(columns[i], [row[i] for row in rows]) for i in widths}
+    widths, left = dict(widths), room - sum(widths.values())
+    for i in sorted(widths, key=lambda i: wished[i] - widths[i]):
+        more = wished[i] - widths[i]
+        if more <= left:
+            widths[i], left = wished[i], left - more
+    return widths
+
+
+def _squeezed(widths: dict[int, int], least: dict[int, int], room: int) -> dict[int, int]:
+    widths = dict(widths)
+    while sum(widths.values()) > room:
+        i = max((i for i in widths if widths[i] > least[i]), key=lambda i: widths[i])
+        widths[i] -= 1
+    return widths
+
+
+def _natural(column: Column, cells: Sequence[str]) -> int:
+    return max(1, cell_len(column.name), *(cell_len(cell) for cell in cells))
+
+
+def _with_wrapped_header(column: Column, cells: Sequence[str]) -> int:
+    return max(1, _longest_word(column.name), *(cell_len(cell) for cell in cells))
+
+
+def _least(column: Column, cells: Sequence[str]) -> int:
+    natural = _with_wrapped_header(column, cells)
+    if not column.words:
+        return natural
+    longest = max(_longest_word(text) for text in (column.name, *cells))
+    return min(natural, max(column.least, min(longest, LONGEST_WORD)))
+
+
+def _longest_word(text: str) -> int:
+    return max((cell_len(word) for word in text.split()), default=0)
+
+
+def chart(points: Points, marked: Collection[float], title: str, behind: Points = (), width: int = 80) -> list[str]:
+    """Lines of a plot from zero, `width` columns wide at most: dots, a triangle where x is marked (and x below the axis), and
+    rings for a second series behind them."""
+    every = [*points, *behind]
+    left, right = min(x for x, _ in every), max(x for x, _ in every)
+    step = tick_step(max(y for _, y in every) or 1.0, MOST_TICKS - 1)
+    ticks = math.ceil((max(y for _, y in every) or step) / step - 1e-9)
+    top = ticks * step
+    rows = ticks * max(1, round((HEIGHT - 1) / ticks))
+    labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
+    margin = max(map(len, labels.values()))
+    columns = max(LEAST, min(WIDEST, width) - margin - 2)
+    cells = [[" "] * columns for _ in range(rows + 1)]
+
+    def column(x: float) -> int:
+        return round((x - left) / max(right - left, 1e-9) * (columns - 1))
+
+    def put(x: float, y: float, sign: str) -> None:
+        cells[round(y / top * rows)][column(x)] = sign
+
+    for x, y in behind:
+        put(x, y, "○")
+    for x, y in sorted(points, key=lambda point: point[0] in marked):
+        put(x, y, "▲" if x in marked else "●")
+    lines = [title]
+    for i in reversed(range(rows + 1)):
+        edge = "└" if i == 0 else "┤" if i in labels else "│"
+        body = "".join(cells[i])
+        lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
+    named = {column(x): format_number(x) for x in _ticks(left, right)}
+    lines.append(" " * (margin + 2) + _beside(named, columns, 0.5))
+    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
+    return [*lines, " " * (margin + 2) + _beside(jumps, columns, 0.0)] if jumps else lines
+
+
+def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
+    """A bar each for (label, value, what is said of it, whether it counts); light where it does not. Lengths are from zero."""
+    label = min(max(len(row[0]) for row in rows), max(8, width // 3))
+    room = max(8, min(WIDEST, width) - label - max(len(row[2]) for row in rows) - 3)
+    longest = max(row[1] for row in rows) or 1.0
+    return [
+        f"{_cut(name, label):<{label}} {('█' if counts else '░') * max(1, round(room * value / longest))} {said}"
+        for name, value, said, counts in rows
+    ]
+
+
+def tick_step(span: float, most: int) -> float:
+    """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
+    rough = span / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9))
+
+
+def _ticks(left: float, right: float) -> Iterator[float]:
+    """The ends, and round numbers between them."""
+    yield left
+    if right > left:
+        step = max(1.0, tick_step(right - left, MOST_TICKS))
+        x = math.ceil(left / step + 0.5) * step
+        while x < right - step / 2:
+            yield x
+            x += step
+        yield right
+
+
+def _beside(named: dict[int, str], columns: int, anchor: float) -> str:
+    """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
+    touch another are left out."""
+    line, at = [" "] * columns, sorted(named)
+    for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
+        text = named[i]
+        start = max(0, min(i - int(anchor * (len(text) - 1)), columns - len(text)))
+        if all(c == " " for c in line[max(0, start - 1) : start + len(text) + 1]):
+            line[start : start + len(text)] = text
+    return "".join(line).rstrip()
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"

@@ -3,8 +3,7 @@
 from typing import Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.columns import Column, words
-from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
+from trainpace.report.terminal import Column, print_head, print_lines, print_next, print_table, print_verdict, words
 from trainpace.units import format_number
 from trainpace.verify import Change, Equivalence, WayResult
 

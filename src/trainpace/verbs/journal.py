@@ -17,13 +17,13 @@ from trainpace.journal import (
     Query,
     Scores,
     Sweep,
-    as_precision,
     compare,
     export,
     import_file,
     scores,
 )
 from trainpace.records import Record
+from trainpace.validation import as_precision
 from trainpace.verbs import fields
 from trainpace.verbs.request import Argument, Field, Misuse, Request
 from trainpace.verbs.units import COUNT

@@ -15,9 +15,9 @@ from trainpace.ladder import (
     SCRIPT_STEPS,
     Attempt,
     ClimbActions,
-    Climbed,
     Ladder,
     LadderForecasts,
+    LadderResult,
     LauncherChoice,
     MeasuredCompute,
     RungPreview,
@@ -29,6 +29,7 @@ from trainpace.ladder import (
     file_name,
     has_data,
     keep_files,
+    make_shards,
     noise_scale_of,
     prepare,
     preview,
@@ -106,7 +107,7 @@ class Preview(NamedTuple):
     commands: list[list[str]]
 
 
-def run(request: RunRequest, progress: Progress) -> Climbed:
+def run(request: RunRequest, progress: Progress) -> LadderResult:
     """Climb. What is measured is saved in the request's folder at once, and taken up again from there."""
     ladder = _ladder(request)
     if ladder.script is None:
@@ -160,16 +161,16 @@ def _ladder(request: RunRequest) -> Ladder:
     return ladder
 
 
-def _before(folder: Path, request: RunRequest) -> Climbed | None:
+def _before(folder: Path, request: RunRequest) -> LadderResult | None:
     if request.fresh or not (folder / STATE).exists():
         return None
     try:
-        return load(folder / STATE, Climbed)
+        return load(folder / STATE, LadderResult)
     except TrainpaceError as error:
         raise TrainpaceError(error.message, "Begin anew with `fresh`, or name another folder with `out`.") from None
 
 
-def _counted(try_it: TryIt, ladder: Ladder, before: Climbed | None, work: Work) -> TryIt:
+def _counted(try_it: TryIt, ladder: Ladder, before: LadderResult | None, work: Work) -> TryIt:
     """The same, and `work` says how many trials are left, unless two are too close and are tried again."""
     expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
     there = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
@@ -186,10 +187,13 @@ def _counted(try_it: TryIt, ladder: Ladder, before: Climbed | None, work: Work) 
 
 
 def _actions(
-    ladder: Ladder, request: RunRequest, journal: Journal | None, before: Climbed | None, progress: Progress, work: Work
+    ladder: Ladder,
+    request: RunRequest,
+    journal: Journal | None,
+    before: LadderResult | None,
+    progress: Progress,
+    work: Work,
 ) -> ClimbActions:
-    from trainpace.ladder import make_shards
-
     folder = request.folder
 
     def links() -> HostLinks | None:
@@ -243,8 +247,9 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
 def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
     """What would be started. The requests that it names are written, so that it can be started by hand."""
     commands = []
-    for i, setup in enumerate(rung.setups):
-        if isinstance(setup, Setup):
+    for i, attempt in enumerate(rung.attempts):
+        setup = attempt.setup
+        if not attempt.failure:
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 folder = request.folder / "dry-run" / file_name(rung.title, i)
                 if ladder.script is not None:

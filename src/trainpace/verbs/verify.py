@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-from trainpace.launch import Torchrun
 from trainpace.verbs.fields import ImageSize, ModelSpec, Optimizer, SequenceLength
 from trainpace.verbs.progress import Progress
 from trainpace.verbs.request import Field, Request
@@ -40,4 +39,4 @@ def run(request: VerifyRequest, progress: Progress) -> Equivalence:
         tolerance=r.tolerance, seed=r.seed, timeout_s=r.timeout,
     )  # fmt: skip
     with progress.work(f"verifying {r.model}") as work:
-        return verify(question, Torchrun(), work.say)
+        return verify(question, work.say)

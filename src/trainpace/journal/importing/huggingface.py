@@ -12,16 +12,9 @@ from typing import Any
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.journal.entry import Entry
-from trainpace.journal.importing.reading import (
-    UNKNOWN,
-    ContentIds,
-    Given,
-    Item,
-    Skipped,
-    imported,
-    number,
-    opened,
-)  # fmt: skip
+from trainpace.journal.importing.reading import UNKNOWN, ContentIds, Given, Item, Skipped, imported
+from trainpace.records import read_bytes
+from trainpace.validation import number
 
 _ROUNDED_BELOW = 0.1
 """Steps per second are rounded to three decimals; below this value that exceeds half a per cent."""
@@ -91,8 +84,7 @@ def _model(config: Path) -> str:
 
 
 def _load(path: Path) -> Any:
-    with opened(path) as file:
-        try:
-            return json.loads(file.read())
-        except (ValueError, RecursionError) as error:
-            raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
+    try:
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None

@@ -19,8 +19,9 @@ from trainpace.configs import parse_yaml
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
-from trainpace.journal.importing.reading import UNKNOWN, Given, Item, Skipped, as_precision, imported, number
+from trainpace.journal.importing.reading import PRECISION_NAMES, UNKNOWN, Given, Item, Skipped, imported
 from trainpace.records import read_bytes
+from trainpace.validation import as_precision, number
 
 LARGEST_VALUE_BYTES = 1 << 20
 
@@ -35,11 +36,6 @@ _IMAGE = "image_size img_size".split()
 _STEP_MS = "step_time_ms train_step_time_ms".split()
 _STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
 _SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
-_PRECISIONS: dict[str, Precision] = {
-    "32": "fp32", "32-true": "fp32", "fp32": "fp32", "float32": "fp32", "no": "fp32", "tf32": "tf32", "16": "amp_fp16",
-    "16-mixed": "amp_fp16", "amp": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16", "bf16-true": "bf16",
-    "float16": "fp16", "bfloat16": "bf16",
-}  # fmt: skip
 _MIXED: dict[str, Precision] = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 
 
@@ -123,10 +119,10 @@ def _precision(params: dict[str, str]) -> Precision:
         if word in _MIXED:
             return _MIXED[word]
     elif word := (params.get("precision") or params.get("dtype") or "").lower().removeprefix("torch."):
-        return _PRECISIONS.get(word) or as_precision(word)
+        return PRECISION_NAMES.get(word) or as_precision(word)
     elif "fp16" in params or "bf16" in params:  # Hugging Face: neither means fp32
         on = [name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1")]
-        return {"fp16": _MIXED["fp16"], "bf16": _MIXED["bf16"]}[on[0]] if on else "fp32"
+        return _MIXED[on[0]] if on else "fp32"
     raise TrainpaceError("the run states no precision that is known: give --precision.")
 
 

@@ -13,19 +13,15 @@ from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
 from trainpace.journal.entry import Entry, now_utc, printable
 from trainpace.journal.importing.reading import (
+    PRECISION_NAMES,
     ContentIds,
     Given,
     Item,
     Skipped,
     columns_and_rows,
     imported,
-    number,
-)  # fmt: skip
-
-_PRECISIONS: dict[str, Precision] = {
-    "amp": "amp_fp16", "amp_fp16": "amp_fp16", "amp_bf16": "amp_bf16", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16",
-    "float16": "fp16", "fp32": "fp32", "float32": "fp32", "tf32": "tf32",
-}  # fmt: skip
+)
+from trainpace.validation import number
 
 
 class FileName(NamedTuple):
@@ -45,8 +41,8 @@ def read_name(name: str) -> FileName:
     for part in re.sub(r"\.\w+$", "", name.lower()).split("-"):
         if part in ("benchmark", "train", "infer", "cpu", "nchw", ""):
             continue
-        if part in _PRECISIONS:
-            precision = _PRECISIONS[part]
+        if part in PRECISION_NAMES:
+            precision = PRECISION_NAMES[part]
         elif part == "nhwc":
             channels_last = True
         elif part in ("dynamo", "compile", "inductor"):
