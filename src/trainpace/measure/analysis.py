@@ -109,13 +109,10 @@ def _point(measured: list[Measurement], medians: list[float], noise: Noise | Non
         return max((value for m in measured if (value := getattr(m, field)) is not None), default=None)
 
     return SweepPoint(
-        batch=first.execution.micro_batch,
-        probes=len(measured),
-        step_ms=step_ms,
+        batch=first.execution.micro_batch, probes=len(measured), step_ms=step_ms,
         interval_ms=first.interval_ms if noise is None else repeat_interval(medians, noise),
         samples_per_second=1e3 * first.execution.global_batch / step_ms,
-        peak_memory_gib=most("peak_memory_gib"),
-        reserved_memory_gib=most("reserved_memory_gib"),
+        peak_memory_gib=most("peak_memory_gib"), reserved_memory_gib=most("reserved_memory_gib"),
     )  # fmt: skip
 
 
@@ -134,13 +131,11 @@ def best_batches(curve: StepCurve) -> BestBatches:
     if not undisturbed.any():
         undisturbed[:] = True
     good = undisturbed & (throughput >= throughput[undisturbed].max() * (1 - curve.noise))
+    before = [curve.batches.index(jump.before) for jump in curve.jumps if jump.size_ms > 0]
     return BestBatches(
-        best=_choice(curve, int(np.flatnonzero(good)[0])),
-        before_jumps=tuple(
-            _choice(curve, curve.batches.index(jump.before)) for jump in curve.jumps if jump.size_ms > 0
-        ),
+        best=_choice(curve, int(np.flatnonzero(good)[0])), before_jumps=tuple(_choice(curve, i) for i in before),
         launch_bound_until=_launch_bound(curve),
-    )
+    )  # fmt: skip
 
 
 def _choice(curve: StepCurve, i: int) -> BatchChoice:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainpace.errors import UserCodeError
-from trainpace.execution import NUMBER_FORMATS, Execution
+from trainpace.execution import NUMBER_FORMATS
 from trainpace.machine import cpu_name, environment
 from trainpace.measure.device import (
     Marks,
@@ -74,10 +74,7 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     return Measurement(
         model=task.name,
         device=torch.cuda.get_device_name() if c.device == "cuda" else cpu_name(),
-        execution=Execution(
-            micro_batch=batch_size, accumulation=c.accumulation, precision=c.precision, optimizer=stepper.optimizer_name,
-            channels_last=c.channels_last, compile=c.compile,
-        ),
+        execution=c.execution(batch_size, stepper.optimizer_name),
         step_times_ms=tuple(steady),
         warmup_ms=tuple(totals[:warm]),
         step=StepTime(

@@ -122,16 +122,9 @@ def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool
 
 
 def _attention(
-    fused: bool,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
+    fused: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
 
     Fused kernels take 4 dimensions; other inputs run as plain products and a softmax.
@@ -149,9 +142,8 @@ def _attention(
         if attn_mask is not None:
             bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        out = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale
-        )[0]
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        out = efficient(q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
     result: torch.Tensor = out
     return result
 

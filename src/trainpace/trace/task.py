@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 

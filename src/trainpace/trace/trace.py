@@ -225,18 +225,12 @@ def _group(
     both = np.stack([constant[heads], slope[heads]], axis=-1)
     first = [recorded[i] for i in heads]
     operators = Operators(
-        kind=tuple(r.row.kind for r in first),
-        function=tuple(r.row.function for r in first),
-        phase=tuple(r.phase for r in first),
-        module=tuple(r.module for r in first),
-        half=np.array([r.row.half for r in first]),
+        kind=tuple(r.row.kind for r in first), function=tuple(r.row.function for r in first),
+        phase=tuple(r.phase for r in first), module=tuple(r.module for r in first),
+        half=np.array([r.row.half for r in first]), launches=np.array([r.row.launches for r in first]),
         count=np.array([len(members) for members in groups.values()]),
-        launches=np.array([r.row.launches for r in first]),
-        flops=both[:, 0],
-        read_bytes=both[:, 1],
-        written_bytes=both[:, 2],
-        dims=both[:, 3 : 3 + MOST_SIZES],
-    )
+        flops=both[:, 0], read_bytes=both[:, 1], written_bytes=both[:, 2], dims=both[:, 3 : 3 + MOST_SIZES],
+    )  # fmt: skip
     return operators, heads
 
 

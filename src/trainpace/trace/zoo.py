@@ -13,12 +13,9 @@ from torch import nn
 
 _VGG = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 _RESNET = {
-    "resnet18": (False, (2, 2, 2, 2)),
-    "resnet34": (False, (3, 4, 6, 3)),
-    "resnet50": (True, (3, 4, 6, 3)),
-    "resnet101": (True, (3, 4, 23, 3)),
-    "resnet152": (True, (3, 8, 36, 3)),
-}
+    "resnet18": (False, (2, 2, 2, 2)), "resnet34": (False, (3, 4, 6, 3)), "resnet50": (True, (3, 4, 6, 3)),
+    "resnet101": (True, (3, 4, 23, 3)), "resnet152": (True, (3, 8, 36, 3)),
+}  # fmt: skip
 
 
 def vgg(convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None) -> nn.Module:
