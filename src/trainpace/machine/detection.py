@@ -72,8 +72,8 @@ class Machine(Record):
     gpu_problem: str | None = None
 
 
-def detect(root: Path = Path("/"), storage: Storage | None = None) -> Machine:
-    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are; `storage` what `measure_storage` gave."""
+def detect(root: Path = Path("/")) -> Machine:
+    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are. The storage is not measured."""
     import psutil
 
     memory_gib = gib_from_bytes(psutil.virtual_memory().total)
@@ -82,7 +82,7 @@ def detect(root: Path = Path("/"), storage: Storage | None = None) -> Machine:
     return Machine(
         cpu=detect_cpu(root), memory_gib=memory_gib,
         memory_limit_gib=None if limit_gib is None or limit_gib >= memory_gib else limit_gib,
-        gpus=gpus, gpu_problem=problem, storage=storage, operating_system=_operating_system(root),
+        gpus=gpus, gpu_problem=problem, storage=None, operating_system=_operating_system(root),
         kernel=platform.release() or None, python=platform.python_version(), container=_in_container(root),
         on_battery=_on_battery(root), load_average=psutil.getloadavg()[0],
     )  # fmt: skip
