@@ -113,18 +113,17 @@ def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
         function.__kwdefaults__.update(saved)
 
 
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None) -> torch.Tensor:
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None) -> Any:
     active = training if train is None else train
     if not active or p == 0:
         return x
-    dropped: torch.Tensor = torch.native_dropout(x, p, True)[0]
-    return dropped
+    return torch.native_dropout(x, p, True)[0]
 
 
 def _attention(
     fused: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
 
     Fused kernels take 4 dimensions; other inputs run as plain products and a softmax.
@@ -133,19 +132,15 @@ def _attention(
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     if q.dim() != 4 or not fused:
         plain = torch.ops.aten._scaled_dot_product_attention_math
-        unfused: torch.Tensor = plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
-        return unfused
+        return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
     if q.dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.shape[-1] <= 256:
-        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-    else:
-        bias = None
-        if attn_mask is not None:
-            bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        out = efficient(q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
-    result: torch.Tensor = out
-    return result
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    bias = None
+    if attn_mask is not None:
+        bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
 
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -75,9 +76,8 @@ class _Residual(nn.Module):
         super().__init__()
         self.body, self.shortcut, self.after = body, shortcut or nn.Identity(), after or nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.after(self.body(x) + self.shortcut(x))
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.after(self.body(x) + self.shortcut(x))
 
 
 class _SqueezeExcitation(nn.Module):
@@ -89,9 +89,8 @@ class _SqueezeExcitation(nn.Module):
         squeeze = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, inner, 1), nn.ReLU()]
         self.gate = nn.Sequential(*squeeze, nn.Conv2d(inner, channels, 1), nn.Sigmoid())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = x * self.gate(x)
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.gate(x)
 
 
 class _Cnn(nn.Module):
@@ -114,9 +113,8 @@ class _Cnn(nn.Module):
             head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_drop(a.dropout), nn.Linear(width, a.classes)]
         self.head = nn.Sequential(*head)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.head(self.stages(self.stem(x)))
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.stages(self.stem(x)))
 
     def _conv(
         self, n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True
@@ -192,12 +190,11 @@ class _Rnn(nn.Module):
         self.dropout = nn.Dropout(a.dropout)
         self.head = nn.Linear(a.hidden * (2 if a.bidirectional else 1), a.outputs)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         out, _ = self.recurrent(self.embedding(x))
         if self.a.task == "classify":
             out = out.mean(1) if self.a.pooling == "mean" else out[:, -1]
-        scores: torch.Tensor = self.head(self.dropout(out))
-        return scores
+        return self.head(self.dropout(out))
 
 
 def _rnn(a: Rnn) -> Build:
@@ -229,7 +226,7 @@ class _Attention(nn.Module):
             self.register_buffer("cosine", angles.cos(), persistent=False)
             self.register_buffer("sine", angles.sin(), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         a, size = self.a, self.head_size
         n, length, _ = x.shape
         parts = self.qkv(x).split([a.heads * size, a.kv_heads * size, a.kv_heads * size], dim=-1)
@@ -240,8 +237,7 @@ class _Attention(nn.Module):
             k, v = (t.repeat_interleave(a.heads // a.kv_heads, dim=1) for t in (k, v))
         dropout = a.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=a.kind == "decoder")
-        y: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, a.width))
-        return y
+        return self.out(mixed.transpose(1, 2).reshape(n, length, a.width))
 
     def _turn(self, x: torch.Tensor) -> torch.Tensor:
         """Rotary positions (Su et al. 2021), halves paired."""
@@ -259,15 +255,14 @@ class _FeedForward(nn.Module):
         self.dropout = nn.Dropout(a.dropout)
         self.down = nn.Linear(a.feed_forward, a.width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.up(x)
         if self.gated:
             gate, x = x.chunk(2, dim=-1)
             x = self.activation(gate) * x
         else:
             x = self.activation(x)
-        y: torch.Tensor = self.down(self.dropout(x))
-        return y
+        return self.down(self.dropout(x))
 
 
 class _Layer(nn.Module):
@@ -278,13 +273,12 @@ class _Layer(nn.Module):
         self.first, self.second = _sequence_norm(a), _sequence_norm(a)
         self.dropout = nn.Dropout(a.dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         if self.norm_first:
             x = x + self.dropout(self.attention(self.first(x)))
             return x + self.dropout(self.feed_forward(self.second(x)))
         x = self.first(x + self.dropout(self.attention(x)))
-        y: torch.Tensor = self.second(x + self.dropout(self.feed_forward(x)))
-        return y
+        return self.second(x + self.dropout(self.feed_forward(x)))
 
 
 class _Transformer(nn.Module):
@@ -317,15 +311,14 @@ class _Transformer(nn.Module):
         if a.tied:
             self.head.weight = self.embedding.weight  # type: ignore[assignment]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.embedding(x)
         if self.a.patch:
             x = x.transpose(1, 2)
         if self.a.positions != "rotary":
             x = x + self.positions.to(x.dtype)
         x = self.norm(self.layers(self.dropout(x)))
-        scores: torch.Tensor = self.head(x.mean(1) if self.a.kind == "encoder" else x)
-        return scores
+        return self.head(x.mean(1) if self.a.kind == "encoder" else x)
 
 
 def _transformer(a: Transformer) -> Build:

@@ -122,30 +122,32 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
 
 def _generated(spec: str, sequence_length: int | None, image_size: int | None) -> Task:
     model, criterion, make_batch, sample, length = build_generated(spec, sequence_length, image_size)
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return criterion(model(batch[0]), batch[1])
-
-    return Task(spec, model, _forward_of_first, loss, make_batch, None, sample, length)
+    return Task(spec, model, _forward, _loss_by(criterion), make_batch, None, sample, length)
 
 
-def _forward_of_first(model: nn.Module, batch: Any) -> Any:
-    return model(batch[0])
+def _forward(model: nn.Module, batch: Any) -> Any:
+    return model(*batch[:-1])
+
+
+def _loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], Any]:
+    """The loss of a model on a batch of (input, ..., target)."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        *inputs, target = batch
+        return criterion(model(*inputs), target)
+
+    return loss
 
 
 def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
-    criterion = nn.CrossEntropyLoss()
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        images, labels = batch
-        out = model(images)
-        value: torch.Tensor = criterion(out[0] if isinstance(out, tuple) else getattr(out, "logits", out), labels)
-        return value
+    def criterion(out: Any, labels: torch.Tensor) -> torch.Tensor:
+        scores = out[0] if isinstance(out, tuple) else getattr(out, "logits", out)
+        return nn.functional.cross_entropy(scores, labels)
 
     def make_batch(n: int) -> Any:
         return torch.randn(n, *shape), torch.randint(0, classes, (n,))
 
-    return Task(name, model, _forward_of_first, loss, make_batch, None, " x ".join(map(str, shape)) + " image")
+    return Task(name, model, _forward, _loss_by(criterion), make_batch, None, " x ".join(map(str, shape)) + " image")
 
 
 def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
@@ -193,9 +195,8 @@ def _transformer(path: str, sequence_length: int | None, image_size: int | None,
             return batch | {"labels": torch.randint(0, config.num_labels, (n,))}
         return batch | {"labels": torch.randint(0, vocabulary, (n, length))}
 
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        value: torch.Tensor = model(**batch).loss
-        return value
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return model(**batch).loss
 
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(input_ids=batch["input_ids"])
@@ -236,30 +237,18 @@ def _from_file(path: Path, function: str) -> Task:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not len(dataset):
         raise TrainpaceError(f"the dataset of {path}:{function} needs __len__ above 0 and __getitem__.")
     first = dataset[0]
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        *inputs, target = batch
-        value: torch.Tensor = criterion(model(*inputs), target)
-        return value
-
     if not isinstance(first, tuple | list) or len(first) < 2:
         raise TrainpaceError(
             f"a sample of {path}:{function} is a {type(first).__name__}.", "It should be (input, ..., target)."
         )
-
     own_collate = getattr(dataset, "collate_fn", None) or default_collate
 
     def make_batch(n: int) -> Any:
         return own_collate([dataset[i % len(dataset)] for i in range(n)])
 
     shape = " x ".join(map(str, getattr(first[0], "shape", ()))) or type(first[0]).__name__
-
-    def forward(model: nn.Module, batch: Any) -> Any:
-        return model(*batch[:-1])
-
-    return Task(
-        f"{path.name}:{function}", model, forward, loss, make_batch, optimizer, shape, None, dataset, own_collate
-    )
+    name, loss = f"{path.name}:{function}", _loss_by(criterion)
+    return Task(name, model, _forward, loss, make_batch, optimizer, shape, None, dataset, own_collate)
 
 
 def recompute_activations(model: nn.Module) -> None:

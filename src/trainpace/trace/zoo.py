@@ -6,7 +6,7 @@ MobileNetV2: Sandler et al. 2018.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -54,9 +54,8 @@ class _Residual(nn.Module):
         if stride != 1 or channels != out:
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.relu(self.body(x) + self.shortcut(x))
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.relu(self.body(x) + self.shortcut(x))
 
 
 def resnet(bottleneck: bool, blocks: tuple[int, ...], classes: int = 1000) -> nn.Module:
