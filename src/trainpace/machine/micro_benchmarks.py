@@ -133,42 +133,42 @@ def _on_meta(t: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
-class _Group:
-    """Blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
+def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
+    """A timed step of blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
 
     So what a forward pass keeps is alive meanwhile, and caches and the allocator are in the state that training has them in.
     """
+    blocks = [block(seed) for seed in seeds]
+    optimizers: list[torch.optim.Optimizer] = []
+    for seed, made in zip(seeds, blocks, strict=True):
+        parameters = made.module.train().parameters()
+        sgd = seed % 2
+        optimizers.append(
+            torch.optim.SGD(parameters, lr=1e-3, momentum=0.9) if sgd else torch.optim.AdamW(parameters, lr=1e-3)
+        )
 
-    def __init__(self, seeds: range) -> None:
-        self._blocks = [block(seed) for seed in seeds]
-        self._optimizers: list[torch.optim.Optimizer] = []
-        for seed, made in zip(seeds, self._blocks, strict=True):
-            parameters = made.module.train().parameters()
-            if seed % 2:
-                self._optimizers.append(torch.optim.SGD(parameters, lr=1e-3, momentum=0.9))
-            else:
-                self._optimizers.append(torch.optim.AdamW(parameters, lr=1e-3))
-
-    def run(self) -> list[TimedRow]:
-        inputs = [made.make_input() for made in self._blocks]
+    def step() -> list[TimedRow]:
+        inputs = [made.make_input() for made in blocks]
         timer = OperatorTimer()
         with timer, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for stepper in self._optimizers:
+            for stepper in optimizers:
                 stepper.zero_grad(set_to_none=True)
-            losses = [made.module(x) for made, x in zip(self._blocks, inputs, strict=True)]
+            losses = [made.module(x) for made, x in zip(blocks, inputs, strict=True)]
             for loss in reversed(losses):
                 loss.backward()
-            for stepper in self._optimizers:
+            for stepper in optimizers:
                 stepper.step()
         return timer.rows
+
+    return step
 
 
 def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
     """Every operator at the second fastest of its passes; and the spread of the whole over them, (median - fastest) / fastest."""
-    group = _Group(seeds)
-    group.run()  # warms up, and makes the optimizers' states
-    passes = [group.run() for _ in range(PASSES)]
+    step = _step_of_blocks(seeds)
+    step()  # warms up, and makes the optimizers' states
+    passes = [step() for _ in range(PASSES)]
     rows = [TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1]) for same in zip(*passes, strict=True)]
     totals = [sum(timed.seconds for timed in rows) for rows in passes]
     return rows, statistics.median(totals) / min(totals) - 1

@@ -20,13 +20,11 @@ from trainpace.process import run_isolated, started_isolated
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
+_WORKER = "trainpace.trace.worker"
 FOLDER = Path(__file__).parent / "zoo_workloads"
-IMAGE_SIDE = 224
 OPTIMIZERS = ("sgd", "sgd_momentum", "adam", "adamw")
-VARIANTS = {name: Variant(name) for name in OPTIMIZERS} | {
-    "forward_backward": Variant(mode="forward_backward"),
-    "inference": Variant(mode="inference"),
-}
+VARIANTS = {name: Variant(name) for name in OPTIMIZERS}
+VARIANTS |= {"forward_backward": Variant(mode="forward_backward"), "inference": Variant(mode="inference")}
 
 
 def load_workload(
@@ -57,7 +55,7 @@ def workload_on_its_way(
         yield lambda: packaged
         return
     request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
-    with started_isolated("trainpace.trace.worker", request, timeout_s, f"tracing {spec}") as answer:
+    with started_isolated(_WORKER, request, timeout_s, f"tracing {spec}") as answer:
         yield lambda: records.from_json(answer(), Workload, f"the trace of {spec}")
 
 
@@ -76,17 +74,13 @@ def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float
         file: {"spec": spec, "forms": [form], "variant": variant._asdict()}
         for file, (spec, form, variant) in models.items()
     }
+    what = f"tracing {len(models)} models"
     try:
-        reasons: dict[str, str] = json.loads(
-            run_isolated(
-                "trainpace.trace.worker", {"files": requests}, timeout_s * len(models), f"tracing {len(models)} models"
-            )
-        )
-        return reasons
+        return dict(json.loads(run_isolated(_WORKER, {"files": requests}, timeout_s * len(models), what)))
     except UserCodeError as error:
         if len(models) == 1:
             return dict.fromkeys(models, str(error))
-    reasons = {}
+    reasons: dict[str, str] = {}
     for file, one in models.items():
         if not Path(file).is_file():
             reasons |= trace_many({file: one}, timeout_s)
@@ -102,10 +96,8 @@ def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Wor
     """The packaged trace of a built-in model, None for everything else."""
     name = re.fullmatch(r"(?:torchvision:)?(\w+)", spec)
     optimizer = variant.optimizer or "sgd_momentum"
-    side = variant.image_size or IMAGE_SIDE
-    if not name or side != IMAGE_SIDE or optimizer not in OPTIMIZERS:
-        return None
-    if variant._replace(optimizer=None, image_size=None) != Variant(mode=variant.mode):
+    usual = Variant(mode=variant.mode, image_size=variant.image_size and 224)
+    if not name or optimizer not in OPTIMIZERS or variant._replace(optimizer=None) != usual:
         return None
     file = packaged_file(name[1], optimizer if variant.mode == "train" else variant.mode)
     if not file.is_file():
