@@ -90,13 +90,10 @@ def shares_chart(d: Diagnosis) -> BarChart:
         for s in shown
     )
     return BarChart(
-        title="Where a step's time goes",
-        finding=f"{top.share:.0%} of a step is {top.in_words}.",
-        label="time of the mean step",
-        unit="ms",
-        groups=(BarGroup(bars=tuple(bars)),),
+        title="Where a step's time goes", finding=f"{top.share:.0%} of a step is {top.in_words}.",
+        label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),),
         note="Proved: an intervention removed the cause, and the step became shorter by this much.",
-    )
+    )  # fmt: skip
 
 
 def proofs_chart(d: Diagnosis) -> BarChart | None:
@@ -108,11 +105,10 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
         title="Proved by removing the cause",
         finding=f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes {number(strongest.without_ms)} ms"
         f" instead of {number(strongest.plain_ms)}.",
-        label="time of a step",
-        unit="ms",
+        label="time of a step", unit="ms",
         groups=tuple(BarGroup(title=f"With {_PROOFS.get(p.trial, p.trial)}", bars=_proof_bars(p)) for p in d.proofs),
         note="Whiskers: 90 % interval of the step without the cause, from alternating blocks of steps.",
-    )
+    )  # fmt: skip
 
 
 def _proof_bars(p: Proof) -> tuple[Bar, Bar]:

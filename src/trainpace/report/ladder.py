@@ -211,12 +211,11 @@ def speedups(t: LadderTable) -> BarChart | None:
     outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
     finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
     return BarChart(
-        title="How many times as fast as the baseline",
-        finding=finding if helped else f"None of {tried} was kept.",
+        title="How many times as fast as the baseline", finding=finding if helped else f"None of {tried} was kept.",
         label="times as fast as the baseline",
         groups=(BarGroup(bars=tuple(_speedup_bar(r.title, r.total or 0.0, r.kept) for r in measured)),),
         note="Measured, each on top of what was kept before it.",
-    )
+    )  # fmt: skip
 
 
 def _speedup_bar(title: str, total: float, kept: bool) -> Bar:
@@ -238,11 +237,9 @@ def rung_times(t: LadderTable) -> BarChart:
     return BarChart(
         title=f"Forecast and measured: {t.what}",
         finding=HELD.format(held=sum(judged), judged=len(judged)) if judged else "Measured, without forecasts.",
-        label=f"time of {t.what}",
-        unit="s",
-        groups=tuple(groups),
+        label=f"time of {t.what}", unit="s", groups=tuple(groups),
         note="Whiskers: the 90 % interval of the forecast, and that of a repeated measurement.",
-    )
+    )  # fmt: skip
 
 
 def _time_bar(name: str, ms: float | None, between: Interval | None) -> tuple[Bar, ...]:

@@ -190,8 +190,7 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
         shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
     bounds = [replace(m.usd, high=m.usd.high if math.isfinite(m.usd.high) else m.mean_usd) for m in front]
     return Chart(
-        title="Cost against time",
-        finding=" ".join(cheapest_and_fastest(able)),
+        title="Cost against time", finding=" ".join(cheapest_and_fastest(able)),
         x=Axis(label="hours of the whole job", unit="h", scale="log10"),
         y=Axis(label="cost of the whole job", unit="$", scale="log10"),
         series=(
@@ -203,9 +202,8 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
             Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{name}: {server(m)}", tone="best")
             for name, m in ends
         ),
-        nearest="point",
-        note=f"Shown: {shown}. Forecasts, not measurements.",
-    )
+        nearest="point", note=f"Shown: {shown}. Forecasts, not measurements.",
+    )  # fmt: skip
 
 
 def _points(name: str, tone: str, matches: Sequence[Match], bounds: Sequence[Interval] = ()) -> Series:

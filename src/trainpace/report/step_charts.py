@@ -59,14 +59,12 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     return BarChart(
         title="Where a step's time goes",
         finding=sentence(f"{name}{part_words(part)} takes the largest part of the step, {share:.0%}."),
-        label="step time",
-        unit="ms",
+        label="step time", unit="ms",
         groups=tuple(
             BarGroup(title=group, bars=tuple(groups[group])) for group in dict.fromkeys(t.group for t in steps)
         ),
-        one_scale=len(groups) == 1,
-        note=note,
-    )
+        one_scale=len(groups) == 1, note=note,
+    )  # fmt: skip
 
 
 def part_words(part: str) -> str:
@@ -89,11 +87,9 @@ def memory_at_peak(held: Sequence[Held]) -> BarChart:
             f"{first.label}: {most[0]} take the largest part, {number(most[2])} of"
             f" {number(first.memory.allocated_gib)} GiB allocated."
         ),
-        label="memory of one device",
-        unit="GiB",
-        groups=(BarGroup(bars=tuple(map(_memory_bar, held))),),
+        label="memory of one device", unit="GiB", groups=(BarGroup(bars=tuple(map(_memory_bar, held))),),
         note="Allocated memory is held by live tensors; grey: reserved by allocator and driver.",
-    )
+    )  # fmt: skip
 
 
 def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
@@ -149,12 +145,10 @@ def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: t
     return Chart(
         title="Memory over the step",
         finding=f"Memory peaks in the {where}: {number(below[peak])} GiB{device_has and f'; {device_has}'}.",
-        x=Axis(label="time in the step", unit="ms", low=0),
-        y=Axis(label="memory allocated", unit="GiB", low=0),
-        series=tuple(areas),
-        marks=tuple(marks),
+        x=Axis(label="time in the step", unit="ms", low=0), y=Axis(label="memory allocated", unit="GiB", low=0),
+        series=tuple(areas), marks=tuple(marks),
         note="From the trace: live tensors at each operator. Times within a phase are estimated from the bytes moved.",
-    )
+    )  # fmt: skip
 
 
 def roofline_chart(r: Roofline, device: str) -> Chart:
@@ -183,8 +177,7 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
         title=f"Roofline of {device}",
         finding=f"Of these operators' time, {by_memory:.0%} is bound by memory bandwidth and {1 - by_memory:.0%} by compute.",
         x=Axis(label="arithmetic intensity", unit="FLOP/byte", scale="log10"),
-        y=Axis(label="rate", unit="TFLOP/s", scale="log10"),
-        series=tuple(shown),
+        y=Axis(label="rate", unit="TFLOP/s", scale="log10"), series=tuple(shown),
         marks=tuple(
             Mark(
                 axis="point",
@@ -200,4 +193,4 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
         f" points take longer. Roofs of the datasheet: {number(r.peak_tflops)} TFLOP/s and"
         f" {number(r.bandwidth_gb_per_s)} GB/s."
         " Caches, and algorithms with fewer multiplications (Winograd), can lift a point above a roof.",
-    )
+    )  # fmt: skip
