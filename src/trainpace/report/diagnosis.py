@@ -81,14 +81,9 @@ def shares_chart(d: Diagnosis) -> BarChart:
     """A bar a cause, the longest first; together they are the step."""
     shown = [s for s in d.shares if s.share >= LEAST_SHARE]
     top = next((s for s in shown if s.cause == d.verdict), shown[0])
-    bars = (
-        bar(
-            s.in_words,
-            f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}",
-            [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0))],
-        )
-        for s in shown
-    )
+    parts = [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0)) for s in shown]
+    ends = [f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}" for s in shown]
+    bars = (bar(s.in_words, end, [part]) for s, end, part in zip(shown, ends, parts, strict=True))
     return BarChart(
         title="Where a step's time goes", finding=f"{top.share:.0%} of a step is {top.in_words}.",
         label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),),

@@ -47,9 +47,8 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     lines = ["No rung helped: the training stays as it is."]
     if last is not first:
         now, before = duration(last.measured_ms / 1e3), duration(first.measured_ms / 1e3)
-        lines = [
-            f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {100 / last.total:.3g} % of the time."
-        ]
+        share = f"{100 / last.total:.3g} % of the time"
+        lines = [f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {share}."]
         if first.job_s is not None and last.job_s is not None:
             cost = "" if last.cost_usd is None else f", {usd(last.cost_usd)} instead of {usd(first.cost_usd)}"
             lines.append(f"The whole job: {duration(last.job_s)} instead of {duration(first.job_s)}{cost}.")
@@ -84,10 +83,8 @@ def _noise_scale(result: LadderResult) -> list[str]:
     setup, scale = gathered
     batch = setup.execution.global_batch
     if "samples" not in scale:
-        return [
-            f"Gradient noise scale: too large to be estimated from {scale['steps']:.0f} steps of {batch} samples; run more steps"
-            " (--seconds)."
-        ]
+        few = f"{scale['steps']:.0f} steps of {batch} samples"
+        return [f"Gradient noise scale: too large to be estimated from {few}; run more steps (--seconds)."]
     samples = scale["samples"]
     measured = noise_scale(samples, scale.get("low", 0.0), scale.get("high"), scale["steps"], batch)
     return [

@@ -19,9 +19,8 @@ _BUSY_SHARE = 0.1
 
 
 def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
-    print_lines(
-        f"{m.target}: {m.dataset} of {m.length:,} samples, batch {m.batch_size}, {m.cores:g} cores, loader alone"
-    )
+    dataset = f"{m.dataset} of {m.length:,} samples"
+    print_lines(f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone")
     print_verdict(verdict(m, a) + _doubt(m, a))
     columns = [
         words("workers", least=7), Column("batch ms"), Column("90 % of repeats", 2), Column("samples/s"), Column("model ms", 3),
@@ -73,9 +72,8 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         startup = duration(a.startup_s)
         steps.append(f"persistent_workers=True, because starting the workers takes {startup} of every epoch")
     if a.compute_ms is None and a.workers == 0:
-        steps.append(
-            "give --compute-ms, the compute time of a step: workers load during it, which these figures leave out"
-        )
+        left_out = "workers load during it, which these figures leave out"
+        steps.append(f"give --compute-ms, the compute time of a step: {left_out}")
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
     if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
         steps.append(
@@ -84,9 +82,8 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         )
     elif waiting and a.limit == "cores" and m.stages:
         slowest = max(m.stages, key=lambda s: s.wall_ms)
-        steps.append(
-            f"the cores are fully used, so make {slowest.name} cheaper: it is {m.share_of(slowest):.0%} of a sample"
-        )
+        share = f"it is {m.share_of(slowest):.0%} of a sample"
+        steps.append(f"the cores are fully used, so make {slowest.name} cheaper: {share}")
     return f"Next: {'; then '.join(steps)}." if steps else "Next: nothing to gain from the loader; look at the compute."
 
 
@@ -147,10 +144,11 @@ def _variants_in_words(m: LoaderMeasurement) -> list[str]:
     base, gains = m.variants[0], []
     for p in m.variants[1:]:
         gain = p.samples_per_second / base.samples_per_second - 1
-        setting = (
-            "pin_memory=True" if p.prefetch_factor == base.prefetch_factor else f"prefetch_factor={p.prefetch_factor}"
-        )
-        setting = setting if p.batch_size == base.batch_size else f"batch {p.batch_size}"
+        setting = "pin_memory=True"
+        if p.batch_size != base.batch_size:
+            setting = f"batch {p.batch_size}"
+        elif p.prefetch_factor != base.prefetch_factor:
+            setting = f"prefetch_factor={p.prefetch_factor}"
         gains.append(f"{setting} {100 * gain:+.0f} %{'' if base.differs_from(p) else ' (noise)'}")
     return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(gains)}."]
 
@@ -185,9 +183,8 @@ def print_precomputed(done: Precomputed) -> None:
         )
         print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte")
     else:
-        print_lines(
-            f"{done.shards} of {done.shards_planned} shards are written. The part that finishes last writes the manifest."
-        )
+        written = f"{done.shards} of {done.shards_planned} shards are written"
+        print_lines(f"{written}. The part that finishes last writes the manifest.")
 
 
 def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:

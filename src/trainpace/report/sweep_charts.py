@@ -62,19 +62,12 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
     """Points with the interval of a repeat, the fitted pieces, jumps with their causes according to the forecast."""
     forecasts = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
     shown = [_line("forecast, 90 % interval", "forecast", forecasts, banded=True)] if forecasts else []
-    pieces: list[tuple[float, float | None]] = []
-    for s in a.curve.segments:
-        if s.first_batch < s.last_batch:
-            pieces += [
-                (s.first_batch, s.line(s.first_batch)),
-                (s.last_batch, s.line(s.last_batch)),
-                (s.last_batch, None),
-            ]
+    segments = [s for s in a.curve.segments if s.first_batch < s.last_batch]
+    ends = [(s, batch) for s in segments for batch in (s.first_batch, s.last_batch, None)]
+    pieces = [(s.last_batch, None) if batch is None else (batch, s.line(batch)) for s, batch in ends]
     shown += [series("fitted", "line", "muted", pieces)] if pieces else []
-    steps = [(p.batch, p.step_ms) for p in a.points]
-    shown.append(
-        series("measured, with 90 % of repeats", "points", "measured", steps, [p.interval_ms for p in a.points])
-    )
+    steps, spread = [(p.batch, p.step_ms) for p in a.points], [p.interval_ms for p in a.points]
+    shown.append(series("measured, with 90 % of repeats", "points", "measured", steps, spread))
     best = a.best.best
     marks = [Mark(axis="point", at=best.batch, y=dict(steps)[best.batch], text="best throughput", tone="best")]
     for jump in a.curve.jumps:
@@ -99,9 +92,7 @@ def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
     best, last = a.best.best, a.points[-1]
     rate = best.measured_samples_per_second
     gain = rate / last.samples_per_second - 1
-    more = (
-        f", {gain:.0%} more than batch {last.batch}, the largest" if best.batch != last.batch and gain >= 0.01 else ""
-    )
+    more = "" if best.batch == last.batch or gain < 0.01 else f", {gain:.0%} more than batch {last.batch}, the largest"
     return Chart(
         title="Throughput against the batch size",
         finding=f"Batch {best.batch} gives {number(rate)} samples a second{more}.",
