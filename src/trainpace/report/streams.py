@@ -1,11 +1,11 @@
-"""Long work on stderr: a bar with the time left on a terminal, in a log file a line now and then."""
+"""Standard streams: what an encoding lacks becomes ASCII; long work shows a bar, and in a log file a line now and then."""
 
 from __future__ import annotations
 
+import codecs
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from trainpace.units import format_duration, format_number
@@ -13,6 +13,9 @@ from trainpace.units import format_duration, format_number
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+_ERRORS = "trainpace"
+PLAIN = dict(zip("█▓▒░─│└┤┬├┼●○▲▼·…◀▶×µ–—’²", "##=:-|+++++*o^v.~<>xu--'2", strict=True))
+"""ASCII for each drawing character, one for one, so that columns stay columns."""
 LOG_EVERY_S = 10.0
 REFRESHES_PER_S = 1.0
 """Few, since what runs meanwhile is often being timed on the same cores."""
@@ -20,6 +23,26 @@ LEAST_RATE = 1.0
 """Fewer a second are better said by the time left."""
 WAIT_S = 1.0
 """What ends sooner needs no bar."""
+
+
+def plain(text: str) -> str:
+    """The same number of characters, all of them ASCII."""
+    return "".join(c if c.isascii() else PLAIN.get(c, "?") for c in text)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return plain(error.object[error.start : error.end]), error.end
+
+
+def never_fail_to_encode() -> None:
+    """stdout and stderr write what their encoding has, and ASCII in place of the rest."""
+    codecs.register_error(_ERRORS, _replace)
+    for stream in (sys.stdout, sys.stderr):
+        encoding = getattr(stream, "encoding", None) or ""
+        if hasattr(stream, "reconfigure") and not encoding.lower().startswith("utf"):
+            stream.reconfigure(errors=_ERRORS)
 
 
 def left_s(done: float, total: float | None, new: float, elapsed_s: float) -> float | None:
@@ -51,18 +74,14 @@ class Bar:
             self._start.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
     def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
         """`done` of `total`, of which this run did `new` (all of it unless given); `words`: what it works on now."""
         self._total = self._total if total is None else total
         self._words, self._done, self._new = words, done, done if new is None else new
-        if self._terminal:
-            return
-        if time.monotonic() - self._told >= LOG_EVERY_S:
+        if not self._terminal and time.monotonic() - self._told >= LOG_EVERY_S:
             self._told = time.monotonic()
             print(self.line(), file=sys.stderr, flush=True)
 
