@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from trainpace import configs
 from trainpace.errors import Contradiction
-from trainpace.records import write_whole
+from trainpace.records import read_text, write_whole
 
 if TYPE_CHECKING:
     from trainpace.configs import Rewritten, Written
     from trainpace.plan import Plan
     from trainpace.verbs.plan import PlanRequest
 
-NEW = {".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
+NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
 COMMAND = "command.sh"
 """The name under which a launch command given as text stands in the diff; it is shown and never saved."""
 
@@ -87,7 +87,7 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     added = tuple(_new_file(file, plan, plan.best.job_s) for file in new)
     if not plan.changes or not (request.config or request.command):
         return configs.Rewritten(files=added, left={})
-    texts = configs.read_texts(request.config)
+    texts = {path: read_text(path) for path in request.config}
     if request.command:
         texts[COMMAND] = request.command + "\n"
     last = plan.changes[-1].data
@@ -100,9 +100,8 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
 def _new_file(file: str, plan: Plan, job_s: float) -> Written:
     """The plan's end in a file that is not there yet. A batch job may take a fifth longer than forecast."""
     kind = NEW[Path(file).suffix]
-    limit = {"time_limit_s": 60 * math.ceil(1.2 * job_s / 60)} if kind == "sbatch" else {}
-    written: Written = getattr(configs, f"new_{kind}")(plan.end, file=file, **limit)
-    return written
+    time_limit_s = 60 * math.ceil(1.2 * job_s / 60) if kind == "sbatch" else None
+    return configs.new_file(kind, plan.end, file, time_limit_s)
 
 
 def save_all(files: Rewritten) -> dict[str, str]:

@@ -15,8 +15,8 @@ from trainpace.journal import (
     compare,
     error_pct,
     names_of,
-    outcome_of,
     page,
+    probe_of,
     scores,
 )
 from trainpace.measure import SweepAnalysis, analyse
@@ -188,7 +188,7 @@ def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
     (sweep,) = sweeps
     entries = journal.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
     try:
-        outcomes = [outcome_of(entry) for entry in entries]
+        outcomes = [probe_of(entry) for entry in entries]
         if not any(isinstance(outcome, Measurement) for outcome in outcomes):
             raise TrainpaceError("no batch size of this sweep was measured.")
         analysis, reason = analyse(outcomes), ""
