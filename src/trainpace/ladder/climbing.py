@@ -225,7 +225,7 @@ def _alternatives(
         try:
             setup = changed(kept, values | ({"shards": shards} if rung.precompute else {}), ladder.allow_global_batch)
             if ladder.script is not None:
-                changed_files(ladder.script, ladder.start, setup)  # which says what no file takes
+                changed_files(ladder, setup)  # which says what no file takes
             setups.append(setup)
         except TrainpaceError as error:
             setups.append(str(error))

@@ -12,7 +12,7 @@ from trainpace.errors import Contradiction, TrainpaceError, UnknownName, Unreada
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
 from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
-from trainpace.ladder.script import present
+from trainpace.ladder.script import SCRIPT_STEPS, present
 from trainpace.launch import LoaderSettings, SlurmOptions
 from trainpace.plan import Change, DataPath, Plan
 from trainpace.records import from_json, read_bytes
@@ -28,7 +28,6 @@ CONDITION_KEYS = tuple(
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
 """What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
-SCRIPT_STEPS = 30
 
 
 def read_ladder(path: Path, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:

@@ -176,36 +176,27 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
 
 def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed: bool) -> Execution:
     if "accumulation" in given and "micro_batch" in given:
-        return e  # all is said; the caller compares
-    share, rest = divmod(batch, e.data_parallel_size)
+        return e  # the caller compares
+    ranks = e.data_parallel_size
+    share, rest = divmod(batch, ranks)
+    whole = f"a global batch of {batch}" + (f" over {ranks} data-parallel ranks" if ranks > 1 else "")
     if rest:
-        if allowed:
-            return e
-        raise Contradiction(
-            f"a global batch of {batch} cannot be divided over {e.data_parallel_size} data-parallel ranks.",
-            "Choose ranks that divide it, or allow another with --allow-global-batch.",
-        )
-    if "accumulation" in given:
-        micro, rest = divmod(share, e.accumulation)
-        if rest or not micro:
-            if allowed:
-                return e
-            raise Contradiction(_no_fit(batch, e.data_parallel_size, "accumulation", e.accumulation))
-        return replace(e, micro_batch=micro)
-    accumulation, rest = divmod(share, e.micro_batch)
-    if not rest and accumulation:
-        return replace(e, accumulation=accumulation)
-    if "micro_batch" in given:
-        if allowed:
-            return replace(e, accumulation=max(1, accumulation))
-        raise Contradiction(_no_fit(batch, e.data_parallel_size, "a micro-batch of", e.micro_batch))
-    micro = max(m for m in range(1, min(e.micro_batch, share) + 1) if share % m == 0)
-    return replace(e, micro_batch=micro, accumulation=share // micro)
-
-
-def _no_fit(batch: int, ranks: int, what: str, value: int) -> str:
-    over = f" over {ranks} data-parallel ranks" if ranks > 1 else ""
-    return f"a global batch of {batch}{over} is {batch // ranks} samples a rank, which {what} {value} does not divide."
+        reason = f"a global batch of {batch} cannot be divided over {ranks} data-parallel ranks."
+    elif "accumulation" in given:
+        if share % e.accumulation == 0:
+            return replace(e, micro_batch=share // e.accumulation)
+        reason = f"{whole} is {share} samples a rank, which accumulation {e.accumulation} does not divide."
+    elif share % e.micro_batch == 0:
+        return replace(e, accumulation=share // e.micro_batch)
+    elif "micro_batch" in given:
+        reason = f"{whole} is {share} samples a rank, which a micro-batch of {e.micro_batch} does not divide."
+        e = replace(e, accumulation=max(1, share // e.micro_batch))
+    else:
+        micro_batch = max(size for size in range(1, min(e.micro_batch, share) + 1) if share % size == 0)
+        return replace(e, micro_batch=micro_batch, accumulation=share // micro_batch)
+    if not allowed:
+        raise Contradiction(reason, "Choose numbers that divide it, or allow another with --allow-global-batch.")
+    return e
 
 
 def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:

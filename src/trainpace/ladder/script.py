@@ -28,14 +28,14 @@ from trainpace.configs import (
 )
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.ladder.rungs import Script, Setup
-from trainpace.launch import FailedTrial, LoaderSettings, OnLine, ScriptTrial, TrialResult, run_script
+from trainpace.ladder.rungs import Ladder, Script, Setup
+from trainpace.launch import LoaderSettings, ScriptTrial
 from trainpace.records import make_folder, write_whole
 from trainpace.schedule import accumulation_for_global_batch
 
 COMMAND = "command.sh"
 """The name under which the command stands beside the files."""
-KEPT = "kept"
+SCRIPT_STEPS = 30
 
 
 class Present(NamedTuple):
@@ -79,9 +79,9 @@ class Prepared(NamedTuple):
     files: tuple[Written, ...]
 
 
-def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int) -> Prepared:
+def prepare(ladder: Ladder, setup: Setup, folder: Path) -> Prepared:
     """Write changed copies of the settings files into `folder`. Raises TrainpaceError where no file takes a change."""
-    files = changed_files(script, start, setup)
+    script, files = _script_of(ladder), changed_files(ladder, setup)
     folder, output = folder.absolute(), str(folder.absolute() / "output")
     copies = {file: str(folder / "configs" / name) for file, name in _names(script).items()}
     make_folder(folder / "configs")
@@ -98,42 +98,34 @@ def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int
     e = setup.execution
     trial = ScriptTrial(
         command=copied_command(split.words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
-        steps=steps, warmup_steps=warmup_steps, environment=split.environment | threads, world_size=e.world_size,
-        global_batch=e.global_batch,
+        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
+        world_size=e.world_size, global_batch=e.global_batch,
     )  # fmt: skip
     return Prepared(trial, files)
 
 
-def changed_files(script: Script, start: Setup, setup: Setup) -> tuple[Written, ...]:
+def changed_files(ladder: Ladder, setup: Setup) -> tuple[Written, ...]:
     """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
+    start = ladder.start
     if setup.loader != LoaderSettings(workers=setup.loader.workers) or setup.engine != start.engine:
         raise TrainpaceError("of a script's data and engine only the number of workers can be changed from outside.")
     if setup.execution.nnodes > 1:
         raise TrainpaceError("a script's trial runs on this machine; several nodes are for its own batch job.")
     workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
     changes = Changes(before=start.execution, after=setup.execution, workers=workers)
-    done = rewrite(_texts(script), changes)
+    done = rewrite(_texts(_script_of(ladder)), changes)
     if done.left:
         untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
         raise TrainpaceError(f"its settings files do not take {untaken}.")
     return done.files
 
 
-def try_script(
-    script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int, timeout_s: float,
-    on_line: OnLine | None = None,
-) -> TrialResult | FailedTrial:  # fmt: skip
-    """A trial of one setup."""
-    prepared = prepare(script, start, setup, folder, steps, warmup_steps)
-    return run_script(prepared.trial, folder, timeout_s, on_line)
-
-
-def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path:
+def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
     """Write the settings files of the setup that a climb ended with to FOLDER/kept, for the user to take over."""
-    kept = folder / KEPT
+    kept = folder / "kept"
     make_folder(kept)
-    names = _names(script)
-    for written in changed_files(script, start, setup):
+    names = _names(_script_of(ladder))
+    for written in changed_files(ladder, setup):
         write_whole(kept / names.get(written.file, "command.txt"), written.text)
     return kept
 
@@ -189,6 +181,11 @@ def _file_of_module(name: str, folders: tuple[Path, ...]) -> Path | None:
 def started_by(trial: ScriptTrial) -> str:
     words = [f"{key}={value}" for key, value in trial.environment.items()]
     return shlex.join([*(["env", *words] if words else []), *trial.command])
+
+
+def _script_of(ladder: Ladder) -> Script:
+    assert ladder.script is not None
+    return ladder.script
 
 
 def _texts(script: Script) -> dict[str, str]:

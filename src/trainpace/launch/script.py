@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Ended, Job, OnLine
+from trainpace.launch.job import Ended, Job
 from trainpace.launch.processes import run_here
 from trainpace.launch.trial import FailedTrial, TrialResult, result_of
 from trainpace.machine import cpu_name
@@ -59,9 +59,7 @@ class ScriptTrial(Record):
     global_batch: int | None = None
 
 
-def run_script(
-    trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, on_line: OnLine | None = None
-) -> TrialResult | FailedTrial:
+def run_script(trial: ScriptTrial, folder: Path, timeout_s: float = 600.0) -> TrialResult | FailedTrial:
     """Run it (python, torchrun, accelerate launch, deepspeed, ...); after `timeout_s` it is ended, with all its processes. The
     folder takes the recording, the log, and what the script writes.
 
@@ -80,7 +78,7 @@ def run_script(
         untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
         around = environment(recorded, os.environ, trials) | untracked | own | trial.environment
         try:
-            started, ended = _run(trial, folder, recorded, timeout_s, on_line, around)
+            started, ended = _run(trial, folder, recorded, timeout_s, around)
         finally:
             remove_asides(recorded)
     write_whole(recorded / COMMAND_FILE, json.dumps({
@@ -105,7 +103,7 @@ def run_script(
 
 
 def _run(
-    trial: ScriptTrial, folder: Path, recorded: Path, timeout_s: float, on_line: OnLine | None, around: dict[str, str]
+    trial: ScriptTrial, folder: Path, recorded: Path, timeout_s: float, around: dict[str, str]
 ) -> tuple[float, Ended]:
     """(the time at which it was started, how it ended)."""
     program = trial.command[0]
@@ -117,7 +115,7 @@ def _run(
         timeout_s=timeout_s + _GRACE_S,
     )  # fmt: skip
     started = time.time()
-    return started, run_here(job, trial.command, around, on_line, cwd=trial.cwd)
+    return started, run_here(job, trial.command, around, cwd=trial.cwd)
 
 
 def _first(processes: Sequence[Process]) -> Process:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.launch.job import Ended, Job, Launcher, OnLine
+from trainpace.launch.job import Ended, Job, Launcher
 from trainpace.medians import median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, load, make_folder, save
@@ -167,9 +167,7 @@ def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
     )
 
 
-def run_trial(
-    trial: Trial, launcher: Launcher, folder: Path, timeout_s: float, on_line: OnLine | None = None
-) -> TrialResult | FailedTrial:
+def run_trial(trial: Trial, launcher: Launcher, folder: Path, timeout_s: float) -> TrialResult | FailedTrial:
     """The trial's result, or why there is none. The folder takes the request, the result and logs; what lay there of an
     earlier trial is removed.
 
@@ -177,7 +175,7 @@ def run_trial(
     """
     job = job_of(trial, folder, timeout_s)
     launcher.check()
-    return outcome(job, launcher.run(job, on_line))
+    return outcome(job, launcher.run(job))
 
 
 def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:

@@ -10,30 +10,30 @@ import time
 
 _STARTED = time.perf_counter()
 
-import contextlib  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from typing import Any, Literal  # noqa: E402
+import contextlib
+import json
+import math
+import os
+import sys
+from typing import Any, Literal
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch import nn
 
-from trainpace.errors import Contradiction, TrainpaceError, UserCodeError  # noqa: E402
-from trainpace.execution import Execution  # noqa: E402
-from trainpace.launch.engines import Engine, load_engine  # noqa: E402
-from trainpace.launch.logs import complains_of_a_peer  # noqa: E402
-from trainpace.launch.processes import ONE_RANK  # noqa: E402
-from trainpace.launch.samples import NextBatch, batches_of  # noqa: E402
-from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale  # noqa: E402
-from trainpace.machine import environment  # noqa: E402
-from trainpace.measure import DdpNoiseNorms, MemoryMeter, NoiseNorms, allow_tf32, check_device, marks_of  # noqa: E402
-from trainpace.process import end, failure_of  # noqa: E402
-from trainpace.records import load, save, write_whole  # noqa: E402
-from trainpace.schedule import noise_scale  # noqa: E402
-from trainpace.trace import Task, build_task, make_optimizer  # noqa: E402
+from trainpace.errors import Contradiction, TrainpaceError, UserCodeError
+from trainpace.execution import Execution
+from trainpace.launch.engines import Engine, load_engine
+from trainpace.launch.logs import complains_of_a_peer
+from trainpace.launch.processes import ONE_RANK
+from trainpace.launch.samples import NextBatch, batches_of
+from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale
+from trainpace.machine import environment
+from trainpace.measure import DdpNoiseNorms, MemoryMeter, NoiseNorms, allow_tf32, check_device, marks_of
+from trainpace.process import end, failure_of
+from trainpace.records import load, save, write_whole
+from trainpace.schedule import noise_scale
+from trainpace.trace import Task, build_task, make_optimizer
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10

@@ -12,7 +12,6 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware import HostLinks
 from trainpace.journal import Journal, anonymous_entry
 from trainpace.ladder import (
-    SCRIPT_STEPS,
     Attempt,
     ClimbActions,
     Ladder,
@@ -35,9 +34,8 @@ from trainpace.ladder import (
     preview,
     read_ladder,
     started_by,
-    try_script,
 )
-from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_trial, why_no_noise_scale
+from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_script, run_trial, why_no_noise_scale
 from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
@@ -124,7 +122,7 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
             work.say(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
             raise
         if ladder.script is not None:
-            files = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
+            files = keep_files(ladder, climbed.kept[0], folder)
             work.say(f"the settings files as they are kept: {files}")
     return climbed
 
@@ -209,10 +207,8 @@ def _actions(
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         try:
             if ladder.script is not None:
-                return try_script(
-                    ladder.script, ladder.start, setup, folder / "trials" / name, ladder.steps or SCRIPT_STEPS,
-                    ladder.warmup_steps, request.timeout,
-                )  # fmt: skip
+                prepared = prepare(ladder, setup, folder / "trials" / name)
+                return run_script(prepared.trial, folder / "trials" / name, request.timeout)
             launcher = request.launchers.over(ladder.slurm).of(setup.execution)
             trial = _trial(ladder, setup, seed)
             gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
@@ -253,17 +249,13 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 folder = request.folder / "dry-run" / file_name(rung.title, i)
                 if ladder.script is not None:
-                    commands.append(_text_of_script(ladder, ladder.script, setup, folder))
+                    trial, files = prepare(ladder, setup, folder)
+                    # the command on the copies, and how they differ from the user's files
+                    commands.append("\n".join([started_by(trial), *(file.diff for file in files if file.diff)]))
                     continue
                 job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
                 commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
     return commands
-
-
-def _text_of_script(ladder: Ladder, script: Script, setup: Setup, folder: Path) -> str:
-    """The command on the copies, and how they differ from the user's files."""
-    prepared = prepare(script, ladder.start, setup, folder, ladder.steps or SCRIPT_STEPS, ladder.warmup_steps)
-    return "\n".join([started_by(prepared.trial), *(written.diff for written in prepared.files if written.diff)])
 
 
 def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Callable[[Attempt], None]:

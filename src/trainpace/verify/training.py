@@ -4,6 +4,7 @@ A variant's changes are interventions in the model, its loss and its generators,
 """
 
 import contextlib
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -115,28 +116,18 @@ def _wrapped(
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
     """The step's samples, divided into parts. Those of a data set are drawn one by one, each with a seed of its own, so that
     random augmentation gives every way the same ones."""
+    parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
     if task.dataset is None:
         _seed(q.seed, _SAMPLES, step)
-        return list(_divided(task.make_batch(q.batch), sizes))
+        batch = task.make_batch(q.batch)
+        return [map_tensors(operator.itemgetter(part), batch) for part in parts]
     assert task.collate is not None, "a task with a data set knows how to make batches of it"
     order = np.random.default_rng((q.seed, step * q.batch // len(task.dataset))).permutation(len(task.dataset))
     samples = []
     for i in range(step * q.batch, (step + 1) * q.batch):
         _seed(q.seed, _SAMPLES, i)
         samples.append(task.dataset[int(order[i % len(order)])])
-    ends = np.cumsum(sizes)
-    return [task.collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-
-
-def _divided(batch: Any, sizes: tuple[int, ...]) -> Iterator[Any]:
-    if isinstance(batch, torch.Tensor):
-        yield from batch.split(list(sizes))
-    elif isinstance(batch, dict):
-        for values in zip(*(_divided(value, sizes) for value in batch.values()), strict=True):
-            yield dict(zip(batch, values, strict=True))
-    else:
-        for values in zip(*(_divided(value, sizes) for value in batch), strict=True):
-            yield type(batch)(values)
+    return [task.collate(samples[part]) for part in parts]
 
 
 def _place(batch: Any, dtype: torch.dtype) -> Any:
