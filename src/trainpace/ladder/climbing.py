@@ -29,11 +29,8 @@ ForecastSetups = Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[Ste
 
 
 class ClimbActions(NamedTuple):
-    """What a climb asks the rest of the program to do.
-
-    `try_it` (setup, seed, name) runs a trial; `precompute` (FILE.py:NAME) gives the folder of its shards; `keep` stores the
-    state, `journal` a trial.
-    """
+    """What a climb asks the rest of the program to do. `try_it` (setup, seed, name) runs a trial; `precompute` (FILE.py:NAME)
+    gives the folder of its shards; `keep` stores the state, `journal` a trial."""
 
     try_it: Callable[[Setup, int, str], TrialResult | FailedTrial]
     forecast: ForecastSetups
@@ -46,10 +43,8 @@ class ClimbActions(NamedTuple):
 def climb(
     ladder: Ladder, actions: ClimbActions, before: LadderResult | None = None, stop_early: bool = False
 ) -> LadderResult:
-    """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again.
-
-    Raises UserCodeError where the baseline itself cannot be measured: nothing could be compared with it.
-    """
+    """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again. Raises
+    UserCodeError where the baseline itself cannot be measured: nothing could be compared with it."""
     return _Climb(ladder, actions, before).run(stop_early)
 
 
@@ -157,7 +152,6 @@ class _Climb:
         )  # fmt: skip
 
     def _tried(self, rung: Rung, kept: Setup, shards: str) -> list[Attempt]:
-        """Every alternative once: all forecasts first, then the trials."""
         attempts = _alternatives(rung, kept, self._ladder, shards, self._actions.forecast, self._measured)
         for i, attempt in enumerate(attempts):
             if attempt.failure:
@@ -178,9 +172,8 @@ class _Climb:
         old_ms, new_ms = [before.median_ms], list(new.measured.medians_ms)
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
-            self._actions.tell(
-                f"{rung.title}: {gain.ratio:.2f}x is within the noise of one trial, so both are tried again"
-            )
+            noise = "is within the noise of one trial, so both are tried again"
+            self._actions.tell(f"{rung.title}: {gain.ratio:.2f}x {noise}")
             old_ms = []
             for turn in range(ROUNDS):
                 for setup, times in ((kept, old_ms), (new.setup, new_ms)):
@@ -252,7 +245,6 @@ def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], N
 
 
 def file_name(title: str, number: int) -> str:
-    """The name of a folder for the trial of a rung's alternative."""
     return f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')[:40]}-{number}"
 
 

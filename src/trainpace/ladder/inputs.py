@@ -32,10 +32,7 @@ OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimi
 
 def read_ladder(path: Path, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:
     """The ladder that a file holds. `task` and `script` go before the file's own; `precompute` names the dataset of a plan's
-    shards.
-
-    Raises UnreadableInput, UnknownName or TrainpaceError, in one sentence that names the file.
-    """
+    shards. Errors name the file."""
     text = read_bytes(path)
     if path.suffix == ".toml":
         return _from_toml(text, path, task, script)

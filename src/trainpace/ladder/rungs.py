@@ -52,8 +52,7 @@ class Setup(Record):
 
 
 class Script(Record):
-    """An unchanged script: the command that trains, and the settings files that it reads. Paths, and the command, are meant from
-    `folder`."""
+    """An unchanged script: the command that trains, and the settings files that it reads, both as seen from `folder`."""
 
     command: str
     configs: tuple[str, ...] = ()
@@ -62,9 +61,7 @@ class Script(Record):
 
 class Rung(Record):
     """One change to try. A tuple of values is a choice, of which the best is kept; several tuples are all their combinations.
-
-    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place.
-    """
+    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place."""
 
     title: str
     changes: Changes
@@ -85,7 +82,6 @@ class Rung(Record):
             )
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
-        """The rung's changes in every combination, one value for each key."""
         choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
         return tuple(dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices))
 
@@ -94,12 +90,9 @@ class Ladder(Record):
     """The setup to start from, the rungs to try in turn, and the whole job that they are for.
 
     `job` None: no hours and dollars of a whole job; `conditions`: what it does besides steps. `price_usd_per_hour` is for one
-    node. `loss_tolerance` is a share of the baseline's first loss (see `losses`). Each trial trains for about `seconds` after
-    `warmup_steps`; all have `seed`, but for the baseline's second trial, which has the next one. `slurm`: what a cluster
-    wants, where a rung has several nodes.
-
-    `steps`: a trial's after the warm-up, in place of `seconds`. `script`: what is trained, where it is no task; a task beside it
-    is the model for forecasts, "" for none.
+    node. `loss_tolerance` is a share of the baseline's first loss (see `judging`). Each trial trains for about `seconds`, or for
+    `steps`, after `warmup_steps`; all have `seed`, but for the baseline's second trial, which has the next one. `script`: what is
+    trained, where it is no task; a task beside it is the model for forecasts, "" for none.
     """
 
     start: Setup
@@ -144,11 +137,9 @@ class Ladder(Record):
 
 
 def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = False) -> Setup:
-    """`kept` with one alternative's values, at the same global batch unless a new one is allowed.
-
-    Where ranks or micro-batch change, accumulation makes up for it, then the micro-batch, which becomes the largest that
-    divides a rank's share; neither touches a value that `changes` gives. Raises Contradiction where no whole numbers do.
-    """
+    """`kept` with one alternative's values, at the same global batch unless a new one is allowed. Where ranks or micro-batch
+    change, accumulation makes up for it, then the micro-batch, which becomes the largest that divides a rank's share; neither
+    touches a value that `changes` gives. Raises Contradiction where no whole numbers do."""
     fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
     loader = _built(LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
     setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
@@ -212,7 +203,6 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
 
 
 def words_of(setup: Setup) -> str:
-    """One line that says how a setup differs from the plainest."""
     e, loader = setup.execution, setup.loader
     ranks = "" if e.world_size == 1 else f"{e.world_size} ranks"
     parts = [

@@ -73,8 +73,6 @@ def present(script: Script) -> Present:
 
 
 class Prepared(NamedTuple):
-    """The command of a setup's trial, and how its files differ from the user's."""
-
     trial: ScriptTrial
     files: tuple[Written, ...]
 
@@ -195,7 +193,6 @@ def _texts(script: Script) -> dict[str, str]:
 
 
 def _names(script: Script) -> dict[str, str]:
-    """A name of its own for each copy."""
     plain = [Path(file).name for file in script.configs]
     return {
         file: name if plain.count(name) == 1 else f"{i}-{name}"

@@ -38,7 +38,6 @@ def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarr
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
-    """The number of whole steps in an epoch, at least one."""
     return max(1, samples // global_batch)
 
 

@@ -60,11 +60,9 @@ class ScriptTrial(Record):
 
 
 def run_script(trial: ScriptTrial, folder: Path, timeout_s: float = 600.0) -> TrialResult | FailedTrial:
-    """Run it (python, torchrun, accelerate launch, deepspeed, ...); after `timeout_s` it is ended, with all its processes. The
-    folder takes the recording, the log, and what the script writes.
-
-    A script that ends earlier gives the steps that there were. Raises TrainpaceError when it cannot be started.
-    """
+    """Run the command; after `timeout_s` it is ended, with all its processes. A script that ends earlier gives the steps that
+    there were. The folder takes the recording, the log, and what the script writes. Raises TrainpaceError when it cannot be
+    started."""
     folder = folder.absolute()
     recorded = folder / "recording"
     shutil.rmtree(recorded, ignore_errors=True)

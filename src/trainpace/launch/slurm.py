@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Ended, Job, OnLine, State
+from trainpace.launch.job import Ended, Job, Launcher, OnLine, State
 from trainpace.launch.logs import Follower, first_error
 from trainpace.launch.processes import GRACE_S, ended_job, file_name, log_of, prepare
 from trainpace.launch.slurm_script import Shape, SlurmOptions, array_script, batch_script, shape_of
@@ -54,15 +54,12 @@ _NEVER = {
 }  # fmt: skip
 
 
-class Slurm(Record):
+class Slurm(Launcher):
     """Jobs in a Slurm cluster. `poll_s`: seconds between two questions to its controller."""
 
+    name = "slurm"
     options: SlurmOptions = SlurmOptions()
     poll_s: float = 2.0
-
-    @property
-    def name(self) -> str:
-        return "slurm"
 
     def check(self) -> None:
         absent = [name for name in COMMANDS if shutil.which(name) is None]
@@ -120,8 +117,6 @@ class Slurm(Record):
 
 
 class _Followed:
-    """A job that was submitted, followed until it has ended."""
-
     def __init__(self, job: Job, number: str, on_line: OnLine) -> None:
         self.job, self.number = job, number
         self.ended: Ended | None = None
@@ -237,10 +232,8 @@ def _cancel_all(followed: Sequence[_Followed]) -> None:
 
 
 def _ask(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way.
-
-    The user's defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed.
-    """
+    """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way. The user's
+    defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     try:
         return subprocess.run(
@@ -262,7 +255,6 @@ class JobStatus(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue, or back in it."""
         return self.state in _WAITING
 
     @property

@@ -87,8 +87,7 @@ class _Steps:
     """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
-        self._trial, self._task, self._engine = trial, task, engine
-        self._next_batch = next_batch
+        self._trial, self._task, self._engine, self._next_batch = trial, task, engine, next_batch
         self._norms: Norms | None = None
         self._marks = marks_of(trial.device)
         self._unsettled: list[tuple[Any, Any, float]] = []
@@ -116,10 +115,8 @@ class _Steps:
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """(samples, low, high (90 %) and steps, as far as the steps tell them; notes).
-
-        Runs as many steps again, neither timed nor counted in the losses, since the norms cost two passes over the gradients.
-        """
+        """(samples, low, high (90 %) and steps, as far as they can be told; notes). From as many steps again, neither timed nor
+        counted in the losses, since the norms cost two passes over the gradients."""
         losses, norms = list(self.losses), _norms_of(self._trial, self._engine)
         self._norms = norms
         for _ in range(max(FEWEST_NOISE_STEPS, len(self.step_ms))):
@@ -135,8 +132,7 @@ class _Steps:
         return {name: value for name, value in values.items() if value is not None}, notes
 
     def _settled(self, count: int) -> list[float]:
-        """Run `count` more steps, and return their ms. Waiting for the device after each would keep the host from running
-        ahead."""
+        """Run `count` more steps, and return their ms. The device is waited for at the end: the host runs ahead of it."""
         for _ in range(count):
             self._step()
             if len(self.losses) == 1:
@@ -156,9 +152,8 @@ class _Steps:
             wait_begins = time.perf_counter()
             batch = self._next_batch()
             waited += time.perf_counter() - wait_begins
-            losses.append(
-                self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1)
-            )
+            batch = self._engine.place(batch)
+            losses.append(self._engine.micro_step(self._task.loss, batch, last=i == accumulation - 1))
             if self._norms is not None and i == 0 < accumulation - 1:
                 self._norms.after_first()
         if self._norms is not None:
@@ -169,11 +164,8 @@ class _Steps:
 
 
 def _norms_of(trial: Trial, engine: Engine) -> Norms:
-    """What gathers gradients of a part of the batch beside the whole's.
-
-    With accumulation the part is the first micro-batch (under FSDP2, whose gradients are reduced in every one, all ranks'); under
-    DDP without it, each rank's share.
-    """
+    """What gathers gradients of a part of the batch beside the whole's: of the first micro-batch (under FSDP2, whose gradients
+    are reduced in every one, all ranks'); under DDP without accumulation, of each rank's share."""
     e = trial.execution
     if e.accumulation > 1:
         samples = e.micro_batch * (e.data_parallel_size if trial.engine == "fsdp2" else 1)
@@ -203,7 +195,6 @@ def _many_ranks() -> bool:
 
 
 def _of_ranks(which: Literal["first", "largest"], value: float, device: torch.device) -> float:
-    """Rank 0's value, or the largest of all ranks', on every rank."""
     if not _many_ranks():
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=device)

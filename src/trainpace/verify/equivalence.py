@@ -81,10 +81,8 @@ class Difference(NamedTuple):
 
 
 def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]) -> Difference:
-    """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most.
-
-    A tensor counts as no smaller than FLOOR x the root mean square of all a.
-    """
+    """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most. A tensor counts as no smaller than FLOOR x the root mean
+    square of all a."""
     names = sorted(a)
     assert names == sorted(b), "two trainings of one model have the same parameters"
     count, squares = 0, 0.0
@@ -121,11 +119,8 @@ def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, 
 
 
 def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, Any]:
-    """The changes that make a way equal, and all that were tried.
-
-    One at a time first. Where none is enough, several together, at most one of a kind (a weight, a number format), from
-    which one after another is left out as long as equality stays.
-    """
+    """The changes that make a way equal, and all that were tried: one at a time first; where none is enough, several together, at
+    most one of a kind (a weight, a number format), from which one after another is left out as long as equality stays."""
     results: dict[tuple[Change, ...], WayResult] = {}
 
     def equal_under(changes: tuple[Change, ...]) -> bool:
@@ -202,7 +197,6 @@ class _Trainings:
         )  # fmt: skip
 
     def facts(self, variant: Variant) -> Facts:
-        """The facts of a training that has been run."""
         return load(self._folder / f"{variant.key}.json", Facts)
 
     def _run_ranks(self, variants: Sequence[Variant]) -> None:

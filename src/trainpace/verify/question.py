@@ -33,10 +33,8 @@ INITIAL = "initial"
 
 
 class Question(Record):
-    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes.
-
-    `model` is as `trace.task.build_task` takes it. `optimizer` None is the task's own, or sgd_momentum.
-    """
+    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes. `optimizer` None is
+    the task's own, or sgd_momentum."""
 
     model: str
     batch: int = 8
@@ -68,7 +66,6 @@ class Question(Record):
             raise TrainpaceError(f"a tolerance of {self.tolerance} is not above 0 and below 1.")
 
     def shares(self, way: Way) -> int:
-        """The number of parts into which a way divides the batch."""
         return self.ranks if way in RANKS else self.parts if way == "accumulate" else 1
 
     def sizes(self, way: Way) -> tuple[int, ...]:
@@ -85,7 +82,6 @@ class Variant(Record):
 
     @property
     def key(self) -> str:
-        """The name of its files."""
         return "-".join((self.way, *self.changes))
 
     @property
@@ -143,5 +139,4 @@ class Equivalence(Record):
 
     @property
     def equal(self) -> bool:
-        """Whether all ways give the same training."""
         return all(way.equal for way in self.ways)

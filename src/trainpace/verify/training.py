@@ -29,10 +29,8 @@ IGNORED = -100
 
 
 def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> None:
-    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last.
-
-    The first training of all also leaves the weights that it began with; the others begin with those.
-    """
+    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last. The first
+    training of all also leaves the weights that it began with; the others begin with those."""
     q, changes, on_ranks = question, variant.changes, variant.way in RANKS
     torch.use_deterministic_algorithms(True, warn_only=True)
     _seed(q.seed, _MODEL)
@@ -164,10 +162,8 @@ def loss_weight(changes: Sequence[Change], part: int, sizes: Sequence[int], targ
 
 
 def targets_of(batch: Any) -> int:
-    """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100.
-
-    The first of a row of labels in a dictionary is left out where there are several: language models predict the next one.
-    """
+    """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100. The first of a row
+    of labels in a dictionary is left out where there are several: language models predict the next one."""
     labels = batch.get("labels") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
     if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
         return 0
