@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nouns import forecast, stacked, workload
 from trainpace.execution import PRECISIONS, Execution
 from trainpace.hardware import Cluster, catalogue, find_device
-from trainpace.offers.snapshot import snapshot
+from trainpace.offers import snapshot
 from trainpace.outcome import STEP_PARTS
 from trainpace.schedule import Schedule
 from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest, run, sizes_around

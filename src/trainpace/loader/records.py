@@ -1,11 +1,14 @@
-"""The conditions and the results of a loader measurement."""
+"""The conditions and the results of a loader measurement, which runs in a process of its own."""
 
 import math
+
+import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.loader.model import LoaderCost
 from trainpace.outcome import Interval
-from trainpace.records import Record
+from trainpace.process import run_isolated
+from trainpace.records import Record, from_json
 
 
 class LoaderConditions(Record):
@@ -125,3 +128,15 @@ class LoaderMeasurement(Record):
 
     def point(self, workers: int) -> LoaderPoint:
         return next(p for p in self.points if p.workers == workers)
+
+
+def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
+    """Samples/s of a DataLoader alone over its settings, and where the time of a sample goes.
+
+    In a fresh process, so that a dataset that crashes or hangs costs that process alone. Raises `TrainpaceError` for a target
+    without samples, and `UserCodeError` or `TimedOut` where its code raises or hangs.
+    """
+    what = f"measuring the loader of {conditions.target}"
+    request = msgspec.to_builtins(conditions)
+    answer = run_isolated("trainpace.loader.worker", request, conditions.timeout_s, what)
+    return from_json(answer, LoaderMeasurement, "the loader's measurement")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TRAINPACE
+from trainpace.watch.inside.trials import size_of
 
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"
@@ -50,8 +51,6 @@ class Capture:
         recorder = self.recorder
         if recorder.steps != CAPTURED_IN_STEP or recorder.trials is not None or os.environ.get("RANK", "0") != "0":
             return
-        from trainpace.watch.inside.patches import size_of
-
         depth = recorder.enter(TRAINPACE)
         try:
             if self.model is None and any(True for _ in model.parameters()):
@@ -78,8 +77,19 @@ class Capture:
 
     # ---- at the end
 
-    def write(self, folder: str) -> None:
-        """Trace the captured model and write ``workload.json``."""
+    def at_end(self, folder: str) -> None:
+        """Trace the captured model and write ``workload.json``, or note why there is none."""
+        try:
+            self._write(folder)
+        except Exception as error:
+            self.fails(error)
+
+    def fails(self, error: Exception) -> None:
+        """Give up, and note why."""
+        self.model = None
+        self.recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
+
+    def _write(self, folder: str) -> None:
         self.output = None
         if self.model is None or not self.batch_size:
             return

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from trainpace.watch.inside.operators import count_one_step, note_optimizers, note_rate
+from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import ASIDE, LOGGING, TRIALS, Step
 
@@ -159,8 +159,6 @@ class Trials:
 
     def keep(self, batch: Any, iterator: Any) -> None:
         """Remember a batch of the warm-up."""
-        from trainpace.watch.inside.patches import size_of
-
         key, size = id(iterator._dataset), size_of(batch)
         self._fetched_from.add(key)
         if key not in self.remembered or size >= self.remembered[key].size:
@@ -193,8 +191,6 @@ def _many() -> bool:
 
 
 def _may_be_few(remembered: _RememberedBatch) -> bool:
-    from trainpace.watch.inside.patches import size_of
-
     with contextlib.suppress(Exception):
         return remembered.size >= 4 * FEW and size_of(_copy(remembered.batch, remembered.size, FEW)) == FEW
     return False
@@ -253,6 +249,27 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
         with contextlib.suppress(Exception):  # a batch of the user's own kind may not bear being copied
             trials.keep(fetched, iterator)
     return fetched
+
+
+def size_of(batch: Any, deep: int = 3) -> int:
+    """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
+    try:
+        return _size_of(batch, deep)
+    except Exception:  # a batch of the user's own kind, whose attributes may be anything
+        return 0
+
+
+def _size_of(batch: Any, deep: int) -> int:
+    shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    if deep and isinstance(batch, dict):
+        batch = list(batch.values())
+    elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
+        batch = list(batch.data.values())
+    if deep and isinstance(batch, list | tuple):
+        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
+    return 0
 
 
 def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
