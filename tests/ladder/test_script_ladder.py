@@ -97,11 +97,11 @@ def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
     )
     ladder = read_ladder(folder / "ladder.toml")
     setup = changed(ladder.start, {"nproc_per_node": 2, "zero_stage": 2, "threads": 3})
-    prepared = prepare(ladder, setup, tmp_path / "t")
+    trial, _ = prepare(ladder, setup, tmp_path / "t")
     copies = str(tmp_path / "t" / "configs")
-    assert prepared.trial.command == ("torchrun", "--nproc-per-node", "2", "train.py", f"{copies}/args.json")
-    assert prepared.trial.environment == {"A": "1", "OMP_NUM_THREADS": "3"}
-    assert (prepared.trial.world_size, prepared.trial.global_batch) == (2, 16)
+    assert trial.command == ("torchrun", "--nproc-per-node", "2", "train.py", f"{copies}/args.json")
+    assert trial.environment == {"A": "1", "OMP_NUM_THREADS": "3"}
+    assert (trial.world_size, trial.global_batch) == (2, 16)
     args, ds = (json.loads(Path(copies, name).read_text()) for name in ("args.json", "ds.json"))
     assert (args["deepspeed"], args["output_dir"]) == (f"{copies}/ds.json", str(tmp_path / "t" / "output"))
     assert args["gradient_accumulation_steps"] == ds["gradient_accumulation_steps"] == 2

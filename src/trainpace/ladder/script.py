@@ -72,13 +72,9 @@ def present(script: Script) -> Present:
     return Present(e, int(values.get("dataloader_workers", 0)), frozenset(values))
 
 
-class Prepared(NamedTuple):
-    trial: ScriptTrial
-    files: tuple[Written, ...]
-
-
-def prepare(ladder: Ladder, setup: Setup, folder: Path) -> Prepared:
-    """Write changed copies of the settings files into `folder`. Raises TrainpaceError where no file takes a change."""
+def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tuple[Written, ...]]:
+    """Write changed copies of the settings files into `folder`: (the trial on them, how they differ from the user's). Raises
+    TrainpaceError where no file takes a change."""
     script, files = _script_of(ladder), changed_files(ladder, setup)
     folder, output = folder.absolute(), str(folder.absolute() / "output")
     copies = {file: str(folder / "configs" / name) for file, name in _names(script).items()}
@@ -99,7 +95,7 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> Prepared:
         steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
         world_size=e.world_size, global_batch=e.global_batch,
     )  # fmt: skip
-    return Prepared(trial, files)
+    return trial, files
 
 
 def changed_files(ladder: Ladder, setup: Setup) -> tuple[Written, ...]:

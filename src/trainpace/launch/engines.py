@@ -27,7 +27,6 @@ PRECISIONS: dict[Precision, Any] = {
     "fp16": "16-true",
 }  # fmt: skip
 """Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
-_SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """(model, batch) -> the mean loss of the batch."""
@@ -234,7 +233,10 @@ def load_engine(trial: Trial) -> Callable[[Trial, Any, Any], Engine]:
 def recompute_blocks(model: nn.Module) -> tuple[str, ...]:
     """Full activation checkpointing, by the model's own switch (transformers, timm), else by wrappers around its longest chain of
     alike blocks. Returns notes: where the model has neither, nothing is recomputed, and a note says so."""
-    for switch in _SWITCHES:  # transformers renamed it in 5.x
+    for switch in (
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+    ):  # transformers renamed it in 5.x
         if hasattr(model, switch):
             getattr(model, switch)({"use_reentrant": False})
             return ()
@@ -281,11 +283,8 @@ def _sharded(model: Any, trial: Trial) -> Any:
 
 def _deepspeed_config(e: Execution) -> dict[str, Any]:
     """DeepSpeed's configuration, but for the precision, which Fabric adds."""
-    zero: dict[str, Any] = {"stage": e.zero_stage}
-    if e.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if e.offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
+    offloads = {"offload_optimizer": e.offload_optimizer, "offload_param": e.offload_parameters}
+    zero = {"stage": e.zero_stage} | {name: {"device": "cpu"} for name, wanted in offloads.items() if wanted}
     return {
         "train_micro_batch_size_per_gpu": e.micro_batch,
         "gradient_accumulation_steps": e.accumulation,

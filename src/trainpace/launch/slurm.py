@@ -69,12 +69,8 @@ class Slurm(Launcher):
                 "Run this on a machine of the cluster from which jobs are submitted, or launch with torchrun.",
             )
 
-    @property
-    def _python(self) -> str:
-        return self.options.python or sys.executable
-
     def text(self, job: Job) -> str:
-        return batch_script(job, self.options, self._python)
+        return batch_script(job, self.options, self.options.python or sys.executable)
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         """Time in the queue does not count; `timeout_s` and `Ended.seconds` are those of one attempt, by Slurm's clock of whole
@@ -105,7 +101,8 @@ class Slurm(Launcher):
             prepare(job)
         alone = len(jobs) == 1
         script = Path(jobs[0].folder, file_name(jobs[0].name) + (".sbatch" if alone else "-array.sbatch"))
-        write_whole(script, self.text(jobs[0]) if alone else array_script(jobs, self.options, self._python))
+        python = self.options.python or sys.executable
+        write_whole(script, self.text(jobs[0]) if alone else array_script(jobs, self.options, python))
         answer = _ask_to_start(script)
         number = parse_submitted(answer.stdout)
         if answer.returncode or not number:

@@ -94,16 +94,10 @@ class Child:
         self._guard.wait()
 
 
-def name_of_signal(number: int) -> str:
-    """SIGKILL is what the kernel sends when memory runs out."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-    return f"{name}, most likely for want of memory" if name == "SIGKILL" else name
-
-
 def ending_of(exit_code: int) -> str:
     """How a process ended: what a sentence about it goes on with. A signal's code is 128 + N, or -N as Python has it."""
     number = -exit_code if exit_code < 0 else exit_code - 128
-    return f"died of {name_of_signal(number)}" if number > 0 else f"ended with exit code {exit_code}"
+    if number <= 0:
+        return f"ended with exit code {exit_code}"
+    name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
+    return f"died of {name}" + (", most likely for want of memory" if name == "SIGKILL" else "")

@@ -207,8 +207,8 @@ def _actions(
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
         try:
             if ladder.script is not None:
-                prepared = prepare(ladder, setup, folder / "trials" / name)
-                return run_script(prepared.trial, folder / "trials" / name, request.timeout)
+                script_trial, _ = prepare(ladder, setup, folder / "trials" / name)
+                return run_script(script_trial, folder / "trials" / name, request.timeout)
             launcher = request.launchers.over(ladder.slurm).of(setup.execution)
             trial = _trial(ladder, setup, seed)
             gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
