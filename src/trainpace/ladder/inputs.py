@@ -18,10 +18,8 @@ from trainpace.plan import Change, DataPath, Plan
 from trainpace.records import from_json, read_bytes
 from trainpace.schedule import Schedule
 
-TOP_KEYS = (
-    "task", "command", "config", "price_usd_per_hour", "loss_tolerance", "seconds", "steps", "warmup_steps", "seed", "device",
-    "allow_global_batch", "start", "rung", "job", "slurm",
-)  # fmt: skip
+OTHER_FIELDS = ("rungs", "script", "conditions")
+TOP_KEYS = ("task", "command", "config", "rung", *(k for k in Ladder.__struct_fields__ if k not in OTHER_FIELDS))
 CONDITION_KEYS = tuple(
     name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "stated")
 )

@@ -28,8 +28,7 @@ Changes = dict[str, Value | tuple[Value, ...]]
 
 EXECUTION_KEYS = tuple(name for name in Execution.__struct_fields__ if name != "engine")
 LOADER_KEYS = LoaderSettings.__struct_fields__
-OTHER_KEYS = ("engine", "threads", "global_batch")
-KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, *OTHER_KEYS)
+KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
 MOST_ALTERNATIVES = 16
 
@@ -204,10 +203,9 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
 
 def words_of(setup: Setup) -> str:
     e, loader = setup.execution, setup.loader
-    ranks = "" if e.world_size == 1 else f"{e.world_size} ranks"
     parts = [
         f"micro-batch {e.micro_batch} x {e.accumulation}" + (f" x {e.data_parallel_size}" if e.data_parallel_size > 1 else ""),
-        ranks, setup.engine or "", "" if e.precision == "fp32" else e.precision,
+        "" if e.world_size == 1 else f"{e.world_size} ranks", setup.engine or "", "" if e.precision == "fp32" else e.precision,
         f"ZeRO-{e.zero_stage}" if e.zero_stage else "", "offload" if e.offload_optimizer or e.offload_parameters else "",
         "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
         "compile" if e.compile else "", "channels_last" if e.channels_last else "",

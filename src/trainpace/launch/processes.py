@@ -144,11 +144,5 @@ def ended_job(
     if Path(job.result).exists():
         return Ended(state="done", seconds=seconds, log=str(log), exit_code=exit_code, attempts=attempts)
     return Ended(
-        state=state,
-        seconds=seconds,
-        log=str(log),
-        reason=reason,
-        tail=tail_of(log),
-        exit_code=exit_code,
-        attempts=attempts,
-    )
+        state=state, seconds=seconds, log=str(log), reason=reason, tail=tail_of(log), exit_code=exit_code, attempts=attempts
+    )  # fmt: skip

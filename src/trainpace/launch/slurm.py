@@ -30,10 +30,9 @@ from trainpace.units import format_duration
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 ANSWER_S = 60.0
-SETTLE_S = 10.0
-"""How long a job may look lost before Slurm puts it back into the queue."""
-SHARED_FILES_S = 5.0
-"""How long a result may take to be seen from here: network file systems remember for a while what is not there."""
+PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys("NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0)
+"""How long a job may look lost before Slurm puts it back into the queue; and how long the result of one that completed may take
+to be seen from here: network file systems remember for a while what is not there."""
 CANCEL_S = 60.0
 """Slurm gives cancelled ranks KillWait (30 s by default) to end by themselves."""
 CONTROLLER_S = 600.0
@@ -43,8 +42,6 @@ FIELDS = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,TimeUsed:|,exit_code:|"
 
 _WAITING = "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split()
 _ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
-MAY_BE_REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "GONE")
-"""States that a job may show for a moment before Slurm puts it back into the queue."""
 _NEVER = {
     "BadConstraints": "no node has what it asks for", "InvalidAccount": "the account is not known",
     "InvalidQOS": "the QOS is not known", "DependencyNeverSatisfied": "what it depends on has failed",
@@ -147,10 +144,8 @@ class _Followed:
             self._cancel(now, "")
 
     def _look_at_end(self, status: JobStatus, now: float) -> None:
-        patience = (
-            SETTLE_S if status.state in MAY_BE_REQUEUED else SHARED_FILES_S if status.state == "COMPLETED" else 0.0
-        )
-        if self._result_at == float("inf") and now - self._changed_at < patience:
+        patience_s = PATIENCE_S.get(status.state, 0.0)
+        if self._result_at == float("inf") and now - self._changed_at < patience_s:
             with contextlib.suppress(OSError):  # has a network file system look again
                 os.listdir(Path(self.job.result).parent)
             return

@@ -75,10 +75,11 @@ def train(trial: Trial) -> TrialResult:
     _check_losses(losses.tolist(), task.name)
     peak = meter.peak_gib()[0]
     peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
+    versions = {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
     return result_of(
         steps.step_ms, e.global_batch, "trial", data_wait_ms=tuple(steps.data_wait_ms), losses=tuple(losses.tolist()),
         peak_memory_gib=peak if peak >= 0 else None, start_up_s=steps.start_up_s, world_size=e.world_size,
-        environment=environment(trial.device) | _versions(), noise_scale=noise,
+        environment=environment(trial.device) | versions, noise_scale=noise,
         notes=(*engine.notes, *notes, *_optimizer_note(task, trial), *noise_notes),
     )  # fmt: skip
 
@@ -217,10 +218,6 @@ def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
     if own is None or trial.execution.optimizer.partition("_")[0] == own:
         return ()
     return (f"trained with the task's own {own}, not {trial.execution.optimizer}.",)
-
-
-def _versions() -> dict[str, str]:
-    return {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
 
 
 def main() -> None:

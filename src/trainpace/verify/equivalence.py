@@ -19,9 +19,7 @@ from trainpace.process import run_isolated, run_ranks
 from trainpace.records import load
 from trainpace.verify.question import (
     CHANGES,
-    FORMATS,
     INITIAL,
-    LEAST_MOVED,
     RANKS,
     WEIGHTS,
     Change,
@@ -37,6 +35,9 @@ from trainpace.verify.question import (
 FLOOR = 1e-3
 """Share of the model's root mean square that is the least size that a tensor's difference is held against. A tensor that starts
 at 0 and whose gradient is 0 but for rounding (a key's bias in attention) holds nothing but noise."""
+LEAST_MOVED = 100.0
+"""The weights must move by so many times the difference, or equality says nothing."""
+FORMATS: tuple[Change, ...] = ("fp32", "fp64")
 WORKER = "trainpace.verify.worker"
 
 Tell = Callable[[str], None]
@@ -212,8 +213,7 @@ class _Trainings:
 
     def _request(self, variants: Sequence[Variant]) -> dict[str, Any]:
         request = {"question": self.question, "variants": variants, "folder": str(self._folder)}
-        plain: dict[str, Any] = msgspec.to_builtins(request)
-        return plain
+        return dict(msgspec.to_builtins(request))
 
     def _difference(self, a: str, b: str) -> Difference | None:
         apart = difference_of_files(self._weights(a), self._weights(b))

@@ -20,14 +20,9 @@ Change = Literal[
 """An intervention on both sides of a comparison. Weights only act where a batch is divided."""
 CHANGES: tuple[Change, ...] = get_args(Change)
 WEIGHTS: tuple[Change, ...] = ("weight_by_samples", "weight_by_targets", "sum")
-FORMATS: tuple[Change, ...] = ("fp32", "fp64")
 
 TOLERANCE = 1e-5
 """Relative. fp32 has a unit roundoff of 6e-8; sums in another order over some steps leave some multiples of it."""
-LEAST_MOVED = 100.0
-"""The weights must move by so many times the difference, or equality says nothing."""
-
-
 INITIAL = "initial"
 """Name of the weights before the first step."""
 

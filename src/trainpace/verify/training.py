@@ -37,14 +37,13 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
     task = build_task(q.model, q.sequence_length, q.image_size)
     model = task.model
     _begin(model, folder)
-    names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = task.optimizer if q.optimizer is None else None
     optimizer = optimizer or make_optimizer(q.optimizer or "sgd_momentum", model)
     precision = "fp64" if "fp64" in changes else "fp32" if "fp32" in changes else q.precision
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model.to(dtype=dtype).train()
     norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
-    model, optimizer = _wrapped(model, optimizer, names, variant)
+    model = _wrapped(model, optimizer, variant)
     losses: list[float] = []
     draws = uneven = False
     autocast = torch.autocast("cpu", torch.bfloat16) if precision == "amp_bf16" else contextlib.nullcontext()
@@ -77,7 +76,7 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
                 loss_of_step = float(total)
             if np.isfinite(loss_of_step):  # JSON has no place for the others
                 losses.append(loss_of_step)
-    parameters = _parameters(model)
+    parameters = _parameters(task.model)
     if rank == 0:
         np.savez(folder / f"{variant.key}.npz", **parameters)
         facts = Facts(losses=tuple(losses), batch_norms=len(norms), random=draws, hooks=hooks, uneven_targets=uneven)
@@ -94,21 +93,20 @@ def _begin(model: nn.Module, folder: Path) -> None:
         np.savez(folder / f"{INITIAL}.npz", **_parameters(model))
 
 
-def _wrapped(
-    model: nn.Module, optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str], variant: Variant
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model in its engine, and the optimizer over the parameters that it has there."""
+def _wrapped(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant) -> nn.Module:
+    """The model in its engine; the optimizer gets the parameters that it has there."""
     if variant.way == "ddp":
-        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True), optimizer
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if variant.way == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        names = {parameter: name for name, parameter in model.named_parameters()}
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         sharded = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
-    return model, optimizer
+    return model
 
 
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
@@ -133,9 +131,8 @@ def _place(batch: Any, dtype: torch.dtype) -> Any:
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     arrays = {}
-    for name, parameter in inner.named_parameters():
+    for name, parameter in model.named_parameters():
         value: Any = parameter.detach()
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         arrays[name] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
