@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from trainpace.cli.calibrate import calibrate
 from trainpace.errors import TrainpaceError
-from trainpace.machine.host_links_rank import measure_host_links
+from trainpace.machine.host_links import measure_host_links
 
 
 def test_without_a_profile_it_says_what_comes_first(tmp_path):

@@ -10,7 +10,7 @@ from nouns import machine_profile, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster
-from trainpace.forecast.gloo import gloo_seconds
+from trainpace.forecast.collectives import gloo_seconds
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.ladder import forecasts

@@ -15,8 +15,7 @@ import pytest
 
 from trainpace import records
 from trainpace.errors import TrainpaceError
-from trainpace.machine.detection import Machine, detect, detect_cpu
-from trainpace.machine.disturbances import warnings_of
+from trainpace.machine.detection import Machine, detect, detect_cpu, warnings_of
 from trainpace.machine.gpus import Gpu, detect_gpus
 from trainpace.machine.storage import filesystem_of, measure_storage
 

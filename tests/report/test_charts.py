@@ -13,6 +13,7 @@ from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
+from trainpace.ladder import LadderRow
 from trainpace.measure.analysis import analyse
 from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.plan import Change, DataPath, Plan, Setting, plan_changes
@@ -20,7 +21,7 @@ from trainpace.plan.changes import Choice, Outlook
 from trainpace.records import from_json, to_json, to_jsonable
 from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
-from trainpace.report.ladder import LadderRow, LadderTable, rung_times, speedups
+from trainpace.report.ladder import LadderTable, rung_times, speedups
 from trainpace.report.plan import plan_ladder
 from trainpace.report.step_charts import Held, Timed, memory_at_peak, roofline_chart, step_breakdown
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart

@@ -4,22 +4,19 @@ Gradients are reduced in buckets while the backward pass goes on; ZeRO scatters 
 step, FSDP block by block ahead of each pass. Tensor parallelism exchanges a hidden state twice in each block and pass, in
 the way of everything (Shoeybi et al. 2019); context parallelism passes keys and values round while attention computes (Liu et al.
 2023); pipelines send hidden states on. How long each takes is `collectives`' affair. Arrays are n, or n x 3 by kind of
-stage (`layout`).
+stage (`grid.Stages`).
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from trainpace.execution import Engine
 from trainpace.forecast.collectives import PCIE_EFFICIENCY, Collective, collective_ms, pcie_gb_per_s
-from trainpace.forecast.grid import Flags, Grid, Groups
-from trainpace.forecast.layout import Stages
+from trainpace.forecast.grid import Grid, Groups, Stages
 from trainpace.hardware import Cluster
-from trainpace.workload import Blocks, Mode, Operators
-
-Floats = NDArray[np.float64]
+from trainpace.workload import Blocks, Flags, Floats, Mode, Operators
 
 BUCKET_BYTES = 25 * 2**20
 """torch DDP's default bucket_cap_mb."""

@@ -17,20 +17,19 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
 from trainpace.forecast.assembly import Assembly
 from trainpace.forecast.exchanges import KINDS
+from trainpace.forecast.explanations import Roofline, find_jumps, jump_causes, roofline_of
 from trainpace.forecast.forecasts import ForecastTable
-from trainpace.forecast.grid import Flags, Floats, Grid
-from trainpace.forecast.jumps import find_jumps, jump_causes
+from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import RankMemory, fits
-from trainpace.forecast.roofline import Roofline, roofline_of
+from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.shapes import clashes
-from trainpace.forecast.stages import StageCosts
-from trainpace.forecast.tables import KernelKey, Sharding, Tables, kernel_key
-from trainpace.forecast.target import Target
+from trainpace.forecast.tables import Tables
+from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
 from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.schedule import Schedule
-from trainpace.workload import Workload, form_of
+from trainpace.workload import Flags, Floats, Workload, form_of
 
 
 class Forecaster:

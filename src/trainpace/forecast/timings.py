@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.intervals import COVERAGE, Spread, student_t_95
@@ -27,11 +26,10 @@ from trainpace.workload import (
     MATRIX_KINDS,
     MOST_SIZES,
     OTHER,
+    Floats,
     Operators,
     at_batch,
 )  # fmt: skip
-
-Floats = NDArray[np.float64]
 
 UNHEARD_SD = 0.7
 """Standard deviation, in logarithms, of a class of operators without any micro-benchmark: a factor of two."""
@@ -223,7 +221,7 @@ def machine_times(
     return times, predicted.log_sd
 
 
-def host_us(operators: Operators, model: MachineModel) -> Floats:
+def machine_host_us(operators: Operators, model: MachineModel) -> Floats:
     """The host's own time for every row, all of its operators together, in microseconds."""
     kind = np.asarray(operators.kind)
     launch = model.host_us_per_operator * operators.launches

@@ -1,4 +1,4 @@
-"""Products, convolutions and fused attention, which run on matrix units; their forms are in `trainpace.forecast.kernels`."""
+"""Products, convolutions and fused attention, which run on matrix units; their forms are in `trainpace.forecast.matrix`."""
 
 from trainpace.kinds.kind import Kind
 

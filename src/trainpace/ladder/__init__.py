@@ -8,7 +8,16 @@ if TYPE_CHECKING:
     from trainpace.ladder.climbing import ClimbActions, RungPreview, climb, file_name, make_shards, preview
     from trainpace.ladder.forecasts import LadderForecasts, has_data
     from trainpace.ladder.inputs import read_ladder
-    from trainpace.ladder.results import Attempt, LadderResult, RungResult, entry_of_trial, job_time, noise_scale_of
+    from trainpace.ladder.results import (
+        Attempt,
+        LadderResult,
+        LadderRow,
+        RungResult,
+        entry_of_trial,
+        job_time,
+        noise_scale_of,
+        rows_of,
+    )
     from trainpace.ladder.rungs import Ladder, LauncherChoice, Rung, Script, Setup, words_of
     from trainpace.ladder.script import fingerprint, keep_files, prepare, started_by
     from trainpace.ladder.step_forecast import MeasuredCompute, StepForecast

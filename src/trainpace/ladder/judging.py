@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainpace.forecast import student_t_95
-from trainpace.measure import noise_of
+from trainpace.medians import noise_of
 from trainpace.records import Record
 
 BETWEEN_PROCESSES = 0.05

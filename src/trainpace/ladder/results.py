@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from trainpace.job import training_of
 from trainpace.journal import Entry, new_id, now_utc, printable
 from trainpace.ladder.judging import Gain, LossCheck
-from trainpace.ladder.rungs import Ladder, Setup, words_of
+from trainpace.ladder.rungs import Ladder, Rung, Setup, words_of
 from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch import TrialResult
-from trainpace.measure import noise_of, repeat_interval
+from trainpace.medians import noise_of, repeat_interval
 from trainpace.outcome import Interval, JobTime
 from trainpace.records import Record
 
@@ -136,6 +136,63 @@ def job_time(ladder: Ladder, attempt: Attempt, step_ms: float, precompute_s: flo
     per_device = None if price is None else price / e.nproc_per_node
     conditions = replace(ladder.conditions, price_usd_per_device_hour=per_device, preparing_s=precompute_s)
     return training_of(ladder.job, e, conditions, attempt.foreseen.state_bytes).time(step_ms / 1e3)
+
+
+class LadderRow(Record):
+    """One rung. `ratio` is old time / new time over what was kept before, `total` over the baseline; None where nothing was
+    measured. `forecast_ms` and `measured_ms` are of the same thing: a step."""
+
+    title: str
+    forecast_ms: float | None = None
+    forecast_interval_ms: Interval | None = None
+    measured_ms: float | None = None
+    measured_interval_ms: Interval | None = None
+    ratio: float | None = None
+    total: float | None = None
+    memory_gib: float | None = None
+    job_s: float | None = None
+    cost_usd: float | None = None
+    losses: str = ""
+    kept: bool = True
+    why: str = ""
+
+
+def rows_of(result: LadderResult) -> list[LadderRow]:
+    """The baseline and the rungs tried so far. Shards that were kept count in the jobs of the rungs after them."""
+    rows, precompute_s = [_row(result, result.baseline, result.baseline.title, 0.0)], 0.0
+    for rung, tried in zip(result.ladder.rungs, result.rungs, strict=False):  # it may have stopped early
+        rows.append(_row(result, tried, _title(rung, tried), precompute_s + tried.precompute_s))
+        precompute_s += tried.precompute_s if tried.kept else 0.0
+    return rows
+
+
+def _title(rung: Rung, result: RungResult) -> str:
+    """With the value that was judged, where several were tried."""
+    if result.chosen is None:
+        return result.title
+    values = rung.alternatives()[result.chosen]
+    several = (key for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1)
+    chosen = [f"{key} {values[key]}" for key in several]
+    return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
+
+
+def _row(ladder: LadderResult, result: RungResult, title: str, precompute_s: float) -> LadderRow:
+    best = result.best or (result.tried[0] if result.tried else None)
+    row = LadderRow(title=title, kept=False, why=result.reason)
+    if best is not None:
+        row = replace(row, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms)
+    if best is None or best.measured is None:
+        return row
+    measured = best.measured
+    share = best.setup.execution.global_batch / ladder.ladder.start.execution.global_batch
+    job = job_time(ladder.ladder, best, measured.median_ms, precompute_s)
+    return replace(
+        row, measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
+        ratio=None if result.gain is None else result.gain.ratio,
+        total=ladder.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib,
+        job_s=None if job is None else job.total_s, cost_usd=None if job is None else job.usd,
+        losses="" if result.losses is None else result.losses.verdict, kept=result.kept,
+    )  # fmt: skip
 
 
 def entry_of_trial(attempt: Attempt, device: str, seed: int, model: str) -> Entry:

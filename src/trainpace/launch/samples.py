@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, Sampler
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.trial import LoaderSettings, Trial
-from trainpace.measure import map_tensors
 from trainpace.shards import ShardDataset
-from trainpace.trace import Task
+from trainpace.trace import Task, map_tensors
 
 MADE_SAMPLES = 64
 """Samples of a model without a dataset, made once from the seed."""

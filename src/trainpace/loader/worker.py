@@ -16,7 +16,7 @@ from trainpace.loader.runs import TORCH_PREFETCH, Run, Setting, loader_cost, run
 from trainpace.loader.samples import LoaderTarget, choose, first_pass, load_target, sample_cost
 from trainpace.loader.stages import function_stages, is_random, transform_stages
 from trainpace.machine import detect, environment
-from trainpace.measure import noise_of, repeat_interval
+from trainpace.medians import noise_of, repeat_interval
 from trainpace.process import serve
 from trainpace.records import to_json
 from trainpace.shards import opened_files

@@ -23,28 +23,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.errors import TrainpaceError
 from trainpace.measure.change_search import Floats
 from trainpace.measure.changes import StepCurve, find_changes
-from trainpace.records import Record
 
-
-class AdaptiveSettings(Record):
-    """How much to spend. `most_share`: probes over batches asked for, at most (but 12 are always allowed); `noise` is
-    what is expected between processes, relative, before repeats tell; `seed` is for the order.
-    """
-
-    most_share: float = 0.4
-    noise_repeats: int = 2
-    noise: float = 0.01
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.most_share <= 1 and self.noise_repeats >= 0 and self.noise > 0):
-            raise TrainpaceError("adaptive settings: 0 < most_share <= 1, noise_repeats >= 0 and noise > 0.")
-
-
+MOST_SHARE = 0.4
+"""Probes over batches asked for, at most ..."""
 FEWEST_PROBES = 12
+"""... but so many are always allowed."""
+NOISE = 0.01
+"""Relative deviation that is expected between processes, before repeats tell."""
+NOISE_REPEATS = 2
 DISAGREE = 4.0
 """Two probes of one batch that differ by this many deviations call for a third."""
 SUSPICIOUS = 2.2
@@ -65,39 +53,37 @@ def next_batch(
     measured: Mapping[int, Sequence[float]],
     hints: Sequence[int] = (),
     failed: Collection[int] = (),
-    settings: AdaptiveSettings | None = None,
+    seed: int = 0,
 ) -> int | None:
     """The batch size to probe next, one of `asked`, perhaps again; None when enough is known.
 
     `measured` holds the median step in ms of each probe that worked, by batch size; `failed` the sizes that ran out of
     memory: nothing from the smallest of them on is asked for. `hints` are batch sizes at which a jump is expected,
-    each the first that costs more.
+    each the first that costs more. `seed` is for the order.
     """
-    settings = settings or AdaptiveSettings()
     sizes = sorted(set(asked))
     measured = {batch: measured[batch] for batch in sizes if measured.get(batch)}
     limit = min(failed, default=math.inf)
     sizes = [batch for batch in sizes if batch < limit]
-    budget = most_probes(len(set(asked)), settings)
+    budget = most_probes(len(set(asked)))
     spent = sum(len(times) for times in measured.values()) + len(set(failed))
     if not sizes or spent >= budget:
         return None
     for stage in (_ends, _largest, _grid, _noise, _disagreeing):
-        if wanted := stage(_Sweep(sizes, measured, hints, limit, settings)):
-            return _any_of(wanted, settings.seed)
+        if wanted := stage(_Sweep(sizes, measured, hints, limit)):
+            return _any_of(wanted, seed)
     sizes = [batch for batch in sizes if batch <= max(measured)]
-    curve = fitted_curve(measured, settings)
+    curve = fitted_curve(measured)
     for refine in (_suspicious, _brackets, _again, _unsure, _curved, _gaps):
         if wanted := refine(sizes, measured, curve):
-            return _any_of(wanted, settings.seed)
+            return _any_of(wanted, seed)
     return None
 
 
-def fitted_curve(measured: Mapping[int, Sequence[float]], settings: AdaptiveSettings | None = None) -> StepCurve:
+def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
     """The curve through the medians of each batch's probes; repeats tell the noise and sharpen their batch."""
-    settings = settings or AdaptiveSettings()
     batches = sorted(batch for batch, times in measured.items() if times)
-    noise = noise_between(measured, settings)
+    noise = noise_between(measured)
     return find_changes(
         batches,
         [statistics.median(measured[b]) for b in batches],
@@ -105,18 +91,17 @@ def fitted_curve(measured: Mapping[int, Sequence[float]], settings: AdaptiveSett
     )
 
 
-def noise_between(measured: Mapping[int, Sequence[float]], settings: AdaptiveSettings | None = None) -> float:
+def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
     """Relative standard deviation between probes of one batch, from their differences and what was expected. Batches
     with a disturbed probe do not count for more than the others: the median of the squares counts, not the mean.
     """
-    settings = settings or AdaptiveSettings()
     squares = [statistics.variance(v) / statistics.fmean(v) ** 2 for v in measured.values() if len(v) > 1]
     if not squares:
-        return settings.noise
+        return NOISE
     # a disturbed probe among few repeats would hide every jump
     cap = 9 * statistics.median(squares)
     capped = [min(square, cap) for square in squares]
-    return math.sqrt((sum(capped) + PRIOR_WORTH * settings.noise**2) / (len(capped) + PRIOR_WORTH))
+    return math.sqrt((sum(capped) + PRIOR_WORTH * NOISE**2) / (len(capped) + PRIOR_WORTH))
 
 
 class _Sweep(NamedTuple):
@@ -126,7 +111,6 @@ class _Sweep(NamedTuple):
     measured: Mapping[int, Sequence[float]]
     hints: Sequence[int]
     limit: float
-    settings: AdaptiveSettings
 
 
 def _any_of(wanted: Iterable[int], seed: int) -> int:
@@ -175,7 +159,7 @@ def _noise(s: _Sweep) -> list[int]:
     """Repeats spread over the sweep, the ends first, which have a neighbour on one side only."""
     batches = sorted(s.measured)
     repeated = sum(len(times) > 1 for times in s.measured.values())
-    count = min(s.settings.noise_repeats, len(batches))
+    count = min(NOISE_REPEATS, len(batches))
     if repeated >= count:
         return []
     spread = {batches[round(i)] for i in np.linspace(0, len(batches) - 1, count)}
@@ -183,7 +167,7 @@ def _noise(s: _Sweep) -> list[int]:
 
 
 def _disagreeing(s: _Sweep) -> list[int]:
-    noise = noise_between(s.measured, s.settings)
+    noise = noise_between(s.measured)
     return [
         batch
         for batch, times in s.measured.items()
@@ -303,6 +287,6 @@ def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: Step
     return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
 
 
-def most_probes(asked: int, settings: AdaptiveSettings | None = None) -> int:
+def most_probes(asked: int) -> int:
     """How many probes a sweep over so many batch sizes may take."""
-    return max(math.ceil((settings or AdaptiveSettings()).most_share * asked), FEWEST_PROBES)
+    return max(math.ceil(MOST_SHARE * asked), FEWEST_PROBES)

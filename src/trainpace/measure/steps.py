@@ -13,10 +13,17 @@ import torch
 from trainpace.errors import UserCodeError
 from trainpace.execution import Execution
 from trainpace.machine import cpu_name, environment
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.formats import allow_tf32, autocast, check_device, place_batch, place_model
-from trainpace.measure.marks import Marks, marks_of
-from trainpace.measure.memory import MemoryMeter
+from trainpace.measure.device import (
+    Marks,
+    MemoryMeter,
+    allow_tf32,
+    autocast,
+    check_device,
+    marks_of,
+    place_batch,
+    place_model,
+)
+from trainpace.measure.probes import Conditions
 from trainpace.medians import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.trace import Task, build_task, longest_first, make_optimizer

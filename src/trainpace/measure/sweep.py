@@ -1,19 +1,19 @@
 """Many batch sizes, one probe after the other: which comes next, and what to keep when something ends it."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.measure.adaptive import next_batch
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.probes import probe
-from trainpace.measure.search import next_for_largest
+from trainpace.measure.probes import Conditions, probe
 from trainpace.outcome import FailedProbe, Measurement
 from trainpace.records import Record
 
 Outcome = Measurement | FailedProbe
 ADAPTIVE_FROM = 13
 """Batch sizes from which on some are left out: below it, measuring all is as cheap as choosing."""
+RESOLUTION = 1 / 64
+"""Sizes closer than this share of the largest are the same answer."""
 
 
 class SweepPlan(Record):
@@ -43,6 +43,22 @@ def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
         if isinstance(outcome, Measurement):
             medians.setdefault(outcome.execution.micro_batch, []).append(outcome.median_ms)
     return dict(sorted(medians.items()))
+
+
+def next_for_largest(worked: Collection[int], failed: Collection[int], most: int) -> int | None:
+    """Double until a batch size fails, then bisect. None once the largest that works is known, or is `most`.
+
+    Where a smaller size failed than one that worked, sizes above the smallest failure are not trusted.
+    """
+    ceiling = min(failed, default=most + 1)
+    floor = max((n for n in worked if n < ceiling), default=0)
+    if floor >= most or ceiling <= 1:
+        return None
+    if not failed:
+        return min(2 * floor, most) if floor else 1
+    if ceiling - floor <= max(1, int(floor * RESOLUTION)):
+        return None
+    return (floor + ceiling) // 2
 
 
 def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()) -> int | None:

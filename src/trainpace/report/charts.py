@@ -5,6 +5,7 @@ Colours stand for meanings, for light and dark pages, and are told apart by eyes
 tests/report/test_palette.py computes it. Neighbours in a stack differ in lightness too.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -82,9 +83,8 @@ class Series(Record):
             raise TrainpaceError(f"series {self.name!r} is a {self.kind} without its values.")
         if self.kind in ("line", "area") and any(b < a for a, b in zip(self.x, self.x[1:], strict=False)):
             raise TrainpaceError(f"series {self.name!r} is a {self.kind}, and its x do not ascend.")
-        if not all(
-            math.isfinite(v) for column in (self.x, self.y, self.low, self.high) for v in column if v is not None
-        ):
+        values = (value for column in (self.x, self.y, self.low, self.high) for value in column if value is not None)
+        if not all(map(math.isfinite, values)):
             raise TrainpaceError(f"series {self.name!r} has values that are not finite.")
 
 
@@ -138,6 +138,13 @@ class Bar(Record):
     said: str
     low: float | None = None
     high: float | None = None
+
+    @property
+    def placed(self) -> list[tuple[Segment, float]]:
+        """(segment, where it begins), in the chart's unit."""
+        return list(
+            zip(self.segments, itertools.accumulate((s.value for s in self.segments), initial=0.0), strict=False)
+        )
 
     @property
     def total(self) -> float:
@@ -218,10 +225,8 @@ def _check_tone(tone: str) -> None:
 
 def css_variables() -> str:
     """`--ink`, `--page`, ..., `--tone-NAME` for both schemes; on paper, and with class `paper`, the light ones hold."""
-    names = {"page": PAGE, "ink": INK, "soft": SOFT, "line": LINE}
-    pairs = {f"--{name}": pair for name, pair in names.items()} | {
-        f"--tone-{name}": pair for name, pair in TONES.items()
-    }
+    pairs = {"--page": PAGE, "--ink": INK, "--soft": SOFT, "--line": LINE}
+    pairs |= {f"--tone-{name}": pair for name, pair in TONES.items()}
     light, dark = (";".join(f"{name}:{pair[i]}" for name, pair in pairs.items()) for i in (0, 1))
     return (
         f":root{{color-scheme:light dark;{light}}}\n"

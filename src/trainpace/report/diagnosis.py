@@ -5,20 +5,9 @@ from trainpace.outcome import Interval
 from trainpace.records import to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
-from trainpace.report.phrases import span
-from trainpace.report.terminal import (
-    BAR_WIDTH,
-    Column,
-    bar_column,
-    print_head,
-    print_lines,
-    print_next,
-    print_table,
-    print_verdict,
-    words,
-)
-from trainpace.report.watch import TIMELINE_STYLE, timeline_context
-from trainpace.units import format_duration, format_number
+from trainpace.report.phrases import duration, number, percent, span
+from trainpace.report.terminal import Column, bar_column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.watch import timeline_context
 from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
@@ -42,23 +31,21 @@ NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or
 
 
 def print_diagnosis(d: Diagnosis, folder: str) -> None:
-    step = f"{format_number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
-    print_head(f"A step takes {step}, as recorded in {folder}")
+    step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
+    print_lines(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)
-    share = ""
+    share = roof = ""
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
-        share = f", {100 * most.share:.0f} % of the step{'' if most.proved else ', seen but not proved'}"
-    roof = ""
+        share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None:
         roof = f" Forward and backward reach {d.share_of_roof:.0%} of the rate of a large matrix multiplication on this device."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
-        [s.in_words, format_number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", "█" * round(BAR_WIDTH * s.share)]
+        (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
         for s in d.shares if s.share >= LEAST_SHARE
     ]  # fmt: skip
-    print_table(
-        [words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar_column(2)], rows
-    )
+    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar_column(2))
+    print_table(causes, rows)
     print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in d.warnings))
     if d.advice:
         columns = [
@@ -69,7 +56,7 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
     print_lines(*(f"{a.title}: {a.how}" for a in d.advice))
     for a in d.not_worth:
         epoch = d.seconds_an_epoch(a.saves_ms)
-        saved = f"{format_number(a.saves_ms)} ms a step" if epoch is None else f"{format_duration(epoch)} an epoch"
+        saved = f"{number(a.saves_ms)} ms a step" if epoch is None else f"{duration(epoch)} an epoch"
         print_lines(f"Not worth it: {a.title} saves {saved}.")
     if not d.advice:
         print_lines(NOTHING_WORTH)
@@ -85,8 +72,8 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
     epoch = d.seconds_an_epoch(a.saves_ms)
     job = None if epoch is None or d.epochs is None else epoch * d.epochs
     return [
-        f"{format_number(a.saves_ms)} ms ({100 * a.saves_ms / d.step_ms:.0f} %)",
-        *("" if seconds is None else format_duration(seconds) for seconds in (epoch, job)), f"{format_number(a.ceiling_ms)} ms",
+        f"{number(a.saves_ms)} ms ({percent(a.saves_ms / d.step_ms)})",
+        *(duration(seconds, "") for seconds in (epoch, job)), f"{number(a.ceiling_ms)} ms",
     ]  # fmt: skip
 
 
@@ -97,7 +84,7 @@ def shares_chart(d: Diagnosis) -> BarChart:
     bars = (
         bar(
             s.in_words,
-            f"{format_number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}",
+            f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}",
             [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0))],
         )
         for s in shown
@@ -119,8 +106,8 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
     strongest = max(d.proofs, key=lambda p: p.saved_ms)
     return BarChart(
         title="Proved by removing the cause",
-        finding=f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes {format_number(strongest.without_ms)} ms"
-        f" instead of {format_number(strongest.plain_ms)}.",
+        finding=f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes {number(strongest.without_ms)} ms"
+        f" instead of {number(strongest.plain_ms)}.",
         label="time of a step",
         unit="ms",
         groups=tuple(BarGroup(title=f"With {_PROOFS.get(p.trial, p.trial)}", bars=_proof_bars(p)) for p in d.proofs),
@@ -129,8 +116,8 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
 
 
 def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
-    plain = f"{format_number(p.plain_ms)} ms"
-    without = f"{format_number(p.without_ms)} ms, {format_number(p.saved_ms)} less"
+    plain = f"{number(p.plain_ms)} ms"
+    without = f"{number(p.without_ms)} ms, {number(p.saved_ms)} less"
     low, high = max(p.plain_ms - p.high_ms, 0.0), max(p.plain_ms - p.low_ms, 0.0)
     between = Interval(low=low, high=high, coverage=0.9, basis="alternating blocks of steps")
     return (
@@ -141,12 +128,12 @@ def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
 
 def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None) -> str:
     """The page as text. `command`: what was run."""
-    low, high = format_number(d.step_ms_low), format_number(d.step_ms_high)
-    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {format_number(d.step_ms)} ms ({low} to {high})."
+    low, high = number(d.step_ms_low), number(d.step_ms_high)
+    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {number(d.step_ms)} ms ({low} to {high})."
     return page(
         "diagnosis.html", f"What slows it down: {command}", [answer, *d.why], diagnosis_pictures(d), to_jsonable(d),
-        styles=() if timeline is None else (TIMELINE_STYLE,), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
-        not_worth=[f"Not worth it: {a.title} saves {format_number(a.saves_ms)} ms a step." for a in d.not_worth],
+        styles=() if timeline is None else ("timeline.css",), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
+        not_worth=[f"Not worth it: {a.title} saves {number(a.saves_ms)} ms a step." for a in d.not_worth],
         nothing=NOTHING_WORTH, timeline=None if timeline is None else timeline_context(timeline),
     )  # fmt: skip
 

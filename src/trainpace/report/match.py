@@ -24,10 +24,9 @@ from trainpace.offers import (
 from trainpace.outcome import Interval
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
 from trainpace.report.pages import page
-from trainpace.report.phrases import devices, interval, number, plural, span
+from trainpace.report.phrases import devices, duration, interval, number, percent, plural, span, usd
 from trainpace.report.step_charts import Timed, step_breakdown
-from trainpace.report.terminal import Column, print_head, print_lines, print_next, print_table, print_verdict, words
-from trainpace.units import format_duration, format_number, format_usd
+from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.workload import Workload
 
 FEWEST_SHOWN = 3
@@ -54,7 +53,7 @@ def print_ranking(
         _print_none(workload, ranking, close, job)
         return
     first = ranking.matches[0]
-    print_head(f"{workload.model}: {ranked_by(ranking.matches, job, by)}")
+    print_lines(f"{workload.model}: {ranked_by(ranking.matches, job, by)}")
     shown = _shown(ranking.matches, top)
     print_verdict(" ".join(cheapest_and_fastest(ranking.matches)))
     columns = (
@@ -101,8 +100,8 @@ def _cells(rank: int, m: Match) -> list[str]:
     name = f"{nodes}{offer.provider} {offer.instance_type.removeprefix('Standard_')}{' (spot)' if m.spot else ''}"
     return [
         f"{rank}{'*' if m.on_front else ''}", name, offer.region, devices(offer.count, offer.device), _run(f.execution),
-        format_number(f.step.total_ms), format_number(m.mean_hours), interval(m.hours), format_usd(m.mean_usd),
-        format_number(f.memory.allocated_gib if f.memory else 0.0), format_number(1e3 * m.usd_per_step), number(m.kwh),
+        number(f.step.total_ms), number(m.mean_hours), interval(m.hours), usd(m.mean_usd),
+        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.usd_per_step), number(m.kwh),
     ]  # fmt: skip
 
 
@@ -123,11 +122,11 @@ def _shown(matches: Sequence[Match], top: int) -> list[tuple[int, Match]]:
 
 def _overhead(first: Match, job: Job) -> str:
     share = 1 - first.time.goodput
-    overhead = f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
+    overhead = percent(share) if share >= 0.01 else "less than 1 %"
     line = f"Overhead of option 1 (start-up, checkpoints, failures): {overhead} of its time."
     if job.conditions.checkpoint_every_s is not None or first.time.checkpoints == 1:
         return line
-    return f"{line} Best checkpoint interval: {format_duration(first.time.checkpoint_interval_s)}."
+    return f"{line} Best checkpoint interval: {duration(first.time.checkpoint_interval_s)}."
 
 
 def _print_none(workload: Workload, ranking: Ranking, close: Nearest | None, job: Job) -> None:
@@ -139,7 +138,7 @@ def _print_none(workload: Workload, ranking: Ranking, close: Nearest | None, job
     if binding == "failures":
         return
     if isinstance(choice, Match) and job.deadline_s is not None and job.budget_usd is not None:
-        limits = f"{format_duration(job.deadline_s)} and {format_usd(job.budget_usd)}"
+        limits = f"{duration(job.deadline_s)} and {usd(job.budget_usd)}"
         print_lines(f"No server meets both the deadline and the budget, {limits}.")
         for name, met in (
             ("Cheapest that meets the deadline", cheapest_in_time(ranking, job)),
@@ -171,9 +170,9 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
         ", assuming that data loading keeps up (`trainpace loader` tells, and --loader-rate takes it into account)"
     )  # fmt: skip
     print_lines(
-        f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {format_number(conditions.device_mtbf_h or math.inf)}"
-        f" h, a spot server is preempted every {format_number(conditions.preemption_mean_h)} h, storage reads and writes"
-        f" {format_number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone."
+        f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {number(conditions.device_mtbf_h or math.inf)}"
+        f" h, a spot server is preempted every {number(conditions.preemption_mean_h)} h, storage reads and writes"
+        f" {number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone."
     )
 
 
@@ -216,13 +215,13 @@ def _points(name: str, tone: str, matches: Sequence[Match], bounds: Sequence[Int
 
 def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
     best, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=lambda m: m.mean_hours)
-    between = span(3600 * best.hours.low, 3600 * best.hours.high, format_duration)
+    between = span(3600 * best.hours.low, 3600 * best.hours.high, duration)
     sentences = [f"Cheapest: {server(best)}, {usd_and_hours(best)} ({between} in 9 of 10 cases)."]
     return sentences if fastest is best else [*sentences, f"Fastest: {server(fastest)}, {usd_and_hours(fastest)}."]
 
 
 def usd_and_hours(m: Match) -> str:
-    return f"{format_usd(m.mean_usd)} in {format_duration(3600 * m.mean_hours)}"
+    return f"{usd(m.mean_usd)} in {duration(3600 * m.mean_hours)}"
 
 
 def server(choice: Match | Rejected) -> str:
@@ -332,14 +331,14 @@ def _left_out(ranking: Ranking) -> list[str]:
 
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
     rows = [
-        (o.provider, o.instance_type, o.region, devices(o.count, o.device), format_usd(o.price_usd_per_hour),
-         "-" if o.spot_price_usd_per_hour is None else format_usd(o.spot_price_usd_per_hour),
+        (o.provider, o.instance_type, o.region, devices(o.count, o.device), usd(o.price_usd_per_hour),
+         usd(o.spot_price_usd_per_hour),
          f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-", o.as_of or "undated")
         for o in offers
     ]  # fmt: skip
     cheapest = min(offers, key=lambda o: o.price_usd_per_hour, default=None)
     least = "" if cheapest is None else (
-        f", from {format_usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
+        f", from {usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
     )  # fmt: skip
     print_verdict(f"{len(offers)} offers{least}.")
     columns = (

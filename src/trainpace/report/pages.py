@@ -7,24 +7,12 @@ A server hands out `SCRIPTS` and `STYLES` by name, so that its pages need no inl
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts import (
-    Axis,
-    Bar,
-    BarChart,
-    BarGroup,
-    Chart,
-    Picture,
-    Segment,
-    Series,
-    css_variables,
-    sentence,
-)
-from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables, sentence
+from trainpace.report.phrases import duration, interval, number, percent, usd
 
 if TYPE_CHECKING:
     import jinja2
@@ -49,20 +37,17 @@ def environment(*packages: str) -> jinja2.Environment:
         lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    formats = {"number": format_number, "duration": format_duration, "usd": format_usd, "count": format_count}
-    env.filters.update({name: _or_none(function) for name, function in formats.items()})
-    env.filters.update(
-        percent=_or_none(lambda value, digits=1, sign=False: f"{value:{'+' if sign else ''}.{digits}f} %"),
-        per_cent=_or_none(lambda part: f"{100 * part:.0f} %"),
-        range=_or_none(lambda interval, form=format_number: f"{form(interval.low)} to {form(interval.high)}"),
-        share=lambda part: f"{100 * part:.3f}%", record=to_jsonable, sentence=sentence,
-    )  # fmt: skip
-    env.globals.update(tables_of=tables_of, placed=_placed, duration=format_duration, usd=format_usd)
+    formats: dict[str, Any] = {
+        "number": number, "duration": duration, "usd": usd, "per_cent": percent, "range": interval,
+    }  # fmt: skip
+    env.filters.update({name: functools.partial(function, none=NONE) for name, function in formats.items()})
+    env.filters.update(percent=_percent, share=lambda part: f"{100 * part:.3f}%", record=to_jsonable, sentence=sentence)
+    env.globals.update(tables_of=tables_of, duration=duration, usd=usd)
     return env
 
 
-def _or_none(function: Any) -> Any:
-    return lambda value, *args, **more: NONE if value is None else function(value, *args, **more)
+def _percent(value: float | None, digits: int = 1, sign: bool = False) -> str:
+    return NONE if value is None else f"{value:{'+' if sign else ''}.{digits}f} %"
 
 
 _own = functools.cache(environment)
@@ -83,15 +68,15 @@ def page(
     subtitle: str = "", styles: Sequence[str] = (), **context: Any,
 ) -> str:  # fmt: skip
     """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. `data` is kept inside as
-    JSON. `styles`: those that are in the template. The page's own policy forbids it to fetch anything."""
+    JSON. `styles`: assets that stand in the template itself. The page's own policy forbids it to fetch anything."""
     from importlib.metadata import version
 
     drawn = any(isinstance(picture, Chart) for picture in pictures)
     sheets = [asset(name) for name in STYLES if drawn or name == "page.css"]
     scripts = [asset(name) for name in SCRIPTS] if drawn else []
-    script_hashes = _hashes(scripts) or "'none'"
+    script_hashes, style_hashes = _hashes(scripts) or "'none'", _hashes([*sheets, *map(asset, styles)])
     policy = (
-        f"default-src 'none'; img-src data:; style-src {_hashes([*sheets, *styles])}; base-uri 'none'; form-action 'none';"
+        f"default-src 'none'; img-src data:; style-src {style_hashes}; base-uri 'none'; form-action 'none';"
         f" script-src {script_hashes}"
     )
     return _own().get_template(template).render(
@@ -118,11 +103,6 @@ def _hashes(texts: Sequence[str]) -> str:
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
 
 
-def _placed(bar: Bar) -> list[tuple[Segment, float]]:
-    """(segment, where it begins), in the chart's unit."""
-    return list(zip(bar.segments, itertools.accumulate((s.value for s in bar.segments), initial=0.0), strict=False))
-
-
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 
 
@@ -131,37 +111,33 @@ def tables_of(picture: Picture) -> Iterator[Table]:
     if isinstance(picture, BarChart):
         yield from (_bars_table(group, picture) for group in picture.groups)
         return
-    yield from (_series_table(s, picture) for s in picture.series if s.x)
+    x, y = picture.x, picture.y
+    for s in picture.series:
+        values = [(x.words, s.x, x), (y.words, s.y, y), ("from", s.low, y), ("to", s.high, y)]
+        columns = [(name, [_exact(v, axis) for v in column]) for name, column, axis in values if column]
+        if s.x:
+            yield _table(s.name, [("", s.labels), *columns] if s.labels else columns, 1 if s.labels else 0)
     if picture.marks:
-        rows = [
-            [m.text, _exact(m.at, picture.y if m.axis == "y" else picture.x), "" if m.y is None else _exact(m.y, picture.y)]
-            for m in picture.marks
-        ]  # fmt: skip
+        rows = [[m.text, _exact(m.at, y if m.axis == "y" else x), _exact(m.y, y)] for m in picture.marks]
         yield "Named places", ["what", "at", "height"], rows, 1
 
 
-def _series_table(s: Series, chart: Chart) -> Table:
-    columns: list[tuple[str, Sequence[str]]] = [("", s.labels)] if s.labels else []
-    columns.append((chart.x.words, [_exact(x, chart.x) for x in s.x]))
-    for name, values in ((chart.y.words, s.y), ("from", s.low), ("to", s.high)):
-        if values:
-            columns.append((name, ["" if y is None else _exact(y, chart.y) for y in values]))
-    rows = list(zip(*(cells for _, cells in columns), strict=True))
-    return s.name, [name for name, _ in columns], rows, 1 if s.labels else 0
-
-
 def _bars_table(group: BarGroup, chart: BarChart) -> Table:
-    names = [name for name, _ in chart.key]
-    whole, ranged = len(names) > 1, any(bar.low is not None for bar in group.bars)
-    rows = []
-    for bar in group.bars:
-        values = {s.name: s.value for s in bar.segments}
-        numbers = [*map(values.get, names), *([bar.total] if whole else []), *([bar.low, bar.high] if ranged else [])]
-        rows.append([bar.label, *("" if value is None else format_number(value) for value in numbers)])
-    head = ["", *names, *(["together"] if whole else []), *(["from", "to"] if ranged else [])]
-    unit = f" ({chart.unit})" if chart.unit else ""
-    return f"{group.title}: {chart.label}{unit}" if group.title else f"{chart.label}{unit}", head, rows, 1
+    values = [{s.name: s.value for s in bar.segments} for bar in group.bars]
+    columns = [(name, [bar.get(name) for bar in values]) for name, _ in chart.key]
+    if len(columns) > 1:
+        columns.append(("together", [bar.total for bar in group.bars]))
+    if any(bar.low is not None for bar in group.bars):
+        columns += [("from", [bar.low for bar in group.bars]), ("to", [bar.high for bar in group.bars])]
+    shown = [(name, [number(value, "") for value in column]) for name, column in columns]
+    title = f"{chart.label} ({chart.unit})" if chart.unit else chart.label
+    labels = [bar.label for bar in group.bars]
+    return _table(f"{group.title}: {title}" if group.title else title, [("", labels), *shown], 1)
 
 
-def _exact(value: float, axis: Axis) -> str:
-    return f"${format_number(value)}" if axis.unit == "$" else format_number(value)
+def _table(title: str, columns: Sequence[tuple[str, Sequence[str]]], left: int) -> Table:
+    return title, [name for name, _ in columns], list(zip(*(cells for _, cells in columns), strict=True)), left
+
+
+def _exact(value: float | None, axis: Axis) -> str:
+    return f"{'$' if axis.unit == '$' and value is not None else ''}{number(value, '')}"

@@ -11,20 +11,10 @@ from trainpace.outcome import Forecast
 from trainpace.plan import Change, Outlook, Plan, Sensitivity, config_line
 from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
 from trainpace.report.pages import page
-from trainpace.report.phrases import devices, plural
-from trainpace.report.step_charts import Held, Timed, memory_at_peak, step_breakdown
-from trainpace.report.terminal import (
-    Column,
-    print_head,
-    print_lines,
-    print_named,
-    print_next,
-    print_table,
-    print_verdict,
-    words,
-)
-from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
-from trainpace.units import format_count, format_duration, format_number, format_usd, hours_from_s
+from trainpace.report.phrases import devices, duration, number, percent, plural, to_the_same_loss, usd
+from trainpace.report.step_charts import step_and_memory
+from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
+from trainpace.units import format_count, hours_from_s
 from trainpace.workload import Workload
 
 COMPARED = (
@@ -40,7 +30,7 @@ more finely."""
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
     parameters = format_count(workload.parameters)
-    print_head(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet_of(cluster)}")
+    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet_of(cluster)}")
     target = target_of(plan)
     if target is None or plan.best is None or plan.simplest is None:
         print_verdict(f"No: {plan.reason}", good=False)
@@ -80,12 +70,12 @@ def target_of(plan: Plan) -> Outlook | None:
 
 def verdict(plan: Plan, target: Outlook) -> str:
     if not plan.changes:
-        return f"Nothing to change: no other configuration is faster than {format_duration(target.job_s)}."
+        return f"Nothing to change: no other configuration is faster than {duration(target.job_s)}."
     many = plural(len(plan.changes), "change")
     if plan.now is None or not plan.start_fits:
-        return DOES_NOT_FIT.format(many=many, job=format_duration(target.job_s))
+        return DOES_NOT_FIT.format(many=many, job=duration(target.job_s))
     return (
-        f"{format_duration(target.job_s)} instead of {format_duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
+        f"{duration(target.job_s)} instead of {duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
         f" as fast, with {many}."
     )
 
@@ -93,17 +83,15 @@ def verdict(plan: Plan, target: Outlook) -> str:
 def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
     """What a recording names beside the plan, at the pace at which it was recorded."""
     if changes:
-        print_named(
-            "Changes to the script itself, at the recorded pace (not part of the plan's savings)",
-            ((a.title, f"saves {format_duration(saved_s)}. {a.how}") for a, saved_s in changes),
-        )
+        title = "Changes to the script itself, at the recorded pace (not part of the plan's savings)"
+        print_named(title, ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes))
 
 
 def _print_changes(plan: Plan, target: Outlook) -> None:
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
-        saved = ("makes it fit", "") if change.makes_fit else map(format_duration, (change.forecast_saved_s, so_far))
+        saved = ("makes it fit", "") if change.makes_fit else map(duration, (change.forecast_saved_s, so_far))
         rows.append([str(n), change.title, *saved, change.effort, change.risk])
     columns = (
         words("", least=2), words("change"), Column("saves"), Column("so far", 1), words("effort", 3), words("risk", 2),
@@ -118,17 +106,10 @@ def _print_changes(plan: Plan, target: Outlook) -> None:
 
 def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
     lines = [
-        f"Times are to the same loss, at a gradient noise scale of {format_number(noise_scale)} samples: an estimate that takes"
+        f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
         " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018)."
     ]
-    if new != old:
-        rule = learning_rate_for_noise_scale(old, new, noise_scale)
-        lines.append(
-            f"Global batch {new:,} needs {steps_factor(noise_scale, old, new):.2f} times the steps and"
-            f" {samples_factor(noise_scale, old, new):.2f} times the samples of {old:,}; learning rate x {rule.sgd_factor:.2f}"
-            f" with SGD, x {rule.adam_factor:.2f} with Adam."
-        )
-    return lines
+    return lines if new == old else [*lines, to_the_same_loss(old, new, noise_scale)]
 
 
 def _remarks(plan: Plan, target: Outlook) -> list[str]:
@@ -136,7 +117,7 @@ def _remarks(plan: Plan, target: Outlook) -> list[str]:
     saved = [change.forecast_saved_s for change in plan.changes]
     remarks = []
     if plan.changes[0].makes_fit:
-        first = format_duration(target.job_s + math.fsum(saved))
+        first = duration(target.job_s + math.fsum(saved))
         remarks.append(
             f"As it is, it does not fit in memory. With change 1 the job takes {first}; savings count from there."
         )
@@ -146,16 +127,14 @@ def _remarks(plan: Plan, target: Outlook) -> list[str]:
     ]  # fmt: skip
     if small:
         which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} each save"
-        remarks.append(
-            f"{which} less than {100 * NOISE:.0f} %, too little for a forecast to be sure of: measure before keeping."
-        )
+        too_little = "too little for a forecast to be sure of: measure before keeping"
+        remarks.append(f"{which} less than {percent(NOISE)}, {too_little}.")
     return remarks
 
 
 def settings_of(change: Change) -> str:
-    return ", ".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.settings.items()
-    )
+    values = {key: str(v).lower() if isinstance(v, bool) else v for key, v in change.settings.items()}
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
@@ -174,7 +153,7 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
 def _print_front(plan: Plan) -> None:
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
     rows = [
-        [str(p.num_devices), format_duration(p.job_s), *([format_usd(p.cost_usd or 0.0)] if priced else []),
+        [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []),
          f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
         for p in plan.pareto
     ]  # fmt: skip
@@ -184,8 +163,8 @@ def _print_front(plan: Plan) -> None:
 
 def _figures(o: Outlook) -> str:
     return ", ".join([
-        format_duration(o.job_s), f"{format_number(o.step_ms)} ms a step", f"{format_number(o.needed_gib)} GiB a device",
-        *([] if o.cost_usd is None else [format_usd(o.cost_usd)]), *([plural(o.changes, "change")] if o.changes else []),
+        duration(o.job_s), f"{number(o.step_ms)} ms a step", f"{number(o.needed_gib)} GiB a device",
+        *([] if o.cost_usd is None else [usd(o.cost_usd)]), *([plural(o.changes, "change")] if o.changes else []),
     ])  # fmt: skip
 
 
@@ -225,16 +204,9 @@ def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -
     target = target_of(plan)
     if target is None:
         return []
-    pictures: list[Picture | None] = [plan_ladder(plan, target) if plan.changes else None]
+    changes, fleet = plan_ladder(plan, target) if plan.changes else None, fleet_chart(plan.pareto)
     both = [(name, f) for name, f in (("as it is", before), ("with the changes", after)) if f is not None]
-    timed = [Timed("", name, f.step, f.step_time_interval_ms) for name, f in both if f.step is not None]
-    held = [Held(name, f.memory, f.capacity_gib) for name, f in both if f.step is not None and f.memory is not None]
-    pictures += [
-        step_breakdown(timed) if timed else None,
-        memory_at_peak(held) if held else None,
-        fleet_chart(plan.pareto),
-    ]
-    return [picture for picture in pictures if picture is not None]
+    return [picture for picture in (changes, *step_and_memory(both), fleet) if picture is not None]
 
 
 def _sentences(plan: Plan, target: Outlook | None) -> list[str]:
@@ -242,8 +214,8 @@ def _sentences(plan: Plan, target: Outlook | None) -> list[str]:
         return [f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else [])]
     sentences = [verdict(plan, target)]
     if target.cost_usd is not None and plan.changes:
-        was = "" if plan.now is None or plan.now.cost_usd is None else f" instead of {format_usd(plan.now.cost_usd)}"
-        sentences.append(f"It costs {format_usd(target.cost_usd)}{was}.")
+        was = "" if plan.now is None or plan.now.cost_usd is None else f" instead of {usd(plan.now.cost_usd)}"
+        sentences.append(f"It costs {usd(target.cost_usd)}{was}.")
     return [*sentences, COMPARED.format(plan=plan)]
 
 
@@ -251,16 +223,16 @@ def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
     """The job after each change, down to `target`: what is left of it, and what the change takes away."""
     saved = [change.forecast_saved_s for change in plan.changes]
     left = [target.job_s + sum(saved[i:]) for i in range(len(saved) + 1)]
-    bars = [bar("as it is", format_duration(left[0]), [_left(left[0])])] if plan.start_fits else []
+    bars = [bar("as it is", duration(left[0]), [_left(left[0])])] if plan.start_fits else []
     for i, (change, before, after) in enumerate(zip(plan.changes, left, left[1:], strict=False), 1):
-        difference = f"{'-' if before >= after else '+'}{format_duration(abs(before - after))}"
-        end = f"{format_duration(after)} ({'makes it fit' if change.makes_fit else difference})"
+        difference = f"{'-' if before >= after else '+'}{duration(abs(before - after))}"
+        end = f"{duration(after)} ({'makes it fit' if change.makes_fit else difference})"
         gone = ("saved by this change", "best", hours_from_s(max(before - after, 0.0)))
         bars.append(bar(f"{i}. {change.title}", end, [_left(after), gone]))
-    many, job = plural(len(saved), "change"), format_duration(target.job_s)
+    many, job = plural(len(saved), "change"), duration(target.job_s)
     share = target.job_s / left[0] - 1
     finding = (
-        f"{many} {'brings' if len(saved) == 1 else 'bring'} the job from {format_duration(left[0])} to {job},"
+        f"{many} {'brings' if len(saved) == 1 else 'bring'} the job from {duration(left[0])} to {job},"
         f" {abs(share):.0%} {'more' if share > 0 else 'less'}."
     )
     return BarChart(
@@ -285,15 +257,12 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
     first, last = points[0], points[-1]
     hours = [(p.num_devices, hours_from_s(p.job_s)) for p in points]
     efficiency = first.job_s * first.num_devices / (last.job_s * last.num_devices)
-    labels = (
-        f"{p.num_devices} GPUs: {format_duration(p.job_s)}"
-        + ("" if p.cost_usd is None else f", {format_usd(p.cost_usd)}")
-        for p in points
-    )
-    shortest = format_duration(last.job_s)
+    costs = ("" if p.cost_usd is None else f", {usd(p.cost_usd)}" for p in points)
+    labels = (f"{p.num_devices} GPUs: {duration(p.job_s)}{cost}" for p, cost in zip(points, costs, strict=True))
+    shortest = duration(last.job_s)
     return Chart(
         title="Time of the job against the number of GPUs",
-        finding=f"{last.num_devices} GPUs take {shortest}, {first.num_devices} take {format_duration(first.job_s)}:"
+        finding=f"{last.num_devices} GPUs take {shortest}, {first.num_devices} take {duration(first.job_s)}:"
         f" {efficiency:.0%} of a perfect speed-up.",
         x=Axis(label="GPUs", scale="log2"),
         y=Axis(label="hours of the whole job", unit="h", scale="log10"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from trainpace.units import format_duration, format_number
@@ -51,18 +50,14 @@ class Bar:
             self._start.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
     def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
         """`done` of `total`, of which this run did `new` (all of it unless given); `words`: what it works on now."""
         self._total = self._total if total is None else total
         self._words, self._done, self._new = words, done, done if new is None else new
-        if self._terminal:
-            return
-        if time.monotonic() - self._told >= LOG_EVERY_S:
+        if not self._terminal and time.monotonic() - self._told >= LOG_EVERY_S:
             self._told = time.monotonic()
             print(self.line(), file=sys.stderr, flush=True)
 

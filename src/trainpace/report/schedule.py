@@ -1,8 +1,9 @@
 """A schedule's answer for the terminal."""
 
 from trainpace.job import Answer
+from trainpace.report.phrases import duration, number, usd
 from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict, words
-from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.units import format_count
 
 
 def print_answer(a: Answer) -> None:
@@ -11,7 +12,7 @@ def print_answer(a: Answer) -> None:
     if a.speedups and a.time is not None:
         rows = [
             (f"{s.ratio:.4g}x", f"{s.percent_of_old_speed:.4g} %", f"{100 * s.share_of_old_time:.3g} %",
-             format_duration(s.new_time_s(a.time.total_s))) for s in a.speedups
+             duration(s.new_time_s(a.time.total_s))) for s in a.speedups
         ]  # fmt: skip
         print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows, left=0, spaced=False)
         print_lines("363 % means 3.63 times as fast (old time / new time), not 363 % faster.")
@@ -39,20 +40,19 @@ def print_answer(a: Answer) -> None:
 def _print_verdict(a: Answer) -> None:
     if a.time is None:
         return
-    cost = "" if a.cost_usd is None else f" for {format_usd(a.cost_usd)}"
-    total = format_duration(a.time.total_s)
+    cost = "" if a.cost_usd is None else f" for {usd(a.cost_usd)}"
+    total = duration(a.time.total_s)
     if a.meets_limit is None or a.limit_s is None:
         print_verdict(f"The training takes {total}{cost}.")
         return
-    limit = format_duration(a.limit_s)
+    limit = duration(a.limit_s)
     if "step_time" in a.solved and a.step_time_s is not None:
-        print_verdict(
-            f"A step may take at most {format_duration(a.step_time_s)}, for the training to end within {limit}{cost}."
-        )
+        step = duration(a.step_time_s)
+        print_verdict(f"A step may take at most {step}, for the training to end within {limit}{cost}.")
     elif a.meets_limit:
         print_verdict(f"Yes: {total}{cost} is within {limit}.", good=True)
     else:
-        print_verdict(f"No: {total}{cost} is {format_duration(a.time.total_s - a.limit_s)} over {limit}.", good=False)
+        print_verdict(f"No: {total}{cost} is {duration(a.time.total_s - a.limit_s)} over {limit}.", good=False)
 
 
 def _rows(a: Answer) -> list[tuple[str, str]]:
@@ -74,9 +74,9 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
         rows.append(("steps", f"{t.steps:,}"))
     if a.step_time_s is not None:
         solved = "  <- needed" if "step_time" in a.solved else ""
-        rows.append(("step time", f"{format_duration(a.step_time_s)}{solved}"))
+        rows.append(("step time", f"{duration(a.step_time_s)}{solved}"))
         if a.throughput_samples_per_s is not None:
-            rows.append(("throughput", f"{format_number(a.throughput_samples_per_s)} samples/s{solved}"))
+            rows.append(("throughput", f"{number(a.throughput_samples_per_s)} samples/s{solved}"))
             if a.schedule.sequence_length:
                 tokens = a.throughput_samples_per_s * a.schedule.sequence_length
                 rows.append(("", f"{format_count(tokens)} tokens/s"))
@@ -87,10 +87,10 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
             rows.append(("runs in sequence", f"{t.repeats}"))
         parts = {"steps": t.stepping_s, "start-up": t.startup_s, "evaluation": t.evaluation_s,
                  "checkpoints": t.checkpoint_s, "failures": t.failures_s}  # fmt: skip
-        shown = [f"{name} {format_duration(seconds)}" for name, seconds in parts.items() if seconds]
+        shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
         if len(shown) > 1:
             rows.append(("of which", ", ".join(shown)))
-        rows.append(("training time", format_duration(t.total_s)))
+        rows.append(("training time", duration(t.total_s)))
     if a.cost_usd is not None:
-        rows.append(("cost", format_usd(a.cost_usd)))
+        rows.append(("cost", usd(a.cost_usd)))
     return rows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainpace.forecast import MemoryOverStep, Roofline
-from trainpace.outcome import STEP_PARTS, Interval, Memory, StepTime
+from trainpace.outcome import STEP_PARTS, Forecast, Interval, Memory, StepTime
 from trainpace.report.charts import (
     MOST_INTERVAL,
     Axis,
@@ -13,13 +13,13 @@ from trainpace.report.charts import (
     BarGroup,
     Chart,
     Mark,
+    Picture,
     Series,
     bar,
     sentence,
     series,
 )
-from trainpace.report.phrases import bracketed
-from trainpace.units import format_number
+from trainpace.report.phrases import bracketed, number
 
 MOST_NAMED = 4
 _NAMES = {
@@ -76,9 +76,7 @@ def part_words(part: str) -> str:
 def _step_bar(timed: Timed) -> Bar:
     tones = {"data_wait_ms": "data"}
     parts = [(part_words(p), tones.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
-    return bar(
-        timed.label, f"{format_number(timed.step.total_ms)} ms{bracketed(timed.interval)}", parts, timed.interval
-    )
+    return bar(timed.label, f"{number(timed.step.total_ms)} ms{bracketed(timed.interval)}", parts, timed.interval)
 
 
 def memory_at_peak(held: Sequence[Held]) -> BarChart:
@@ -88,8 +86,8 @@ def memory_at_peak(held: Sequence[Held]) -> BarChart:
     return BarChart(
         title="Memory at the step's peak",
         finding=sentence(
-            f"{first.label}: {most[0]} take the largest part, {format_number(most[2])} of"
-            f" {format_number(first.memory.allocated_gib)} GiB allocated."
+            f"{first.label}: {most[0]} take the largest part, {number(most[2])} of"
+            f" {number(first.memory.allocated_gib)} GiB allocated."
         ),
         label="memory of one device",
         unit="GiB",
@@ -108,10 +106,19 @@ def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
 
 def _memory_bar(held: Held) -> Bar:
     m = held.memory
-    device_has = "" if held.capacity_gib is None else f" of {format_number(held.capacity_gib)}"
+    device_has = "" if held.capacity_gib is None else f" of {number(held.capacity_gib)}"
     taken = m.device_gib if held.capacity_gib is None else min(m.device_gib, max(held.capacity_gib, m.allocated_gib))
     reserve = ("reserved by allocator and driver", "reserve", max(taken - m.allocated_gib, 0.0))
-    return bar(held.label, f"{format_number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve])
+    return bar(held.label, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve])
+
+
+def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[Picture]:
+    """The parts of the step and the memory at its peak, of forecasts under names."""
+    timed = [Timed("", name, f.step, f.step_time_interval_ms) for name, f in forecasts if f.step is not None]
+    held = [
+        Held(name, f.memory, f.capacity_gib) for name, f in forecasts if f.step is not None and f.memory is not None
+    ]
+    return [*([step_breakdown(timed, note)] if timed else []), *([memory_at_peak(held)] if held else [])]
 
 
 def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: tuple[float, float]) -> Chart:
@@ -134,14 +141,14 @@ def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: t
     marks = [
         Mark(axis="x", at=phase_ends_ms[0], text="backward pass begins", tone="ideal"),
         Mark(axis="x", at=phase_ends_ms[1], text="update begins", tone="ideal"),
-        Mark(axis="point", at=at[peak], y=below[peak], text=f"peak: {format_number(below[peak])} GiB", tone="best"),
+        Mark(axis="point", at=at[peak], y=below[peak], text=f"peak: {number(below[peak])} GiB", tone="best"),
     ]
-    device_has = "" if capacity_gib is None else f"the device has {format_number(capacity_gib)}"
+    device_has = "" if capacity_gib is None else f"the device has {number(capacity_gib)}"
     if capacity_gib is not None and capacity_gib < MOST_INTERVAL * below[peak]:
         marks.append(Mark(axis="y", at=capacity_gib, text=f"{device_has} GiB", tone="limit"))
     return Chart(
         title="Memory over the step",
-        finding=f"Memory peaks in the {where}: {format_number(below[peak])} GiB{device_has and f'; {device_has}'}.",
+        finding=f"Memory peaks in the {where}: {number(below[peak])} GiB{device_has and f'; {device_has}'}.",
         x=Axis(label="time in the step", unit="ms", low=0),
         y=Axis(label="memory allocated", unit="GiB", low=0),
         series=tuple(areas),
@@ -167,7 +174,7 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
                     "points",
                     tone,
                     [(p.intensity, p.tflops) for p in points],
-                    labels=tuple(f"{p.name}: {format_number(p.time_ms)} ms" for p in points),
+                    labels=tuple(f"{p.name}: {number(p.time_ms)} ms" for p in points),
                     sizes=tuple(p.time_ms / longest for p in points),
                 )
             )
@@ -190,7 +197,7 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
         ),
         nearest="point",
         note=f"The {len(r.points)} heaviest groups of similar operators, {r.share:.0%} of the device's forecast time; larger"
-        f" points take longer. Roofs of the datasheet: {format_number(r.peak_tflops)} TFLOP/s and"
-        f" {format_number(r.bandwidth_gb_per_s)} GB/s."
+        f" points take longer. Roofs of the datasheet: {number(r.peak_tflops)} TFLOP/s and"
+        f" {number(r.bandwidth_gb_per_s)} GB/s."
         " Caches, and algorithms with fewer multiplications (Winograd), can lift a point above a roof.",
     )

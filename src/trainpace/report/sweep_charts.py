@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from trainpace.outcome import Forecast, Jump
 from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, sentence, series
-from trainpace.units import format_number
+from trainpace.report.phrases import number
 
 if TYPE_CHECKING:
     from trainpace.measure import MeasuredJump, SweepAnalysis
 
 BATCH = Axis(label="micro-batch size")
-FEWEST = 3
-"""Batch sizes that make a curve."""
+FEWEST, FEWEST_FOR_A_PLOT = 3, 8
+"""Batch sizes that make a curve, and a plot in characters."""
 PROVENANCE = {
     "measured": "measured",
     "transferred": "a measurement of the same model on another card",
@@ -42,7 +42,7 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
             batch = best.execution.micro_batch
             text, own = f"{prefix}best throughput that fits", "best" if alone else tone
             marks.append(Mark(axis="point", at=batch, y=best.step.total_ms, text=text, tone=own))
-            rate = format_number(best.samples_per_second or 0.0)
+            rate = number(best.samples_per_second or 0.0)
             findings.append(f"{prefix}batch {batch} has the best throughput, {rate} samples/s")
         largest = some[-1].largest_micro_batch
         if largest is not None and largest < some[-1].execution.micro_batch:
@@ -87,7 +87,7 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
         marks.append(_out_of_memory(a.largest_that_fits))
     return Chart(
         title="Step time against the batch size",
-        finding=f"Batch {best.batch} has the best throughput, {format_number(best.measured_samples_per_second)} samples/s."
+        finding=f"Batch {best.batch} has the best throughput, {number(best.measured_samples_per_second)} samples/s."
         + _jumps_in_words([jump.before for jump in a.curve.jumps]),
         x=BATCH,
         y=_step_axis(shown),
@@ -110,7 +110,7 @@ def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
     )
     return Chart(
         title="Throughput against the batch size",
-        finding=f"Batch {best.batch} gives {format_number(rate)} samples a second{more}.",
+        finding=f"Batch {best.batch} gives {number(rate)} samples a second{more}.",
         x=BATCH,
         y=Axis(label="throughput", unit="samples/s", low=0),
         series=tuple(shown),
@@ -132,7 +132,7 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
     efficiency = fastest / (slowest / fewest * most)
     return Chart(
         title="Scaling over devices",
-        finding=f"{most} devices give {format_number(fastest)} samples/s, {efficiency:.0%} of {most // fewest} times the"
+        finding=f"{most} devices give {number(fastest)} samples/s, {efficiency:.0%} of {most // fewest} times the"
         f" throughput of {'one' if fewest == 1 else fewest}.",
         x=Axis(label="devices", scale="log2"),
         y=Axis(label="throughput", unit="samples/s", scale="log2"),
@@ -165,10 +165,14 @@ def cause_of(jump: MeasuredJump, causes: Sequence[Jump]) -> Jump | None:
     return next((c for c in causes if jump.before < c.batch <= jump.after and c.causes), None)
 
 
+def sources(rows: Sequence[Forecast]) -> str:
+    return " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
+
+
 def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
-    sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
     bases = dict.fromkeys(f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None)
-    return f"{start} {sources}; intervals from {', '.join(list(bases)[:3])}." if bases else f"{start} {sources}."
+    intervals = f"; intervals from {', '.join(list(bases)[:3])}" if bases else ""
+    return f"{start} {sources(rows)}{intervals}."
 
 
 def _step_axis(shown: Sequence[Series]) -> Axis:

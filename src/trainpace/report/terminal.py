@@ -58,7 +58,6 @@ class Column(NamedTuple):
 
 
 def words(name: str, rank: int = 0, least: int = 10) -> Column:
-    """A column of words."""
     return Column(name, rank, least)
 
 
@@ -87,11 +86,6 @@ def console() -> Console:
     return Console(highlight=False, emoji=False, no_color=None if forced else True, force_terminal=forced, width=width)
 
 
-def print_head(sentence: str) -> None:
-    """What was asked: the model, the machine, the conditions."""
-    _print(sentence)
-
-
 def print_verdict(sentence: str, good: bool | None = None) -> None:
     """The answer, in one sentence or two. `good`: yes or no, which the words say too."""
     out = console()
@@ -103,43 +97,49 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 
 def print_table(
-    columns: Sequence[str | Column], rows: Iterable[Sequence[str]], left: int = 1, title: str = "", spaced: bool = True
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[str | float]],
+    left: int = 1,
+    title: str = "",
+    spaced: bool = True,
 ) -> None:
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
-    columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it.
+    columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it. A cell that is a number is
+    a share, which is drawn as a bar.
     """
     out = console()
     made = [c if isinstance(c, Column) else Column(c, least=10 if i < left else 0) for i, c in enumerate(columns)]
-    cells = [list(row) for row in rows]
+    cells = [[cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row] for row in rows]
     chosen = layout(made, cells, out.width)
     if spaced:
         out.print()
     if title:
-        print_head(title)
+        print_lines(title)
     if chosen is None:
         _print_paragraphs(out, made, cells)
         return
-    left_out = [
-        c.name for i, c in enumerate(made) if c.name and i not in chosen.widths and any(row[i] for row in cells)
-    ]
-    _write(out, _drawn(out, made, cells, chosen))
-    if left_out:
-        print_lines(f"Columns hidden for lack of width: {', '.join(left_out)}.")
+    with out.capture() as captured:
+        out.print(_drawn(out, made, cells, chosen))
+    lines = (line.rstrip() for line in captured.get().splitlines())  # a log file needs no blanks at the ends
+    out.file.write("\n".join([*lines, ""]))
+    hidden = [c.name for i, c in enumerate(made) if i not in chosen.widths and c.name and any(row[i] for row in cells)]
+    if hidden:
+        print_lines(f"Columns hidden for lack of width: {', '.join(hidden)}.")
     out.print()
 
 
 def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
     """Names in a column of their own, and what is said of them wrapped beside it, or below where there is no room."""
-    out, said = console(), list(lines)
-    if not said:
+    out, named = console(), list(lines)
+    if not named:
         return
     if title:
-        print_head(title)
-    indent, longest = 2 if title else 0, max(len(name) for name, _ in said)
+        print_lines(title)
+    indent, longest = 2 if title else 0, max(len(name) for name, _ in named)
     beside = out.width - indent - longest - NARROW_GAP
-    for name, text in said:
+    for name, text in named:
         if beside >= LEAST_WIDTH:
             block = wrapped(text, beside, "").replace("\n", "\n" + " " * (indent + longest + NARROW_GAP))
             line = f"{' ' * indent}{name:<{longest + NARROW_GAP}}{block}".rstrip()
@@ -149,24 +149,12 @@ def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
     out.print()
 
 
-def _write(out: Console, shown: Table) -> None:
-    """A log file needs no blanks at the ends of its lines."""
-    with out.capture() as captured:
-        out.print(shown)
-    out.file.write("\n".join([*(line.rstrip() for line in captured.get().splitlines()), ""]))
-
-
 def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout) -> Table:
     named = any(columns[i].name for i in chosen.widths)
     box = _ASCII_RULE if out.options.ascii_only else _RULE
     table = Table(
-        box=box,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, chosen.gap - 1, 0, 0),
-        show_header=named,
-        header_style=HEAD,
-    )
+        box=box, show_edge=False, pad_edge=False, padding=(0, chosen.gap - 1, 0, 0), show_header=named, header_style=HEAD
+    )  # fmt: skip
     tallest = max(wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items())
     for i, width in chosen.widths.items():
         # headers stand on the rule; vertical="bottom" would let the cells sink too
@@ -197,14 +185,25 @@ def _print_paragraphs(out: Console, columns: Sequence[Column], rows: Sequence[Se
 
 def print_lines(*lines: str) -> None:
     """Plain lines, wrapped to the width with what follows indented; a number stays with its unit."""
-    for line in lines:
-        _print(line)
-
-
-def print_plot(lines: Iterable[str]) -> None:
-    """Lines as they are; only a title that is too long is wrapped."""
     out = console()
     for line in lines:
+        out.print(Text(wrapped(line, out.width)), soft_wrap=True)
+
+
+def print_chart(points: Points, marked: Collection[float], title: str, behind: Points = ()) -> None:
+    """The plot that `chart` makes."""
+    _print_plot(chart(points, marked, title, behind, console().width))
+
+
+def print_bars(title: str, rows: Sequence[tuple[str, float, str, bool]]) -> None:
+    """The bars that `bars` makes."""
+    _print_plot([title, *bars(rows, console().width)])
+
+
+def _print_plot(lines: Iterable[str]) -> None:
+    """Lines as they are, and an empty one; only a title that is too long is wrapped."""
+    out = console()
+    for line in (*lines, ""):
         text = Text(line if cell_len(line) <= out.width else wrapped(line, out.width))
         text.highlight_regex("[█●▲]+", BAR)
         out.print(text, soft_wrap=True)
@@ -213,18 +212,15 @@ def print_plot(lines: Iterable[str]) -> None:
 def print_next(command: str | Sequence[str], why: str = "") -> None:
     """What to do next: a command to be copied, and what it gives. Several words are quoted as a shell needs them."""
     out = console()
-    words = command if isinstance(command, str) else shlex.join(command)
-    line = f"Next: {words}"
-    text = Text()
-    text.append("Next: ", style=HEAD)
-    if len(line) > out.width:
-        words = _continued(words, out.width)
-    text.append(words, style=HEAD)
-    if why and "\n" not in words and len(line) + len(why) + 4 <= out.width:
+    line = command if isinstance(command, str) else shlex.join(command)
+    room = out.width - len("Next: ") - len(line)
+    text = Text.assemble((f"Next: {line if room >= 0 else _continued(line, out.width)}", HEAD))
+    if why and len(why) + 4 <= room:
         text.append(f"  ({why})")
     elif why:
+        indent = " " * 6
         text.append(
-            f"\n{textwrap.fill(why, max(LEAST_WIDTH, out.width), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
+            "\n" + textwrap.fill(why, max(LEAST_WIDTH, out.width), initial_indent=indent, subsequent_indent=indent)
         )
     out.print(text, soft_wrap=True)
 
@@ -234,9 +230,8 @@ def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH)
     tied = _NUMBER_AND_UNIT.sub(_TIED, line)
     own = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
-        tied.strip(), max(width, least), initial_indent=own, subsequent_indent=own + indent, break_on_hyphens=False,
-        break_long_words=True,
-    )  # fmt: skip
+        tied.strip(), max(width, least), initial_indent=own, subsequent_indent=own + indent, break_on_hyphens=False
+    )
     return "\n".join(lines).replace(_TIED, " ")
 
 
@@ -253,70 +248,57 @@ def _continued(command: str, width: int) -> str:
     return " \\\n".join(lines)
 
 
-def _print(line: str) -> None:
-    out = console()
-    out.print(Text(wrapped(line, out.width)), soft_wrap=True)
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all columns are shown."""
+    chosen = layout(columns, rows, console().width)
+    return chosen is not None and len(chosen.widths) == len(columns)
 
 
 def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
     """The first that fits of: all on one line, headers on two lines, words wrapped, columns left out. None: not even the
     columns of rank 0 fit."""
-    kept = list(range(len(columns)))
+    widest = [max((cell_len(row[i]) for row in rows), default=1) for i in range(len(columns))]
+    natural = [max(1, cell_len(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
+    wrapped_head = [max(1, _longest_word(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
+    least = [_least(c, [row[i] for row in rows], wrapped_head[i]) for i, c in enumerate(columns)]
+    shown = list(range(len(columns)))
     while True:
         for gap in (GAP, NARROW_GAP):
-            room = width - gap * (len(kept) - 1)
-            for wished in (_natural, _with_wrapped_header):
-                widths = {i: wished(columns[i], [row[i] for row in rows]) for i in kept}
-                if sum(widths.values()) <= room:
-                    return Layout(_widened(widths, columns, rows, room), gap)
-        least = {i: _least(columns[i], [row[i] for row in rows]) for i in kept}
-        if sum(least.values()) <= room:
-            return Layout(_squeezed(widths, least, room), NARROW_GAP)
-        droppable = [i for i in kept if columns[i].rank]
+            room = width - gap * (len(shown) - 1)
+            for wished in (natural, wrapped_head):
+                if sum(wished[i] for i in shown) <= room:
+                    return Layout(_widened({i: wished[i] for i in shown}, natural, room), gap)
+        if sum(least[i] for i in shown) <= room:
+            return Layout(_squeezed({i: wrapped_head[i] for i in shown}, least, room), NARROW_GAP)
+        droppable = [i for i in shown if columns[i].rank]
         if not droppable:
             return None
-        kept.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
+        shown.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
 
 
-def _widened(
-    widths: dict[int, int], columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int
-) -> dict[int, int]:
+def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[int, int]:
     """Spare width goes to headers that then fit on one line, those that need least first."""
-    wished = {i: _natural(columns[i], [row[i] for row in rows]) for i in widths}
-    widths, left = dict(widths), room - sum(widths.values())
-    for i in sorted(widths, key=lambda i: wished[i] - widths[i]):
-        more = wished[i] - widths[i]
-        if more <= left:
-            widths[i], left = wished[i], left - more
+    for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
+        if natural[i] - widths[i] <= room - sum(widths.values()):
+            widths[i] = natural[i]
     return widths
 
 
-def _squeezed(widths: dict[int, int], least: dict[int, int], room: int) -> dict[int, int]:
-    widths = dict(widths)
+def _squeezed(widths: dict[int, int], least: Sequence[int], room: int) -> dict[int, int]:
     while sum(widths.values()) > room:
-        i = max((i for i in widths if widths[i] > least[i]), key=lambda i: widths[i])
-        widths[i] -= 1
+        widths[max((i for i in widths if widths[i] > least[i]), key=widths.__getitem__)] -= 1
     return widths
 
 
-def _natural(column: Column, cells: Sequence[str]) -> int:
-    return max(1, cell_len(column.name), *(cell_len(cell) for cell in cells))
-
-
-def _with_wrapped_header(column: Column, cells: Sequence[str]) -> int:
-    return max(1, _longest_word(column.name), *(cell_len(cell) for cell in cells))
-
-
-def _least(column: Column, cells: Sequence[str]) -> int:
-    natural = _with_wrapped_header(column, cells)
+def _least(column: Column, cells: Sequence[str], natural: int) -> int:
     if not column.words:
         return natural
-    longest = max(_longest_word(text) for text in (column.name, *cells))
+    longest = max(map(_longest_word, (column.name, *cells)))
     return min(natural, max(column.least, min(longest, LONGEST_WORD)))
 
 
 def _longest_word(text: str) -> int:
-    return max((cell_len(word) for word in text.split()), default=0)
+    return max(map(cell_len, text.split()), default=0)
 
 
 def chart(points: Points, marked: Collection[float], title: str, behind: Points = (), width: int = 80) -> list[str]:
@@ -349,9 +331,9 @@ def chart(points: Points, marked: Collection[float], title: str, behind: Points 
         body = "".join(cells[i])
         lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
     named = {column(x): format_number(x) for x in _ticks(left, right)}
-    lines.append(" " * (margin + 2) + _beside(named, columns, 0.5))
+    lines.append(" " * (margin + 2) + beside(named, columns, 0.5))
     jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    return [*lines, " " * (margin + 2) + _beside(jumps, columns, 0.0)] if jumps else lines
+    return [*lines, " " * (margin + 2) + beside(jumps, columns, 0.0)] if jumps else lines
 
 
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
@@ -360,8 +342,9 @@ def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[
     room = max(8, min(WIDEST, width) - label - max(len(row[2]) for row in rows) - 3)
     longest = max(row[1] for row in rows) or 1.0
     return [
-        f"{_cut(name, label):<{label}} {('█' if counts else '░') * max(1, round(room * value / longest))} {said}"
-        for name, value, said, counts in rows
+        f"{name if len(name) <= label else f'{name[: label - 1]}…':<{label}}"
+        f" {('█' if counts else '░') * max(1, round(room * value / longest))} {end}"
+        for name, value, end, counts in rows
     ]
 
 
@@ -384,7 +367,7 @@ def _ticks(left: float, right: float) -> Iterator[float]:
         yield right
 
 
-def _beside(named: dict[int, str], columns: int, anchor: float) -> str:
+def beside(named: dict[int, str], columns: int, anchor: float) -> str:
     """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
     touch another are left out."""
     line, at = [" "] * columns, sorted(named)
@@ -394,7 +377,3 @@ def _beside(named: dict[int, str], columns: int, anchor: float) -> str:
         if all(c == " " for c in line[max(0, start - 1) : start + len(text) + 1]):
             line[start : start + len(text)] = text
     return "".join(line).rstrip()
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import signal
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trainpace.journal import Guarded, Pace
 from trainpace.records import to_jsonable
-from trainpace.report.pages import NONE, page, rendered
-from trainpace.report.phrases import bracketed, plural
+from trainpace.report.pages import NONE, asset, page, rendered
+from trainpace.report.phrases import bracketed, duration, number, percent, plural
 from trainpace.report.terminal import (
-    BAR_WIDTH,
     Column,
     bar_column,
+    beside,
     console,
-    print_head,
     print_lines,
     print_next,
     print_table,
@@ -25,7 +25,6 @@ from trainpace.report.terminal import (
     tick_step,
     words,
 )
-from trainpace.units import format_duration, format_number
 from trainpace.watch import PARTS, Lane, Rank, Recording, Timeline, coarsened
 
 if TYPE_CHECKING:
@@ -56,15 +55,6 @@ WIDTH, RIGHT, TOP = 920, 16, 34
 ROW, BAR, GROUP_GAP = 26, 20, 30
 DOT = 0.5
 LETTER_FROM = 13.0
-TIMELINE_STYLE = (
-    "svg.timeline{--ink:#1b2530;--soft:#566270;--line:#dde3e9;--page:#ffffff;--rest:#c3cbd3;--wait:#b3261e}"
-    "@media (prefers-color-scheme:dark){svg.timeline{--ink:#e8edf2;--soft:#a3b0bd;--line:#36414c;--page:#14191f;"
-    "--rest:#55616d;--wait:#ff8a80}}"
-    "svg.timeline text{fill:var(--ink);font:13px system-ui,sans-serif}"
-    "svg.timeline text.small{fill:var(--soft);font-size:11px}"
-    "svg.timeline text.in{fill:#ffffff;font-size:11px;text-anchor:middle;pointer-events:none}"
-)
-"""Inside of the picture, so that it stands alone; a page allows it by name."""
 MOST_RANKS = 8
 
 
@@ -76,25 +66,22 @@ def print_recording(recording: Recording, folder: str) -> None:
         return
     step_ms = fmean(r.step_ms for r in ranks)
     columns = [words("part of a step", least=18), Column("ms"), Column("share"), bar_column(1)]
-    if len(ranks) > 1:
-        columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS]]
-    print_head(f"{' '.join(recording.command)}: recorded in {folder}")
+    columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
+    print_lines(f"{' '.join(recording.command)}: recorded in {folder}")
     rows = _rows(ranks, step_ms)
-    each = format_duration(step_ms / 1000)
+    each = duration(step_ms / 1000)
     print_verdict(f"{plural(ranks[0].steps, 'step')}, {each} each; the largest part is {rows[0][0]} ({rows[0][2]}).")
     print_table(columns, rows)
     print_lines(*_remarks(recording, step_ms))
-    print_next(
-        ["trainpace", "diagnose", "--", *recording.command], "proves what slows it down, and says what to change"
-    )
+    diagnose = ["trainpace", "diagnose", "--", *recording.command]
+    print_next(diagnose, "proves what slows it down, and says what to change")
 
 
 def print_guarded(guarded: Guarded) -> None:
-    ratio = guarded.ratio
-    between = ""
+    ratio, between, faster = guarded.ratio, "", ""
     if ratio.low is not None and ratio.high is not None:
         between = f" ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
-    faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high is not None and ratio.high < 1 else ""
+        faster = f", {1 / ratio.ratio:.3g} times as fast" if ratio.high < 1 else ""
     print_verdict(
         f"{'Regressed' if guarded.regressed else 'No regression'}: the median step takes {_pace(guarded.now)}, and"
         f" {_pace(guarded.baseline)} in {guarded.baseline.run}: {100 * (ratio.ratio - 1):+.1f} %{between}{faster}; up to"
@@ -104,14 +91,14 @@ def print_guarded(guarded: Guarded) -> None:
 
 
 def _pace(pace: Pace) -> str:
-    return f"{format_number(pace.step_ms)} ms{bracketed(pace.interval_ms)}"
+    return f"{number(pace.step_ms)} ms{bracketed(pace.interval_ms)}"
 
 
-def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str]]:
+def _rows(ranks: tuple[Rank, ...], step_ms: float) -> list[list[str | float]]:
     means = {part: fmean([r.parts_ms[part] for r in ranks]) for part in PARTS}
     return [
-        [LOOK[part][2], format_number(ms), f"{100 * ms / step_ms:.1f} %", "█" * round(BAR_WIDTH * ms / step_ms),
-         *(format_number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1)]
+        [LOOK[part][2], number(ms), f"{100 * ms / step_ms:.1f} %", ms / step_ms,
+         *(number(r.parts_ms[part]) for r in ranks[:MOST_RANKS] if len(ranks) > 1)]
         for part, ms in sorted(means.items(), key=lambda item: -item[1]) if ms >= 0.0005 * step_ms
     ]  # fmt: skip
 
@@ -122,7 +109,7 @@ def _remarks(recording: Recording, step_ms: float) -> list[str]:
     if first.samples_per_step:
         total = sum(r.samples_per_step for r in recording.ranks)
         micro = f" in {first.micro_steps:.0f} micro-steps" if first.micro_steps > 1 else ""
-        lines.append(f"{format_number(1000 * total / step_ms)} samples/s, {total:.0f} samples a step{micro}.")
+        lines.append(f"{number(1000 * total / step_ms)} samples/s, {total:.0f} samples a step{micro}.")
     top = next((line for line in first.lines if line.part == "other"), None)
     if top is not None and first.parts_ms["other"] > 0.1 * step_ms:
         called = f", in {top.called}" if top.called else ""
@@ -159,13 +146,13 @@ def findings(timeline: Timeline) -> list[str]:
         shown = math.fsum(b.end_ms - b.start_ms for b in training.bars)
         waited = training.ms_of(WAITING)
         who = f"Rank {rank}" if len(timeline.ranks) > 1 else "Training"
-        share = f"{_percent(waited / shown)} of the time ({format_number(waited / len(training.steps))} ms a step)"
+        share = f"{percent(waited / shown)} of the time ({number(waited / len(training.steps))} ms a step)"
         if workers:
             busy = math.fsum(lane.ms_of("fetch") for lane in workers) / (timeline.duration_ms * len(workers))
             many = f"its {len(workers)} worker processes prepare" if len(workers) > 1 else "its worker process prepares"
             starting = training.ms_of("loader_start") / shown
-            begins = f" and for the loader's start {_percent(starting)}" if starting > 0.01 else ""
-            lines.append(f"{who} waits for data {share}{begins}; {many} batches {_percent(busy)} of the time.")
+            begins = f" and for the loader's start {percent(starting)}" if starting > 0.01 else ""
+            lines.append(f"{who} waits for data {share}{begins}; {many} batches {percent(busy)} of the time.")
         else:
             lines.append(f"{who} spends {share} loading data in the main process, without workers.")
     if len(timeline.ranks) > 1:
@@ -173,10 +160,6 @@ def findings(timeline: Timeline) -> list[str]:
     if timeline.on_gpu:
         lines.append("Bars are host time: what the host starts on the GPU goes on after the bar ends.")
     return lines
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def label_of(lane: Lane, timeline: Timeline) -> str:
@@ -196,9 +179,7 @@ def parts_of(timeline: Timeline) -> list[str]:
 def heading(timeline: Timeline) -> str:
     count = timeline.last_step - timeline.first_step + 1
     which = f"steps {timeline.first_step} to {timeline.last_step}" if count > 1 else f"step {timeline.first_step}"
-    return (
-        f"{which}: {format_number(timeline.duration_ms)} ms, {format_number(timeline.after_s)} s after the first began"
-    )
+    return f"{which}: {number(timeline.duration_ms)} ms, {number(timeline.after_s)} s after the first began"
 
 
 def print_timeline(timeline: Timeline) -> None:
@@ -244,18 +225,15 @@ def _style(part: str) -> str:
 def cells(lane: Lane, duration_ms: float, width: int) -> list[tuple[str, str]]:
     """(letter, part) a cell: of what takes most of it; a space and "" where that is nothing."""
     size = duration_ms / width
-    spent: list[dict[tuple[str, str], float]] = [{} for _ in range(width)]
+    spent: list[dict[tuple[str, str], float]] = [defaultdict(float) for _ in range(width)]
     for i, bar in enumerate(lane.bars):
         letter = NEXT_BATCH if bar.part == "fetch" and i % 2 else LOOK[bar.part][0]
         for cell in range(int(bar.start_ms / size), min(width, math.ceil(bar.end_ms / size))):
             ms = min(bar.end_ms, (cell + 1) * size) - max(bar.start_ms, cell * size)
-            spent[cell][letter, bar.part] = spent[cell].get((letter, bar.part), 0.0) + max(0.0, ms)
-    out = []
-    for within in spent:
-        letter_and_part = max(within, key=within.__getitem__) if within else (" ", "")
-        idle = size - math.fsum(within.values())
-        out.append(letter_and_part if within.get(letter_and_part, 0.0) > idle else (" ", ""))
-    return out
+            spent[cell][letter, bar.part] += max(0.0, ms)
+    idle = [size - math.fsum(within.values()) for within in spent]
+    most = [max(within.items(), key=lambda item: item[1], default=((" ", ""), 0.0)) for within in spent]
+    return [part if ms > rest else (" ", "") for (part, ms), rest in zip(most, idle, strict=True)]
 
 
 def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
@@ -263,27 +241,23 @@ def _step_row(lane: Lane, duration_ms: float, width: int) -> str:
     at = [min(width - 1, int(mark.start_ms / duration_ms * width)) for mark in lane.steps]
     row = [" "] * width
     for begin, end, mark in zip(at, (*at[1:], width), lane.steps, strict=True):
-        number = str(mark.number)
-        shown = f"|{number}" if begin + len(number) < end else "|"
+        name = str(mark.number)
+        shown = f"|{name}" if begin + len(name) < end else "|"
         row[begin : begin + len(shown)] = shown
     return "".join(row).rstrip()
 
 
 def _axis(duration_ms: float, width: int) -> tuple[str, str]:
-    line, numbers = ["-"] * width, [" "] * (width + 2)
     marked = ticks(duration_ms, width // 12)
-    for i, ms in enumerate(marked):
-        at = min(width - 1, int(ms / duration_ms * width))
-        text = format_number(ms) + (" ms" if i == len(marked) - 1 else "")
-        line[at] = "+"
-        start = max(0, min(at, width + 2 - len(text)))
-        numbers[start : start + len(text)] = text
-    return "".join(line), "".join(numbers).rstrip()
+    at = [min(width - 1, int(ms / duration_ms * width)) for ms in marked]
+    labels = dict(zip(at, map(number, marked), strict=True))
+    labels[at[-1]] += " ms"
+    return "".join("+" if i in labels else "-" for i in range(width)), beside(labels, width + 2, 0.0)
 
 
 def timeline_page(timeline: Timeline, title: str) -> str:
     return page(
-        "timeline.html", title, findings(timeline), (), to_jsonable(timeline), styles=(TIMELINE_STYLE,),
+        "timeline.html", title, findings(timeline), (), to_jsonable(timeline), styles=("timeline.css",),
         heading=heading(timeline).capitalize(), timeline=timeline_context(timeline),
     )  # fmt: skip
 
@@ -302,14 +276,14 @@ def _part_rows(lane: Lane, timeline: Timeline) -> Iterator[Sequence[str]]:
     """The longest first."""
     whole = math.fsum(b.end_ms - b.start_ms for b in lane.bars)
     for ms, part in sorted(((lane.ms_of(part), part) for part in {b.part for b in lane.bars}), reverse=True):
-        each = format_number(ms / len(lane.steps))
-        yield str(lane.rank), str(len(lane.steps)), part_words(part, timeline), each, f"{100 * ms / whole:.0f} %"
+        each = number(ms / len(lane.steps))
+        yield str(lane.rank), str(len(lane.steps)), part_words(part, timeline), each, percent(ms / whole)
 
 
 def _worker_row(lane: Lane, duration_ms: float) -> Sequence[str]:
     whole = [b.end_ms - b.start_ms for b in lane.bars if b.start_ms > 0 and b.end_ms < duration_ms]
-    mean = format_number(math.fsum(whole) / len(whole)) if whole else NONE
-    return str(lane.rank), lane.label, str(len(lane.bars)), mean, f"{100 * lane.ms_of('fetch') / duration_ms:.0f} %"
+    mean = number(math.fsum(whole) / len(whole)) if whole else NONE
+    return str(lane.rank), lane.label, str(len(lane.bars)), mean, percent(lane.ms_of("fetch") / duration_ms)
 
 
 def timeline_svg(timeline: Timeline) -> Markup:
@@ -330,10 +304,10 @@ def timeline_svg(timeline: Timeline) -> Markup:
     ]  # fmt: skip
     key, height = _key(timeline, left, bottom + 44)
     return rendered(
-        "timeline.svg", title=f"Timeline of {heading(timeline)}", findings=findings(timeline), style=TIMELINE_STYLE,
+        "timeline.svg", title=f"Timeline of {heading(timeline)}", findings=findings(timeline), style=asset("timeline.css"),
         width=WIDTH, height=height, left=round(left, 1), right=WIDTH - RIGHT, top=TOP, bottom=bottom,
         rows=rows, key=key,
-        ticks=[(round(left + ms * scale, 1), format_number(ms)) for ms in ticks(timeline.duration_ms, 10)],
+        ticks=[(round(left + ms * scale, 1), number(ms)) for ms in ticks(timeline.duration_ms, 10)],
     )  # fmt: skip
 
 
@@ -352,7 +326,7 @@ def _bars(lane: Lane, left: float, scale: float, timeline: Timeline) -> Iterator
     for i, bar in enumerate(coarsened(lane.bars, DOT / scale)):
         ms = bar.end_ms - bar.start_ms
         named = f" ({bar.name})" if bar.name and bar.name != bar.part else ""
-        tip = f"{part_words(bar.part, timeline)}{named}: {format_number(ms)} ms"
+        tip = f"{part_words(bar.part, timeline)}{named}: {number(ms)} ms"
         letter = _letter(bar.part) if ms * scale >= LETTER_FROM else ""
         paint = _paint(bar.part, bar.part == "fetch" and i % 2 == 1)
         yield round(left + bar.start_ms * scale, 2), round(ms * scale, 2), paint, tip, letter
@@ -361,8 +335,8 @@ def _bars(lane: Lane, left: float, scale: float, timeline: Timeline) -> Iterator
 def _marks(lane: Lane, left: float, scale: float) -> Iterator[tuple[float, str]]:
     starts = [left + mark.start_ms * scale for mark in lane.steps]
     for i, (x, after) in enumerate(zip(starts, (*starts[1:], WIDTH - RIGHT), strict=True)):
-        number = str(lane.steps[i].number)
-        texts = (f"step {number}", number) if i == 0 else (number,)
+        name = str(lane.steps[i].number)
+        texts = (f"step {name}", name) if i == 0 else (name,)
         yield round(x, 1), next((t for t in texts if 7 * len(t) + 3 <= after - x), "")
 
 

@@ -5,7 +5,7 @@ modules entered.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -215,6 +215,15 @@ def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
     elif isinstance(tree, dict):
         for part in tree.values():
             yield from tensors_in(part)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Nested lists, tuples and dicts with `function` applied to every tensor."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, part) for key, part in tree.items()}
+    return type(tree)(map_tensors(function, part) for part in tree) if isinstance(tree, list | tuple) else tree
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:

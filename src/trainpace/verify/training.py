@@ -18,9 +18,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from trainpace.measure import map_tensors
 from trainpace.records import to_json, write_whole
-from trainpace.trace import Task, build_task, make_optimizer
+from trainpace.trace import Task, build_task, make_optimizer, map_tensors
 from trainpace.verify.question import INITIAL, RANKS, Change, Facts, Question, Variant
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3

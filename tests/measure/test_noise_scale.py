@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from trainpace.errors import TrainpaceError
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.noise_norms import NoiseNorms, squared_norm
-from trainpace.measure.probes import measure_noise_scale
+from trainpace.measure.noise_scale import NoiseNorms, squared_norm
+from trainpace.measure.probes import Conditions, measure_noise_scale
 from trainpace.schedule import noise_scale
 
 
@@ -79,7 +78,7 @@ def test_an_overflow_is_left_out():
 RANK = """
 import sys, os, json, torch, torch.distributed as dist
 from torch import nn
-from trainpace.measure.noise_norms import DdpNoiseNorms, squared_norm
+from trainpace.measure.noise_scale import DdpNoiseNorms, squared_norm
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 torch.manual_seed(0)
