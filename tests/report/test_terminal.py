@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.color import Color
 
 from trainpace.report import terminal
-from trainpace.report.encoding import PLAIN, plain
+from trainpace.report.streams import PLAIN, plain
 from trainpace.report.terminal import Column, bar_column, layout, words
 
 texts = st.text("abcdefgh /_.-é", max_size=40)
@@ -135,7 +135,7 @@ def test_colours_are_readable_on_white_and_on_black(style):
 
 
 SHOWN = (
-    "from trainpace.report.encoding import never_fail_to_encode as n; n()\n"
+    "from trainpace.report.streams import never_fail_to_encode as n; n()\n"
     "from trainpace.report.terminal import *\n"
     "print_verdict('No: 3 µs are over.', good=False)\n"
     "print_table([words('part'), Column('ms'), bar_column()], [['forward', '3', '█' * 9]])"

@@ -140,7 +140,7 @@ class TimeLeft(Reporter, Callback):
         steps_done = trainer.global_step - self._begun_step
         automatic = trainer.lightning_module.automatic_optimization
         accumulation = int(trainer.accumulate_grad_batches) if automatic else 1
-        validated = trainer.enable_validation and sum(map(_count, trainer.num_val_batches or [0])) > 0
+        validated = trainer.enable_validation and self._val_batches() > 0
         every = trainer.val_check_batch
         return remaining_counts(FitState(
             epoch=trainer.current_epoch, batch=loop.batch_progress.current.ready, total_batch=loop.batch_progress.total.ready,
@@ -151,10 +151,13 @@ class TimeLeft(Reporter, Callback):
             val_every_batches=_finite(every) if validated else 0, val_every_epochs=trainer.check_val_every_n_epoch,
         ))  # fmt: skip
 
+    def _val_batches(self) -> float:
+        return sum(count for count in self._trainer.num_val_batches or [0] if count != float("inf"))
+
     def _guess_s(self) -> float | None:
         """Seconds of a validation before the first one: from the sanity check's last batch, else from a third of the
         training batch time."""
-        batches = sum(map(_count, self._trainer.num_val_batches or [0]))
+        batches = self._val_batches()
         if len(self._sanity_batch_s) > 1:
             return self._sanity_batch_s[-1] * batches
         return self._guess_evaluation_s(batches, 1)
@@ -162,7 +165,7 @@ class TimeLeft(Reporter, Callback):
     def _checkpoints_left(self, counts: Remaining) -> float:
         """Checkpoints to come by the settings of each ModelCheckpoint; how many are really written may depend on a metric."""
         left = 0.0
-        for callback in getattr(self._trainer, "checkpoint_callbacks", []):
+        for callback in self._trainer.checkpoint_callbacks:
             steps, epochs = getattr(callback, "_every_n_train_steps", 0), getattr(callback, "_every_n_epochs", 0)
             if steps:
                 left += counts.batches / self._trainer.accumulate_grad_batches / steps
@@ -200,10 +203,6 @@ def _execution_of(trainer: Any) -> Execution:
 
 def _finite(count: float | None) -> int | None:
     return None if count is None or count == float("inf") else int(count)
-
-
-def _count(batches: float) -> float:
-    return 0.0 if batches == float("inf") else batches
 
 
 def _timer_s(trainer: Any) -> float | None:

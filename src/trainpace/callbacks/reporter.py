@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, get_args
 
 from trainpace.callbacks.time_left import Other, TimeLeft, time_left
 from trainpace.execution import Execution
@@ -18,19 +18,15 @@ from trainpace.medians import median_interval, warmup_steps
 from trainpace.outcome import Interval
 from trainpace.units import format_duration
 
-EVERY_S = 30.0
 FIRST_S = 5.0
 FIRST_STEPS = 5
-KEPT_STEPS = 4096
-KEPT_TIMES = 64
 KEPT_IN_JOURNAL = 1000
 FORWARD_SHARE = 1 / 3
 """The forward pass as a share of a sample's forward and backward pass: the backward pass has twice the products (Kaplan
 et al. 2020, arXiv:2001.08361, section 2.1)."""
 
 Work = Literal["step", "evaluation", "checkpoint", "epoch"]
-Self_ = TypeVar("Self_", bound="Reporter")
-P = ParamSpec("P")
+Hook = Callable[..., None]
 
 
 class Stopwatch:
@@ -45,10 +41,8 @@ class Stopwatch:
         self._last = self.begun = clock()
         self.pending: dict[Work, float] = {}
         """Seconds charged to work that is not complete."""
-        self.times: dict[Work, deque[float]] = {
-            "step": deque(maxlen=KEPT_STEPS), "evaluation": deque(maxlen=KEPT_TIMES), "checkpoint": deque(maxlen=KEPT_TIMES),
-            "epoch": deque(maxlen=KEPT_TIMES),
-        }  # fmt: skip
+        works: tuple[Work, ...] = get_args(Work)
+        self.times = {work: deque[float](maxlen=4096 if work == "step" else 64) for work in works}
         self.total_s: dict[Work, float] = dict.fromkeys(self.times, 0.0)
         self.count: dict[Work, int] = dict.fromkeys(self.times, 0)
 
@@ -76,29 +70,28 @@ class Stopwatch:
         return self._clock() - self.begun
 
 
-def harmless(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
+def harmless(hook: Hook) -> Hook:
     """A hook that cannot break the training: its first error is reported, and the callback is inactive from then on."""
 
     @functools.wraps(hook)
-    def guarded(self: Self_, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: Reporter, *args: Any, **kwargs: Any) -> None:
         if self.off:
             return
         try:
             hook(self, *args, **kwargs)
         except Exception as error:
             self.off = True
-            say(
-                f"trainpace: no time left from here on ({type(error).__name__}: {error}); the training is not affected."
-            )
+            why = f"{type(error).__name__}: {error}"
+            say(f"trainpace: no time left from here on ({why}); the training is not affected.")
 
     return guarded
 
 
-def in_training(hook: Callable[Concatenate[Self_, P], None]) -> Callable[Concatenate[Self_, P], None]:
+def in_training(hook: Hook) -> Hook:
     """A harmless hook that does nothing before a training has begun and after it has ended."""
 
     @functools.wraps(hook)
-    def timed(self: Self_, *args: P.args, **kwargs: P.kwargs) -> None:
+    def timed(self: Reporter, *args: Any, **kwargs: Any) -> None:
         if self._running:
             hook(self, *args, **kwargs)
 
@@ -128,7 +121,7 @@ class Reporter:
     """The unit that the engine's hooks count: optimizer steps, or batches."""
 
     def __init__(
-        self, *, every_s: float = EVERY_S, tell: Callable[[TimeLeft], None] | None = None, journal: str | None = None,
+        self, *, every_s: float = 30.0, tell: Callable[[TimeLeft], None] | None = None, journal: str | None = None,
         no_journal: bool = False, model: str | None = None, notes: str = "", keep_identity: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip

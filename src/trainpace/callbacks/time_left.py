@@ -93,9 +93,7 @@ def time_left(
     below = above = pace.half_width_s * steps_left
     other_s: dict[str, float] = {}
     unseen = []
-    for other in others:
-        if not other.times_left:
-            continue
+    for other in (other for other in others if other.times_left):
         bounds = _each(other)
         if bounds is None:
             unseen.append(other.name)
@@ -116,7 +114,8 @@ def time_left(
 
 def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
     """The mean pace of `steps_left` steps to come, at least one, after steps that took `step_s`."""
-    steady = _without_warm_up(list(step_s))
+    # without the first steps, which may compile, allocate and open files
+    steady = list(step_s[warmup_steps(step_s) if len(step_s) >= 6 else len(step_s) // 2 :])
     recent = _latest(steady)
     n, whole = len(recent), statistics.fmean(_winsorised(steady))
     holds = 1.0 if n == len(steady) else n * math.log1p(steps_left / n) / steps_left if steps_left else 1.0
@@ -131,7 +130,10 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
 def _chance(values: Sequence[float], steps_left: float) -> float:
     """Half-width of the interval for the mean of `steps_left` more steps, from the means of blocks, since neighbouring
     steps are correlated."""
-    blocks = _block_means(values)
+    values = _winsorised(values)
+    count = min(BLOCKS, len(values))
+    ends = [round(i * len(values) / count) for i in range(count + 1)]
+    blocks = [statistics.fmean(values[a:b]) for a, b in pairwise(ends)]
     # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
     coming = max(1.0, steps_left / (len(values) / len(blocks)))
     return student_t_95(len(blocks) - 1) * statistics.stdev(blocks) * math.sqrt(1 / len(blocks) + 1 / coming)
@@ -168,36 +170,18 @@ def _change(values: Sequence[float]) -> int:
 
 def _differ(recent: Sequence[float], older: Sequence[float]) -> bool:
     a, b = statistics.median(recent), statistics.median(older)
+    quartiles = [(len(values), *statistics.quantiles(values, n=4)) for values in (recent, older)]
     # 1.2533 sigma / sqrt(n) is a median's deviation in a normal sample; 0.7413 x the quartiles' distance its sigma
-    noise = math.hypot(*(1.2533 * 0.7413 * _quartiles(v) / math.sqrt(len(v)) for v in (recent, older)))
+    noise = math.hypot(*(1.2533 * 0.7413 * (high - low) / math.sqrt(n) for n, low, _, high in quartiles))
     return abs(a - b) > max(SHIFT * min(a, b), 3 * noise)
-
-
-def _quartiles(values: Sequence[float]) -> float:
-    low, _, high = statistics.quantiles(values, n=4)
-    return high - low
-
-
-def _without_warm_up(values: list[float]) -> list[float]:
-    """The values without the first steps, which may compile, allocate and open files."""
-    return values[warmup_steps(values) if len(values) >= 6 else len(values) // 2 :]
 
 
 def _winsorised(values: Sequence[float]) -> list[float]:
     n = len(values)
-    rare = math.ceil(n / 100) if n >= 5 else 0
-    if not rare:
+    if n < 5:
         return list(values)
-    ceiling = sorted(values)[n - rare - 1]
+    ceiling = sorted(values)[n - math.ceil(n / 100) - 1]
     return [min(value, ceiling) for value in values]
-
-
-def _block_means(values: Sequence[float]) -> list[float]:
-    """Means of equally long consecutive blocks."""
-    values = _winsorised(values)
-    blocks = min(BLOCKS, len(values))
-    ends = [round(i * len(values) / blocks) for i in range(blocks + 1)]
-    return [statistics.fmean(values[a:b]) for a, b in pairwise(ends)]
 
 
 def _each(other: Other) -> tuple[float, float, float] | None:
@@ -205,15 +189,13 @@ def _each(other: Other) -> tuple[float, float, float] | None:
     if not other.seconds:
         return None if other.guess_s is None else (other.guess_s / UNSEEN, other.guess_s, other.guess_s * UNSEEN)
     latest = list(other.seconds)[-BLOCKS:]
-    if len(latest) > 2:
-        latest = latest[1:] if len(other.seconds) <= BLOCKS else latest  # the first time is the slowest
+    if 2 < len(other.seconds) <= BLOCKS:
+        del latest[0]  # the first time is the slowest
     mean = statistics.fmean(latest)
     if len(latest) == 1:
         return mean * (1 - SEEN_ONCE), mean, mean * (1 + SEEN_ONCE)
-    half = math.hypot(
-        student_t_95(len(latest) - 1) * statistics.stdev(latest) * math.sqrt(1 / len(latest) + 1 / max(1.0, other.times_left)),
-        DRIFT * mean,
-    )  # fmt: skip
+    spread = statistics.stdev(latest) * math.sqrt(1 / len(latest) + 1 / max(1.0, other.times_left))
+    half = math.hypot(student_t_95(len(latest) - 1) * spread, DRIFT * mean)
     return max(0.0, mean - half), mean, mean + half
 
 

@@ -22,7 +22,6 @@ from trainpace.configs import (
     has_settings,
     names_file,
     parse_config,
-    read_texts,
     rewrite,
     split_command,
 )
@@ -30,7 +29,7 @@ from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import Script, Setup
 from trainpace.launch import FailedTrial, LoaderSettings, OnLine, ScriptTrial, TrialResult, run_script
-from trainpace.records import make_folder, write_whole
+from trainpace.records import make_folder, read_text, write_whole
 from trainpace.schedule import accumulation_for_global_batch
 
 COMMAND = "command.sh"
@@ -192,8 +191,7 @@ def started_by(trial: ScriptTrial) -> str:
 
 
 def _texts(script: Script) -> dict[str, str]:
-    there = [str(Path(script.folder, file)) for file in script.configs]
-    texts = dict(zip(script.configs, read_texts(there).values(), strict=True))
+    texts = {file: read_text(str(Path(script.folder, file))) for file in script.configs}
     return texts | ({COMMAND: script.command + "\n"} if has_settings(script.command) else {})
 
 

@@ -80,6 +80,11 @@ class LoaderPoint(Record):
     def samples_per_second(self) -> float:
         return 1e3 * self.batch_size / self.batch_ms
 
+    def differs_from(self, other: "LoaderPoint") -> bool:
+        """Whether one more run of this point, at its own batch size, should not give what `other` gave a sample."""
+        i, batch_ms = self.interval_ms, other.batch_ms * self.batch_size / other.batch_size
+        return i is None or not i.low <= batch_ms <= i.high
+
 
 class Stage(Record):
     """One part of ``__getitem__``: a transform, a function, or the rest; ms a sample, without parts that are listed themselves.
@@ -125,6 +130,10 @@ class LoaderMeasurement(Record):
     def offline_ms(self) -> float:
         """What precomputing could take out of every sample, before the cost of reading it back."""
         return sum(s.wall_ms for s in self.stages if s.offline)
+
+    def share_of(self, stage: Stage) -> float:
+        total = sum(s.wall_ms for s in self.stages)
+        return stage.wall_ms / total if total else 0.0
 
     def point(self, workers: int) -> LoaderPoint:
         return next(p for p in self.points if p.workers == workers)

@@ -108,8 +108,6 @@ def loader_cost(
 
 
 class _Ready(Dataset[Any]):
-    """A dataset of samples that are ready."""
-
     def __init__(self, samples: Sequence[Any]) -> None:
         self._samples = samples
 

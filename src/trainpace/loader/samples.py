@@ -167,10 +167,11 @@ def sample_cost(
     wall_ms = median(p.wall_ms for p in warm)
     if not note and first_ms > _CACHED_RATIO * wall_ms and not files:
         note = f"the first access of a sample took {first_ms:.3g} ms: the dataset caches its samples."
+    file_bytes = sum(os.path.getsize(path) for path in opened if os.path.exists(path))
     return SampleCost(
         samples=len(indices), wall_ms=wall_ms, cpu_ms=median(p.cpu_ms for p in warm), first_ms=first_ms,
         delayed_ms=median(p.delayed_ms for p in warm), cold_wall_ms=median(p.wall_ms for p in cold) if cold else None,
-        files=len(opened) / len(indices), file_bytes=sum(_size(path) for path in opened) / len(indices), note=note,
+        files=len(opened) / len(indices), file_bytes=file_bytes / len(indices), note=note,
     )  # fmt: skip
 
 
@@ -210,10 +211,3 @@ def _note(opened: Sequence[str], files: Sequence[str], read: int, samples: int) 
         kib = read / samples / 1024
         return f"{kib:.0f} KiB a sample are read from files that Python did not open, so they stay warm."
     return "nothing is read from files: the data is in memory."
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

@@ -148,7 +148,6 @@ def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:
-    """True where a sample as a whole depends on random numbers."""
     with random_states.restored():
         random_states.seed(0)
         before = random_states.states()

@@ -63,8 +63,6 @@ def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tup
 
 
 class _Bench:
-    """One loader, measured at many settings."""
-
     def __init__(
         self, target: LoaderTarget, c: LoaderConditions, indices: Sequence[int], cost: LoaderCost, cores: float
     ) -> None:

@@ -72,27 +72,20 @@ class Machine(Record):
     gpu_problem: str | None = None
 
 
-def detect(root: Path = Path("/"), storage: Storage | None = None) -> Machine:
-    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are; `storage` what `measure_storage` gave."""
+def detect(root: Path = Path("/")) -> Machine:
+    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are. The storage is not measured."""
     import psutil
 
     memory_gib = gib_from_bytes(psutil.virtual_memory().total)
     limit_gib = _memory_limit_gib(root)
     gpus, problem = detect_gpus()
     return Machine(
-        cpu=detect_cpu(root),
-        memory_gib=memory_gib,
+        cpu=detect_cpu(root), memory_gib=memory_gib,
         memory_limit_gib=None if limit_gib is None or limit_gib >= memory_gib else limit_gib,
-        gpus=gpus,
-        storage=storage,
-        operating_system=_operating_system(root),
-        kernel=platform.release() or None,
-        python=platform.python_version(),
-        container=_in_container(root),
-        on_battery=_on_battery(root),
-        load_average=psutil.getloadavg()[0],
-        gpu_problem=problem,
-    )
+        gpus=gpus, gpu_problem=problem, storage=None, operating_system=_operating_system(root),
+        kernel=platform.release() or None, python=platform.python_version(), container=_in_container(root),
+        on_battery=_on_battery(root), load_average=psutil.getloadavg()[0],
+    )  # fmt: skip
 
 
 def detect_cpu(root: Path = Path("/")) -> Cpu:
@@ -103,17 +96,15 @@ def detect_cpu(root: Path = Path("/")) -> Cpu:
     stated = re.search(r"@\s*([\d.]+)\s*GHz", name)
     base_mhz = _mhz(frequency / "base_frequency")
     return Cpu(
-        name=name,
-        sockets=_sockets(root),
-        physical_cores=psutil.cpu_count(logical=False),
-        logical_cores=psutil.cpu_count(),
+        name=name, sockets=_sockets(root),
+        physical_cores=psutil.cpu_count(logical=False), logical_cores=psutil.cpu_count(),
         affinity_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         quota_cores=_quota_cores(root),
         base_mhz=1e3 * float(stated.group(1)) if base_mhz is None and stated else base_mhz,
         max_mhz=_mhz(frequency / "cpuinfo_max_freq"),
         governor=_text(frequency / "scaling_governor").strip() or None,
         **_caches(root),
-    )
+    )  # fmt: skip
 
 
 @functools.cache
@@ -136,10 +127,9 @@ def cpu_name(root: Path = Path("/")) -> str:
 def _sockets(root: Path) -> int | None:
     topology = root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
     packages = {_text(file) for file in topology} - {""}
-    return (
-        len(packages or set(re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE)))
-        or None
-    )
+    if not packages:
+        packages = set(re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE))
+    return len(packages) or None
 
 
 def _caches(root: Path) -> dict[str, int | None]:

@@ -6,6 +6,7 @@ WORLD_SIZE, MASTER_ADDR, MASTER_PORT): rank 0 writes the times; REQUEST is JSON 
 
 import datetime
 import json
+import operator
 import os
 import sys
 import time
@@ -68,17 +69,14 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     names = sorted(set(works))
     columns = [np.full(len(timed), 1e-6), 1e-6 * hops]
     columns += [1e-6 * wire_b / 2**20 * np.array([work == name for work in works]) for name in names]
-    best: tuple[float, float, np.ndarray] | None = None
+    fits: list[tuple[float, float, np.ndarray]] = []
     for burst in BURSTS_BYTES:
         held_back = np.maximum(0.0, wire_b - burst) / (1e9 * gb_per_s * TCP_SHARE)
         left = 1 - held_back / seconds
         relative = np.stack([*columns, held_back * both_ways], axis=1) / seconds[:, None]
         x = _least_absolute(relative, left)
-        cost = float(np.abs(relative @ x - left).sum())
-        if best is None or cost < best[0]:
-            best = cost, burst, x
-    assert best is not None
-    _, burst, x = best
+        fits.append((float(np.abs(relative @ x - left).sum()), burst, x))
+    _, burst, x = min(fits, key=operator.itemgetter(0))
     return HostLinks(
         start_us=float(x[0]), message_us=float(x[1]),
         host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)), gb_per_s=gb_per_s,

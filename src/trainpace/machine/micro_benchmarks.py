@@ -6,13 +6,14 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
@@ -30,10 +31,9 @@ from trainpace.hardware import Cluster, Device, Figure
 from trainpace.machine.calibration import MachineProfile
 from trainpace.machine.detection import Machine, environment
 from trainpace.machine.kit import block, tiny_step
-from trainpace.machine.operator_timer import OperatorTimer, TimedRow
 from trainpace.process import serve
 from trainpace.records import to_json
-from trainpace.trace import build_task, make_optimizer, trace_task
+from trainpace.trace import Row, build_task, make_optimizer, map_tensors, rows_of, trace_task
 from trainpace.workload import MOST_SIZES, Variant
 
 BLOCKS_OF_A_GROUP = 10
@@ -89,42 +89,86 @@ def _calibrate(seconds: float, machine: Machine) -> MachineProfile:
     )  # fmt: skip
 
 
-class _Group:
-    """Blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
+class TimedRow(NamedTuple):
+    row: Row
+    seconds: float
+
+
+class OperatorTimer(TorchDispatchMode):
+    """Sees every ATen call below autograd and times it, in the terms of a trace: the same rows, with seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[TimedRow] = []
+        self.seconds = 0.0
+        """Time in all operators together, without what lies between them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.convolution_backward.default:
+            return self._time(func, args, kwargs or {})
+        # the gradients of input and weight one after the other, since a trace has a row for each
+        *others, mask = args
+        of_input = self._time(func, (*others, [mask[0], False, False]), {})[0] if mask[0] else None
+        if not (mask[1] or mask[2]):
+            return of_input, None, None
+        _, of_weight, of_bias = self._time(func, (*others, [False, mask[1], mask[2]]), {})
+        return of_input, of_weight, of_bias
+
+    def _time(self, func: Any, args: Any, kwargs: Any) -> Any:
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        rows = rows_of(func, *(map_tensors(_on_meta, tree) for tree in (args, kwargs, out)))
+        if rows:  # the first names the call; what a CPU does on the way (a bias) is in its time
+            self.rows.append(TimedRow(rows[0], seconds))
+        return out
+
+
+def _on_meta(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+
+def _step_of_blocks(seeds: range) -> Callable[[], list[TimedRow]]:
+    """A timed step of blocks that run as layers of a network do: all forward, then all backward in reverse, then the optimizers.
 
     So what a forward pass keeps is alive meanwhile, and caches and the allocator are in the state that training has them in.
     """
+    blocks = [block(seed) for seed in seeds]
+    optimizers: list[torch.optim.Optimizer] = []
+    for seed, made in zip(seeds, blocks, strict=True):
+        parameters = made.module.train().parameters()
+        sgd = seed % 2
+        optimizers.append(
+            torch.optim.SGD(parameters, lr=1e-3, momentum=0.9) if sgd else torch.optim.AdamW(parameters, lr=1e-3)
+        )
 
-    def __init__(self, seeds: range) -> None:
-        self._blocks = [block(seed) for seed in seeds]
-        self._optimizers: list[torch.optim.Optimizer] = []
-        for seed, made in zip(seeds, self._blocks, strict=True):
-            parameters = made.module.train().parameters()
-            if seed % 2:
-                self._optimizers.append(torch.optim.SGD(parameters, lr=1e-3, momentum=0.9))
-            else:
-                self._optimizers.append(torch.optim.AdamW(parameters, lr=1e-3))
-
-    def run(self) -> list[TimedRow]:
-        inputs = [made.make_input() for made in self._blocks]
-        timer = OperatorTimer("cpu")
+    def step() -> list[TimedRow]:
+        inputs = [made.make_input() for made in blocks]
+        timer = OperatorTimer()
         with timer, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for stepper in self._optimizers:
+            for stepper in optimizers:
                 stepper.zero_grad(set_to_none=True)
-            losses = [made.module(x) for made, x in zip(self._blocks, inputs, strict=True)]
+            losses = [made.module(x) for made, x in zip(blocks, inputs, strict=True)]
             for loss in reversed(losses):
                 loss.backward()
-            for stepper in self._optimizers:
+            for stepper in optimizers:
                 stepper.step()
-        return timer.rows()
+        return timer.rows
+
+    return step
 
 
 def _time_group(seeds: range) -> tuple[list[TimedRow], float]:
     """Every operator at the second fastest of its passes; and the spread of the whole over them, (median - fastest) / fastest."""
-    group = _Group(seeds)
-    group.run()  # warms up, and makes the optimizers' states
-    passes = [group.run() for _ in range(PASSES)]
+    step = _step_of_blocks(seeds)
+    step()  # warms up, and makes the optimizers' states
+    passes = [step() for _ in range(PASSES)]
     rows = [TimedRow(same[0].row, sorted(timed.seconds for timed in same)[1]) for same in zip(*passes, strict=True)]
     totals = [sum(timed.seconds for timed in rows) for rows in passes]
     return rows, statistics.median(totals) / min(totals) - 1
@@ -192,11 +236,11 @@ def _host_us() -> tuple[float, float, float]:
     layers = 20
     parts = lambda *more: [m for _ in range(layers) for m in (nn.Linear(4, 4), nn.ReLU(), *more)]  # noqa: E731
     plain = _fastest_s(step := tiny_step(parts()))
-    timer = OperatorTimer("cpu")
+    timer = OperatorTimer()
     with timer:
         step()
-    device_s = sum(t.seconds for t in timer.rows() if t.row.launches > 0)
-    launches = sum(t.row.launches for t in timer.rows())
+    device_s = sum(t.seconds for t in timer.rows if t.row.launches > 0)
+    launches = sum(t.row.launches for t in timer.rows)
     modules = _fastest_s(tiny_step(parts(nn.Identity(), nn.Identity()))) - plain
     # an Unflatten and a Flatten are two modules and, with their backward, four views
     views = _fastest_s(tiny_step(parts(nn.Unflatten(1, (2, 2)), nn.Flatten()))) - plain - modules

@@ -17,9 +17,8 @@ import math
 import statistics
 import zlib
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -69,15 +68,49 @@ def next_batch(
     spent = sum(len(times) for times in measured.values()) + len(set(failed))
     if not sizes or spent >= budget:
         return None
-    for stage in (_ends, _largest, _grid, _noise, _disagreeing):
-        if wanted := stage(_Sweep(sizes, measured, hints, limit)):
-            return _any_of(wanted, seed)
+    for wanted in _stages(sizes, measured, hints, limit):
+        if wanted:
+            return min(wanted, key=lambda batch: zlib.crc32(f"{seed} {batch}".encode()))
+    return None
+
+
+def _stages(
+    sizes: list[int], measured: Mapping[int, Sequence[float]], hints: Sequence[int], limit: float
+) -> Iterator[Collection[int]]:
+    """What each stage asks for, in order; a stage is looked at where those before it ask for nothing.
+
+    sizes: ascending, below `limit`, the smallest that failed.
+    """
+    if limit < math.inf:
+        yield [] if sizes[0] in measured else [sizes[0]]
+        unknown = [batch for batch in sizes if batch > max(measured)]
+        yield unknown[len(unknown) // 2 :][:1]
+    else:
+        yield {sizes[0], sizes[-1]} - measured.keys()
+    yield [batch for batch in coarse_grid(sizes, hints) if batch not in measured]
+    yield _for_noise(measured)
+    deviation = noise_between(measured) * math.sqrt(2)
+    yield [
+        batch
+        for batch, times in measured.items()
+        if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * deviation * min(times)
+    ]
     sizes = [batch for batch in sizes if batch <= max(measured)]
     curve = fitted_curve(measured)
-    for refine in (_suspicious, _brackets, _again, _unsure, _curved, _gaps):
-        if wanted := refine(sizes, measured, curve):
-            return _any_of(wanted, seed)
-    return None
+    yield _suspicious(sizes, measured, curve)
+    yield [batch for jump in curve.jumps for batch in _middle(sizes, jump.before, jump.after)]
+    yield _again(sizes, measured, curve)
+    yield [
+        batch
+        for jump in curve.jumps
+        if abs(jump.z) < SURE
+        for batch in (jump.before, jump.after)
+        if len(measured[batch]) == 1
+    ]
+    yield _curved(sizes, measured, curve)
+    places = [bisect_left(sizes, batch) for batch in curve.batches]
+    width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
+    yield [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
 
 
 def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
@@ -104,37 +137,6 @@ def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
     return math.sqrt((sum(capped) + PRIOR_WORTH * NOISE**2) / (len(capped) + PRIOR_WORTH))
 
 
-class _Sweep(NamedTuple):
-    """What was measured of the sizes below `limit`, the smallest that failed."""
-
-    sizes: list[int]
-    measured: Mapping[int, Sequence[float]]
-    hints: Sequence[int]
-    limit: float
-
-
-def _any_of(wanted: Iterable[int], seed: int) -> int:
-    return min(wanted, key=lambda batch: zlib.crc32(f"{seed} {batch}".encode()))
-
-
-def _ends(s: _Sweep) -> list[int]:
-    if s.limit < math.inf:
-        return [] if s.sizes[0] in s.measured else [s.sizes[0]]
-    return [batch for batch in {s.sizes[0], s.sizes[-1]} if batch not in s.measured]
-
-
-def _largest(s: _Sweep) -> list[int]:
-    """Bisection between the largest that fits and the smallest that does not."""
-    if s.limit == math.inf:
-        return []
-    unknown = [batch for batch in s.sizes if batch > max(s.measured)]
-    return unknown[len(unknown) // 2 :][:1]
-
-
-def _grid(s: _Sweep) -> list[int]:
-    return [batch for batch in coarse_grid(s.sizes, s.hints) if batch not in s.measured]
-
-
 def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
     """About 4 + sqrt(n) of n ascending sizes: 1, 2, 4, 8 times the first, then evenly spread; odd and even in turn."""
     count = len(sizes)
@@ -155,24 +157,14 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
     return [sizes[place] for place in sorted(places)]
 
 
-def _noise(s: _Sweep) -> list[int]:
+def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
     """Repeats spread over the sweep, the ends first, which have a neighbour on one side only."""
-    batches = sorted(s.measured)
-    repeated = sum(len(times) > 1 for times in s.measured.values())
+    batches = sorted(measured)
     count = min(NOISE_REPEATS, len(batches))
-    if repeated >= count:
+    if sum(len(times) > 1 for times in measured.values()) >= count:
         return []
     spread = {batches[round(i)] for i in np.linspace(0, len(batches) - 1, count)}
-    return [batch for batch in spread if len(s.measured[batch]) == 1]
-
-
-def _disagreeing(s: _Sweep) -> list[int]:
-    noise = noise_between(s.measured)
-    return [
-        batch
-        for batch, times in s.measured.items()
-        if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * noise * math.sqrt(2) * min(times)
-    ]
+    return [batch for batch in spread if len(measured[batch]) == 1]
 
 
 def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
@@ -183,9 +175,7 @@ def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: Ste
             wanted.append(batch)
             continue
         place = curve.batches.index(batch)
-        for before, after in zip(
-            curve.batches[max(0, place - 1) :], curve.batches[max(0, place - 1) + 1 : place + 2], strict=False
-        ):
+        for before, after in pairwise(curve.batches[max(0, place - 1) : place + 2]):
             wanted += _middle(sizes, before, after)
     return wanted
 
@@ -194,10 +184,6 @@ def _middle(sizes: list[int], before: int, after: int) -> list[int]:
     """The size in the middle of a bracket; none if its ends are neighbours."""
     low, high = bisect_left(sizes, before), bisect_left(sizes, after)
     return [sizes[(low + high) // 2]] if high - low > 1 else []
-
-
-def _brackets(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    return [batch for jump in curve.jumps for batch in _middle(sizes, jump.before, jump.after)]
 
 
 def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
@@ -268,23 +254,6 @@ def _curved(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: St
         if sag > worst and (between := _middle(sizes, batches[t], batches[t + 1])):
             worst, wanted = sag, between
     return wanted
-
-
-def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    return [
-        batch
-        for jump in curve.jumps
-        if abs(jump.z) < SURE
-        for batch in (jump.before, jump.after)
-        if len(measured[batch]) == 1
-    ]
-
-
-def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    """The middle of the widest gap, as long as that is wide."""
-    places = [bisect_left(sizes, batch) for batch in curve.batches]
-    width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
-    return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
 
 
 def most_probes(asked: int) -> int:

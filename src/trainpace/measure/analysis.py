@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -90,8 +91,8 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
     return SweepAnalysis(
         points=points,
         failures=tuple(
-            Failure(batch=batch, failure=failures[batch].failure, reason=failures[batch].reason)
-            for batch in sorted(failures)
+            Failure(batch=batch, failure=failed.failure, reason=failed.reason)
+            for batch, failed in sorted(failures.items())
         ),
         noise=noise,
         curve=curve,
@@ -103,14 +104,15 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
 def _point(measured: list[Measurement], medians: list[float], noise: Noise | None) -> SweepPoint:
     step_ms = statistics.median(medians)
     first = measured[0]
+
+    def most(field: str) -> float | None:
+        return max((value for m in measured if (value := getattr(m, field)) is not None), default=None)
+
     return SweepPoint(
-        batch=first.execution.micro_batch,
-        probes=len(measured),
-        step_ms=step_ms,
+        batch=first.execution.micro_batch, probes=len(measured), step_ms=step_ms,
         interval_ms=first.interval_ms if noise is None else repeat_interval(medians, noise),
         samples_per_second=1e3 * first.execution.global_batch / step_ms,
-        peak_memory_gib=max((m.peak_memory_gib for m in measured if m.peak_memory_gib is not None), default=None),
-        reserved_memory_gib=max((m.reserved_memory_gib for m in measured if m.reserved_memory_gib is not None), default=None),
+        peak_memory_gib=most("peak_memory_gib"), reserved_memory_gib=most("reserved_memory_gib"),
     )  # fmt: skip
 
 
@@ -129,13 +131,11 @@ def best_batches(curve: StepCurve) -> BestBatches:
     if not undisturbed.any():
         undisturbed[:] = True
     good = undisturbed & (throughput >= throughput[undisturbed].max() * (1 - curve.noise))
+    before = [curve.batches.index(jump.before) for jump in curve.jumps if jump.size_ms > 0]
     return BestBatches(
-        best=_choice(curve, int(np.flatnonzero(good)[0])),
-        before_jumps=tuple(
-            _choice(curve, curve.batches.index(jump.before)) for jump in curve.jumps if jump.size_ms > 0
-        ),
+        best=_choice(curve, int(np.flatnonzero(good)[0])), before_jumps=tuple(_choice(curve, i) for i in before),
         launch_bound_until=_launch_bound(curve),
-    )
+    )  # fmt: skip
 
 
 def _choice(curve: StepCurve, i: int) -> BatchChoice:
@@ -147,10 +147,7 @@ def _choice(curve: StepCurve, i: int) -> BatchChoice:
 
 
 def _launch_bound(curve: StepCurve) -> int | None:
-    smallest, first = curve.batches[0], curve.fitted_ms[0]
-    flat = smallest
-    for batch, step in zip(curve.batches, curve.fitted_ms, strict=True):
-        if step > LAUNCH_BOUND_COST * first:
-            break
-        flat = batch
-    return flat if flat >= LAUNCH_BOUND_SPAN * smallest else None
+    limit_ms = LAUNCH_BOUND_COST * curve.fitted_ms[0]
+    flat = sum(1 for _ in takewhile(lambda step_ms: step_ms <= limit_ms, curve.fitted_ms))
+    last = curve.batches[flat - 1]
+    return last if last >= LAUNCH_BOUND_SPAN * curve.batches[0] else None

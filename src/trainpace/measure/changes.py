@@ -177,12 +177,11 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
 
 def _relative_noise(x: Floats, y: Floats) -> float:
     """Standard deviation of a point relative to its level, >= LEAST_NOISE; a few jumps and outliers do not count."""
-    sizes = _differences(x, y, 1)[0] / _differences(x, y, 1)[1]
-    noise = float(np.median(sizes))
+    noise = float(np.median(np.divide(*_differences(x, y, 1))))
     if len(x) >= 12:
         # where odd batches cost as much as the next even one, neighbours differ and every second one does not
-        size, level = _differences(x, y, 2)
-        noise = min(noise, every) if (every := float(np.median(size / level))) < _PERIODIC * noise else noise
+        every_second = float(np.median(np.divide(*_differences(x, y, 2))))
+        noise = every_second if every_second < _PERIODIC * noise else noise
     return max(noise * _TO_DEVIATION, LEAST_NOISE)
 
 
@@ -301,20 +300,13 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
             slopes.append((t, contrast.copy()))
     line = fit.fitted - odd_ms * (x % 2)
     segments = []
-    slopes = [(t, c) for i, (t, c) in enumerate(slopes) if i + 1 == len(slopes) or slopes[i + 1][0] > t]
-    for i, (t, c) in enumerate(slopes):
-        slope, half = float(c @ fit.values), fit.half_width(c)
-        last = slopes[i + 1][0] - 1 if i + 1 < len(slopes) else n - 1
-        segments.append(
-            Segment(
-                first_batch=int(batches[t]),
-                last_batch=int(batches[last]),
-                first_ms=float(line[t]),
-                slope_ms_per_sample=slope,
-                slope_low=slope - half,
-                slope_high=slope + half,
-            )
-        )
+    starts = dict(slopes)  # of two changes at one place the later one holds
+    for (t, contrast), end in zip(starts.items(), [*list(starts)[1:], n], strict=True):
+        slope, half = float(contrast @ fit.values), fit.half_width(contrast)
+        segments.append(Segment(
+            first_batch=int(batches[t]), last_batch=int(batches[end - 1]), first_ms=float(line[t]),
+            slope_ms_per_sample=slope, slope_low=slope - half, slope_high=slope + half,
+        ))  # fmt: skip
     middle = int(np.argsort(fit.fitted)[n // 2])
     return StepCurve(
         batches=tuple(int(b) for b in batches), step_ms=tuple(float(t) for t in y),
@@ -342,17 +334,14 @@ def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJum
 def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:
     """The curve of too few points: a straight piece from each to the next."""
     slopes = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
+    lasts = [*x[:-2], x[-1]]
     segments = tuple(
         Segment(
-            first_batch=int(batches[i]),
-            last_batch=int(batches[i]) if i + 2 < len(x) else int(batches[-1]),
-            first_ms=float(y[i]),
-            slope_ms_per_sample=float(slope),
-            slope_low=None,
-            slope_high=None,
+            first_batch=int(x[i]), last_batch=int(lasts[i]), first_ms=float(y[i]), slope_ms_per_sample=float(slope),
+            slope_low=None, slope_high=None,
         )
         for i, slope in enumerate(slopes)
-    )
+    )  # fmt: skip
     times = tuple(float(t) for t in y)
     return StepCurve(
         batches=tuple(int(b) for b in batches), step_ms=times, fitted_ms=times, noise=noise, segments=segments,

@@ -43,6 +43,13 @@ class Conditions(Record):
         if self.memory_limit_gib is not None and self.device == "cuda":
             raise TrainpaceError("a memory limit is for probes on the CPU.", "A GPU's own memory is the limit there.")
 
+    def execution(self, batch_size: int, optimizer: str) -> Execution:
+        """How a probe at this batch size is executed."""
+        return Execution(
+            micro_batch=batch_size, accumulation=self.accumulation, precision=self.precision, optimizer=optimizer,
+            channels_last=self.channels_last, compile=self.compile,
+        )  # fmt: skip
+
 
 def measure(conditions: Conditions, batch_size: int) -> Measurement:
     """Real training steps at one batch size on this machine. Raises `UserCodeError` and its kin where they fail."""
@@ -74,19 +81,7 @@ def probe(conditions: Conditions, batch_size: int, device: str) -> Measurement |
     except UserCodeError as error:
         failure, reason = "crashed", str(error)
     return FailedProbe(
-        model=conditions.model,
-        device=device,
-        execution=Execution(
-            micro_batch=batch_size,
-            accumulation=conditions.accumulation,
-            precision=conditions.precision,
-            optimizer=conditions.optimizer or "sgd_momentum",
-            channels_last=conditions.channels_last,
-            compile=conditions.compile,
-        ),
-        failure=failure,
-        reason=reason,
-        environment={},
-        sequence_length=conditions.sequence_length,
-        image_size=conditions.image_size,
-    )
+        model=conditions.model, device=device, failure=failure, reason=reason, environment={},
+        execution=conditions.execution(batch_size, conditions.optimizer or "sgd_momentum"),
+        sequence_length=conditions.sequence_length, image_size=conditions.image_size,
+    )  # fmt: skip

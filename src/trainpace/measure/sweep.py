@@ -73,18 +73,15 @@ def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int
     limit = min(too_large, default=None)
     if plan.until_oom:
         larger = next_for_largest(medians, failed, plan.batches[-1])
-        if larger is not None:
+        if larger is not None or not plan.also_batches:
             return larger
-        if not plan.also_batches:
-            return None
     wanted = [b for b in plan.batches if b not in failed and (limit is None or b < limit)]
     if plan.adaptive:
         return next_batch(plan.batches, medians, hints, failed) if wanted else None
     rounds = {b: len(medians.get(b, ())) for b in wanted}
-    open_ = [b for b in wanted if rounds[b] < plan.repeats]
-    if not open_:
+    now = min(rounds.values(), default=plan.repeats)
+    if now >= plan.repeats:
         return None
-    now = min(rounds[b] for b in open_)
     # in each round another order, so that a machine that slows down does not bend the curve
     order = sorted(wanted)
     random.Random(f"{plan.seed}:{now}").shuffle(order)

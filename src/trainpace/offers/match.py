@@ -97,7 +97,6 @@ class Match(Record):
 
     @property
     def usd_per_step(self) -> float:
-        """Dollars of the whole job for each of its steps."""
         return self.mean_usd / self.steps
 
 
@@ -163,7 +162,6 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
 
 
 def cheapest_in_time(ranking: Ranking, job: Job) -> Match | None:
-    """The cheapest over budget that meets the deadline."""
     return min((m for m in ranking.missed if _late_s(m, job) <= 0), key=lambda m: m.mean_usd, default=None)
 
 

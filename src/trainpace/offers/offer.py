@@ -82,7 +82,6 @@ class Offer(Record):
 
     @property
     def can_join(self) -> bool:
-        """Whether several of these make one cluster."""
         return self.network_gb_per_s is not None
 
 
@@ -112,7 +111,6 @@ def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> Job
 
 @functools.cache
 def snapshot() -> tuple[Offer, ...]:
-    """The packaged offers."""
     return read_offers(_packaged("snapshot.csv"), "trainpace's own snapshot.csv")
 
 

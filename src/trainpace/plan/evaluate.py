@@ -52,7 +52,6 @@ class Setting(NamedTuple):
 
     @property
     def priced(self) -> JobConditions:
-        """The conditions with the cluster's price."""
         return replace(self.conditions, price_usd_per_device_hour=self.cluster.price_usd_per_device_hour)
 
 
@@ -171,8 +170,6 @@ def same_work(setting: Setting, execution: Execution, start: Execution) -> Sched
 
 
 class Judge:
-    """Forecasts choices one by one and remembers them."""
-
     def __init__(self, setting: Setting, start: Execution) -> None:
         self.setting = setting
         self.start = start
@@ -218,7 +215,6 @@ class Judge:
         return math.inf if time is None else time.total_s
 
     def outlook(self, choice: Choice, changes: int) -> Outlook:
-        """A choice that can be forecast, with its figures."""
         f = self.forecast(choice.execution)
         assert not isinstance(f, str)
         time = self.job(choice)

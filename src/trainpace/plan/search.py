@@ -137,7 +137,6 @@ def _layouts(workload: Workload, blocks: Blocks, devices_per_node: int) -> Itera
 
 
 def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: int) -> Iterator[tuple[int, int]]:
-    """(micro_batch, accumulation) of one mesh."""
     nodes, processes, tp, pp, cp, _ = mesh
     ranks = nodes * processes // (tp * pp * cp)
     for factor in GLOBAL_BATCH_FACTORS if freedom.allow_global_batch else (1,):
@@ -223,7 +222,6 @@ class SearchResult(NamedTuple):
 
     @property
     def fitting(self) -> int:
-        """How many choices can be made."""
         return int(np.isfinite(self.job_s).sum())
 
     def best(self, among: NDArray[np.bool_] | None = None) -> tuple[int, int] | None:

@@ -142,9 +142,8 @@ class Bar(Record):
     @property
     def placed(self) -> list[tuple[Segment, float]]:
         """(segment, where it begins), in the chart's unit."""
-        return list(
-            zip(self.segments, itertools.accumulate((s.value for s in self.segments), initial=0.0), strict=False)
-        )
+        starts = itertools.accumulate((s.value for s in self.segments), initial=0.0)
+        return list(zip(self.segments, starts, strict=False))
 
     @property
     def total(self) -> float:

@@ -81,22 +81,14 @@ def shares_chart(d: Diagnosis) -> BarChart:
     """A bar a cause, the longest first; together they are the step."""
     shown = [s for s in d.shares if s.share >= LEAST_SHARE]
     top = next((s for s in shown if s.cause == d.verdict), shown[0])
-    bars = (
-        bar(
-            s.in_words,
-            f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}",
-            [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0))],
-        )
-        for s in shown
-    )
+    parts = [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0)) for s in shown]
+    ends = [f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}" for s in shown]
+    bars = (bar(s.in_words, end, [part]) for s, end, part in zip(shown, ends, parts, strict=True))
     return BarChart(
-        title="Where a step's time goes",
-        finding=f"{top.share:.0%} of a step is {top.in_words}.",
-        label="time of the mean step",
-        unit="ms",
-        groups=(BarGroup(bars=tuple(bars)),),
+        title="Where a step's time goes", finding=f"{top.share:.0%} of a step is {top.in_words}.",
+        label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),),
         note="Proved: an intervention removed the cause, and the step became shorter by this much.",
-    )
+    )  # fmt: skip
 
 
 def proofs_chart(d: Diagnosis) -> BarChart | None:
@@ -108,11 +100,10 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
         title="Proved by removing the cause",
         finding=f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes {number(strongest.without_ms)} ms"
         f" instead of {number(strongest.plain_ms)}.",
-        label="time of a step",
-        unit="ms",
+        label="time of a step", unit="ms",
         groups=tuple(BarGroup(title=f"With {_PROOFS.get(p.trial, p.trial)}", bars=_proof_bars(p)) for p in d.proofs),
         note="Whiskers: 90 % interval of the step without the cause, from alternating blocks of steps.",
-    )
+    )  # fmt: skip
 
 
 def _proof_bars(p: Proof) -> tuple[Bar, Bar]:

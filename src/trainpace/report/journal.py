@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainpace.execution import Execution
-from trainpace.journal import Comparison, Difference, Entry, Ratio, Score, Scores, Sweep, printable
+from trainpace.journal import Comparison, Difference, Entry, Ratio, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
 from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
@@ -133,7 +133,8 @@ def print_scores(scores: Scores) -> None:
             words(title, least=16), Column("runs"), Column("mean error %"), Column("median %", 1), Column("bias %", 2),
             Column("in interval %"),
         )  # fmt: skip
-        print_table(columns, [_score(one) for one in group], spaced=title == "device")
+        rows = [_errors(_text(s.name), s.n, s.mean_pct, s.median_pct, s.bias_pct, s.coverage_pct) for s in group]
+        print_table(columns, rows, spaced=title == "device")
     if s.coverage_pct is not None:
         inside = f"{s.coverage_pct:.0f} % of the measured steps were inside it"
         print_lines(f"Of {s.n_with_interval:,} with an interval, {inside}.")
@@ -191,11 +192,6 @@ def _verdict(c: Comparison) -> str:
     return f"{answer}, beyond the noise of the steps{where}; runs on different days may differ more."
 
 
-def _score(s: Score) -> tuple[str, ...]:
-    numbers = (s.mean_pct, s.median_pct, s.bias_pct, s.coverage_pct)
-    return (_text(s.name), str(s.n), *("-" if value is None else f"{value:.1f}" for value in numbers))
-
-
 def _when(created_at: str) -> str:
     return created_at[:16].replace("T", " ")
 
@@ -215,7 +211,8 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
             Column("in interval %"), Column("half width %", 4), Column("memory %", 3),
         )  # fmt: skip
         shown = [*(s for s in group if s.n or s.unsupported), *([overall] if name == "file" else [])]
-        print_table(columns, [_summary_cells(s) for s in shown], spaced=name == "file")
+        errors = ((s, (s.mape, s.median, s.p95, s.bias, s.coverage, s.half_width, s.memory_mape)) for s in shown)
+        print_table(columns, [_errors(s.name, s.n, *figures) for s, figures in errors], spaced=name == "file")
     failed = sorted((row for row in rows if row.error_pct is not None), key=lambda row: -abs(row.error_pct or 0.0))
     worst = [
         (row.model, devices(row.num_gpus, row.gpu), row.precision, str(row.batch), number(row.measured_ms),
@@ -245,6 +242,5 @@ def _validated(s: Summary) -> str:
     )
 
 
-def _summary_cells(s: Summary) -> tuple[str, ...]:
-    numbers = (s.mape, s.median, s.p95, s.bias, s.coverage, s.half_width, s.memory_mape)
-    return (s.name, f"{s.n}", *("-" if value is None else f"{value:.1f}" for value in numbers))
+def _errors(name: str, n: int, *percentages: float | None) -> tuple[str, ...]:
+    return (name, str(n), *("-" if value is None else f"{value:.1f}" for value in percentages))

@@ -47,9 +47,8 @@ def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     lines = ["No rung helped: the training stays as it is."]
     if last is not first:
         now, before = duration(last.measured_ms / 1e3), duration(first.measured_ms / 1e3)
-        lines = [
-            f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {100 / last.total:.3g} % of the time."
-        ]
+        share = f"{100 / last.total:.3g} % of the time"
+        lines = [f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {share}."]
         if first.job_s is not None and last.job_s is not None:
             cost = "" if last.cost_usd is None else f", {usd(last.cost_usd)} instead of {usd(first.cost_usd)}"
             lines.append(f"The whole job: {duration(last.job_s)} instead of {duration(first.job_s)}{cost}.")
@@ -84,10 +83,8 @@ def _noise_scale(result: LadderResult) -> list[str]:
     setup, scale = gathered
     batch = setup.execution.global_batch
     if "samples" not in scale:
-        return [
-            f"Gradient noise scale: too large to be estimated from {scale['steps']:.0f} steps of {batch} samples; run more steps"
-            " (--seconds)."
-        ]
+        few = f"{scale['steps']:.0f} steps of {batch} samples"
+        return [f"Gradient noise scale: too large to be estimated from {few}; run more steps (--seconds)."]
     samples = scale["samples"]
     measured = noise_scale(samples, scale.get("low", 0.0), scale.get("high"), scale["steps"], batch)
     return [
@@ -211,12 +208,11 @@ def speedups(t: LadderTable) -> BarChart | None:
     outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
     finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
     return BarChart(
-        title="How many times as fast as the baseline",
-        finding=finding if helped else f"None of {tried} was kept.",
+        title="How many times as fast as the baseline", finding=finding if helped else f"None of {tried} was kept.",
         label="times as fast as the baseline",
         groups=(BarGroup(bars=tuple(_speedup_bar(r.title, r.total or 0.0, r.kept) for r in measured)),),
         note="Measured, each on top of what was kept before it.",
-    )
+    )  # fmt: skip
 
 
 def _speedup_bar(title: str, total: float, kept: bool) -> Bar:
@@ -238,11 +234,9 @@ def rung_times(t: LadderTable) -> BarChart:
     return BarChart(
         title=f"Forecast and measured: {t.what}",
         finding=HELD.format(held=sum(judged), judged=len(judged)) if judged else "Measured, without forecasts.",
-        label=f"time of {t.what}",
-        unit="s",
-        groups=tuple(groups),
+        label=f"time of {t.what}", unit="s", groups=tuple(groups),
         note="Whiskers: the 90 % interval of the forecast, and that of a repeated measurement.",
-    )
+    )  # fmt: skip
 
 
 def _time_bar(name: str, ms: float | None, between: Interval | None) -> tuple[Bar, ...]:

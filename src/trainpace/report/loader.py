@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from trainpace.loader import LoaderAdvice, LoaderMeasurement, LoaderPoint, Stage
+from trainpace.loader import LoaderAdvice, LoaderMeasurement, LoaderPoint
 from trainpace.records import to_jsonable
 from trainpace.report.phrases import duration, interval, number, percent, plural
 from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
@@ -19,9 +19,8 @@ _BUSY_SHARE = 0.1
 
 
 def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
-    print_lines(
-        f"{m.target}: {m.dataset} of {m.length:,} samples, batch {m.batch_size}, {m.cores:g} cores, loader alone"
-    )
+    dataset = f"{m.dataset} of {m.length:,} samples"
+    print_lines(f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone")
     print_verdict(verdict(m, a) + _doubt(m, a))
     columns = [
         words("workers", least=7), Column("batch ms"), Column("90 % of repeats", 2), Column("samples/s"), Column("model ms", 3),
@@ -31,7 +30,7 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     print_table(columns, [_cells(p, a) for p in m.points])
     if m.stages:
         stages = (words("in a sample"), Column("ms"), Column("share"), Column("CPU ms", 1), words("offline?"))
-        print_table(stages, _stage_rows(m.stages), spaced=False)
+        print_table(stages, _stage_rows(m), spaced=False)
     print_lines(_sample_in_words(m), *_variants_in_words(m))
     advice = next_step(m, a)
     if "trainpace precompute" in advice and ".py:" in m.target:
@@ -73,9 +72,8 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         startup = duration(a.startup_s)
         steps.append(f"persistent_workers=True, because starting the workers takes {startup} of every epoch")
     if a.compute_ms is None and a.workers == 0:
-        steps.append(
-            "give --compute-ms, the compute time of a step: workers load during it, which these figures leave out"
-        )
+        left_out = "workers load during it, which these figures leave out"
+        steps.append(f"give --compute-ms, the compute time of a step: {left_out}")
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
     if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
         steps.append(
@@ -84,9 +82,8 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         )
     elif waiting and a.limit == "cores" and m.stages:
         slowest = max(m.stages, key=lambda s: s.wall_ms)
-        steps.append(
-            f"the cores are fully used, so make {slowest.name} cheaper: it is {_share(slowest, m.stages):.0%} of a sample"
-        )
+        share = f"it is {m.share_of(slowest):.0%} of a sample"
+        steps.append(f"the cores are fully used, so make {slowest.name} cheaper: {share}")
     return f"Next: {'; then '.join(steps)}." if steps else "Next: nothing to gain from the loader; look at the compute."
 
 
@@ -108,13 +105,13 @@ def _cells(p: LoaderPoint, a: LoaderAdvice) -> list[str]:
     return cells if a.compute_ms is None else [*cells, number(a.step_ms_by_workers[p.workers])]
 
 
-def _stage_rows(stages: tuple[Stage, ...]) -> list[list[str]]:
+def _stage_rows(m: LoaderMeasurement) -> list[list[str]]:
     rows = []
-    for s in stages:
+    for s in m.stages:
         earlier = "no: the sample is random" if s.kind == "function" else "no: after a random one"
         offline = "yes" if s.offline else "no: random" if s.random else earlier
         name = s.name if s.kind in ("", "function", "transform", "transforms") else f"{s.name} ({s.kind})"
-        rows.append([name, number(s.wall_ms), percent(_share(s, stages)), number(s.cpu_ms, ""), offline])
+        rows.append([name, number(s.wall_ms), percent(m.share_of(s)), number(s.cpu_ms, ""), offline])
     return rows
 
 
@@ -147,33 +144,21 @@ def _variants_in_words(m: LoaderMeasurement) -> list[str]:
     base, gains = m.variants[0], []
     for p in m.variants[1:]:
         gain = p.samples_per_second / base.samples_per_second - 1
-        setting = (
-            "pin_memory=True" if p.prefetch_factor == base.prefetch_factor else f"prefetch_factor={p.prefetch_factor}"
-        )
-        setting = setting if p.batch_size == base.batch_size else f"batch {p.batch_size}"
-        gains.append(f"{setting} {100 * gain:+.0f} %{'' if _beyond_noise(base, p) else ' (noise)'}")
+        setting = "pin_memory=True"
+        if p.batch_size != base.batch_size:
+            setting = f"batch {p.batch_size}"
+        elif p.prefetch_factor != base.prefetch_factor:
+            setting = f"prefetch_factor={p.prefetch_factor}"
+        gains.append(f"{setting} {100 * gain:+.0f} %{'' if base.differs_from(p) else ' (noise)'}")
     return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(gains)}."]
-
-
-def _beyond_noise(a: LoaderPoint, b: LoaderPoint) -> bool:
-    """Whether one more run of `a`, at its own batch size, should not give what `b` gave a sample."""
-    if a.interval_ms is None:
-        return True
-    as_batch_of_a = b.batch_ms * a.batch_size / b.batch_size
-    return not a.interval_ms.low <= as_batch_of_a <= a.interval_ms.high
 
 
 def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
     if m.sample.delayed_ms > _BUSY_SHARE * m.sample.wall_ms:
         return " Other work runs on this machine: measure again when it is idle."
-    if a.workers == a.workers_now or _beyond_noise(m.point(a.workers_now), m.point(a.workers)):
+    if a.workers == a.workers_now or m.point(a.workers_now).differs_from(m.point(a.workers)):
         return ""
     return " Repeats differ by as much: measure again on an idle machine."
-
-
-def _share(stage: Stage, stages: tuple[Stage, ...]) -> float:
-    total = sum(s.wall_ms for s in stages)
-    return stage.wall_ms / total if total else 0.0
 
 
 def _workers(count: int) -> str:
@@ -198,9 +183,8 @@ def print_precomputed(done: Precomputed) -> None:
         )
         print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte")
     else:
-        print_lines(
-            f"{done.shards} of {done.shards_planned} shards are written. The part that finishes last writes the manifest."
-        )
+        written = f"{done.shards} of {done.shards_planned} shards are written"
+        print_lines(f"{written}. The part that finishes last writes the manifest.")
 
 
 def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:

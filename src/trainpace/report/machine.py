@@ -110,10 +110,8 @@ def print_device(device: Device) -> None:
     figures = ((name, getattr(device, name)) for name in device.__struct_fields__)
     rows = [(name, f"{f.value:g}", f.kind, f.source) for name, f in figures if isinstance(f, Figure)]
     print_table((words("figure", least=16), Column("value"), words("kind", 1, 6), words("source", least=16)), rows)
-    print_next(
-        ["trainpace", "forecast", "resnet50", "--gpu", device.name],
-        "a step of a model on it; FILE.py:FUNCTION for your own model",
-    )
+    forecast = ["trainpace", "forecast", "resnet50", "--gpu", device.name]
+    print_next(forecast, "a step of a model on it; FILE.py:FUNCTION for your own model")
 
 
 def _short(figure: Figure | None) -> str:

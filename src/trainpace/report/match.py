@@ -73,24 +73,15 @@ def print_ranking(
     e = first.forecast.execution
     # a saved workload cannot be trained, but the model that it was traced from
     model = workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
-    measure = [
-        "trainpace",
-        "measure",
-        model,
-        "--batch",
-        str(e.micro_batch),
-        "--precision",
-        e.precision,
-        "--device",
-        "cuda",
-    ]
-    print_next(measure, "on option 1, rented for a few minutes: real steps narrow the interval")
+    run = ["--batch", str(e.micro_batch), "--precision", e.precision, "--device", "cuda"]
+    print_next(
+        ["trainpace", "measure", model, *run], "on option 1, rented for a few minutes: real steps narrow the interval"
+    )
 
 
 def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
-    return (
-        f"{matches[0].steps:,} steps of {job.global_batch:,} samples. {plural(len(matches), 'option')}, ranked by {by}."
-    )
+    work = f"{matches[0].steps:,} steps of {job.global_batch:,} samples"
+    return f"{work}. {plural(len(matches), 'option')}, ranked by {by}."
 
 
 def _cells(rank: int, m: Match) -> list[str]:
@@ -190,8 +181,7 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
         shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
     bounds = [replace(m.usd, high=m.usd.high if math.isfinite(m.usd.high) else m.mean_usd) for m in front]
     return Chart(
-        title="Cost against time",
-        finding=" ".join(cheapest_and_fastest(able)),
+        title="Cost against time", finding=" ".join(cheapest_and_fastest(able)),
         x=Axis(label="hours of the whole job", unit="h", scale="log10"),
         y=Axis(label="cost of the whole job", unit="$", scale="log10"),
         series=(
@@ -203,9 +193,8 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
             Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{name}: {server(m)}", tone="best")
             for name, m in ends
         ),
-        nearest="point",
-        note=f"Shown: {shown}. Forecasts, not measurements.",
-    )
+        nearest="point", note=f"Shown: {shown}. Forecasts, not measurements.",
+    )  # fmt: skip
 
 
 def _points(name: str, tone: str, matches: Sequence[Match], bounds: Sequence[Interval] = ()) -> Series:
@@ -235,6 +224,9 @@ def ranking_json(
     workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, today: datetime.date
 ) -> dict[str, Any]:
     """The documented contract of `match --json`: rows in rank order, those that miss, those that cannot, what binds."""
+    binds = None
+    if close is not None:
+        binds = {"binding": close[0], "reason": close[1], "nearest": _choice_json(close[2], today)}
     return {
         "record": "Matches",
         "schema_version": 1,
@@ -246,9 +238,7 @@ def ranking_json(
             {**_offer_json(r.offer, r.nodes, today), "binding": r.binding, "reason": r.reason, "short_gib": r.short_gib}
             for r in ranking.rejected
         ],
-        "binds": None
-        if close is None
-        else {"binding": close[0], "reason": close[1], "nearest": _choice_json(close[2], today)},
+        "binds": binds,
     }
 
 
@@ -349,8 +339,6 @@ def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
     stale = sum(is_stale(offer, today) for offer in offers)
     print_lines("Gbit/s: bandwidth between servers of one kind, where several can be joined.")
     if stale:
-        print_lines(
-            f"{stale} prices are old: undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older."
-            " --json shows every source."
-        )
+        undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
+        print_lines(f"{stale} prices are old: {undated}. --json shows every source.")
         print_next("trainpace offers --refresh", "fetches today's prices")

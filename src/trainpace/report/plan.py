@@ -105,11 +105,11 @@ def _print_changes(plan: Plan, target: Outlook) -> None:
 
 
 def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
-    lines = [
+    estimate = (
         f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
         " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018)."
-    ]
-    return lines if new == old else [*lines, to_the_same_loss(old, new, noise_scale)]
+    )
+    return [estimate] if new == old else [estimate, to_the_same_loss(old, new, noise_scale)]
 
 
 def _remarks(plan: Plan, target: Outlook) -> list[str]:
@@ -238,11 +238,9 @@ def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
     return BarChart(
         title="The whole job, change by change",
         finding=finding if plan.start_fits else DOES_NOT_FIT.format(many=many, job=job),
-        label="hours of the whole job",
-        unit="h",
-        groups=(BarGroup(bars=tuple(bars)),),
+        label="hours of the whole job", unit="h", groups=(BarGroup(bars=tuple(bars)),),
         note="Forecasts, not measurements. Each change is applied on top of those before it.",
-    )
+    )  # fmt: skip
 
 
 def _left(seconds: float) -> tuple[str, str, float]:
@@ -264,13 +262,11 @@ def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
         title="Time of the job against the number of GPUs",
         finding=f"{last.num_devices} GPUs take {shortest}, {first.num_devices} take {duration(first.job_s)}:"
         f" {efficiency:.0%} of a perfect speed-up.",
-        x=Axis(label="GPUs", scale="log2"),
-        y=Axis(label="hours of the whole job", unit="h", scale="log10"),
+        x=Axis(label="GPUs", scale="log2"), y=Axis(label="hours of the whole job", unit="h", scale="log10"),
         series=(
             ideal_line((n, hours[0][1] * first.num_devices / n) for n, _ in hours),
             series("the fastest option", "points", "forecast", hours, labels=tuple(labels)),
         ),
         marks=(Mark(axis="point", at=last.num_devices, y=hours[-1][1], text=shortest, tone="best"),),
-        nearest="point",
-        note="Forecasts, not measurements.",
-    )
+        nearest="point", note="Forecasts, not measurements.",
+    )  # fmt: skip

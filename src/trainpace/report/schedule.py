@@ -56,8 +56,7 @@ def _print_verdict(a: Answer) -> None:
 
 
 def _rows(a: Answer) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    e, t = a.execution, a.time
+    e, t, rate, rows = a.execution, a.time, a.throughput_samples_per_s, []
     if e is not None:
         formula = f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size} data parallel"
         rows.append(("global batch", f"{e.global_batch:,} samples = {formula}"))
@@ -65,32 +64,28 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
             sizes = f"(tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}"
             rows.append(("data parallel", f"{e.world_size} GPUs / {sizes}"))
         if a.epoch is not None:
-            whole = a.epoch.last_step_samples == e.global_batch
-            last = "" if whole else f", the last of {a.epoch.last_step_samples} samples"
+            partial = a.epoch.last_step_samples != e.global_batch
+            last = f", the last of {a.epoch.last_step_samples} samples" if partial else ""
             rows.append(("steps per epoch", f"{a.epoch.steps:,}{last}"))
-    if a.schedule.epochs is not None:
-        rows.append(("epochs", f"{a.schedule.epochs:g}{'  <- fits' if 'epochs' in a.solved else ''}"))
-    if t is not None and t.steps:
-        rows.append(("steps", f"{t.steps:,}"))
-    if a.step_time_s is not None:
-        solved = "  <- needed" if "step_time" in a.solved else ""
-        rows.append(("step time", f"{duration(a.step_time_s)}{solved}"))
-        if a.throughput_samples_per_s is not None:
-            rows.append(("throughput", f"{number(a.throughput_samples_per_s)} samples/s{solved}"))
-            if a.schedule.sequence_length:
-                tokens = a.throughput_samples_per_s * a.schedule.sequence_length
-                rows.append(("", f"{format_count(tokens)} tokens/s"))
+    needed = "  <- needed" if "step_time" in a.solved else ""
+    fits = "  <- fits" if "epochs" in a.solved else ""
+    rows += [
+        ("epochs", "" if a.schedule.epochs is None else f"{a.schedule.epochs:g}{fits}"),
+        ("steps", f"{t.steps:,}" if t is not None and t.steps else ""),
+        ("step time", "" if a.step_time_s is None else f"{duration(a.step_time_s)}{needed}"),
+    ]
+    if a.step_time_s is not None and rate is not None:
+        rows.append(("throughput", f"{number(rate)} samples/s{needed}"))
+        if a.schedule.sequence_length:
+            rows.append(("", f"{format_count(rate * a.schedule.sequence_length)} tokens/s"))
     if a.gpus_choice is not None:
         rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
     if t is not None:
-        if t.repeats > 1:
-            rows.append(("runs in sequence", f"{t.repeats}"))
         parts = {"steps": t.stepping_s, "start-up": t.startup_s, "evaluation": t.evaluation_s,
                  "checkpoints": t.checkpoint_s, "failures": t.failures_s}  # fmt: skip
         shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
-        if len(shown) > 1:
-            rows.append(("of which", ", ".join(shown)))
-        rows.append(("training time", duration(t.total_s)))
-    if a.cost_usd is not None:
-        rows.append(("cost", usd(a.cost_usd)))
-    return rows
+        rows += [
+            ("runs in sequence", f"{t.repeats}" if t.repeats > 1 else ""),
+            ("of which", ", ".join(shown) if len(shown) > 1 else ""), ("training time", duration(t.total_s)),
+        ]  # fmt: skip
+    return [(name, text) for name, text in (*rows, ("cost", usd(a.cost_usd, ""))) if text]

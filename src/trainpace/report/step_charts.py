@@ -59,14 +59,12 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     return BarChart(
         title="Where a step's time goes",
         finding=sentence(f"{name}{part_words(part)} takes the largest part of the step, {share:.0%}."),
-        label="step time",
-        unit="ms",
+        label="step time", unit="ms",
         groups=tuple(
             BarGroup(title=group, bars=tuple(groups[group])) for group in dict.fromkeys(t.group for t in steps)
         ),
-        one_scale=len(groups) == 1,
-        note=note,
-    )
+        one_scale=len(groups) == 1, note=note,
+    )  # fmt: skip
 
 
 def part_words(part: str) -> str:
@@ -82,18 +80,13 @@ def _step_bar(timed: Timed) -> Bar:
 def memory_at_peak(held: Sequence[Held]) -> BarChart:
     """A bar each: what lives at the peak by kind, then what the allocator and the driver keep beside it, then what is free."""
     first = held[0]
-    most = max(_kinds_gib(first.memory), key=lambda kind: kind[2])
+    most, allocated = max(_kinds_gib(first.memory), key=lambda kind: kind[2]), number(first.memory.allocated_gib)
     return BarChart(
         title="Memory at the step's peak",
-        finding=sentence(
-            f"{first.label}: {most[0]} take the largest part, {number(most[2])} of"
-            f" {number(first.memory.allocated_gib)} GiB allocated."
-        ),
-        label="memory of one device",
-        unit="GiB",
-        groups=(BarGroup(bars=tuple(map(_memory_bar, held))),),
+        finding=sentence(f"{first.label}: {most[0]} take the largest part, {number(most[2])} of {allocated} GiB allocated."),
+        label="memory of one device", unit="GiB", groups=(BarGroup(bars=tuple(map(_memory_bar, held))),),
         note="Allocated memory is held by live tensors; grey: reserved by allocator and driver.",
-    )
+    )  # fmt: skip
 
 
 def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
@@ -115,9 +108,7 @@ def _memory_bar(held: Held) -> Bar:
 def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[Picture]:
     """The parts of the step and the memory at its peak, of forecasts under names."""
     timed = [Timed("", name, f.step, f.step_time_interval_ms) for name, f in forecasts if f.step is not None]
-    held = [
-        Held(name, f.memory, f.capacity_gib) for name, f in forecasts if f.step is not None and f.memory is not None
-    ]
+    held = [Held(name, f.memory, f.capacity_gib) for name, f in forecasts if f.memory is not None]
     return [*([step_breakdown(timed, note)] if timed else []), *([memory_at_peak(held)] if held else [])]
 
 
@@ -149,12 +140,10 @@ def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: t
     return Chart(
         title="Memory over the step",
         finding=f"Memory peaks in the {where}: {number(below[peak])} GiB{device_has and f'; {device_has}'}.",
-        x=Axis(label="time in the step", unit="ms", low=0),
-        y=Axis(label="memory allocated", unit="GiB", low=0),
-        series=tuple(areas),
-        marks=tuple(marks),
+        x=Axis(label="time in the step", unit="ms", low=0), y=Axis(label="memory allocated", unit="GiB", low=0),
+        series=tuple(areas), marks=tuple(marks),
         note="From the trace: live tensors at each operator. Times within a phase are estimated from the bytes moved.",
-    )
+    )  # fmt: skip
 
 
 def roofline_chart(r: Roofline, device: str) -> Chart:
@@ -164,40 +153,29 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
     right = max(ridge * 4, *(p.intensity for p in r.points)) * 1.5
     roof = [(x, min(r.peak_tflops, x * r.bandwidth_gb_per_s / 1e3)) for x in (left, ridge, right)]
     longest = max(p.time_ms for p in r.points)
-    shown = [series("roofs of the datasheet", "line", "ideal", roof)]
-    for limit, tone in (("memory bandwidth", "first"), ("compute", "second")):
-        points = [p for p in r.points if (p.intensity >= ridge) == (limit == "compute")]
-        if points:
-            shown.append(
-                series(
-                    f"operators bound by {limit}",
-                    "points",
-                    tone,
-                    [(p.intensity, p.tflops) for p in points],
-                    labels=tuple(f"{p.name}: {number(p.time_ms)} ms" for p in points),
-                    sizes=tuple(p.time_ms / longest for p in points),
-                )
-            )
+    shown, tones = [series("roofs of the datasheet", "line", "ideal", roof)], {False: "first", True: "second"}
+    for computing, limit in ((False, "memory bandwidth"), (True, "compute")):
+        operators = [p for p in r.points if (p.intensity >= ridge) is computing]
+        points = [(p.intensity, p.tflops) for p in operators]
+        labels = tuple(f"{p.name}: {number(p.time_ms)} ms" for p in operators)
+        sizes = tuple(p.time_ms / longest for p in operators)
+        if operators:
+            name = f"operators bound by {limit}"
+            shown.append(series(name, "points", tones[computing], points, labels=labels, sizes=sizes))
+    marks = (
+        Mark(axis="point", at=p.intensity, y=p.tflops, text=p.name, tone=tones[p.intensity >= ridge])
+        for p in r.points[:MOST_NAMED]
+    )
     by_memory = sum(p.time_ms for p in r.points if p.intensity < ridge) / sum(p.time_ms for p in r.points)
     return Chart(
         title=f"Roofline of {device}",
         finding=f"Of these operators' time, {by_memory:.0%} is bound by memory bandwidth and {1 - by_memory:.0%} by compute.",
         x=Axis(label="arithmetic intensity", unit="FLOP/byte", scale="log10"),
-        y=Axis(label="rate", unit="TFLOP/s", scale="log10"),
-        series=tuple(shown),
-        marks=tuple(
-            Mark(
-                axis="point",
-                at=p.intensity,
-                y=p.tflops,
-                text=p.name,
-                tone="second" if p.intensity >= ridge else "first",
-            )
-            for p in r.points[:MOST_NAMED]
-        ),
+        y=Axis(label="rate", unit="TFLOP/s", scale="log10"), series=tuple(shown),
+        marks=tuple(marks),
         nearest="point",
         note=f"The {len(r.points)} heaviest groups of similar operators, {r.share:.0%} of the device's forecast time; larger"
         f" points take longer. Roofs of the datasheet: {number(r.peak_tflops)} TFLOP/s and"
         f" {number(r.bandwidth_gb_per_s)} GB/s."
         " Caches, and algorithms with fewer multiplications (Winograd), can lift a point above a roof.",
-    )
+    )  # fmt: skip

@@ -53,31 +53,21 @@ def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]
     return Chart(
         title="Step time against the batch size",
         finding=sentence(f"{'; '.join(findings) or 'no batch size fits'}.{_jumps_in_words(jumped)}"),
-        x=BATCH,
-        y=_step_axis(lines),
-        series=tuple(lines),
-        marks=tuple(marks),
+        x=BATCH, y=_step_axis(lines), series=tuple(lines), marks=tuple(marks),
         note=provenance([row for some in curves.values() for row in some]),
-    )
+    )  # fmt: skip
 
 
 def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()) -> Chart:
     """Points with the interval of a repeat, the fitted pieces, jumps with their causes according to the forecast."""
     forecasts = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
     shown = [_line("forecast, 90 % interval", "forecast", forecasts, banded=True)] if forecasts else []
-    pieces: list[tuple[float, float | None]] = []
-    for s in a.curve.segments:
-        if s.first_batch < s.last_batch:
-            pieces += [
-                (s.first_batch, s.line(s.first_batch)),
-                (s.last_batch, s.line(s.last_batch)),
-                (s.last_batch, None),
-            ]
+    segments = [s for s in a.curve.segments if s.first_batch < s.last_batch]
+    ends = [(s, batch) for s in segments for batch in (s.first_batch, s.last_batch, None)]
+    pieces = [(s.last_batch, None) if batch is None else (batch, s.line(batch)) for s, batch in ends]
     shown += [series("fitted", "line", "muted", pieces)] if pieces else []
-    steps = [(p.batch, p.step_ms) for p in a.points]
-    shown.append(
-        series("measured, with 90 % of repeats", "points", "measured", steps, [p.interval_ms for p in a.points])
-    )
+    steps, spread = [(p.batch, p.step_ms) for p in a.points], [p.interval_ms for p in a.points]
+    shown.append(series("measured, with 90 % of repeats", "points", "measured", steps, spread))
     best = a.best.best
     marks = [Mark(axis="point", at=best.batch, y=dict(steps)[best.batch], text="best throughput", tone="best")]
     for jump in a.curve.jumps:
@@ -89,13 +79,10 @@ def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: S
         title="Step time against the batch size",
         finding=f"Batch {best.batch} has the best throughput, {number(best.measured_samples_per_second)} samples/s."
         + _jumps_in_words([jump.before for jump in a.curve.jumps]),
-        x=BATCH,
-        y=_step_axis(shown),
-        series=tuple(shown),
-        marks=tuple(marks),
+        x=BATCH, y=_step_axis(shown), series=tuple(shown), marks=tuple(marks),
         note="Measured on this machine; each point is the median of its probes."
         + (f" {provenance(forecasts, 'The forecast is from')}" if forecasts else ""),
-    )
+    )  # fmt: skip
 
 
 def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
@@ -105,17 +92,13 @@ def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
     best, last = a.best.best, a.points[-1]
     rate = best.measured_samples_per_second
     gain = rate / last.samples_per_second - 1
-    more = (
-        f", {gain:.0%} more than batch {last.batch}, the largest" if best.batch != last.batch and gain >= 0.01 else ""
-    )
+    more = "" if best.batch == last.batch or gain < 0.01 else f", {gain:.0%} more than batch {last.batch}, the largest"
     return Chart(
         title="Throughput against the batch size",
         finding=f"Batch {best.batch} gives {number(rate)} samples a second{more}.",
-        x=BATCH,
-        y=Axis(label="throughput", unit="samples/s", low=0),
-        series=tuple(shown),
+        x=BATCH, y=Axis(label="throughput", unit="samples/s", low=0), series=tuple(shown),
         marks=(Mark(axis="point", at=best.batch, y=rate, text=f"batch {best.batch}", tone="best"),),
-    )
+    )  # fmt: skip
 
 
 def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
@@ -134,15 +117,14 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
         title="Scaling over devices",
         finding=f"{most} devices give {number(fastest)} samples/s, {efficiency:.0%} of {most // fewest} times the"
         f" throughput of {'one' if fewest == 1 else fewest}.",
-        x=Axis(label="devices", scale="log2"),
-        y=Axis(label="throughput", unit="samples/s", scale="log2"),
+        x=Axis(label="devices", scale="log2"), y=Axis(label="throughput", unit="samples/s", scale="log2"),
         series=(
             ideal_line((n, slowest / fewest * n) for n, _ in points),
             series("forecast, 90 % interval", "line", "forecast", points, bounds),
             series("forecast", "points", "forecast", points),
         ),
         note=f"The same micro-batch on every device, so that the global batch grows with them. {provenance(done)}",
-    )
+    )  # fmt: skip
 
 
 def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:

@@ -218,10 +218,8 @@ def print_next(command: str | Sequence[str], why: str = "") -> None:
     if why and len(why) + 4 <= room:
         text.append(f"  ({why})")
     elif why:
-        indent = " " * 6
-        text.append(
-            "\n" + textwrap.fill(why, max(LEAST_WIDTH, out.width), initial_indent=indent, subsequent_indent=indent)
-        )
+        indent, width = " " * 6, max(LEAST_WIDTH, out.width)
+        text.append(f"\n{textwrap.fill(why, width, initial_indent=indent, subsequent_indent=indent)}")
     out.print(text, soft_wrap=True)
 
 

@@ -35,9 +35,8 @@ WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
 
 def print_equivalence(found: Equivalence) -> None:
     q = found.question
-    print_lines(
-        f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch"
-    )
+    trained = f"{q.steps} steps of {q.batch} samples in {q.precision}"
+    print_lines(f"{q.model}: {trained}, against one process and the whole batch")
     lines = verdict(found)
     if found.equal:
         first, *lines = lines

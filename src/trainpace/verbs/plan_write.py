@@ -10,7 +10,7 @@ from trainpace import configs
 from trainpace.configs import Changes, Rewritten, Written
 from trainpace.errors import Contradiction
 from trainpace.plan import Plan
-from trainpace.records import write_whole
+from trainpace.records import read_text, write_whole
 from trainpace.verbs.plan import PlanRequest
 
 NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
@@ -27,7 +27,7 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     added = tuple(_new_file(file, plan, plan.best.job_s) for file in new)
     if not plan.changes or not (request.config or request.command):
         return Rewritten(files=added, left={})
-    texts = configs.read_texts(request.config)
+    texts = {path: read_text(path) for path in request.config}
     if request.command:
         texts[COMMAND] = request.command + "\n"
     last = plan.changes[-1].data
@@ -40,12 +40,8 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
 def _new_file(file: str, plan: Plan, job_s: float) -> Written:
     """The plan's end in a file that is not there yet. A batch job may take as long as it is forecast to, and some more."""
     kind = NEW[Path(file).suffix]
-    if kind == "sbatch":
-        return configs.new_sbatch(plan.end, file=file, time_limit_s=60 * math.ceil(JOB_MARGIN * job_s / 60))
-    if kind == "torchrun":
-        return configs.new_torchrun(plan.end, file=file)
-    make = configs.new_deepspeed if kind == "DeepSpeed" else configs.new_accelerate
-    return make(plan.end, file)
+    time_limit_s = 60 * math.ceil(JOB_MARGIN * job_s / 60) if kind == "sbatch" else None
+    return configs.new_file(kind, plan.end, file, time_limit_s)
 
 
 def save_all(files: Rewritten) -> dict[str, str]:

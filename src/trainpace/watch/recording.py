@@ -16,7 +16,7 @@ from trainpace.medians import mean_and_half_width, median, median_interval
 from trainpace.records import Record, read_bytes
 from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.trails import records_of, trails_of
+from trainpace.watch.trails import fetches_of, records_of, trails_of
 
 WARM_UP_STEPS = 3
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
@@ -180,7 +180,7 @@ def _seen(processes: Sequence[Sequence[Any]]) -> str:
 
 def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
-    in_workers = [r for path, _ in workers for r in records_of(path) if isinstance(r, Fetch)]
+    in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
     notes: dict[str, Any] = {"torch": "", "threads": 1, **header}
     notes |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1}
     loaders, models, counted = [], [], []

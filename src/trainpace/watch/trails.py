@@ -3,7 +3,7 @@
 import contextlib
 import json
 import mmap
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,10 @@ class WorkerLane(NamedTuple):
     paths: tuple[Path, ...]
     first_ns: int
     last_ns: int
+
+    def fetches(self) -> Iterator[Fetch]:
+        for path in self.paths:
+            yield from fetches_of(path)
 
     @property
     def label(self) -> str:
@@ -93,6 +97,10 @@ def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
         yield from records_from(data, data.find(b"\n") + 1)
 
 
+def fetches_of(path: Path) -> Iterator[Fetch]:
+    return (r for r in records_of(path) if isinstance(r, Fetch))
+
+
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
@@ -130,9 +138,10 @@ def _lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
     """Lanes of workers: workers with one number share a lane unless two loaders had them at the same time."""
     lives = []
     for path, worker in workers:
-        fetches = [r for r in records_of(path) if isinstance(r, Fetch)]
-        if fetches:
-            lives.append(WorkerLane(worker, 1, (path,), fetches[0].start_ns, fetches[-1].end_ns))
+        fetches = fetches_of(path)
+        if first := next(fetches, None):
+            last = deque(fetches, maxlen=1) or [first]
+            lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last[0].end_ns))
     lanes: list[WorkerLane] = []
     for life in sorted(lives, key=lambda w: w.first_ns):
         free = next((i for i, w in enumerate(lanes) if w.worker == life.worker and w.last_ns <= life.first_ns), None)

@@ -71,16 +71,9 @@ def note_rate(recorder: Recorder) -> None:
     """Write to the trail the FLOP/s of a large fp32 matrix product here, with the script's own settings."""
     import torch
 
-    device = "cuda" if torch.cuda.is_initialized() else "cpu"
-    times = []
     with torch.no_grad():
-        a = torch.ones(SIDE, SIDE, device=device)
-        for _ in range(REPEATS):
-            start = now_ns()
-            a @ a
-            if device == "cuda":
-                torch.cuda.synchronize()
-            times.append(now_ns() - start)
+        a = torch.ones(SIDE, SIDE, device="cuda" if torch.cuda.is_initialized() else "cpu")
+        times = [_time_ns(torch, lambda: a @ a) for _ in range(REPEATS)]
     recorder.trail.note({"matmul_gflops": 2 * SIDE**3 / min(times)})
 
 
@@ -96,7 +89,6 @@ def note_optimizers(recorder: Recorder) -> None:
         type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]
     ):
         return
-    times: dict[str, list[float]] = {}
     stepping = {}
     for name in ("as it is", *(v for v in VARIANTS if v in optimizer.defaults)):
         with contextlib.suppress(Exception):  # not every implementation exists for every device and type
@@ -104,14 +96,19 @@ def note_optimizers(recorder: Recorder) -> None:
                 torch, optimizer, {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True}
             )
             stepping[name].step()
+    times: dict[str, list[int]] = {name: [] for name in stepping}
     for _ in range(REPEATS):
         for name, copied in stepping.items():
-            start = now_ns()
-            copied.step()
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            times.setdefault(name, []).append((now_ns() - start) / 1e6)
-    recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[len(t) // 2] for name, t in times.items()}})
+            times[name].append(_time_ns(torch, copied.step))
+    recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[REPEATS // 2] / 1e6 for name, t in times.items()}})
+
+
+def _time_ns(torch: Any, work: Callable[[], Any]) -> int:
+    start = now_ns()
+    work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return now_ns() - start
 
 
 def _copy(torch: Any, optimizer: Any, changed: dict[str, Any]) -> Any:
@@ -124,7 +121,7 @@ def _copy(torch: Any, optimizer: Any, changed: dict[str, Any]) -> Any:
                 copied.grad = parameter.grad.detach().clone()
                 params.append(copied)
         settings = {k: v for k, v in group.items() if k in optimizer.defaults and k != "params"}
-        groups.append({**settings, **{k: v for k, v in changed.items() if k in optimizer.defaults}, "params": params})
+        groups.append(settings | {k: v for k, v in changed.items() if k in optimizer.defaults} | {"params": params})
     return type(optimizer)(groups)
 
 

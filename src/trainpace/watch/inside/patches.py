@@ -32,7 +32,10 @@ def install(torch: Any, recorder: Recorder) -> None:
     calls = _Calls(torch, recorder)
     if recorder.trials is None:
         calls.losses(torch.nn.functional)
-    _optimizers(torch, recorder)
+    optimizers, hooks = _Optimizers(recorder), sys.modules["torch.optim.optimizer"]
+    hooks.register_optimizer_step_pre_hook(optimizers.before)
+    hooks.register_optimizer_step_post_hook(optimizers.after)
+    torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
     if recorder.losses is not None:
         torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
@@ -46,11 +49,7 @@ def install(torch: Any, recorder: Recorder) -> None:
     )
     _outputs(recorder)
 
-    def after_first(step: Step) -> None:
-        if step.number == 0:
-            _copies(torch, recorder)
-
-    recorder.after_step.append(after_first)
+    recorder.after_step.append(lambda step: _copies(torch, recorder) if step.number == 0 else None)
 
 
 # ---- modules
@@ -95,7 +94,7 @@ class _Calls:
             try:
                 output = original(module, *args, **kwargs)
                 if recorder.steps == CAPTURED_IN_STEP:
-                    self.captured(lambda: recorder.capture.after(output))
+                    recorder.capture.attempt(recorder.capture.after, output)
                 return output
             finally:
                 recorder.leave(depth, type(module).__name__)
@@ -110,7 +109,7 @@ class _Calls:
         if self.torch.is_grad_enabled():
             model = core(module)
             if recorder.steps == CAPTURED_IN_STEP:
-                self.captured(lambda: recorder.capture.before(model, args, kwargs))
+                recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
             if module.training:
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
@@ -123,16 +122,15 @@ class _Calls:
     def losses(self, functional: Any) -> None:
         """Watch losses called as functions outside modules, only during the captured step and only then wrapped:
         TorchScript cannot compile wrapped functions."""
-        watched = {}
+        watched, capture = {}, self.recorder.capture
 
         def watch(name: str) -> None:
             plain = getattr(functional, name)
 
             @functools.wraps(plain)
             def call(*args: Any, **kwargs: Any) -> Any:
-                capture = self.recorder.capture
                 if not self.is_compiling() and not self.inside and capture.output is not None:
-                    self.captured(lambda: capture.made_by(plain, args, kwargs))
+                    capture.attempt(capture.made_by, plain, args, kwargs)
                 return plain(*args, **kwargs)
 
             watched[name] = plain, call
@@ -143,18 +141,12 @@ class _Calls:
                 for name in LOSSES:
                     watch(name)
             elif step.number == CAPTURED_IN_STEP:
-                self.recorder.capture.output = None  # its memory is the script's
+                capture.output = None  # its memory is the script's
                 for name, (plain, call) in watched.items():
                     if getattr(functional, name) is call:  # else it is the script's own by now
                         setattr(functional, name, plain)
 
         self.recorder.after_step.append(at_step)
-
-    def captured(self, what: Callable[[], None]) -> None:
-        try:
-            what()
-        except Exception as error:
-            self.recorder.capture.fails(error)
 
     def narrow(self, step: Step) -> None:
         if step.number != 1:
@@ -244,14 +236,6 @@ def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
     recorder.optimizer = weakref.ref(optimizer)
 
 
-def _optimizers(torch: Any, recorder: Recorder) -> None:
-    watched = _Optimizers(recorder)
-    hooks: Any = sys.modules["torch.optim.optimizer"]
-    hooks.register_optimizer_step_pre_hook(watched.before)
-    hooks.register_optimizer_step_post_hook(watched.after)
-    torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
-
-
 # ---- copies, synchronisation, output
 
 
@@ -290,10 +274,6 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
 
 def _outputs(recorder: Recorder) -> None:
-    for owner, function, name in (
-        (builtins, "print", "print"),
-        (os, "fsync", "fsync"),
-        (logging.Handler, "handle", "logging"),
-    ):
-        charged = recorder.wraps(getattr(owner, function), LOGGING, name)
-        setattr(owner, function, trials.muted(recorder, charged))
+    for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
+        charged = recorder.wraps(getattr(owner, name), LOGGING, "logging" if name == "handle" else name)
+        setattr(owner, name, trials.muted(recorder, charged))

@@ -92,7 +92,6 @@ class Recorder:
         self.part = before
 
     def charged(self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function on the training thread, charged to a part."""
         depth = self.enter(part)
         try:
             return function(*args, **kwargs)

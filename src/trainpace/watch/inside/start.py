@@ -77,7 +77,7 @@ def _after_step(recorder: Recorder, step: Step) -> None:
 
 
 def _forked(recorder: Recorder) -> None:
-    recorder.trail.forget()
+    recorder.trail.close()
     recorder.thread = -1
 
 
@@ -88,7 +88,7 @@ def _end(recorder: Recorder, sampler: Sampler) -> None:
         _note_the_end(recorder, sampler)
         recorder.trail.flush()
         recorder.thread = -1  # the trace's calls are none of the script's
-        recorder.capture.at_end(os.environ["TRAINPACE_WATCH"])
+        recorder.capture.attempt(recorder.capture.write, os.environ["TRAINPACE_WATCH"])
     except Exception as error:
         warn(f"the end of this process is not recorded ({error}).")
     recorder.trail.flush()
@@ -130,8 +130,6 @@ def _call(name: str, callback: Callback, module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Adds callbacks to the modules that the other finders find."""
-
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _waiting:
             return None

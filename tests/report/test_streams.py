@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from trainpace.report import progress
-from trainpace.report.progress import Bar, left_s
+from trainpace.report import streams
+from trainpace.report.streams import Bar, left_s
 
 WORK = """
 import time
-from trainpace.report.progress import Bar
+from trainpace.report.streams import Bar
 with Bar("measuring resnet50", 24, "probes") as bar:
     for i in range(8):
         bar.to(i, words=f"batch {i}")
@@ -54,7 +54,7 @@ def test_a_terminal_gets_a_bar_with_the_time_left():
 
 def test_a_log_gets_lines_now_and_then(capsys, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(streams.time, "monotonic", lambda: clock[0])
     with Bar("tracing", unit="models") as bar:
         for done in range(101):
             bar.to(done, 100)
@@ -83,7 +83,7 @@ def test_time_left(done, total, new, elapsed_s, left):
 
 def test_the_clock_alone(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(streams.time, "monotonic", lambda: clock[0])
     bar = Bar("calibrating", seconds=60.0)
     clock[0] = 15.0
     assert bar.share() == 0.25

@@ -1,7 +1,8 @@
-"""Long work on stderr: a bar with the time left on a terminal, in a log file a line now and then."""
+"""Standard streams: what an encoding lacks becomes ASCII; long work shows a bar, and in a log file a line now and then."""
 
 from __future__ import annotations
 
+import codecs
 import sys
 import threading
 import time
@@ -12,6 +13,9 @@ from trainpace.units import format_duration, format_number
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+_ERRORS = "trainpace"
+PLAIN = dict(zip("█▓▒░─│└┤┬├┼●○▲▼·…◀▶×µ–—’²", "##=:-|+++++*o^v.~<>xu--'2", strict=True))
+"""ASCII for each drawing character, one for one, so that columns stay columns."""
 LOG_EVERY_S = 10.0
 REFRESHES_PER_S = 1.0
 """Few, since what runs meanwhile is often being timed on the same cores."""
@@ -19,6 +23,26 @@ LEAST_RATE = 1.0
 """Fewer a second are better said by the time left."""
 WAIT_S = 1.0
 """What ends sooner needs no bar."""
+
+
+def plain(text: str) -> str:
+    """The same number of characters, all of them ASCII."""
+    return "".join(c if c.isascii() else PLAIN.get(c, "?") for c in text)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return plain(error.object[error.start : error.end]), error.end
+
+
+def never_fail_to_encode() -> None:
+    """stdout and stderr write what their encoding has, and ASCII in place of the rest."""
+    codecs.register_error(_ERRORS, _replace)
+    for stream in (sys.stdout, sys.stderr):
+        encoding = getattr(stream, "encoding", None) or ""
+        if hasattr(stream, "reconfigure") and not encoding.lower().startswith("utf"):
+            stream.reconfigure(errors=_ERRORS)
 
 
 def left_s(done: float, total: float | None, new: float, elapsed_s: float) -> float | None:
