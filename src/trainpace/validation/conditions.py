@@ -73,11 +73,10 @@ def case_of(run: Run, folder: Path) -> Case:
     variant = Variant(
         optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
         sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
-        image_size=int(run.img_size) if run.img_size and not is_transformer else None,
-        mode=mode_of(run),
+        image_size=int(run.img_size) if run.img_size and not is_transformer else None, mode=mode_of(run),
         legacy=version is not None and version < ((2, 1, 1) if is_transformer else (2, 0, 0)),
         checkpointing=execution.activation_checkpointing == "full" and execution.tp * execution.pp * execution.cp == 1,
-    )
+    )  # fmt: skip
     assumed = [run.assumed] if run.assumed else []
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is None and execution.nnodes > 1:
@@ -85,25 +84,16 @@ def case_of(run: Run, folder: Path) -> Case:
         network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
         assumed.append(f"a network of {network:g} GB/s a GPU")
     cluster = Cluster(
-        device=device,
-        devices_per_node=execution.nproc_per_node,
-        nodes=execution.nnodes,
+        device=device, devices_per_node=execution.nproc_per_node, nodes=execution.nnodes,
         network_gb_per_s_per_device=network,
-    )
+    )  # fmt: skip
     return Case(
-        run=run,
-        spec=spec,
-        form=form_of(execution.precision),
-        variant=variant,
-        execution=execution,
-        cluster=cluster,
-        measured_ms=measured_ms(run, execution),
-        host=_host(run, device),
-        peak=run.peak_memory_kind or "allocated",
+        run=run, spec=spec, form=form_of(execution.precision), variant=variant, execution=execution, cluster=cluster,
+        measured_ms=measured_ms(run, execution), host=_host(run, device), peak=run.peak_memory_kind or "allocated",
         attention=run.attention or ("flash1" if version is not None and version < (2, 2) else "flash2"),
         loads_all_kernels=version is not None and version < (1, 13),  # torch before was built for CUDA up to 11.6
         assumed=", ".join(assumed),
-    )
+    )  # fmt: skip
 
 
 def execution_of(run: Run) -> Execution:
@@ -119,18 +109,12 @@ def execution_of(run: Run) -> Execution:
         raise TrainpaceError("activations offloaded to the host are not forecast.")
     in_node = nodes > 1 and re.search(r"\bfsdp=\w*HYBRID", run.parallelism, re.IGNORECASE)
     return replace(
-        stated,
-        micro_batch=batch,
-        accumulation=accumulation,
-        nnodes=nodes,
-        nproc_per_node=gpus // nodes,
-        engine=run.engine or stated.engine,
-        precision=_precision(run),
-        optimizer=_optimizer(run) if mode_of(run) == "train" else "none",
-        shard_size=gpus // nodes if in_node else None,
+        stated, micro_batch=batch, accumulation=accumulation, nnodes=nodes, nproc_per_node=gpus // nodes,
+        engine=run.engine or stated.engine, precision=_precision(run),
+        optimizer=_optimizer(run) if mode_of(run) == "train" else "none", shard_size=gpus // nodes if in_node else None,
         compile=run.compile in ("compile", "xla"),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
-    )
+    )  # fmt: skip
 
 
 def read_parallelism(text: str) -> Execution:
@@ -155,20 +139,16 @@ def read_parallelism(text: str) -> Execution:
     virtual_stages, schedule = _pipeline(text, pp)
     checkpointing = re.search(r"\bac=(full|selective)", text)
     return Execution(
-        nproc_per_node=tp * pp * cp,
-        tp=tp,
-        pp=pp,
-        cp=cp,
+        nproc_per_node=tp * pp * cp, tp=tp, pp=pp, cp=cp,
         engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
-        virtual_stages=virtual_stages,
-        pipeline_schedule=schedule,
+        virtual_stages=virtual_stages, pipeline_schedule=schedule,
         zero_stage=3 if shards else zero,  # type: ignore[arg-type]
         # torchtitan keeps parameters gathered under a pipeline, whose micro-batches would gather them again and again
         reshard_after_forward="SHARD_GRAD_OP" not in strategy and "ZERO2" not in strategy and pp == 1,
         activation_checkpointing=checkpointing[1] if checkpointing else "none",  # type: ignore[arg-type]
         sequence_parallel=tp > 1 and bool(re.search(r"\bsp\b(?!=[01])|\bsp=1", text)),
         async_tensor_parallel=tp > 1 and "async_tp" in text,
-    )
+    )  # fmt: skip
 
 
 def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
@@ -253,12 +233,11 @@ def mode_of(run: Run) -> Mode:
 
 def _optimizer(run: Run) -> str:
     name = run.optimizer.lower()
-    if "adamw" in name or "lamb" in name:
-        return "adamw"
-    if "adam" in name:
-        return "adam"
     if "sgd" in name:
         return "sgd_momentum" if "momentum" in name else "sgd"
+    for word, optimizer in (("adamw", "adamw"), ("lamb", "adamw"), ("adam", "adam")):
+        if word in name:
+            return optimizer
     return "adamw" if run.seq_len else "sgd_momentum"
 
 

@@ -174,16 +174,11 @@ def _load(file: Path) -> Workload | str:
 def _row(run: Run, case: Case | str, workload: Workload | str, constants: KernelConstants | None) -> Row:
     """The row of a run; a text in the place of its case or workload is the reason why there is none."""
     row = Row(
-        index=run.index,
-        file=run.file,
-        model=run.model_spec or run.model,
-        gpu=run.gpu_canonical or run.gpu,
-        num_gpus=int(run.num_gpus or 1),
-        precision=run.precision,
-        batch=int(run.batch_per_gpu or 0),
+        index=run.index, file=run.file, model=run.model_spec or run.model, gpu=run.gpu_canonical or run.gpu,
+        num_gpus=int(run.num_gpus or 1), precision=run.precision, batch=int(run.batch_per_gpu or 0),
         measured_ms=run.step_time_ms if isinstance(case, str) else case.measured_ms,
         measured_memory_gib=run.peak_mem_gib,
-    )
+    )  # fmt: skip
     if isinstance(case, str) or isinstance(workload, str):
         return replace(row, unsupported=workload if isinstance(case, Case) else case)
     result = _or_reason(forecast_case, case, workload, constants)
@@ -195,16 +190,12 @@ def _row(run: Run, case: Case | str, workload: Workload | str, constants: Kernel
         return row
     ms, interval, measured = result.step.total_ms, result.step_time_interval_ms, row.measured_ms
     return replace(
-        row,
-        forecast_ms=ms,
-        low_ms=interval.low,
-        high_ms=interval.high,
+        row, forecast_ms=ms, low_ms=interval.low, high_ms=interval.high,
         error_pct=None if measured is None else 100 * (ms / measured - 1),
         in_interval=None if measured is None else interval.low <= measured <= interval.high,
         memory_error_pct=100 * (memory / run.peak_mem_gib - 1) if run.peak_mem_gib and memory is not None else None,
-        provenance=result.provenance,
-        assumed=case.assumed,
-    )
+        provenance=result.provenance, assumed=case.assumed,
+    )  # fmt: skip
 
 
 def stated_peak_gib(case: Case, memory: Memory) -> float:
@@ -265,19 +256,14 @@ def summarise(name: str, rows: Iterable[Row]) -> Summary:
     ]
     memory = [abs(row.memory_error_pct) for row in rows if row.memory_error_pct is not None]
     return Summary(
-        name=name,
-        n=len(errors),
-        unsupported=sum(bool(row.unsupported) for row in rows),
-        mape=statistics.fmean(size) if size else None,
-        median=statistics.median(size) if size else None,
-        p90=float(np.quantile(size, 0.90)) if size else None,
-        p95=float(np.quantile(size, 0.95)) if size else None,
+        name=name, n=len(errors), unsupported=sum(bool(row.unsupported) for row in rows),
+        mape=statistics.fmean(size) if size else None, median=statistics.median(size) if size else None,
+        p90=float(np.quantile(size, 0.90)) if size else None, p95=float(np.quantile(size, 0.95)) if size else None,
         bias=statistics.median(errors) if errors else None,
         coverage=100 * sum(inside) / len(inside) if inside else None,
-        half_width=statistics.median(widths) if widths else None,
-        memory_n=len(memory),
+        half_width=statistics.median(widths) if widths else None, memory_n=len(memory),
         memory_mape=statistics.fmean(memory) if memory else None,
-    )
+    )  # fmt: skip
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Summary]:

@@ -9,8 +9,7 @@ from trainpace.journal.entry import Entry, Sweep
 from trainpace.journal.importing.huggingface import is_huggingface, read_huggingface
 from trainpace.journal.importing.mlflow import is_mlflow_db, is_mlruns, read_mlflow
 from trainpace.journal.importing.reading import Given, Item, Skipped, columns_and_rows
-from trainpace.journal.importing.tables import RECORDS, read_own, read_published
-from trainpace.journal.importing.timm import is_timm, read_timm
+from trainpace.journal.importing.tables import RECORDS, is_timm, read_own, read_published, read_timm
 from trainpace.journal.store import Journal
 from trainpace.records import Record
 from trainpace.validation import first_bytes

@@ -12,7 +12,7 @@ from typing import Any
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.journal.entry import Entry
-from trainpace.journal.importing.reading import UNKNOWN, ContentIds, Given, Item, Skipped, imported
+from trainpace.journal.importing.reading import UNKNOWN, ContentIds, Given, Item, imported, run_or_reason
 from trainpace.records import read_bytes
 from trainpace.validation import number
 
@@ -29,10 +29,7 @@ def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
     data = _load(path)
     if not is_huggingface(data):
         raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
-    try:
-        yield _entry(path, data, given, ContentIds().of(data))
-    except TrainpaceError as error:
-        yield Skipped(error.message)
+    yield run_or_reason(_entry, path, data, given, ContentIds().of(data))
 
 
 def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
@@ -60,10 +57,9 @@ def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
         notes.append("the batch is samples a step, over all devices and accumulation")
     execution = Execution(
         micro_batch=micro or step_samples,
-        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1,
-        precision=given.precision,
+        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1, precision=given.precision,
         optimizer=UNKNOWN,
-    )
+    )  # fmt: skip
     if execution.accumulation > 1:
         notes.append(f"{execution.accumulation} micro-batches a step, accumulated or on several devices")
     losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]

@@ -3,10 +3,11 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Precision
 from trainpace.hardware import catalogue_name
 from trainpace.journal.entry import Entry, Sweep, content_id, now_utc, printable
@@ -60,6 +61,14 @@ def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
     defaults = {"created_at": now_utc(), "outcome": "ok"}
     entry = Entry(id=id_, kind="import", device=device or UNKNOWN, **defaults | fields)
     return entry if given.keep_identity else anonymous_entry(entry)
+
+
+def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
+    """The run that `run_of` makes of its arguments, or the reason why it is skipped."""
+    try:
+        return run_of(*arguments)
+    except TrainpaceError as error:
+        return Skipped(error.message)
 
 
 def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
