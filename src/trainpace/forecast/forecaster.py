@@ -1,8 +1,8 @@
-"""`Forecaster(workload, target)`: whoever wants to know what steps take asks one.
+"""`Forecaster(workload, target)`: the one entrance to forecasts of step times and memory.
 
 It answers for whole arrays of executions: kernels are evaluated once for every distinct way to shard the operators and every
-micro-batch, all else is array expressions. What costs more a row (the heaviest operators, scaling, the largest micro-batch)
-is worked out for the rows that are asked for in full.
+micro-batch, all else is array expressions. The heaviest operators, scaling and the largest micro-batch cost more a row, and are
+computed only for full records.
 """
 
 from __future__ import annotations
@@ -106,9 +106,8 @@ class Forecaster:
     def memory(self, execution: Execution) -> Memory:
         """Peak memory of the fullest rank."""
         grid = Grid.of([execution])
-        return self.tables.memory(form_of(execution.precision), grid, self.target.cluster.device.kind == "gpu").record(
-            0
-        )
+        on_gpu = self.target.cluster.device.kind == "gpu"
+        return self.tables.memory(form_of(execution.precision), grid, on_gpu).record(0)
 
     def largest_micro_batch(self, execution: Execution) -> int | None:
         """The largest micro-batch that fits, 0 where not even one does; None on a CPU and where the memory's size is unknown."""

@@ -12,7 +12,6 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware import HostLinks
 from trainpace.journal import Journal, anonymous_entry
 from trainpace.ladder import (
-    SCRIPT_STEPS,
     Attempt,
     ClimbActions,
     Ladder,
@@ -35,9 +34,8 @@ from trainpace.ladder import (
     preview,
     read_ladder,
     started_by,
-    try_script,
 )
-from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_trial, why_no_noise_scale
+from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_script, run_trial, why_no_noise_scale
 from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
@@ -114,7 +112,7 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
             work.say(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
             raise
         if ladder.script is not None:
-            files = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
+            files = keep_files(ladder, climbed.kept[0], folder)
             work.say(f"the settings files as they are kept: {files}")
     return climbed
 
@@ -181,10 +179,8 @@ def _actions(
         done += 1
         try:
             if ladder.script is not None:
-                return try_script(
-                    ladder.script, ladder.start, setup, folder / "trials" / name, ladder.steps or SCRIPT_STEPS,
-                    ladder.warmup_steps, request.timeout,
-                )  # fmt: skip
+                script_trial, _ = prepare(ladder, setup, folder / "trials" / name)
+                return run_script(script_trial, folder / "trials" / name, request.timeout)
             launcher = request.launchers.over(ladder.slurm).of(setup.execution)
             trial = _trial(ladder, setup, seed)
             gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
@@ -227,14 +223,12 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
         if not attempt.failure:
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 folder = request.folder / "dry-run" / file_name(rung.title, i)
-                if ladder.script is None:
-                    job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
-                    commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
+                if ladder.script is not None:
+                    trial, files = prepare(ladder, setup, folder)
+                    commands.append("\n".join([started_by(trial), *(file.diff for file in files if file.diff)]))
                     continue
-                steps = ladder.steps or SCRIPT_STEPS
-                prepared = prepare(ladder.script, ladder.start, setup, folder, steps, ladder.warmup_steps)
-                diffs = [written.diff for written in prepared.files if written.diff]
-                commands.append("\n".join([started_by(prepared.trial), *diffs]))
+                job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
+                commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
     return commands
 
 
