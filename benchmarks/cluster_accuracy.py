@@ -176,7 +176,7 @@ def memory(rows: Rows) -> Iterable[str]:
     """Peaks that runs state, and the parts that Korthikanti et al. 2022 draw in figure 1, as Calculon's authors read them.
 
     The figure's states are 18 bytes times the parameters of a stage's blocks, to the last digit: without the vocabulary's, which
-    the fullest stage holds besides. Where cuDNN tries convolutions the card fills up (`trainpace.validation.peaks`), which is
+    the fullest stage holds besides. Where cuDNN tries convolutions the card fills up (`validation.stated_peak_gib`), which is
     what is forecast of it, and says nothing of the model.
     """
     yield "| collection | execution | n | mean | bias | to reach |"

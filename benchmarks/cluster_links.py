@@ -36,7 +36,7 @@ CALIBRATED_BYTES = (2**11, 2**13, 3 * 2**12, 3 * 2**13, 2**15, 3 * 2**14, 2**17,
 CHECKED_BYTES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
 CHECKED = [(2, mbit) for mbit in (100.0, 300.0, 1000.0)] + [(4, mbit) for mbit in (100.0, 300.0, 1000.0)]
 SECONDS_OF_A_TIMING = 15.0
-RANK = ("-m", "trainpace.machine.host_links_rank")
+RANK = ("-m", "trainpace.machine.host_links")
 
 
 class Row(NamedTuple):

@@ -25,8 +25,7 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.plan import NO_WAIT, Freedom, Setting
 from trainpace.plan.evaluate import part_of
 from trainpace.plan.knobs import config_line
-from trainpace.plan.search import search
-from trainpace.plan.space import space_of
+from trainpace.plan.search import executions_on, search
 from trainpace.schedule import Schedule
 from trainpace.trace import load_workload
 from trainpace.workload import Variant, Workload
@@ -64,14 +63,14 @@ def large_case() -> list[str]:
         walls, cores = [], []
         for _ in range(ROUNDS):
             wall, cpu = time.perf_counter(), time.process_time()
-            found = search(setting, space_of(workload, start, cluster, freedom), (NO_WAIT,))
+            found = search(setting, start, executions_on(cluster, workload, start, freedom), (NO_WAIT,))
             best = found.best()
             walls.append(time.perf_counter() - wall)
             cores.append(time.process_time() - cpu)
         assert best is not None
         step_ms = found.evaluation.step_ms[best[0]]
         lines.append(
-            f"| {name} | {len(found.space):,} | {found.fitting:,} | {statistics.median(walls):.2f} |"
+            f"| {name} | {len(found.grid):,} | {found.fitting:,} | {statistics.median(walls):.2f} |"
             f" {statistics.median(cores):.2f} | {step_ms:,.0f} ms: {config_line(found.choice(best))} |"
         )
     return lines
@@ -134,15 +133,14 @@ def small_cases() -> list[str]:
                 best_ms = min(best_ms, f.step.total_ms)
         exhaustive_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        found = search(
-            Setting(workload, cluster, JOB), space_of(workload, start, cluster, Freedom(keep=KEPT)), (NO_WAIT,)
-        )
+        grid = executions_on(cluster, workload, start, Freedom(keep=KEPT))
+        found = search(Setting(workload, cluster, JOB), start, grid, (NO_WAIT,))
         index = found.best()
         assert index is not None
         searched_s, found_ms = time.perf_counter() - begun, found.evaluation.step_ms[index[0]]
         lines.append(
             f"| {name} | {tried:,}, {exhaustive_s:.1f} | {best_ms:.2f} |"
-            f" {len(found.space):,}, {searched_s:.2f} | {found_ms:.2f} |"
+            f" {len(found.grid):,}, {searched_s:.2f} | {found_ms:.2f} |"
         )
     return lines
 

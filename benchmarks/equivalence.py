@@ -15,7 +15,6 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from trainpace.launch.torchrun import Torchrun
 from trainpace.report.verify import WAY_IN_WORDS
 from trainpace.verify import Equivalence, Question
 from trainpace.verify.equivalence import verify
@@ -65,7 +64,7 @@ def main() -> None:
             if only not in model:
                 continue
             spec = model.replace("transformers:", f"transformers:{folder}/")
-            found = verify(Question(model=spec, image_size=image_size), Torchrun())
+            found = verify(Question(model=spec, image_size=image_size))
             lines += [row.replace(f"{folder}/", "") for row in _rows(found, expected)]
             print(*lines[-len(found.ways) :], sep="\n", flush=True)
     if only:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.measure.adaptive import AdaptiveSettings, fitted_curve, next_batch
-from trainpace.measure.best_batches import best_batches
+from trainpace.measure.adaptive import fitted_curve, next_batch
+from trainpace.measure.analysis import best_batches
 from trainpace.measure.change_search import Kind, Search, Term
 from trainpace.measure.changes import find_changes
 
@@ -260,8 +260,8 @@ def adaptive(count: int, seed: int) -> list[str]:
             for k in range(count):
                 truth, jumps = curve_of(kind, rng)
                 measured: dict[int, list[float]] = {}
-                hints, settings = jumps if "hints" in kind else [], AdaptiveSettings(seed=k)
-                while (b := next_batch(range(1, 71), measured, hints, settings=settings)) is not None:
+                hints = jumps if "hints" in kind else []
+                while (b := next_batch(range(1, 71), measured, hints, seed=k)) is not None:
                     measured.setdefault(b, []).append(float(truth[b - 1] * (1 + noise * rng.standard_normal())))
                 all_ms = truth * (1 + noise * rng.standard_normal(70))
                 few, every = fitted_curve(measured), find_changes(range(1, 71), all_ms.tolist())

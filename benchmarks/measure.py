@@ -24,13 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainpace.journal import Entry, Journal
-from trainpace.machine.detection import detect
-from trainpace.machine.disturbances import warnings_of
+from trainpace.machine.detection import detect, warnings_of
 from trainpace.measure import Conditions, measure, probe
 from trainpace.measure.adaptive import next_batch
 from trainpace.measure.analysis import analyse
-from trainpace.measure.repeats import noise_of, repeat_interval
 from trainpace.measure.sweep import Outcome, SweepPlan, medians_of, next_probe
+from trainpace.medians import noise_of, repeat_interval
 from trainpace.outcome import FailedProbe
 
 HERE = Path(__file__).parent

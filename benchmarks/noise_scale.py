@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.noise_norms import NoiseNorms
-from trainpace.measure.probes import measure_noise_scale
+from trainpace.measure.noise_scale import NoiseNorms
+from trainpace.measure.probes import Conditions, measure_noise_scale
 from trainpace.schedule import NoiseScale, noise_scale
 
 HERE = Path(__file__).parent

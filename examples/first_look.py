@@ -13,7 +13,7 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.machine import calibrate
 from trainpace.measure import Conditions, measure
 from trainpace.records import save, write_whole
-from trainpace.report.pages.side_by_side import HEAD, Pair, cells_of_pairs, side_by_side_page
+from trainpace.report.measurement import HEAD, Pair, cells_of_pairs, side_by_side_page
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.trace import load_workload
 from trainpace.units import format_number

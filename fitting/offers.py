@@ -14,8 +14,7 @@ from pathlib import Path
 
 from trainpace.errors import UnknownName
 from trainpace.hardware import find_device
-from trainpace.offers.offer import Offer
-from trainpace.offers.snapshot import write_offers
+from trainpace.offers import Offer, write_offers
 
 SNAPSHOT = Path(__file__).parents[1] / "src" / "trainpace" / "offers" / "snapshot.csv"
 

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from fitting.gpt_sizes import GptSize, named_model, write_configuration
 from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution
 from trainpace.hardware import find_device
 from trainpace.records import to_jsonable
-from trainpace.validation import Case, Run, case_of, measured_ms, read_runs
-from trainpace.validation.parallelism import Parallelism, read_parallelism
+from trainpace.validation import Case, Run, case_of, measured_ms, read_parallelism, read_runs
 
 FILES = ("measured_runs.parquet", "timm_inference.parquet")
 CONFIGURATIONS = "configurations"
@@ -151,14 +151,14 @@ def _global_batch(run: Run) -> float | None:
     return float(own[1]) if own else run.global_batch
 
 
-def _batches(run: Run, stated: Parallelism, columns: dict[str, Any], assumed: list[str]) -> None:
+def _batches(run: Run, stated: Execution, columns: dict[str, Any], assumed: list[str]) -> None:
     """torchtitan states a rank's whole batch, which its pipelines cut into as many micro-batches as there are stages;
     NeuSight's rows on 4 GPUs state the global batch."""
     batch, pp = run.batch_per_gpu, stated.pp
     if _is_neusight(run) and (run.num_gpus or 1) > 1:
         whole = columns["global_batch"] or batch or 0
         pieces = pp if pp > 1 and whole % pp == 0 else 1
-        parts = int(run.num_gpus or 1) // (stated.tp * pp * stated.cp) * pieces
+        parts = int(run.num_gpus or 1) // (stated.world_size) * pieces
         columns |= {"global_batch": whole, "grad_accum": float(pieces)}
         columns["batch_per_gpu"] = whole // parts if parts and whole % parts == 0 else None
     elif run.file == "torchtitan" and pp > 1 and batch and batch % pp == 0:
@@ -174,7 +174,7 @@ def _is_neusight(run: Run) -> bool:
     return run.file.startswith("neusight")
 
 
-def _parallelism(run: Run, stated: Parallelism, size: GptSize | None, assumed: list[str]) -> list[str]:
+def _parallelism(run: Run, stated: Execution, size: GptSize | None, assumed: list[str]) -> list[str]:
     """The words of the column `parallelism`.
 
     torchtitan's tensor parallelism shards norms by the sequence, and so do NeMo's configurations. Megatron-LM hides tensor
@@ -188,7 +188,7 @@ def _parallelism(run: Run, stated: Parallelism, size: GptSize | None, assumed: l
     words = [text] if text else []
     if size and _counts_recomputation(run, size):
         words.append("ac=full")
-    ranks = int(run.num_gpus or 1) // (stated.tp * stated.pp * stated.cp)
+    ranks = int(run.num_gpus or 1) // (stated.world_size)
     if _is_nemo(run) and not stated.zero_stage and ranks > 1:
         words.append("zero=1")
         assumed.append("an optimizer distributed over the data-parallel ranks, as NeMo has by default")

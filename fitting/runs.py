@@ -15,7 +15,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.step import PhaseTimes, host_us
+from trainpace.forecast.target import host_us, together_ms
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
 from trainpace.workload import PHASES, Workload
@@ -145,7 +145,7 @@ class RunTable:
 
     def step_ms(self, device_ms: np.ndarray, c: KernelConstants) -> np.ndarray:
         """Steps from device times (runs x phases), as `forecast.step` assembles them, communication left out."""
-        together = PhaseTimes(device_ms, self.host_ms(c)).together_ms()
+        together = together_ms(device_ms, self.host_ms(c))
         start = c.host_step_us * 1e-3 * self.host_factor(c)
         total: np.ndarray = (together * self.repeats).sum(axis=1) + start + self.copy_ms * self.repeats[:, 0]
         return total

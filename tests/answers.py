@@ -24,16 +24,13 @@ from trainpace.offers.match import rank as rank_servers
 from trainpace.outcome import Interval, StepTime
 from trainpace.plan import DataPath, Setting, plan_changes
 from trainpace.plan.evaluate import forecast_of
-from trainpace.report.ladder import ladder_json, table_of
-from trainpace.report.match_json import ranking_json
-from trainpace.report.pages.diagnosis import diagnosis_page
-from trainpace.report.pages.forecast import forecast_page
-from trainpace.report.pages.ladder import ladder_page
-from trainpace.report.pages.match import match_page
-from trainpace.report.pages.plan import plan_page
-from trainpace.report.pages.side_by_side import Pair, side_by_side_page
-from trainpace.report.pages.sweep import sweep_page
-from trainpace.report.pages.timeline import timeline_page
+from trainpace.report.diagnosis import diagnosis_page
+from trainpace.report.forecast import forecast_page
+from trainpace.report.ladder import ladder_json, ladder_page, table_of
+from trainpace.report.match import match_page, ranking_json
+from trainpace.report.measurement import Pair, side_by_side_page, sweep_page
+from trainpace.report.plan import plan_page
+from trainpace.report.watch import timeline_page
 from trainpace.schedule import Schedule
 from trainpace.trace import load_workload
 from trainpace.verbs.forecast import Sweep

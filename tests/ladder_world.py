@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 
 from trainpace.execution import Execution
-from trainpace.ladder.climbed import Climbed
 from trainpace.ladder.climbing import ClimbActions
+from trainpace.ladder.results import LadderResult
 from trainpace.ladder.rungs import Ladder, Rung, Setup
 from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch.trial import FailedTrial, TrialResult
@@ -44,7 +44,7 @@ class World:
     def __init__(self, ms_of: Callable[[Setup], float | FailedTrial | TrialResult]) -> None:
         self.ms_of = ms_of
         self.tried: list[tuple[Setup, int, str]] = []
-        self.kept: list[Climbed] = []
+        self.kept: list[LadderResult] = []
         self.journal: list = []
         self.said: list[str] = []
         self.precomputed: list[str] = []

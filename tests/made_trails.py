@@ -2,7 +2,7 @@
 
 import itertools
 
-from trainpace.watch.inside.trail import PARTS, Fetch, Step, TrailWriter
+from trainpace.watch.inside.trail import PARTS, Fetch, Step, TrailWriter, read_header, records_from
 
 MS = 1_000_000
 START = 1000  # ms on the clock when the first step begins
@@ -48,3 +48,9 @@ def simple_run(folder, steps=20, first=0, **options):
         for t in range(0, 10 * steps, 10)
     ]
     return write_process(folder, spans, range(0, 10 * steps + 1, 10), first=first, **options)
+
+
+def read_trail(data):
+    """(header, records in order) of a trail's bytes."""
+    line, newline, _ = data.partition(b"\n")
+    return read_header(line + newline), list(records_from(data, len(line) + 1))

@@ -20,22 +20,10 @@ from trainpace.offers import Offer
 from trainpace.offers.match import Job, nearest, rank
 from trainpace.outcome import FailedProbe, Interval, Jump, Memory
 from trainpace.plan import Setting, plan_changes
-from trainpace.report import (
-    diagnosis,
-    forecast,
-    hardware,
-    journal,
-    match,
-    offers,
-    plan,
-    precompute,
-    schedule,
-    verify,
-    watch,
-)
+from trainpace.report import diagnosis, forecast, journal, loader, machine, match, plan, schedule, verify, watch
+from trainpace.report.journal import print_validation
 from trainpace.report.ladder import print_ladder, table_of
 from trainpace.report.measurement import print_sweep
-from trainpace.report.validation import print_validation
 from trainpace.schedule import Schedule
 from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
@@ -235,7 +223,7 @@ def planned():
 
 
 def offered():
-    offers.print_offers(
+    match.print_offers(
         [Offer(provider="p", instance_type="gpu_8x", region="eu", device="H100 SXM", count=8, price_usd_per_hour=20.0)],
         TODAY,
     )
@@ -243,7 +231,7 @@ def offered():
 
 OTHERS = {
     "match": matched, "match-no": partial(matched, 1.0), "plan": planned, "offers": offered,
-    "gpus": lambda: hardware.print_catalogue([find_device(name) for name in ("T4", "A100 SXM 40GB")]),
-    "gpu": lambda: hardware.print_device(find_device("T4")),
-    "damage": lambda: precompute.print_damage(3, [], "shards"),
+    "gpus": lambda: machine.print_catalogue([find_device(name) for name in ("T4", "A100 SXM 40GB")]),
+    "gpu": lambda: machine.print_device(find_device("T4")),
+    "damage": lambda: loader.print_damage(3, [], "shards"),
 }  # fmt: skip

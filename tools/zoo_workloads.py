@@ -6,22 +6,22 @@ import gzip
 from typing import get_args
 
 from trainpace.records import to_json
-from trainpace.trace import packaged, zoo
+from trainpace.trace import workloads, zoo
 from trainpace.trace.trace import trace
 from trainpace.workload import Form
 
 
 def main() -> None:
-    packaged.FOLDER.mkdir(exist_ok=True)
-    for file in packaged.FOLDER.glob("*.json.gz"):
+    workloads.FOLDER.mkdir(exist_ok=True)
+    for file in workloads.FOLDER.glob("*.json.gz"):
         file.unlink()
     for name in zoo.MODELS:
-        for label, variant in packaged.VARIANTS.items():
+        for label, variant in workloads.VARIANTS.items():
             text = to_json(trace(name, get_args(Form), variant))
-            packaged.packaged_file(name, label).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+            workloads.packaged_file(name, label).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
         print(name, flush=True)
-    size = sum(file.stat().st_size for file in packaged.FOLDER.glob("*.json.gz"))
-    print(f"{size / 1e3:.0f} kB in {packaged.FOLDER}")
+    size = sum(file.stat().st_size for file in workloads.FOLDER.glob("*.json.gz"))
+    print(f"{size / 1e3:.0f} kB in {workloads.FOLDER}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainpace.machine.host_links_rank import join
+from trainpace.machine.host_links import join
 from trainpace.records import write_whole
 from trainpace.trace import build_task, make_optimizer
 

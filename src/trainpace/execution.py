@@ -14,7 +14,7 @@ from trainpace.records import Record
 Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 """fp32: everything in fp32, TF32 off. tf32: fp32 storage, matrix products in TF32. amp_*: fp32 weights under
 autocast, which FSDP does by its MixedPrecision. bf16, fp16: weights, gradients and activations in that format; what the
-optimizer keeps is the engine's (`trainpace.forecast.states`). fp8: bf16 with matrix products in FP8."""
+optimizer keeps is the engine's (`trainpace.forecast.memory`). fp8: bf16 with matrix products in FP8."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 Form = Literal["fp32", "amp", "half"]

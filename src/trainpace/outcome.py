@@ -20,17 +20,6 @@ MFU_LIMIT = 4.0
 """Above 1 because Winograd convolutions do the work of 144 multiplications with 36 (Lavin and Gray 2015, F(4x4, 3x3)),
 and because GeForce cards clock up to a fifth above the datasheet from which the peak is taken."""
 
-STEP_PARTS = (
-    "forward_ms",
-    "backward_ms",
-    "optimizer_ms",
-    "communication_ms",
-    "data_wait_ms",
-    "host_to_device_ms",
-    "host_overhead_ms",
-    "idle_ms",
-)
-
 
 class StepTime(Record):
     """Wall-clock milliseconds of one optimizer step, in parts that add up to `total_ms`.
@@ -72,12 +61,14 @@ class StepTime(Record):
         return float(evaluating_ms({name: getattr(self, name) for name in STEP_PARTS}, self.total_ms))
 
 
+STEP_PARTS = StepTime.__struct_fields__
+
+
 def evaluating_ms(parts: Mapping[str, Any], total_ms: Any) -> np.ndarray:
     """`StepTime.evaluating_ms`, of steps whose parts may be arrays."""
     computing = parts["forward_ms"] + parts["backward_ms"] + parts["optimizer_ms"]
     hosted = 1 + parts["host_overhead_ms"] / np.where(computing > 0, computing, 1.0)
-    evaluating: np.ndarray = np.where(computing > 0, parts["forward_ms"] * hosted, total_ms)
-    return evaluating
+    return np.where(computing > 0, parts["forward_ms"] * hosted, total_ms)
 
 
 class Interval(Record):
@@ -271,9 +262,8 @@ class Measurement(Record, Table):
     def to_dicts(self) -> list[dict[str, Any]]:
         """One row per step in order, the warm-up first: its time, whether it is warm-up, and its loss where recorded."""
         times = [*self.warmup_ms, *self.step_times_ms]
-        losses = (
-            self.losses if len(self.losses) == len(times) else (None,) * len(times)
-        )  # accumulation has one a micro-step
+        # with accumulation there is a loss for every micro-step
+        losses = self.losses if len(self.losses) == len(times) else (None,) * len(times)
         return [
             {"model": self.model, "device": self.device, "batch": self.execution.micro_batch, "step": i + 1, "step_time_ms": ms,
              "warm_up": i < len(self.warmup_ms), "loss": losses[i]}
@@ -301,10 +291,7 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
     """A row of `trainpace forecast --json`, whose fields are documented."""
     interval = f.step_time_interval_ms
     return {
-        "model": f.model,
-        "gpu": f.device,
-        "num_gpus": f.num_devices,
-        "precision": f.execution.precision,
+        "model": f.model, "gpu": f.device, "num_gpus": f.num_devices, "precision": f.execution.precision,
         "batch": f.execution.micro_batch,
         "step_time_ms": None if f.step is None else f.step.total_ms,
         "step_time_ms_low": None if interval is None else interval.low,
@@ -324,4 +311,4 @@ def forecast_row(f: Forecast) -> dict[str, Any]:
         "training_time_s": None if f.training_time is None else f.training_time.total_s,
         "cost_usd": f.cost_usd,
         "assumed": [] if f.training_time is None else list(f.training_time.assumed),
-    }
+    }  # fmt: skip

@@ -52,7 +52,9 @@ MATRIX_KINDS = frozenset(name for name, kind in KINDS.items() if kind.is_matrix)
 ATTENTION_BACKWARD_MODEL_SHARE = 0.8
 """FlashAttention's backward does 5 products, one of them the forward's again: MFU counts 4 (Dao et al. 2022)."""
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Counts = NDArray[np.int64]
 
 
 class GemmSizes(NamedTuple):
@@ -325,18 +327,16 @@ class Workload(Record):
         if wanted not in self.forms:
             raise TrainpaceError(
                 f"this workload of {self.model} was traced for {', '.join(self.forms)}, and {precision} needs {wanted!r}.",
-                "Trace it again from the model with --save-workload, which stores every form.",
+                "Trace it again from the model: `save_workload` stores every form.",
             )
         return self.forms[wanted]
 
 
-def at_batch(coefficients: NDArray[np.float64], batch: int) -> Array:
-    """Evaluate n x 2 coefficients at a batch size."""
-    values: Array = coefficients[..., 0] + coefficients[..., 1] * batch
-    return values
+def at_batch(coefficients: Floats, batch: int | Floats) -> Floats:
+    """Evaluate n x 2 coefficients at a batch size, or at batch sizes that broadcast against n."""
+    return coefficients[..., 0] + coefficients[..., 1] * batch
 
 
-def multiplies_activations(operators: Operators) -> NDArray[np.bool_]:
+def multiplies_activations(operators: Operators) -> Flags:
     """Products of two activations, as in attention: there is one a sample, so their number grows with the batch."""
-    flags: NDArray[np.bool_] = (np.array(operators.kind) == "gemm") & (operators.dims[:, GEMM.batch, 1] > 0)
-    return flags
+    return (np.array(operators.kind) == "gemm") & (operators.dims[:, GEMM.batch, 1] > 0)

@@ -39,18 +39,17 @@ class Count(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.steps += 1
-        left = {}
+        left = ()
         callback = self.callback
-        real, callback._left = callback._left, lambda steps, others: left.update(steps=steps, others=others)
+
+        def keep(steps, evaluations, guess_s, checkpoints, epochs):
+            nonlocal left
+            left = (steps, evaluations, checkpoints)
+
+        real, callback._left = callback._left, keep
         callback.time_left(control)
         callback._left = real
-        evaluation, checkpoint, _ = left["others"]
-        self.said.append(
-            {
-                "now": (self.steps, self.evaluations, self.checkpoints),
-                "left": (left["steps"], evaluation[2], checkpoint[2]),
-            }
-        )
+        self.said.append({"now": (self.steps, self.evaluations, self.checkpoints), "left": left})
 
     def on_evaluate(self, args, state, control, **kwargs):
         self.evaluations += 1

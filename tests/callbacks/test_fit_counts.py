@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.callbacks.fit_counts import FitState, remaining_counts
+from trainpace.callbacks.time_left import FitState, remaining_counts
 
 
 def loop(s):

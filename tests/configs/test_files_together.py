@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from configs.test_properties import mutate
 from configs.test_readers import EXAMPLES
-from trainpace.configs import SAME_UNDER_DEEPSPEED, Changes, rewrite, settings_of, write_changes
+from trainpace.configs import AUTOCAST_OF, Changes, rewrite, settings_of, write_changes
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 
@@ -18,7 +18,7 @@ from config_plans import FILES, MAY_BE_SILENT, SETS, execution, texts_of, togeth
 
 
 def same(name, a, b):
-    return a == b or (name == "precision" and any({a, b} <= words for words in SAME_UNDER_DEEPSPEED))
+    return a == b or (name == "precision" and AUTOCAST_OF.get(a, a) == AUTOCAST_OF.get(b, b))
 
 
 @pytest.mark.parametrize("kind", SETS)

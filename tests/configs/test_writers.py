@@ -16,20 +16,16 @@ from trainpace.configs import (
     Changes,
     combine,
     execution_of,
-    new_accelerate,
-    new_deepspeed,
-    new_sbatch,
-    new_torchrun,
+    new_file,
     parse_config,
-    read_texts,
     rewrite,
     save,
     settings_of,
-    unified_diff,
     write_changes,
 )
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
+from trainpace.records import read_text
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
@@ -197,6 +193,7 @@ def test_lightning_needs_a_section_for_the_others():
     assert values == {"zero_stage": 3, "offload_optimizer": True}
 
 
+NEW = {"DeepSpeed": "ds.json", "accelerate": "accelerate.yaml", "torchrun": "launch.sh", "sbatch": "job.sbatch"}
 SBATCH = FILES["Slurm batch script"]["torchrun.sbatch"]
 
 
@@ -281,7 +278,8 @@ def test_new_files_say_the_execution(seed):
     import random
 
     e = execution(random.Random(seed))
-    for written in (new_deepspeed(e), new_accelerate(e), new_torchrun(e), new_sbatch(e)):
+    for kind, file in NEW.items():
+        written = new_file(kind, e, file)
         read = parse_config(written.text, written.file)
         stated = {s.name: s.value for s in read.settings}
         wanted = settings_of(e)
@@ -294,8 +292,9 @@ def test_new_files_say_the_execution(seed):
 
 
 def test_a_diff_of_a_file_without_a_last_newline():
-    assert unified_diff("f", "a", "b").endswith("+b\n\\ no newline at end of file\n")
-    assert unified_diff("f", "a\n", "a\n") == ""
+    written = changed(HF.rstrip("\n"), "a.yaml", micro_batch=2)
+    assert written.diff.endswith(" num_train_epochs: 1\n\\ no newline at end of file\n")
+    assert changed(HF, "a.yaml").diff == ""
 
 
 def test_a_backup_is_never_overwritten(tmp_path):
@@ -304,7 +303,7 @@ def test_a_backup_is_never_overwritten(tmp_path):
     path.chmod(0o640)
     for n, name in ((5, "a.yaml.bak"), (6, "a.yaml.bak2"), (7, "a.yaml.bak3")):
         old = path.read_bytes()
-        (text,) = read_texts([str(path)]).values()
+        text = read_text(str(path))
         assert save(changed(text, str(path), micro_batch=n)) == str(tmp_path / name)
         assert (tmp_path / name).read_bytes() == old
         assert path.read_bytes().count(b"\r\n") == 4

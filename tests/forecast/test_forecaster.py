@@ -12,7 +12,7 @@ from nouns import cpu, machine_model, stacked, workload
 from trainpace.errors import Contradiction
 from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.forecast import CalibratedKernels, FittedKernels, Forecaster, Grid, Target
-from trainpace.forecast.cache import Bounded
+from trainpace.forecast.tables import Bounded
 from trainpace.hardware import Cluster, find_device
 
 FOUR = Cluster(device=find_device("A100"), devices_per_node=4)

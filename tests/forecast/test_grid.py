@@ -11,11 +11,11 @@ from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.forecast.exchanges import step_exchanges
-from trainpace.forecast.layout import stages_of
+from trainpace.forecast.grid import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET
+from trainpace.forecast.ranks import RankTable, StageCosts
 from trainpace.forecast.shapes import CLASHES, divisors
-from trainpace.forecast.stages import RankTable, StageCosts
-from trainpace.forecast.target import FITTED
+from trainpace.forecast.target import FITTED, kernel_key
 from trainpace.hardware import Cluster, find_device
 
 WORKLOAD = stacked()
@@ -402,11 +402,10 @@ def test_a_convolution_that_cuts_patches_is_the_first_stage_s():
     dims, flops = form.operators.dims.copy(), form.operators.flops.copy()
     dims[rows, :15, 0], flops[rows] = 1, (2, 0)  # of one number
     patches = replace(form, operators=replace(form.operators, kind=kinds, function=names, dims=dims, flops=flops))
-    device = find_device("H100")
+    device, key = find_device("H100"), kernel_key(Execution(precision="bf16"))
     tables = [RankTable(f.operators, f.blocks) for f in (form, patches)]
     costs = [
-        StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, "bf16", False, False)))
-        for table in tables
+        StageCosts.of(table.costs(FITTED.rank_times(table.kernels, np.array([1.0]), device, key))) for table in tables
     ]
     assert (costs[0].first_host > 0).all()
     assert costs[1].first_host == pytest.approx(costs[0].first_host)

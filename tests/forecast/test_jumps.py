@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
-from trainpace.forecast.jumps import find_jumps
+from trainpace.forecast.explanations import find_jumps
 from trainpace.hardware import Cluster, find_device
 from trainpace.trace.trace import trace
 

@@ -10,8 +10,8 @@ from nouns import forecast, operators, workload
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target, fitted_constants
 from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.matrix import TileModel, tiled_s
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.tiles import TileModel, product_s
 from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.trace.trace import trace
 
@@ -21,7 +21,7 @@ RATE, SMS = np.array(14e12), np.array(80.0)
 
 
 def product(batch, m, n, k):
-    return float(product_s(*(np.array(float(x)) for x in (batch, m, n, k)), RATE, SMS, TILES))
+    return float(tiled_s(*(np.array(float(x)) for x in (batch, m, n, k)), RATE, SMS, TILES))
 
 
 @given(st.integers(1, 64), sizes, sizes, sizes, st.integers(0, 3), st.integers(1, 512))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from nouns import forecast, workload
 from trainpace.execution import Execution
-from trainpace.forecast.over_step import memory_over_step
+from trainpace.forecast.explanations import memory_over_step
 from trainpace.hardware import Cluster, find_device
 from trainpace.records import from_json, to_json
 from trainpace.trace import load_workload

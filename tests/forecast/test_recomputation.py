@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainpace.forecast.recomputation import kept_bytes, repeated_share
+from trainpace.forecast.ranks import kept_bytes, repeated_share
 from trainpace.workload import Blocks, Operators
 
 

@@ -6,7 +6,7 @@ import pytest
 from nouns import stacked, step_memory
 from trainpace.execution import Execution
 from trainpace.forecast import Grid
-from trainpace.forecast.states import widths
+from trainpace.forecast.memory import widths
 from trainpace.units import BYTES_PER_GIB
 
 WORKLOAD = stacked()

@@ -127,7 +127,7 @@ def test_an_unknown_name_lists_the_nearest(name: str, near: str) -> None:
     with pytest.raises(UnknownName, match="unknown GPU") as caught:
         find_device(name)
     assert near in caught.value.nearest
-    assert "--hardware FILE.toml" in str(caught.value)
+    assert "named with `hardware`" in str(caught.value)
 
 
 @pytest.mark.parametrize(

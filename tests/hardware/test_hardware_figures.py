@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from trainpace.hardware import Device, Figure, catalogue
-from trainpace.hardware.device import FigureKind
+from trainpace.hardware.cluster import FigureKind
 
 
 def having(*names: str) -> pytest.MarkDecorator:

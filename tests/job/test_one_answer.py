@@ -8,17 +8,16 @@ from msgspec.structs import replace
 
 from nouns import workload
 from trainpace.execution import Execution
-from trainpace.forecast import Forecaster, Target
+from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import JobConditions, Question, answer, state_bytes, training_of
-from trainpace.ladder.climbed import Attempt, job_time
+from trainpace.ladder.results import Attempt, job_time
 from trainpace.ladder.rungs import Ladder, Setup
 from trainpace.ladder.step_forecast import StepForecast
 from trainpace.offers import Offer
 from trainpace.offers.match import Job, rank
 from trainpace.plan import Choice, Judge, Setting
 from trainpace.plan.evaluate import evaluate, job_seconds
-from trainpace.plan.space import MESH, OTHER, Space
 from trainpace.schedule import Schedule
 
 MODEL = workload()
@@ -46,12 +45,6 @@ CONDITIONS = st.builds(
 COUNTS = st.sampled_from([1, 2, 4, 8])
 
 
-def a_rows_space(e: Execution) -> Space:
-    """A space of one execution."""
-    names = (*MESH, *OTHER, "micro_batch", "accumulation", "pipeline_schedule")
-    return Space(e, {name: np.array([getattr(e, name)]) for name in names})
-
-
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     CONDITIONS, COUNTS, st.integers(100, 10**7), st.floats(0.1, 100), st.floats(0.1, 50), st.sampled_from([32, 64, 256])
@@ -70,10 +63,10 @@ def test_forecast_match_plan_run_and_schedule_agree(conditions, gpus, samples, e
     f = Forecaster(MODEL, Target(cluster)).forecast(e, schedule, conditions)
     setting = Setting(MODEL, cluster, schedule, conditions=conditions)
     outlook = Judge(setting, e).outlook(Choice(execution=e), 0)
-    space = a_rows_space(e)
-    evaluation = evaluate(setting, space)
+    grid = Grid.of([e])
+    evaluation = evaluate(setting, grid)
     step_ms, state = f.step.total_ms, state_bytes(MODEL, e)
-    ranked = job_seconds(setting, space, evaluation, np.array([[step_ms]]))[0, 0]
+    ranked = job_seconds(setting, e, grid, evaluation, np.array([[step_ms]]))[0, 0]
     assert evaluation.step_ms[0] == pytest.approx(step_ms, rel=1e-12)
     assert step_ms == match.forecast.step.total_ms == outlook.step_ms
     told = replace(conditions, price_usd_per_device_hour=per_device)

@@ -13,7 +13,7 @@ from entries import entry, whole_entry
 from nouns import measurement
 from trainpace.execution import Execution
 from trainpace.journal import Given, Journal
-from trainpace.journal.exporting.columns import numbers_of, series_of, settings_of, start_ms, words_of
+from trainpace.journal.exporting import numbers_of, series_of, settings_of, start_ms, words_of
 from trainpace.journal.importing.mlflow import read_mlflow
 
 ROOT = Path(__file__).parents[2]

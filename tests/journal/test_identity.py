@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import entries as strategies
-from entries import entry, sweep
+from entries import entry
 from nouns import measurement
-from trainpace.journal import anonymous, anonymous_entry, anonymous_sweep, entry_of, this_machines_names
+from trainpace.journal import anonymous, anonymous_entry, entry_of, this_machines_names
 
 NAMES = ("gpu07.corp.example", "gpu07", "alice.smith", "alice")
 SECRETS = [
@@ -144,7 +144,6 @@ def test_whole_entries():
     assert found.environment == {"torch": "2.13", "data": "d"}
     text = repr(found)
     assert not [secret for secret in SECRETS if secret in text]
-    assert anonymous_sweep(sweep(model="/srv/m.py", command="on gpu07"), NAMES).command == "on user"
     assert anonymous_entry(entry(model="timm:alice_net"), NAMES).model == "timm:alice_net"
 
 

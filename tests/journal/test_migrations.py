@@ -9,7 +9,7 @@ from sqlalchemy import inspect, text
 from entries import entry, sweep, whole_entry
 from trainpace.errors import UnreadableInput
 from trainpace.journal import Journal, Query
-from trainpace.journal.connect import engine_of, reading, url_of, writing
+from trainpace.journal.connect import engine_of, url_of, writing
 from trainpace.journal.tables import MIGRATIONS, VERSION, row_of
 from trainpace.records import to_json
 
@@ -56,7 +56,7 @@ def make_version_1(place, entries, sweeps=()):
 
 def schema(place):
     engine = engine_of(url_of(place), create=False)
-    with reading(engine) as connection:
+    with engine.begin() as connection:
         found = inspect(connection)
         tables = {
             name: {(c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(name)}

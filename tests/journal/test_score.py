@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from entries import entry, whole_entry
 from trainpace.execution import Execution
 from trainpace.journal import LATELY, compare, ratio_of, scores
-from trainpace.journal.neighbours import neighbours
+from trainpace.journal.foresight import neighbours
 from trainpace.outcome import Interval, StepTime
 
 
@@ -83,9 +83,9 @@ def test_neighbours(journal):
     assert [e.execution.micro_batch for e in found.same_workload] == [8, 16, 32]
     assert found.same_workload[0].forecast_ms == 5.0  # the newest of its batch
     assert found.same_workload[2] == keyed
-    assert [(r.model, r.n, r.measured_over_forecast) for r in found.same_device] == [("vgg", 3, 1.2)]
+    assert found.other_models == {"vgg": 1.2}
     nothing = neighbours(journal, "net", "gpu", run)
-    assert (nothing.same_workload, nothing.same_device) == ((), ())
+    assert (nothing.same_workload, nothing.other_models) == ((), {})
 
 
 def with_interval(ms, low, high, **fields):

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from ladder_world import LOSSES, World, ladder, result, rung
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.ladder.climbed import Climbed
 from trainpace.ladder.climbing import climb, preview
+from trainpace.ladder.results import LadderResult
 from trainpace.launch.trial import FailedTrial
 from trainpace.records import from_json, to_json
 from trainpace.schedule import Schedule
@@ -122,7 +122,7 @@ def test_an_interrupted_climb_goes_on_where_it_was():
     world.try_it = _interrupted_at(world.try_it, 4)
     with pytest.raises(KeyboardInterrupt):
         climb(ladder(*rungs), world.actions())
-    state = from_json(to_json(world.kept[-1]), Climbed)
+    state = from_json(to_json(world.kept[-1]), LadderResult)
     assert [r.title for r in state.rungs] == ["workers"]
     second = World(by)
     found = climb(ladder(*rungs), second.actions(), state)
@@ -191,5 +191,5 @@ def test_a_dry_run_tries_nothing():
     )
     assert world.tried == world.precomputed == []
     assert [a.title for a in ahead] == ["baseline", "shards", "five", "workers"]
-    assert isinstance(ahead[2].setups[0], str)
-    assert [len(a.foreseen) for a in ahead] == [1, 1, 1, 2]
+    assert ahead[2].attempts[0].failure
+    assert [len(a.attempts) for a in ahead] == [1, 1, 1, 2]

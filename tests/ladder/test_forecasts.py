@@ -10,7 +10,7 @@ from nouns import machine_profile, workload
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster
-from trainpace.forecast.gloo import gloo_seconds
+from trainpace.forecast.collectives import gloo_seconds
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.ladder import forecasts
@@ -76,7 +76,7 @@ def setup(**rest) -> Setup:
 
 
 def test_what_is_not_known_is_a_reason(tmp_path, monkeypatch):
-    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(seen, "_forecast", lambda _: forecast_of_ms(None))
     shards = setup(loader=LoaderSettings(shards=str(tmp_path / "none")))
     plain, not_made = seen.forecast([setup(), shards], [])
@@ -89,14 +89,14 @@ def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
         raise TrainpaceError("the disk is gone.")
 
     monkeypatch.setattr(forecasts, "run_isolated", fails)
-    found = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10).forecast(
+    found = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100).forecast(
         [Setup(task="t.py:t", execution=Execution())], []
     )
     assert "the disk is gone" in found[0].reason
 
 
 def test_links_between_nodes_are_not_guessed(tmp_path, monkeypatch):
-    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(seen, "_workload", lambda _: workload())
     assert "between the nodes" in seen.forecast([setup(execution={"nnodes": 2})], [])[0].reason
 
@@ -109,7 +109,7 @@ def test_a_precision_without_rates_takes_the_ratio_of_fp32(tmp_path, monkeypatch
         e = setup.execution
         return forecast_of_ms(ms[e.micro_batch] if e.precision == "fp32" else None)
 
-    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 10)
+    seen = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100)
     monkeypatch.setattr(seen, "_forecast", forecast)
     half, known = {"precision": "amp_bf16", "micro_batch": 8}, {"precision": "amp_bf16", "micro_batch": 16}
     found = seen.forecast([setup(execution=half)], [MeasuredCompute(setup(execution=known), 4.0)])[0]

@@ -5,7 +5,7 @@ import pytest
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.ladder.inputs import ladder_of_plan, read_ladder
-from trainpace.ladder.sources import fingerprint
+from trainpace.ladder.script import fingerprint
 from trainpace.plan import Change, Choice, DataPath, Outlook, Plan
 from trainpace.records import save
 

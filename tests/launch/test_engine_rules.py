@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.launch.engines import check_engine, engine_for
-from trainpace.launch.trial import LoaderSettings, Trial
+from trainpace.launch.trial import LoaderSettings, Trial, check_engine, engine_for
 
 
 @given(
@@ -52,7 +51,7 @@ def test_what_an_engine_cannot_do_is_refused(engine, execution, says):
 
 
 def test_the_rules_need_no_torch_and_no_engine():
-    code = "import sys, trainpace.launch.trials, trainpace.launch.engines; print(sorted(sys.modules))"
+    code = "import sys, trainpace.launch.trial; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not any(f"'{name}'" in loaded for name in ("torch", "lightning", "deepspeed"))
 

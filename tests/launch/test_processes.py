@@ -10,8 +10,7 @@ import pytest
 
 from trainpace.errors import TrainpaceError
 from trainpace.launch.job import Job
-from trainpace.launch.processes import GRACE_S, ThisMachine, why_without_words
-from trainpace.launch.torchrun import Torchrun
+from trainpace.launch.processes import GRACE_S, ThisMachine, Torchrun
 
 WRITES = "import os, pathlib; pathlib.Path(os.environ['RESULT']).write_text('done')"
 
@@ -99,7 +98,7 @@ def test_the_result_counts_and_not_the_exit_code(tmp_path):
     assert ThisMachine().run(job_of(tmp_path, f"{WRITES}\nimport os; os.abort()")).state == "done"
     ended = ThisMachine().run(job_of(tmp_path, "print('all is well')"))  # the result of the run before does not count
     assert (ended.state, ended.exit_code) == ("failed", 0)
-    assert ended.reason == "trial 1 ended with exit code 0 and no result."
+    assert ended.reason == "trial 1 left no result: it ended with exit code 0."
     assert ended.tail == "all is well"
 
 
@@ -108,14 +107,9 @@ def test_the_reason_is_the_error(tmp_path):
     assert (ended.state, ended.reason, ended.exit_code) == ("failed", "ValueError: no such batch", 1)
 
 
-@pytest.mark.parametrize(("code", "ending"), [(3, "exit code 3 and no result"), (-11, "SIGSEGV"), (139, "SIGSEGV")])
-def test_why_without_words(code, ending):
-    assert ending in why_without_words(code)
-
-
 def test_a_killed_process_is_said_to_lack_memory(tmp_path):
     ended = ThisMachine().run(job_of(tmp_path, "import os; os.kill(os.getpid(), 9)"))
-    assert ended.reason == "trial 1 died of SIGKILL, most likely for want of memory."
+    assert ended.reason == "trial 1 left no result: it died of SIGKILL, most likely for want of memory."
 
 
 HANGS = """

@@ -9,10 +9,8 @@ from msgspec.structs import replace
 from shard_folders import write_folder
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
-from trainpace.launch.processes import ThisMachine
-from trainpace.launch.torchrun import Torchrun
-from trainpace.launch.trial import FailedTrial, LoaderSettings, Trial, TrialResult
-from trainpace.launch.trials import job_of, run_trial
+from trainpace.launch.processes import ThisMachine, Torchrun
+from trainpace.launch.trial import FailedTrial, LoaderSettings, Trial, TrialResult, job_of, run_trial
 
 ROOT = Path(__file__).parents[2]
 TASKS = Path(__file__).with_name("trial_tasks.py")

@@ -49,8 +49,8 @@ class Fake:
 def fake(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    for name, seconds in (("SETTLE_S", 0.3), ("SHARED_FILES_S", 0.3), ("CONTROLLER_S", 0.5), ("GRACE_S", 0.3)):
-        monkeypatch.setattr(slurm, name, seconds)
+    for name, value in (("PATIENCE_S", dict.fromkeys(slurm.PATIENCE_S, 0.3)), ("CONTROLLER_S", 0.5), ("GRACE_S", 0.3)):
+        monkeypatch.setattr(slurm, name, value)
     return Fake(tmp_path / "bin")
 
 
@@ -105,7 +105,7 @@ def test_a_result_may_be_seen_late(fake, job):
     fake.answers(*[row("COMPLETED")] * 3, leaving(job, row("COMPLETED")))
     assert LAUNCHER.run(job).state == "done"
     fake.answers(row("COMPLETED"))
-    assert LAUNCHER.run(job).reason == "trial ended with exit code 0 and no result."
+    assert LAUNCHER.run(job).reason == "trial left no result: it ended with exit code 0."
 
 
 def test_a_requeued_job_is_followed_to_its_end(fake, job):

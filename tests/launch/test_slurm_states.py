@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.launch.slurm_states import Seen, parse_queue, parse_submitted, sentence_of, state_of
+from trainpace.launch.slurm import JobStatus, parse_queue, parse_submitted, sentence_of, state_of
 
 # squeue 22.05.8 --noheader --array --states=all, of an array whose task i exits with i, of a job that a signal ended and of
 # one that was requeued
@@ -19,7 +19,7 @@ QUEUE = """\
 def test_what_squeue_says():
     found = parse_queue(QUEUE)
     assert list(found) == ["2_0", "2_3", "12", "13", "14", "15"]
-    assert found["2_0"] == Seen(state="COMPLETED", seconds=1.0, exit_code=0)
+    assert found["2_0"] == JobStatus(state="COMPLETED", seconds=1.0, exit_code=0)
     assert (found["2_3"].exit_code, found["2_3"].has_ended) == (3, True)
     assert (found["12"].waits, found["12"].reason, found["12"].restarts) == (True, "BeginTime", 1)
     assert (found["13"].seconds, found["13"].has_ended, found["13"].exit_code) == (93784.0, False, None)
@@ -57,8 +57,8 @@ def test_the_number_of_a_submitted_job(text, number):
     ],
 )
 def test_each_end_has_its_sentence(seen, state, error, sentence):
-    assert state_of(Seen(**seen)) == state
-    assert sentence in sentence_of(Seen(**seen), "a", error)
+    assert state_of(JobStatus(**seen)) == state
+    assert sentence in sentence_of(JobStatus(**seen), "a", error)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_each_end_has_its_sentence(seen, state, error, sentence):
     ],
 )  # fmt: skip
 def test_what_will_never_start(state, reason, hopeless):
-    assert bool(Seen(state=state, reason=reason).hopeless) == hopeless
+    assert bool(JobStatus(state=state, reason=reason).hopeless) == hopeless

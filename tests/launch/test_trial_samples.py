@@ -6,12 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
+from torch.utils.data import default_collate as collate
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.samples import RankBatches, batches_of, of_rank, positions, steps_per_epoch
 from trainpace.launch.trial import LoaderSettings, Trial
-from trainpace.trace.task import Task, collate
+from trainpace.trace.task import Task
 
 COUNTS = st.integers(1, 4)
 

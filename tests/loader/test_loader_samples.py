@@ -6,15 +6,13 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate as collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.loader.function_costs import OTHER, function_stages
 from trainpace.loader.runs import Setting, loader_cost, loader_failure, run_loader
-from trainpace.loader.samples import choose, first_pass, sample_cost
-from trainpace.loader.target import LoaderTarget, load_target
-from trainpace.loader.transform_costs import REST, is_random, transform_stages
+from trainpace.loader.samples import LoaderTarget, choose, first_pass, load_target, sample_cost
+from trainpace.loader.stages import OTHER, REST, function_stages, is_random, transform_stages
 from trainpace.shards.random_states import same, states
-from trainpace.trace.task import collate
 
 
 def burn(seconds):

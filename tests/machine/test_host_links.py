@@ -15,7 +15,8 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.collectives import collective_ms
 from trainpace.hardware import Cluster, Device
 from trainpace.hardware.cluster import HostLinks
-from trainpace.machine.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links, non_negative
+from trainpace.machine.allreduce import non_negative
+from trainpace.machine.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links
 
 LINKS = HostLinks(
     start_us=200, message_us=100, gb_per_s=0.0375, link_share=1448 / 1514, burst_bytes=16384, duplex_excess=0.25,
@@ -119,7 +120,7 @@ def test_two_real_ranks_time_every_collective(tmp_path):
     request = json.dumps({"collectives": COLLECTIVES, "sizes_bytes": [2**10, 2**16], "repeats": 3})
     answer = tmp_path / "answer.json"
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "trainpace.machine.host_links_rank", str(answer), request]
+    command = [sys.executable, "-m", "trainpace.machine.host_links", str(answer), request]
     ranks = [subprocess.Popen(command, env={**env, "RANK": str(i)}) for i in range(2)]
     try:
         assert [rank.wait(60) for rank in ranks] == [0, 0]

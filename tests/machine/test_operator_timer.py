@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainpace.machine.kit import LARGEST_BYTES, LARGEST_FLOPS, block, tiny_step
-from trainpace.machine.operator_timer import OperatorTimer
+from trainpace.machine.micro_benchmarks import OperatorTimer
 from trainpace.trace.task import Task
 from trainpace.trace.trace import trace_task
 from trainpace.workload import Variant
@@ -37,10 +37,10 @@ def test_rows_are_those_of_a_trace():
     for kind, function, phase, count, launches in zip(operators.kind, operators.function, operators.phase, operators.count, operators.launches, strict=True):  # fmt: skip
         if phase != "optimizer" and launches and not function.startswith("conv_bias"):
             expected[kind, function] += int(count)
-    timer = OperatorTimer("cpu")
+    timer = OperatorTimer()
     with timer:
         model(torch.randn(4, 3, 16, 16)).mean().backward()
-    seen = Counter((row.kind, row.function) for row, _ in timer.rows() if row.launches)
+    seen = Counter((row.kind, row.function) for row, _ in timer.rows if row.launches)
     for name in (
         "conv",
         "conv_wgrad",
@@ -54,7 +54,7 @@ def test_rows_are_those_of_a_trace():
         same = [(kind, function) for kind, function in expected if function == name]
         assert same, name
         assert [seen[key] for key in same] == [expected[key] for key in same]
-    convolution = next(row for row, _ in timer.rows() if row.kind == "conv")
+    convolution = next(row for row, _ in timer.rows if row.kind == "conv")
     assert convolution.flops == 2.0 * 4 * 16 * 16 * 8 * 27
 
 
@@ -65,7 +65,7 @@ def test_results_are_the_same_and_times_fit_into_the_step():
     model(x).mean().backward()
     plain = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    timer = OperatorTimer("cpu")
+    timer = OperatorTimer()
     start = time.perf_counter()
     with timer:
         torch.manual_seed(0)
@@ -74,8 +74,8 @@ def test_results_are_the_same_and_times_fit_into_the_step():
     for a, b in zip(plain, model.parameters(), strict=True):
         torch.testing.assert_close(a, b.grad)
     assert 0 < timer.seconds < took
-    assert sum(seconds for _, seconds in timer.rows()) <= timer.seconds * 1.001
-    assert all(seconds > 0 for _, seconds in timer.rows())
+    assert sum(seconds for _, seconds in timer.rows) <= timer.seconds * 1.001
+    assert all(seconds > 0 for _, seconds in timer.rows)
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 3))
@@ -89,10 +89,10 @@ def test_a_block_trains_and_stays_small(seed):
     gradients = [p.grad for p in made.module.parameters() if p.requires_grad]
     assert any(g is not None for g in gradients) or not gradients
     assert x.numel() * 4 < 4 * LARGEST_BYTES
-    timer = OperatorTimer("cpu")
+    timer = OperatorTimer()
     with timer:
         made.module(made.make_input()).backward()
-    assert max(row.flops for row, _ in timer.rows()) < 5 * LARGEST_FLOPS
+    assert max(row.flops for row, _ in timer.rows) < 5 * LARGEST_FLOPS
 
 
 def test_a_seed_is_a_block():
@@ -101,7 +101,7 @@ def test_a_seed_is_a_block():
 
 
 def test_a_tiny_step_does_next_to_nothing():
-    timer = OperatorTimer("cpu")
+    timer = OperatorTimer()
     with timer:
         tiny_step([nn.Linear(4, 4), nn.ReLU()])()
-    assert sum(row.flops for row, _ in timer.rows()) < 1000
+    assert sum(row.flops for row, _ in timer.rows) < 1000

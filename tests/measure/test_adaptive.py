@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainpace.errors import TrainpaceError
-from trainpace.measure.adaptive import AdaptiveSettings, coarse_grid, fitted_curve, next_batch, noise_between
+from trainpace.measure.adaptive import NOISE, coarse_grid, fitted_curve, next_batch, noise_between
 
 ASKED = list(range(1, 71))
 
@@ -17,7 +16,7 @@ def run(step_ms, asked=ASKED, noise=0.01, seed=0, hints=(), fits=10**9, disturbe
     """Probe until enough is known: (measured, failed, the batch sizes in the order asked)."""
     rng = np.random.default_rng(seed)
     measured, failed, order = {}, [], []
-    while (batch := next_batch(asked, measured, hints, failed, AdaptiveSettings(seed=seed))) is not None:
+    while (batch := next_batch(asked, measured, hints, failed, seed)) is not None:
         assert batch in asked
         assert len(order) < 3 * len(asked) + 20, "it does not end"
         order.append(batch)
@@ -135,10 +134,4 @@ def test_noise_is_what_repeats_differ_by():
     rng = np.random.default_rng(0)
     measured = {b: list(100 * (1 + 0.03 * rng.standard_normal(4))) for b in range(1, 40)}
     assert noise_between(measured) == pytest.approx(0.03, rel=0.2)
-    assert noise_between({1: [1.0], 2: [2.0]}) == AdaptiveSettings().noise
-
-
-@pytest.mark.parametrize("wrong", [{"most_share": 0}, {"most_share": 2}, {"noise": 0}, {"noise_repeats": -1}])
-def test_settings_are_checked(wrong):
-    with pytest.raises(TrainpaceError):
-        AdaptiveSettings(**wrong)
+    assert noise_between({1: [1.0], 2: [2.0]}) == NOISE

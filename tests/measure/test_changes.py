@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainpace.errors import TrainpaceError
-from trainpace.measure.best_batches import best_batches
+from trainpace.measure.analysis import best_batches
 from trainpace.measure.changes import StepCurve, find_changes
 from trainpace.records import from_json, to_json
 

@@ -11,8 +11,7 @@ from nouns import measurement
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.measure.analysis import analyse
-from trainpace.measure.search import next_for_largest
-from trainpace.measure.sweep import SweepPlan, next_probe, run_sweep
+from trainpace.measure.sweep import SweepPlan, next_for_largest, next_probe, run_sweep
 from trainpace.outcome import FailedProbe
 
 

@@ -10,9 +10,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.hardware import find_device
 from trainpace.offers import Offer, is_stale, read_offers, snapshot
-from trainpace.offers.machines import notes_on, parse_machines
-from trainpace.offers.refresh import offers_of, refreshed
-from trainpace.offers.snapshot import node_networks, write_offers
+from trainpace.offers.offer import node_networks, notes_on, offers_of, parse_machines, refreshed, write_offers
 
 TODAY = datetime.date(2026, 11, 21)
 

@@ -16,9 +16,8 @@ from trainpace.hardware import Cluster, find_device
 from trainpace.plan import Choice, DataPath, Freedom, Judge, Setting, plan_changes
 from trainpace.plan.evaluate import device_room_gib, part_of, same_work
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS, differing, turned
-from trainpace.plan.order import ladder
-from trainpace.plan.search import NEARLY, search
-from trainpace.plan.space import is_legal, space_of
+from trainpace.plan.plan import ladder
+from trainpace.plan.search import NEARLY, executions_on, is_legal, search
 from trainpace.schedule import Schedule, total_steps
 from trainpace.trace import load_workload
 
@@ -62,7 +61,7 @@ def start_on(s: Setting, micro_batch=8, **changes) -> Execution:
 def test_promises(s, micro_batch, data):
     start = start_on(s, micro_batch)
     plan = plan_changes(s, start, data)
-    found = search(s, space_of(MODEL, start, s.cluster, Freedom()), data)
+    found = search(s, start, executions_on(s.cluster, MODEL, start, Freedom()), data)
     if plan.best is None:
         assert found.fitting == 0
         assert plan.reason
@@ -71,8 +70,8 @@ def test_promises(s, micro_batch, data):
     judge = Judge(s, start)
     assert judge.fits(best)
     # the best is no slower than every choice that fits, forecast one by one
-    for row in range(0, len(found.space), 31):
-        execution = found.space.execution(row)
+    for row in range(0, len(found.grid), 31):
+        execution = found.grid.execution(row)
         assert execution.global_batch == start.global_batch
         f = forecast(MODEL, execution, part_of(s.cluster, execution.nnodes, execution.nproc_per_node))
         for path in data:
@@ -99,7 +98,8 @@ def test_promises(s, micro_batch, data):
 
 def test_simplest_is_the_fewest_changes():
     s = setting(gpus=2)
-    found = search(s, space_of(MODEL, start_on(s), s.cluster, Freedom()), WAITING)
+    start = start_on(s)
+    found = search(s, start, executions_on(s.cluster, MODEL, start, Freedom()), WAITING)
     near = found.job_s <= found.job_s.min() * (1 + NEARLY)
     assert found.changes[found.simplest()] == found.changes[near].min()
 
@@ -107,8 +107,8 @@ def test_simplest_is_the_fewest_changes():
 def test_changes_are_counted_as_they_are_named():
     s = setting(gpus=4, nodes=2, network=1.0)
     start = start_on(s)
-    found = search(s, space_of(MODEL, start, s.cluster, Freedom(allow_global_batch=True)), WAITING)
-    for row in range(0, len(found.space), 41):
+    found = search(s, start, executions_on(s.cluster, MODEL, start, Freedom(allow_global_batch=True)), WAITING)
+    for row in range(0, len(found.grid), 41):
         for path in range(len(WAITING)):
             now = Choice(execution=start, data=WAITING[0])
             assert found.changes[row, path] == len(differing(now, found.choice((row, path))))
@@ -128,11 +128,11 @@ def test_nothing_fits_says_by_how_much():
     s = setting(memory_gib=0.6)
     plan = plan_changes(s, start_on(s))
     assert plan.best is None
-    space = space_of(MODEL, start_on(s), s.cluster, Freedom())
+    grid = executions_on(s.cluster, MODEL, start_on(s), Freedom())
     least = min(
         needed_gib(f.memory)
-        for row in range(len(space))
-        if (f := forecast(MODEL, space.execution(row), s.cluster)).step is not None
+        for row in range(len(grid))
+        if (f := forecast(MODEL, grid.execution(row), s.cluster)).step is not None
     )
     assert f"needs {least:.3g} GiB" in plan.reason
     assert f"{least - device_room_gib(s.cluster):.3g} too few" in plan.reason
@@ -278,7 +278,7 @@ def test_sensitivity_finds_the_number_that_flips_the_choice():
 def test_a_global_batch_that_no_part_can_share():
     s = setting(gpus=4)
     start = Execution(micro_batch=3, nproc_per_node=2, optimizer="sgd_momentum")
-    shapes = space_of(MODEL, start, s.cluster, Freedom()).columns["nproc_per_node"]
+    shapes = executions_on(s.cluster, MODEL, start, Freedom()).nproc_per_node
     assert set(shapes.tolist()) == {1, 2}  # 6 samples cannot be divided by 4
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
-from trainpace.process import Child, Pool, failure_of, run_isolated, run_ranks, started_isolated
+from trainpace.process import Child, Pool, ending_of, failure_of, run_isolated, run_ranks, started_isolated
 from trainpace.process.guard import descendants
 
 STARTS_ANOTHER = """
@@ -71,6 +71,13 @@ def test_a_child_has_an_exit_code_and_pipes():
         assert child.wait(30) == 128 + signal.SIGSEGV
 
 
+@pytest.mark.parametrize(
+    ("code", "ending"), [(3, "ended with exit code 3"), (-11, "died of SIGSEGV"), (139, "died of SIGSEGV")]
+)
+def test_how_a_process_ended(code, ending):
+    assert ending_of(code) == ending
+
+
 def test_leaving_ends_what_a_child_started_in_other_sessions(tmp_path):
     with Child([sys.executable, "-c", STARTS_ANOTHER + "time.sleep(600)", str(tmp_path / "pids")]) as child:
         pids = pids_in(tmp_path / "pids")
@@ -125,9 +132,9 @@ def test_the_answer_is_the_result_and_nothing_stays(worker, tmp_path):
         ("raise ValueError('no such batch')", UserCodeError, "the model's code raised ValueError at made_worker.py line 3: no such batch"),
         ("raise MemoryError", OutOfMemory, "the memory is not enough. Try a smaller batch."),
         ("from trainpace.errors import TrainpaceError\nraise TrainpaceError('misused.', 'Use it well.')", TrainpaceError, "misused. Use it well."),
-        ("import os; os._exit(3)", UserCodeError, "asking ended without an answer (exit code 3)."),
-        ("import os; os.kill(os.getpid(), 11)", UserCodeError, "asking ended without an answer (it died of SIGSEGV)."),
-        ("import os; os.kill(os.getpid(), 9)", OutOfMemory, "asking ended without an answer (it was killed, most likely for want of memory)."),
+        ("import os; os._exit(3)", UserCodeError, "asking gave no answer: it ended with exit code 3."),
+        ("import os; os.kill(os.getpid(), 11)", UserCodeError, "asking gave no answer: it died of SIGSEGV."),
+        ("import os; os.kill(os.getpid(), 9)", OutOfMemory, "asking gave no answer: it died of SIGKILL, most likely for want of memory."),
         ("import time; time.sleep(600)", TimedOut, "asking took longer than 3 s. Allow more with --timeout."),
     ],
 )  # fmt: skip
@@ -150,7 +157,7 @@ def test_ranks_answer_by_the_first(worker):
 
 def test_a_rank_that_was_killed_is_the_reason(worker):
     module = worker("import os, time\nif request['rank']: os.kill(os.getpid(), 11)\ntime.sleep(600)")
-    with pytest.raises(UserCodeError, match=r"rank 1 of a test ended without an answer \(it died of SIGSEGV\)"):
+    with pytest.raises(UserCodeError, match="rank 1 of a test gave no answer: it died of SIGSEGV"):
         run_ranks(module, [{"rank": 0}, {"rank": 1}], 60, "a test")
 
 
@@ -170,7 +177,7 @@ def test_a_pool_answers_every_worker(tmp_path, monkeypatch):
         answers = pool.answers(lambda number: f"squaring {number}")
         assert sorted(next(answers)[1]["square"] for _ in range(2)) == [4, 9]
         pool.ask(1, n=-1)
-        with pytest.raises(UserCodeError, match=r"a worker ended while squaring 1 \(exit code 3\)"):
+        with pytest.raises(UserCodeError, match="a worker ended with exit code 3 while squaring 1"):
             next(answers)
 
 

@@ -13,18 +13,18 @@ from trainpace.diagnose import diagnose
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Target
+from trainpace.ladder import LadderRow
 from trainpace.measure.analysis import analyse
 from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.plan import Change, DataPath, Plan, Setting, plan_changes
 from trainpace.plan.changes import Choice, Outlook
 from trainpace.records import from_json, to_json, to_jsonable
 from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
-from trainpace.report.charts.breakdown import Held, Timed, memory_at_peak, step_breakdown
-from trainpace.report.charts.causes import proofs_chart, shares_chart
-from trainpace.report.charts.changes import plan_ladder, rung_times, speedups
-from trainpace.report.charts.roofline import roofline_chart
-from trainpace.report.charts.scaling import scaling_chart
-from trainpace.report.charts.step_time import forecast_sweep, measured_sweep
+from trainpace.report.diagnosis import proofs_chart, shares_chart
+from trainpace.report.ladder import LadderTable, rung_times, speedups
+from trainpace.report.plan import plan_ladder
+from trainpace.report.step_charts import Held, Timed, memory_at_peak, roofline_chart, step_breakdown
+from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
 
 AXIS = Axis(label="x")
@@ -199,20 +199,25 @@ def test_a_plan_says_what_it_brings():
     )
 
 
+def ladder_of(*rows):
+    return LadderTable(title="t", what="a step", rows=tuple(LadderRow(**row) for row in rows))
+
+
 def test_a_ladder_counts_what_was_kept():
-    made = speedups("a step", [("baseline", 1.0, True), ("a", 2.0, True), ("b", None, False), ("c", 1.5, False)])
+    baseline = {"title": "baseline", "total": 1.0}
+    made = speedups(ladder_of(baseline, {"title": "a", "total": 2.0}, {"title": "b", "kept": False},
+                              {"title": "c", "total": 1.5, "kept": False}))  # fmt: skip
     assert [bar.said for bar in made.groups[0].bars] == ["1.00x", "2.00x", "1.50x, undone"]
     assert made.finding == "1 of 2 changes was kept; it makes a step 2.0 times as fast."
-    none = speedups("a step", [("baseline", 1.0, True), ("a", 0.5, False)])
+    none = speedups(ladder_of(baseline, {"title": "a", "total": 0.5, "kept": False}))
     assert none.finding == "None of 1 change was kept."
-    assert speedups("a step", [("baseline", 1.0, True)]) is None
+    assert speedups(ladder_of(baseline)) is None
 
 
 def test_forecasts_that_held_are_counted():
-    between = Interval(low=90, high=110, coverage=0.9, basis="")
-    made = rung_times(
-        "a step", [("a", 100.0, between, 105.0, None), ("b", 100.0, between, 120.0, None), ("c", None, None, 5.0, None)]
-    )
+    forecast = {"forecast_ms": 100.0, "forecast_interval_ms": Interval(low=90, high=110, coverage=0.9, basis="")}
+    made = rung_times(ladder_of({"title": "a", "measured_ms": 105.0, **forecast}, {"title": "b", "measured_ms": 120.0, **forecast},
+                                {"title": "c", "measured_ms": 5.0}))  # fmt: skip
     assert made.finding == "Forecast intervals that contain the measurement: 1 of 2."
     assert [len(group.bars) for group in made.groups] == [2, 2, 1]
 

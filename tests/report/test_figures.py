@@ -9,8 +9,8 @@ from nouns import workload
 from trainpace.errors import TrainpaceError
 from trainpace.measure.analysis import analyse
 from trainpace.report.figures import chart_figure, check_suffix, save_figures
-from trainpace.report.pages.forecast import forecast_pictures
-from trainpace.report.pages.sweep import sweep_pictures
+from trainpace.report.forecast import forecast_pictures
+from trainpace.report.measurement import sweep_pictures
 
 BEGINS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 

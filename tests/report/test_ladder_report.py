@@ -16,12 +16,12 @@ from trainpace.report.ladder import (
     cells_of,
     head_of,
     ladder_json,
+    ladder_page,
     markdown,
     print_ahead,
     print_ladder,
     table_of,
 )
-from trainpace.report.pages.ladder import ladder_page
 from trainpace.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def test_the_verdict(climbed):
     ("told", "said"),
     [
         ({"samples": 160.0, "low": 90.0, "high": 300.0, "steps": 200.0},
-         "Gradient noise scale: 160 samples (90 %: 90 to 300), from 200 steps of 16"),
+         "Gradient noise scale: 160 samples (90 %: 90 to 300), from the first 200 steps of 16"),
         ({"samples": 160.0, "low": 90.0, "steps": 200.0}, "90 to no upper limit"),
         ({"steps": 40.0}, "too large to be estimated from 40 steps of 16"),
     ],
@@ -85,8 +85,8 @@ def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
 
     lines = table_of(climb(ladder(rung("workers", workers=2)), World(with_noise).actions())).verdict
     assert any(said in line for line in lines), lines
-    rule = "Global batch 32 instead of 16: 0.55 times the steps"  # (1 + 160 / 32) / (1 + 160 / 16)
-    assert any(line.startswith(rule) and "x 1.83 (SGD)" in line for line in lines) == ("samples" in told)
+    rule = "To the same loss: Global batch 32 needs 0.55 times the steps"  # (1 + 160 / 32) / (1 + 160 / 16)
+    assert any(line.startswith(rule) and "x 1.83 with SGD" in line for line in lines) == ("samples" in told)
 
 
 def test_it_says_where_no_rung_helped():
@@ -108,7 +108,7 @@ def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
     assert text.count("\n| ") == 6
     assert json.loads(json.dumps(answer))["rows"][-1]["total"] == 20
     inside = re.search(r'id="data">(.*)</script>', html)
-    assert json.loads(inside[1])["record"] == "Climbed"
+    assert json.loads(inside[1])["record"] == "LadderResult"
     assert html.index("20.0x in total") < html.index("<table>")
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from answers import CANVASES, HOSTILE, PAGES, pairs
 from nouns import workload
-from trainpace.report.pages.assets import SCRIPTS, STYLES, asset
-from trainpace.report.pages.forecast import forecast_page
-from trainpace.report.pages.side_by_side import HEAD, cells_of_pairs
+from trainpace.report.forecast import forecast_page
+from trainpace.report.measurement import HEAD, cells_of_pairs
+from trainpace.report.pages import SCRIPTS, STYLES, asset
 
 VOID = {"meta", "rect", "line", "circle", "img", "link", "br", "path"}
 
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_forecast_is_said():
 
 
 def test_the_kept_ranks_are_those_shown(monkeypatch):
-    monkeypatch.setattr("trainpace.report.pages.match.MOST_ROWS", 2)
+    monkeypatch.setattr("trainpace.report.match.MOST_ROWS", 2)
     text = PAGES["match"]()
     kept = next(data["rows"] for data in map(json.loads, read(text).texts["application/json"]) if "rows" in data)
     shown = re.findall(r"<tr[^>]*><td[^>]*>(\d+)(?: \*)?</td>", text)

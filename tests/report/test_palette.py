@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainpace.report.charts.palette import INK, PAGE, SERIES_TONES, SOFT, TONES, css_variables
+from trainpace.report.charts import INK, PAGE, SERIES_TONES, SOFT, TONES, css_variables
 
 
 def luminance(colour):

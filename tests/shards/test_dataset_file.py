@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from trainpace.errors import TrainpaceError
-from trainpace.shards.dataset_file import load_dataset
+from trainpace.shards.user_dataset import load_dataset
 
 MADE = """
 from torch import nn

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.shards.epoch_order import EpochOrder, cut, remaining, share
+from trainpace.shards.dataset import EpochOrder, cut, remaining, share
 
 GROUPS = st.lists(st.integers(1, 9), min_size=1, max_size=30).map(lambda sizes: np.array(sizes, dtype=np.int64))
 

@@ -25,8 +25,8 @@ CODE = """
 HELPER = "def double(text):\n    return 2 * text\n"
 SHOW = """
 import sys
-from trainpace.shards.dataset_file import load_dataset
-from trainpace.shards.fingerprint import fingerprint, settings_of
+from trainpace.shards.user_dataset import load_dataset
+from trainpace.shards.user_dataset import fingerprint, settings_of
 from trainpace.records import to_json
 dataset = load_dataset(sys.argv[1])
 print(to_json(fingerprint(dataset, sys.argv[1], settings_of(dataset))))

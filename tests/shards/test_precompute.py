@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shard_folders import NUMBERS
-from trainpace.process import pool
+from trainpace.process import workers
 from trainpace.shards import Settings, ShardDataset, precompute
 from trainpace.shards.precompute_estimate import SampleCosts, decide
 
@@ -277,7 +277,7 @@ def test_a_full_disk(small_disk, tmp_path):
 
 
 def test_a_sample_that_hangs_is_told_of(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(workers, "PATIENCE_S", 0.4)
     file.write_text(NUMBERS.replace("return np.full", "import time; time.sleep(1.5 * (index == 26)); return np.full"))
     notes = []
     settings = Settings(target=f"{file}:Numbers", folder=str(tmp_path / "out"), workers=1, shard_samples=10)

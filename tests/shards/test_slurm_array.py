@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from shard_folders import NOTHING
 from trainpace.configs import read_sbatch
 from trainpace.errors import TrainpaceError
-from trainpace.shards.plan import ShardPlan, shard_sizes
+from trainpace.shards.plan import ShardPlan, array_script, part_of, shard_sizes
 from trainpace.shards.samples import encode
-from trainpace.shards.slurm_array import array_script, part_of
 
 GOLDEN = """#!/bin/bash
 #SBATCH --job-name=precompute

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainpace.trace.chain import longest_chain
+from trainpace.trace.blocks import longest_chain
 from trainpace.trace.task import Task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch

@@ -11,8 +11,17 @@ import torch
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import to_json
-from trainpace.trace.architectures import Cnn, Mlp, Rnn, Transformer
-from trainpace.trace.generator import RANDOM_FAMILIES, STEP_MS, architecture, is_random, parse_random
+from trainpace.trace.generator import (
+    RANDOM_FAMILIES,
+    STEP_MS,
+    Cnn,
+    Mlp,
+    Rnn,
+    Transformer,
+    architecture,
+    is_random,
+    parse_random,
+)
 from trainpace.trace.task import build_task, make_optimizer
 from trainpace.trace.trace import trace
 

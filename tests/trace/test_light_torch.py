@@ -12,7 +12,7 @@ from trainpace.workload import Variant
 START = """
 import sys
 from trainpace.records import to_json
-from trainpace.trace.light_torch import keep_torch_light
+from trainpace.trace.worker import keep_torch_light
 from trainpace.trace.trace import trace
 from trainpace.workload import Variant
 keep_torch_light()

@@ -9,8 +9,8 @@ import pytest
 from trainpace import records
 from trainpace.errors import TrainpaceError
 from trainpace.trace import load_workload, packaged_models, packaged_workload
-from trainpace.trace.packaged import OPTIMIZERS, VARIANTS
 from trainpace.trace.trace import trace
+from trainpace.trace.workloads import OPTIMIZERS, VARIANTS
 from trainpace.trace.zoo import MODELS
 from trainpace.workload import Variant
 

@@ -42,7 +42,7 @@ def test_a_function_in_a_file(tmp_path):
         (("nn.Linear(4, 2)", "nn.Linear(3, 2)"), "raised RuntimeError"), (("def task", "def other"), "unknown function"),
         (("import torch\n", "import torch\n1 / 0\n"), "ZeroDivisionError at mine.py line"), (("import torch\n", "import torhc\n"), "torhc"),
         (("return model,", "return"), "must return"), (("* 8", "* 0"), "above 0"), (("(torch.randn(4), 1)", "3"), "a sample"),
-        (("import torch\n", "import torch, sys\nsys.exit(3)\n"), "SystemExit"), (("import torch\n", "import torch, os\nos._exit(3)\n"), "without an answer"),
+        (("import torch\n", "import torch, sys\nsys.exit(3)\n"), "SystemExit"), (("import torch\n", "import torch, os\nos._exit(3)\n"), "gave no answer"),
         (("import torch\n", "import torch, os\nos.kill(os.getpid(), 11)\n"), "SIGSEGV"), (("def task", "def task("), "SyntaxError"),
     ],
 )  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 
 from trainpace.forecast.memory import CONTEXT_GIB
 from trainpace.outcome import Memory
-from trainpace.validation import Run, case_of
-from trainpace.validation.peaks import EAGER_CONTEXT_GIB, stated_peak_gib
+from trainpace.validation import Run, case_of, stated_peak_gib
+from trainpace.validation.rows import EAGER_CONTEXT_GIB
 
 SMALL = Memory(
     parameters_gib=1.0,

@@ -37,7 +37,7 @@ def test_csv_and_parquet_read_alike(tmp_path):
     ("text", "word"),
     [
         ("a,b\n1,2\n", "neither a column model_spec nor model"),
-        ("model_spec,batch_per_gpu\nresnet18,many\n", "no number"),
+        ("model_spec,batch_per_gpu\nresnet18,many\n", "not a finite number"),
         ("model_spec,batch_per_gpu\nresnet18,-4\n", "from 0"),
         ("model_spec,step_time_ms\nresnet18,inf\n", "finite"),
         ("", "neither"),
@@ -53,7 +53,7 @@ def test_wrong_files_are_one_sentence(tmp_path, text, word):
 def test_damaged_parquet_is_one_sentence(tmp_path):
     path = tmp_path / "runs.parquet"
     path.write_bytes(b"PAR1" + bytes(range(200)))
-    with pytest.raises(TrainpaceError, match="no readable Parquet"):
+    with pytest.raises(TrainpaceError, match="not a readable Parquet"):
         read_runs(path)
 
 

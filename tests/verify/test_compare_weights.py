@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.verify.compare import difference, difference_of_files
+from trainpace.verify.equivalence import difference, difference_of_files
 
 floats = st.floats(-100, 100, width=32)
 models = st.lists(st.lists(floats, min_size=1, max_size=4), min_size=1, max_size=3).map(

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 
 import torch
 
-from trainpace.watch.inside.fetches import timed_fetch
-from trainpace.watch.inside.late import when_imported
+from made_trails import read_trail
+from trainpace.watch.inside.data import timed_fetch
+from trainpace.watch.inside.observers import Sampler
 from trainpace.watch.inside.patches import _Optimizers
 from trainpace.watch.inside.recorder import Recorder
-from trainpace.watch.inside.sampler import Sampler
-from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter, read_trail
+from trainpace.watch.inside.start import when_imported
+from trainpace.watch.inside.trail import OPTIMIZER, OTHER, Step, TrailWriter
 from watch.test_watch_scripts import run
 
 ODD = """

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_trails import read_trail
 from trainpace.watch.inside import recorder as module
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import (
@@ -19,7 +20,6 @@ from trainpace.watch.inside.trail import (
     Span,
     Step,
     TrailWriter,
-    read_trail,
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_trails import simple_run, write_process, write_worker
+from made_trails import read_trail, simple_run, write_process, write_worker
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.watch import Bar, charged, coarsened, environment, timeline_of
 from trainpace.watch.inside import recorder as recorder_module
@@ -29,7 +29,6 @@ from trainpace.watch.inside.trail import (
     Span,
     Step,
     TrailWriter,
-    read_trail,
 )
 
 

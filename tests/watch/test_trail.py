@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter, read_trail
+from made_trails import read_trail
+from trainpace.watch.inside.trail import PARTS, Fetch, Span, Step, TrailWriter
 
 ns = st.integers(0, 2**62)
 STEPS = st.builds(
@@ -80,7 +81,7 @@ def test_after_a_full_disk_nothing_piles_up_in_memory(tmp_path):
 
 def test_a_forked_child_keeps_nothing(tmp_path):
     writer = TrailWriter(str(tmp_path / "a"), {})
-    writer.forget()
+    writer.close()
     writer.span(4, 0, "Net", 0, 5, 9)
     assert not writer._waiting
 

@@ -97,7 +97,7 @@ class Odd:
 def test_batches_that_cannot_be_copied_are_left_alone(trials):
     iterator = Batches(TRAINING, [0] * 10, make=lambda n: Odd())
     warm_up(trials, iterator)
-    assert CACHED_BATCH not in [kind for kind, _ in trials.programme]
+    assert CACHED_BATCH not in [kind for kind, _, _ in trials.programme]
     trials.recorder.active_trial = FEW_SAMPLES
     assert isinstance(batch(trials.recorder, iterator, fetch), Odd)
 
@@ -143,7 +143,7 @@ def test_all_ranks_do_as_the_first(trials, monkeypatch):
     warm_up(second, Batches(TRAINING, [3] * 4))  # too few for fewer still, and it has no data of its own to take away
     second.remembered.clear()
     assert second.programme == trials.programme
-    assert FEW_SAMPLES in [kind for kind, _ in second.programme]
+    assert FEW_SAMPLES in [kind for kind, _, _ in second.programme]
     ended = []
     monkeypatch.setattr(module, "end", ended.append)
     rank.now = 0

@@ -140,7 +140,7 @@ def test_a_command_that_cannot_be_started(tmp_path):
     (tmp_path / "odd").chmod(0o755)
     with pytest.raises(TrainpaceError, match="cannot start"):
         watch([str(tmp_path / "odd")], tmp_path / "r")
-    with pytest.raises(TrainpaceError, match="cannot record into"):
+    with pytest.raises(TrainpaceError, match="cannot write into"):
         watch([sys.executable], tmp_path / "odd" / "r")
 
 

@@ -10,7 +10,7 @@ from trainpace.diagnose import Diagnosis
 from trainpace.hardware import Device
 from trainpace.job import Answer
 from trainpace.journal import Journal
-from trainpace.ladder import Climbed
+from trainpace.ladder import LadderResult
 from trainpace.machine import MachineProfile
 from trainpace.offers import Offer, Ranking
 from trainpace.plan import Plan
@@ -414,7 +414,7 @@ def run(
     journal: str | os.PathLike[str] | None = ...,
     no_journal: bool = ...,
     keep_identity: bool = ...,
-) -> Climbed:
+) -> LadderResult:
     """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
 
 def offers(

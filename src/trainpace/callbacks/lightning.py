@@ -7,6 +7,8 @@ The Trainer's own bar shows the remaining time of the epoch, not of the training
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 else:
@@ -15,16 +17,11 @@ else:
     except ImportError:
         from pytorch_lightning.callbacks import Callback  # the same under its other name
 
-from trainpace.callbacks.fit_counts import FitState, Remaining, remaining_counts
-from trainpace.callbacks.reporter import Reporter, harmless
-from trainpace.callbacks.time_left import Other
+from trainpace.callbacks.reporter import Reporter, Work, harmless, in_training
+from trainpace.callbacks.time_left import FitState, Remaining, remaining_counts
 from trainpace.callbacks.time_left import TimeLeft as Left
+from trainpace.configs import LIGHTNING_PRECISIONS
 from trainpace.execution import Execution
-
-_PRECISIONS = {
-    "32": "fp32", "32-true": "fp32", "16-mixed": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16", "bf16-true": "bf16",
-    "transformer-engine": "fp8",
-}  # fmt: skip
 
 
 class TimeLeft(Reporter, Callback):
@@ -66,88 +63,69 @@ class TimeLeft(Reporter, Callback):
         self._begun_step, self._begun_batch = trainer.global_step, progress.total.ready
         self._begin(trainer.is_global_zero, self._begun_batch)
 
-    @harmless
+    @in_training
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._watch is not None:
-            self._settle("epoch")
+        self._settle("epoch")
 
-    @harmless
+    @in_training
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Charge the time before a batch to its data, to a checkpoint, or to the start of an epoch."""
-        watch = self._watch
-        if watch is None:
-            return
-        if "epoch" in watch.pending:
-            self._settle("epoch")
-            watch.done("epoch")
-        else:
-            self._settle("step")
+        starts_epoch = "epoch" in self._watch.pending
+        self._settle("epoch" if starts_epoch else "step")
+        if starts_epoch:
+            self._watch.done("epoch")
 
-    @harmless
+    @in_training
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        watch = self._watch
-        if watch is None:
-            return
-        now = watch.mark("step")
-        watch.done("step")
-        self._step = trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        if self._due(now):
-            self._report(now, self.time_left())
+        self._done(trainer.fit_loop.epoch_loop.batch_progress.total.ready, self.time_left)
 
-    @harmless
+    @in_training
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._watch is not None:
-            self._settle("step")
+        self._settle("step")
 
-    @harmless
+    @in_training
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._watch is not None:
-            self._watch.mark("evaluation")
-            self._watch.done("evaluation")
+        self._watch.mark("evaluation")
+        self._watch.done("evaluation")
 
-    @harmless
+    @in_training
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         """Charge the time until the next hook to the checkpoint that is about to be written."""
-        if self._watch is not None and "checkpoint" not in self._watch.pending:
+        if "checkpoint" not in self._watch.pending:
             self._settle("step")
             self._watch.pending["checkpoint"] = 0.0
 
-    @harmless
+    @in_training
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._watch is not None:
-            self._settle("epoch")
+        self._settle("epoch")
 
-    @harmless
+    @in_training
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close(type(exception).__name__)
 
-    @harmless
+    @in_training
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close("")
 
     def time_left(self) -> Left | None:
         """The remaining time, None before the first steps and where the end is unknown."""
-        counts = None if self._watch is None else self._counts()
-        if counts is None or self._watch is None:
+        counts = self._counts() if self._running else None
+        if counts is None:
             return None
-        watch, trainer = self._watch, self._trainer
         self._total = counts.total_batches
-        evaluations, saves = counts.evaluations, self._checkpoints_left(counts)
-        others = [
-            Other("evaluation", watch.times["evaluation"], evaluations, self._guess_s() if evaluations else None),
-            Other("checkpoint", watch.times["checkpoint"], saves),
-            Other("epoch", watch.times["epoch"], counts.epochs if watch.times["epoch"] else 0),
-        ]
-        left = self._left(counts.batches, others)
-        limit = _timer_s(trainer)
-        if left is None or limit is None or limit >= left.interval_s.high:
+        guess_s = self._guess_s() if counts.evaluations else None
+        left = self._left(counts.batches, counts.evaluations, guess_s, self._checkpoints_left(counts), counts.epochs)
+        limit_s = _timer_s(self._trainer)
+        if left is None or limit_s is None:
             return left
-        return _at_most(left, limit)
+        low, high = min(left.interval_s.low, limit_s), min(left.interval_s.high, limit_s)
+        return replace(
+            left, seconds=min(left.seconds, limit_s), interval_s=replace(left.interval_s, low=low, high=high)
+        )
 
-    def _settle(self, work: Any) -> None:
+    def _settle(self, work: Work) -> None:
         """Charge the time to `work`, unless a checkpoint was being written until now."""
         watch = self._watch
-        assert watch is not None
         if "checkpoint" in watch.pending:
             watch.mark("checkpoint")
             watch.done("checkpoint")
@@ -162,7 +140,7 @@ class TimeLeft(Reporter, Callback):
         steps_done = trainer.global_step - self._begun_step
         automatic = trainer.lightning_module.automatic_optimization
         accumulation = int(trainer.accumulate_grad_batches) if automatic else 1
-        validated = trainer.enable_validation and sum(map(_count, trainer.num_val_batches or [0])) > 0
+        validated = trainer.enable_validation and self._val_batches() > 0
         every = trainer.val_check_batch
         return remaining_counts(FitState(
             epoch=trainer.current_epoch, batch=loop.batch_progress.current.ready, total_batch=loop.batch_progress.total.ready,
@@ -173,11 +151,13 @@ class TimeLeft(Reporter, Callback):
             val_every_batches=_finite(every) if validated else 0, val_every_epochs=trainer.check_val_every_n_epoch,
         ))  # fmt: skip
 
+    def _val_batches(self) -> float:
+        return sum(count for count in self._trainer.num_val_batches or [0] if count != float("inf"))
+
     def _guess_s(self) -> float | None:
         """Seconds of a validation before the first one: from the sanity check's last batch, else from a third of the
         training batch time."""
-        assert self._watch is not None
-        batches = sum(map(_count, self._trainer.num_val_batches or [0]))
+        batches = self._val_batches()
         if len(self._sanity_batch_s) > 1:
             return self._sanity_batch_s[-1] * batches
         return self._guess_evaluation_s(batches, 1)
@@ -185,7 +165,7 @@ class TimeLeft(Reporter, Callback):
     def _checkpoints_left(self, counts: Remaining) -> float:
         """Checkpoints to come by the settings of each ModelCheckpoint; how many are really written may depend on a metric."""
         left = 0.0
-        for callback in getattr(self._trainer, "checkpoint_callbacks", []):
+        for callback in self._trainer.checkpoint_callbacks:
             steps, epochs = getattr(callback, "_every_n_train_steps", 0), getattr(callback, "_every_n_epochs", 0)
             if steps:
                 left += counts.batches / self._trainer.accumulate_grad_batches / steps
@@ -195,20 +175,17 @@ class TimeLeft(Reporter, Callback):
         return left
 
     def _close(self, ended: str) -> None:
-        if self._watch is None:
-            return
         trainer = self._trainer
         if "checkpoint" in self._watch.pending:
             self._settle("step")
         counts = self._counts()
         self._total = counts.total_batches if counts else self._step
-        losses = tuple(
-            float(v) for k, v in trainer.logged_metrics.items() if k in ("loss", "train_loss") and v.numel() == 1
-        )
-        self._losses = list(losses)
+        logged = trainer.logged_metrics.items()
+        self._losses = [float(v) for k, v in logged if k in ("loss", "train_loss") and v.numel() == 1]
+        package = "lightning" if Callback.__module__.startswith("lightning.") else "pytorch-lightning"
         self._end(
             _execution_of(trainer), trainer.strategy.root_device.type, ended,
-            micro_steps=int(trainer.accumulate_grad_batches), model=self._name, engine=_package(),
+            micro_steps=int(trainer.accumulate_grad_batches), engine=package,
         )  # fmt: skip
 
 
@@ -219,21 +196,13 @@ def _execution_of(trainer: Any) -> Execution:
     fields: dict[str, Any] = {
         "micro_batch": size if isinstance(size, int) else 1, "accumulation": int(trainer.accumulate_grad_batches),
         "nnodes": trainer.num_nodes, "nproc_per_node": max(1, trainer.world_size // max(1, trainer.num_nodes)),
-        "precision": _PRECISIONS.get(str(trainer.precision), "fp32"), "optimizer": optimizer,
+        "precision": LIGHTNING_PRECISIONS.get(str(trainer.precision), "fp32"), "optimizer": optimizer,
     }  # fmt: skip
     return Execution(**fields)
 
 
-def _package() -> str:
-    return "lightning" if Callback.__module__.startswith("lightning.") else "pytorch-lightning"
-
-
 def _finite(count: float | None) -> int | None:
     return None if count is None or count == float("inf") else int(count)
-
-
-def _count(batches: float) -> float:
-    return 0.0 if batches == float("inf") else batches
 
 
 def _timer_s(trainer: Any) -> float | None:
@@ -243,13 +212,3 @@ def _timer_s(trainer: Any) -> float | None:
             remaining = callback.time_remaining()
             return None if remaining is None else max(0.0, float(remaining))
     return None
-
-
-def _at_most(left: Left, limit_s: float) -> Left:
-    from msgspec.structs import replace
-
-    interval = left.interval_s
-    return replace(
-        left, seconds=min(left.seconds, limit_s),
-        interval_s=replace(interval, low=min(interval.low, limit_s), high=min(interval.high, limit_s)),
-    )  # fmt: skip

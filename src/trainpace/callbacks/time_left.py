@@ -1,4 +1,5 @@
-"""The remaining time of a running training with an interval, from its progress so far. Pure: no engine, no clock.
+"""The remaining time of a running training with an interval, from its progress so far; and the remaining work of
+Lightning's fit loop as counts. Pure: no engine, no clock.
 
     remaining time = remaining steps x mean step + for each other kind of work: remaining count x its mean
 
@@ -92,9 +93,7 @@ def time_left(
     below = above = pace.half_width_s * steps_left
     other_s: dict[str, float] = {}
     unseen = []
-    for other in others:
-        if not other.times_left:
-            continue
+    for other in (other for other in others if other.times_left):
         bounds = _each(other)
         if bounds is None:
             unseen.append(other.name)
@@ -115,7 +114,8 @@ def time_left(
 
 def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
     """The mean pace of `steps_left` steps to come, at least one, after steps that took `step_s`."""
-    steady = _without_warm_up(list(step_s))
+    # without the first steps, which may compile, allocate and open files
+    steady = list(step_s[warmup_steps(step_s) if len(step_s) >= 6 else len(step_s) // 2 :])
     recent = _latest(steady)
     n, whole = len(recent), statistics.fmean(_winsorised(steady))
     holds = 1.0 if n == len(steady) else n * math.log1p(steps_left / n) / steps_left if steps_left else 1.0
@@ -130,7 +130,10 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
 def _chance(values: Sequence[float], steps_left: float) -> float:
     """Half-width of the interval for the mean of `steps_left` more steps, from the means of blocks, since neighbouring
     steps are correlated."""
-    blocks = _block_means(values)
+    values = _winsorised(values)
+    count = min(BLOCKS, len(values))
+    ends = [round(i * len(values) / count) for i in range(count + 1)]
+    blocks = [statistics.fmean(values[a:b]) for a, b in pairwise(ends)]
     # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
     coming = max(1.0, steps_left / (len(values) / len(blocks)))
     return student_t_95(len(blocks) - 1) * statistics.stdev(blocks) * math.sqrt(1 / len(blocks) + 1 / coming)
@@ -167,36 +170,18 @@ def _change(values: Sequence[float]) -> int:
 
 def _differ(recent: Sequence[float], older: Sequence[float]) -> bool:
     a, b = statistics.median(recent), statistics.median(older)
+    quartiles = [(len(values), *statistics.quantiles(values, n=4)) for values in (recent, older)]
     # 1.2533 sigma / sqrt(n) is a median's deviation in a normal sample; 0.7413 x the quartiles' distance its sigma
-    noise = math.hypot(*(1.2533 * 0.7413 * _quartiles(v) / math.sqrt(len(v)) for v in (recent, older)))
+    noise = math.hypot(*(1.2533 * 0.7413 * (high - low) / math.sqrt(n) for n, low, _, high in quartiles))
     return abs(a - b) > max(SHIFT * min(a, b), 3 * noise)
-
-
-def _quartiles(values: Sequence[float]) -> float:
-    low, _, high = statistics.quantiles(values, n=4)
-    return high - low
-
-
-def _without_warm_up(values: list[float]) -> list[float]:
-    """The values without the first steps, which may compile, allocate and open files."""
-    return values[warmup_steps(values) if len(values) >= 6 else len(values) // 2 :]
 
 
 def _winsorised(values: Sequence[float]) -> list[float]:
     n = len(values)
-    rare = math.ceil(n / 100) if n >= 5 else 0
-    if not rare:
+    if n < 5:
         return list(values)
-    ceiling = sorted(values)[n - rare - 1]
+    ceiling = sorted(values)[n - math.ceil(n / 100) - 1]
     return [min(value, ceiling) for value in values]
-
-
-def _block_means(values: Sequence[float]) -> list[float]:
-    """Means of equally long consecutive blocks."""
-    values = _winsorised(values)
-    blocks = min(BLOCKS, len(values))
-    ends = [round(i * len(values) / blocks) for i in range(blocks + 1)]
-    return [statistics.fmean(values[a:b]) for a, b in pairwise(ends)]
 
 
 def _each(other: Other) -> tuple[float, float, float] | None:
@@ -204,13 +189,97 @@ def _each(other: Other) -> tuple[float, float, float] | None:
     if not other.seconds:
         return None if other.guess_s is None else (other.guess_s / UNSEEN, other.guess_s, other.guess_s * UNSEEN)
     latest = list(other.seconds)[-BLOCKS:]
-    if len(latest) > 2:
-        latest = latest[1:] if len(other.seconds) <= BLOCKS else latest  # the first time is the slowest
+    if 2 < len(other.seconds) <= BLOCKS:
+        del latest[0]  # the first time is the slowest
     mean = statistics.fmean(latest)
     if len(latest) == 1:
         return mean * (1 - SEEN_ONCE), mean, mean * (1 + SEEN_ONCE)
-    half = math.hypot(
-        student_t_95(len(latest) - 1) * statistics.stdev(latest) * math.sqrt(1 / len(latest) + 1 / max(1.0, other.times_left)),
-        DRIFT * mean,
-    )  # fmt: skip
+    spread = statistics.stdev(latest) * math.sqrt(1 / len(latest) + 1 / max(1.0, other.times_left))
+    half = math.hypot(student_t_95(len(latest) - 1) * spread, DRIFT * mean)
     return max(0.0, mean - half), mean, mean + half
+
+
+class FitState(NamedTuple):
+    """The state of Lightning's fit loop after a batch, before the validation that may follow it.
+
+    Batches are counted rather than optimizer steps: with manual optimization a batch may step several optimizers or none.
+    `epoch` is the current one, from 0, of `max_epochs` (None: no limit); `batch` batches of `epoch_batches` (None:
+    unknown) are done in it. `global_step` counts optimizer steps, of `max_steps` (None: no limit).
+
+    Validation runs after every `val_every_batches` batches of an epoch, in every `val_every_epochs`-th epoch; where the
+    latter is None, after as many batches of the whole run. `val_every_batches` None: at the end of epochs; 0: never.
+    """
+
+    epoch: int
+    batch: int
+    total_batch: int
+    epoch_batches: int | None
+    max_epochs: int | None
+    global_step: int = 0
+    max_steps: int | None = None
+    steps_per_batch: float = 1.0
+    accumulation: int = 1
+    val_every_batches: int | None = 0
+    val_every_epochs: int | None = 1
+
+
+class Remaining(NamedTuple):
+    """Remaining counts; `total_batches` includes those that are done."""
+
+    batches: int
+    evaluations: int
+    epochs: int
+    total_batches: int
+
+
+def remaining_counts(s: FitState) -> Remaining | None:
+    """The remaining counts, None where the end is unknown (no limit, or a stream of unknown length).
+
+    The rules are those of lightning 2.6, loops/training_epoch_loop.py and loops/fit_loop.py.
+    """
+    if s.epoch_batches == 0:  # such a fit is skipped
+        return Remaining(0, 0, 0, s.total_batch)
+    limits = []
+    if s.max_epochs is not None and s.epoch_batches is not None:
+        limits.append((s.max_epochs - s.epoch) * s.epoch_batches - s.batch)
+    if s.max_steps is not None:
+        limits.append(_batches_by_steps(s, s.max_steps))
+    if not limits:
+        return None
+    batches = max(0, min(limits))
+    if s.epoch_batches is None:
+        return Remaining(batches, 0, 0, s.total_batch + batches)
+    last = s.batch + batches  # counted from the start of the current epoch
+    epochs = max(0, math.ceil(last / s.epoch_batches) - 1)
+    return Remaining(batches, _evaluations(s, batches), epochs, s.total_batch + batches)
+
+
+def _batches_by_steps(s: FitState, max_steps: int) -> int:
+    """Batches until `max_steps` updates. The last batches of an epoch are an update, even where they are fewer."""
+    steps = max(0, max_steps - s.global_step)
+    if s.accumulation == 1 or s.epoch_batches is None:
+        return math.ceil(steps * s.accumulation / s.steps_per_batch - s.batch % s.accumulation) if steps else 0
+    an_epoch = math.ceil(s.epoch_batches / s.accumulation)
+    this_epoch = an_epoch - s.batch // s.accumulation if s.batch < s.epoch_batches else 0
+    if steps <= this_epoch:
+        return min(s.epoch_batches, (s.batch // s.accumulation + steps) * s.accumulation) - s.batch
+    whole, rest = divmod(steps - this_epoch, an_epoch)
+    return s.epoch_batches - s.batch + whole * s.epoch_batches + min(s.epoch_batches, rest * s.accumulation)
+
+
+def _evaluations(s: FitState, batches: int) -> int:
+    assert s.epoch_batches is not None
+    every = s.epoch_batches if s.val_every_batches is None else s.val_every_batches
+    if every <= 0:
+        return 0
+    if s.val_every_epochs is None:
+        return multiples_in(every, s.total_batch - 1, s.total_batch + batches)
+    last = s.batch + batches
+    whole, rest = divmod(last, s.epoch_batches)
+
+    def validates(epoch: int) -> bool:
+        return (epoch + 1) % (s.val_every_epochs or 1) == 0
+
+    done = (s.batch - 1) // every if validates(s.epoch) and s.batch else 0
+    full_epochs = multiples_in(s.val_every_epochs, s.epoch, s.epoch + whole)  # of those that end
+    return full_epochs * (s.epoch_batches // every) + (rest // every if validates(s.epoch + whole) else 0) - done

@@ -8,23 +8,21 @@ if TYPE_CHECKING:
     from trainpace.configs.changes import UNWRITTEN, Changes, execution_of, settings_of
     from trainpace.configs.command import parse_command
     from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
-    from trainpace.configs.crosscheck import SAME_UNDER_DEEPSPEED, Clash, Combined, combine
+    from trainpace.configs.crosscheck import Clash, Combined, combine
     from trainpace.configs.huggingface import put_training_arguments
-    from trainpace.configs.new_files import new_accelerate, new_deepspeed, new_sbatch, new_torchrun
+    from trainpace.configs.lightning import LIGHTNING_PRECISIONS
     from trainpace.configs.parsing import parse_yaml
     from trainpace.configs.read import parse_config, read_configs
-    from trainpace.configs.reading import Reading
     from trainpace.configs.sbatch import read_sbatch
-    from trainpace.configs.settings import ConfigFile, Note, Setting
+    from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Reading, Setting
     from trainpace.configs.write import (
         BY_HAND,
         WRITERS,
         Rewritten,
         Written,
-        read_texts,
+        new_file,
         rewrite,
         save,
-        unified_diff,
         write_changes,
     )  # fmt: skip
 

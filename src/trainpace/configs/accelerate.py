@@ -1,22 +1,38 @@
-"""accelerate YAML (accelerate 1.15, commands/config/config_args.py). `num_processes` is the total over all machines."""
+"""accelerate YAML (accelerate 1.15, commands/config/config_args.py and commands/launch.py). `num_processes` is the total
+over all machines."""
 
 import math
 from typing import Any
 
-from trainpace.configs.deepspeed import DEVICES
-from trainpace.configs.names import names
-from trainpace.configs.reading import Reading
-from trainpace.configs.settings import ConfigFile, SettingName
+from trainpace.configs.changes import ELSEWHERE, SHARDING, Draft
+from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Reading, SettingName, names
 
 NAMES = frozenset(names("accelerate", "keys"))
 _OLD = frozenset(names("accelerate", "old_keys"))
 KINDS = names("accelerate", "distributed_types")
 DYNAMO = names("accelerate", "dynamo_backends")
-_OFFLOADS: tuple[tuple[SettingName, str], ...] = (
-    ("offload_optimizer", "offload_optimizer_device"),
-    ("offload_parameters", "offload_param_device"),
-)
+_KEYS: dict[SettingName, str] = {
+    "world_size": "num_processes",
+    "nnodes": "num_machines",
+    "accumulation": "deepspeed_config.gradient_accumulation_steps",
+    "zero_stage": "deepspeed_config.zero_stage",
+    "activation_checkpointing": "fsdp_config.fsdp_activation_checkpointing",
+}
+_OFFLOADS: dict[SettingName, str] = {
+    "offload_optimizer": "deepspeed_config.offload_optimizer_device",
+    "offload_parameters": "deepspeed_config.offload_param_device",
+}
+_OTHER_FILE = "deepspeed_config.deepspeed_config_file"
+_BACKEND = "dynamo_config.dynamo_backend"
 PRECISION = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
+_CANNOT = {
+    "pp": "accelerate's file has no pipeline stages for PyTorch models",
+    "micro_batch": "accelerate's file has no batch size: the script or TrainingArguments state it",
+    "dataloader_workers": "accelerate's file has no loader workers: the script or TrainingArguments state them",
+}
+MEETING = "on several machines accelerate also needs main_process_ip, and each machine its machine_rank"
+COMPILED = "torch.compile is on here, which accelerate loses with DeepSpeed"
+NO_DYNAMO = "accelerate does not pass it on where it starts DeepSpeed: the code compiles the model"
 
 
 def is_accelerate(data: dict[str, Any]) -> bool:
@@ -26,30 +42,40 @@ def is_accelerate(data: dict[str, Any]) -> bool:
 def read_accelerate(data: dict[str, Any], file: str) -> ConfigFile:
     reading = Reading(file, "accelerate", understands_auto=True)
     reading.flag_unknown(data, NAMES | _OLD, "not a name of accelerate's, which stops at it")
-    reading.count("world_size", data.get("num_processes"), "num_processes")
+    reading.read_keys(data, _KEYS)
+    reading.read("accumulation", data.get("gradient_accumulation_steps"), "gradient_accumulation_steps")
     if data.get("num_machines") not in (None, 1):
         reading.note("num_processes", "the total over all machines, not per machine")
-    reading.count("nnodes", data.get("num_machines"), "num_machines")
     _read_precision(reading, data)
-    reading.count("accumulation", data.get("gradient_accumulation_steps"), "gradient_accumulation_steps")
-    _read_deepspeed(reading, reading.section(data.get("deepspeed_config"), "deepspeed_config"))
-    _read_kind(reading, data)
-    _read_parallelism(reading, reading.section(data.get("parallelism_config"), "parallelism_config"))
-    dynamo = reading.section(data.get("dynamo_config"), "dynamo_config")
-    key = "dynamo_config.dynamo_backend"
-    if str(data.get("distributed_type")).upper() == "DEEPSPEED" and dynamo.get("dynamo_backend") is not None:
-        reading.note(key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+    for name, key in _OFFLOADS.items():
+        reading.read_device(name, reading.at(data, key), key)
+    file_name = reading.word(reading.at(data, _OTHER_FILE), _OTHER_FILE)
+    if file_name:
+        reading.note_file(_OTHER_FILE, file_name)
+    kind = reading.word(_kind(data.get("distributed_type")), "distributed_type", KINDS)
+    if kind == "FSDP" or (data.get("fsdp_config") and kind is None):  # under another type, accelerate passes it by
+        reading.put("sharding", "fsdp", "distributed_type" if kind == "FSDP" else "fsdp_config")
+    processes = reading.stated("world_size")
+    if kind == "NO" and isinstance(processes, int) and processes > 1:
+        reading.warn("distributed_type", f"NO, and num_processes is {processes}: one process runs")
+    _read_mesh(reading, reading.section(data.get("parallelism_config"), "parallelism_config"))
+    backend = reading.at(data, _BACKEND)
+    if kind == "DEEPSPEED" and backend is not None:
+        reading.note(_BACKEND, "without effect: accelerate does not pass it on where it starts DeepSpeed")
     else:
-        put_dynamo(reading, dynamo.get("dynamo_backend"), key)
+        read_dynamo(reading, backend, _BACKEND)
     return reading.done()
 
 
-def put_dynamo(reading: Reading, backend: Any, key: str) -> None:
-    if backend is False:  # YAML reads an unquoted `NO` as false
-        backend = "NO"
-    word = reading.word(backend.upper() if isinstance(backend, str) else backend, key, DYNAMO)
+def read_dynamo(reading: Reading, backend: Any, key: str) -> None:
+    word = reading.word(_kind(backend), key, DYNAMO)
     if word:
         reading.put("compile", word != "NO", key)
+
+
+def _kind(value: Any) -> Any:
+    """A word in capitals; YAML reads an unquoted NO as false."""
+    return "NO" if value is False else value.upper() if isinstance(value, str) else value
 
 
 def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
@@ -67,41 +93,16 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
         reading.put("precision", PRECISION[word], "mixed_precision")
 
 
-def _read_deepspeed(reading: Reading, section: dict[str, Any]) -> None:
-    key = "deepspeed_config"
-    steps = section.get("gradient_accumulation_steps")
-    reading.count("accumulation", steps, f"{key}.gradient_accumulation_steps")
-    reading.count("zero_stage", section.get("zero_stage"), f"{key}.zero_stage", least=0, most=3)
-    for name, device_key in _OFFLOADS:
-        device = reading.word(section.get(device_key), f"{key}.{device_key}", DEVICES)
-        if device:
-            reading.put(name, device != "none", f"{key}.{device_key}")
-    file = reading.word(section.get("deepspeed_config_file"), f"{key}.deepspeed_config_file")
-    if file:
-        reading.note(f"{key}.deepspeed_config_file", f"{file} is a file of its own; read it too")
+def _size_key(section: dict[str, Any], name: str) -> str:
+    """accelerate itself writes parallelism_config_tp_size inside parallelism_config; tp_size is read as well."""
+    short = f"{name}_size"
+    return short if section.get(short) is not None else f"parallelism_config_{short}"
 
 
-def _read_kind(reading: Reading, data: dict[str, Any]) -> None:
-    kind = data.get("distributed_type")
-    if kind is False:  # YAML reads an unquoted `NO` as false
-        kind = "NO"
-    kind = reading.word(kind.upper() if isinstance(kind, str) else kind, "distributed_type", KINDS)
-    fsdp = reading.section(data.get("fsdp_config"), "fsdp_config")
-    if kind == "FSDP" or (fsdp and kind is None):  # under another type, accelerate passes fsdp_config by
-        reading.put("sharding", "fsdp", "distributed_type" if kind == "FSDP" else "fsdp_config")
-    checkpointing = fsdp.get("fsdp_activation_checkpointing")
-    reading.flag("activation_checkpointing", checkpointing, "fsdp_config.fsdp_activation_checkpointing")
-    processes = reading.stated("world_size")
-    if kind == "NO" and isinstance(processes, int) and processes > 1:
-        reading.warn("distributed_type", f"NO, and num_processes is {processes}: one process runs")
-
-
-def _read_parallelism(reading: Reading, section: dict[str, Any]) -> None:
-    """Mesh sizes. accelerate itself writes parallelism_config_tp_size inside parallelism_config; tp_size is read as well."""
+def _read_mesh(reading: Reading, section: dict[str, Any]) -> None:
     sizes: dict[str, int] = {}
     for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
-        short, long = f"{name}_size", f"parallelism_config_{name}_size"
-        key = short if section.get(short) is not None else long
+        key = _size_key(section, name)
         size = reading.whole(section.get(key), f"parallelism_config.{key}")
         if size is None:
             continue
@@ -114,3 +115,125 @@ def _read_parallelism(reading: Reading, section: dict[str, Any]) -> None:
     total = reading.stated("world_size")
     if sizes and total is not None and mesh != total:
         reading.warn("parallelism_config", f"its sizes multiply to {mesh}, and num_processes is {total}")
+
+
+def write_accelerate(draft: Draft) -> None:
+    draft.leave_all(_CANNOT)
+    if draft.names & {"nnodes", "nproc_per_node", "world_size"}:
+        _write_world(draft)
+    if draft.names & {"tp", "cp"} or draft.get("parallelism_config"):
+        _write_mesh(draft)
+    if word := precision_word(draft):
+        draft.place("precision", "mixed_precision", word)
+    if draft.names & set(SHARDING):
+        _write_sharding(draft)
+    kind = _kind_of(draft)
+    if kind != "DEEPSPEED":
+        why = "accelerate's file counts micro-batches for DeepSpeed alone: the script states it"
+        draft.leave(why, "accumulation")
+    elif _states_deepspeed(draft, "accumulation"):
+        draft.place("accumulation", _KEYS["accumulation"])
+    checkpointing = str(draft.want["activation_checkpointing"])
+    if checkpointing == "selective" or kind != "FSDP":
+        why = "all or nothing is recomputed" if checkpointing == "selective" else "the script or the model turns it on"
+        draft.leave(f"accelerate's file has it for FSDP alone: {why}", "activation_checkpointing")
+    else:
+        draft.place("activation_checkpointing", _KEYS["activation_checkpointing"], checkpointing == "full")
+    if kind == "DEEPSPEED":
+        draft.leave(NO_DYNAMO, "compile")
+    elif "compile" in draft.names:
+        old, on = _kind(draft.get(_BACKEND)), bool(draft.want["compile"])
+        if (old is not None and (old != "NO") == on) or (old is None and not on and "compile" in draft.may_add):
+            draft.keep("compile")
+        else:
+            draft.place("compile", _BACKEND, "INDUCTOR" if on else "NO")
+
+
+def precision_word(draft: Draft) -> str:
+    """accelerate's word for the precision; "" where it has none, with the reason in the draft."""
+    precision = str(draft.want["precision"])
+    if "DeepSpeed" in draft.beside:
+        precision = AUTOCAST_OF.get(precision, precision)
+    word = next((word for word, meaning in PRECISION.items() if meaning == precision), "")
+    if not word:
+        why = f"accelerate's mixed_precision is autocast, and {precision} is none of it: the code states it"
+        draft.leave(why, "precision")
+    return word
+
+
+def _kind_of(draft: Draft) -> str:
+    return str(_kind(draft.get("distributed_type")) or "NO")
+
+
+def _write_world(draft: Draft) -> None:
+    draft.names |= {"world_size"}
+    if not draft.place("world_size", "num_processes"):
+        draft.leave(ELSEWHERE, "nnodes", "nproc_per_node")
+        return
+    nodes, kind = draft.want["nnodes"], _kind_of(draft)
+    draft.keep("nnodes", "nproc_per_node")
+    if "nnodes" in draft.names and (nodes != 1 or draft.get("num_machines") is not None):
+        draft.put("num_machines", nodes)
+    if kind == "NO" and int(draft.want["world_size"]) > 1:
+        draft.put("distributed_type", "MULTI_GPU")
+    elif kind == "MULTI_GPU" and draft.want["world_size"] == 1:
+        draft.put("distributed_type", "NO")
+    if "nnodes" in draft.names and nodes != 1 and draft.get("main_process_ip") is None:
+        draft.note(MEETING)
+
+
+def _write_mesh(draft: Draft) -> None:
+    """Write tp and cp, and dp_shard where it is stated, since the sizes must multiply to the number of processes."""
+    stated = draft.get("parallelism_config")
+    section = stated if isinstance(stated, dict) else {}
+    if not section and _kind_of(draft) != "FSDP":
+        draft.leave("accelerate builds a device mesh for FSDP alone (distributed_type: FSDP)", "tp", "cp")
+        return
+    for name in ("cp", "tp"):
+        draft.place(name, f"parallelism_config.{_size_key(section, name)}")
+    ranks = int(draft.want["world_size"]) // (int(draft.want["tp"]) * int(draft.want["cp"]))
+    replicas, shards = section.get(_size_key(section, "dp_replicate"), 1), section.get(_size_key(section, "dp_shard"))
+    if shards is not None and isinstance(replicas, int) and replicas and ranks % replicas == 0:
+        wanted = ranks // replicas
+        if shards != wanted:
+            draft.put(f"parallelism_config.{_size_key(section, 'dp_shard')}", wanted)
+
+
+def _states_deepspeed(draft: Draft, *names: str) -> bool:
+    """Whether DeepSpeed's settings stand in this file. accelerate refuses them beside a DeepSpeed file of its own."""
+    other = draft.get(_OTHER_FILE)
+    if other:
+        draft.leave(f"it is stated in {other}, and accelerate refuses it in both files", *names)
+    return not other
+
+
+def _write_sharding(draft: Draft) -> None:
+    stage, kind = int(draft.want["zero_stage"]), _kind_of(draft)
+    if kind == "FSDP":
+        draft.leave("FSDP offloads parameters, gradients and optimizer together (fsdp_offload_params)", *_OFFLOADS)
+        if stage in (1, 2):
+            draft.leave(f"FSDP shards here; ZeRO stage {stage} needs distributed_type: DEEPSPEED", "zero_stage")
+        elif stage == 0 and "zero_stage" in draft.names:
+            draft.put("distributed_type", "MULTI_GPU")
+        if stage in (0, 3):
+            draft.keep("zero_stage")
+        return
+    if kind != "DEEPSPEED":
+        if not stage and not any(draft.want[name] for name in draft.names & _OFFLOADS.keys()):
+            if not draft.get("deepspeed_config"):  # nothing is said
+                draft.keep(*SHARDING)
+                return
+        elif "zero_stage" not in draft.may_add:
+            draft.leave(ELSEWHERE, *SHARDING)
+            return
+        elif _kind(draft.get(_BACKEND)) not in (None, "NO"):
+            draft.leave(COMPILED, *SHARDING)
+            return
+        else:
+            draft.put("distributed_type", "DEEPSPEED")
+            if draft.get(_KEYS["zero_stage"]) is None and _states_deepspeed(draft):
+                draft.put(_KEYS["zero_stage"], stage)
+    if _states_deepspeed(draft, *SHARDING):
+        draft.place("zero_stage", _KEYS["zero_stage"])
+        for name, key in _OFFLOADS.items():
+            draft.place_device(name, key)

@@ -1,205 +1,113 @@
-"""Launch commands: torchrun, python -m torch.distributed.run, accelerate launch, deepspeed.
-
-Flags: torch 2.13's torch/distributed/run.py, accelerate 1.15's commands/launch.py, DeepSpeed 0.19's launcher/runner.py.
-A launcher's own flags end at the first word that is neither a flag nor a flag's value: the script.
-"""
+"""Settings in launch commands: torchrun, python -m torch.distributed.run, accelerate launch, deepspeed; and in the Hugging
+Face flags of the script that they start."""
 
 import re
-import shlex
-from collections.abc import Set
-from typing import Any, NamedTuple
+from typing import Any
 
-from trainpace.configs.accelerate import PRECISION, put_dynamo
-from trainpace.configs.huggingface import DISTINCTIVE, NAMES, put_training_arguments
-from trainpace.configs.names import names
+from trainpace.configs.accelerate import COMPILED, MEETING, NO_DYNAMO, PRECISION, precision_word, read_dynamo
+from trainpace.configs.changes import ELSEWHERE, SHARDING, Draft
+from trainpace.configs.huggingface import DISTINCTIVE, NAMES, NAMES_OF, argument, formats_on, put_training_arguments
+from trainpace.configs.huggingface import PRECISION as ARGUMENT_PRECISION
+from trainpace.configs.launch import (
+    ACCELERATE,
+    DEEPSPEED,
+    TORCHRUN,
+    Launch,
+    find_launch,
+    is_open,
+    with_flag,
+    with_value,
+    without,
+)
 from trainpace.configs.parsing import LARGEST_FILE_BYTES
-from trainpace.configs.reading import Reading
-from trainpace.configs.settings import ConfigFile, SettingName
+from trainpace.configs.settings import ConfigFile, Reading, SettingName, Value
 from trainpace.errors import UnreadableInput
 
-
-class Launcher(NamedTuple):
-    """A launcher's flags: those that state settings, those without a value, and the others that take one."""
-
-    reads: dict[str, SettingName]
-    alone: frozenset[str]
-    others: frozenset[str] | None = None  # None: too many to list
-
-
-_TORCHRUN = Launcher(
-    {"nnodes": "nnodes", "nproc-per-node": "nproc_per_node"},
-    frozenset(names("torchrun", "flags_without_value")), frozenset(names("torchrun", "other_flags")),
-)  # fmt: skip
-_ACCELERATE = Launcher(
-    {
-        "num-processes": "world_size", "num-machines": "nnodes", "mixed-precision": "precision",
-        "gradient-accumulation-steps": "accumulation", "zero-stage": "zero_stage",
-        "parallelism-config-tp-size": "tp", "parallelism-config-cp-size": "cp",
-        "fsdp-activation-checkpointing": "activation_checkpointing", "offload-optimizer-device": "offload_optimizer",
-        "offload-param-device": "offload_parameters",
-        "dynamo-backend": "compile", "use-fsdp": "sharding",
-    },
-    frozenset(names("accelerate_launch", "flags_without_value")),
-)  # fmt: skip
-_DEEPSPEED = Launcher(
-    {
-        "num-nodes": "nnodes", "num-gpus": "nproc_per_node", "num-accelerators": "nproc_per_node",
-        "include": "nproc_per_node", "i": "nproc_per_node",
-    },
-    frozenset(names("deepspeed_launcher", "flags_without_value")), frozenset(names("deepspeed_launcher", "other_flags")),
-)  # fmt: skip
-LAUNCHERS = {
-    "torchrun": _TORCHRUN, "torch.distributed.run": _TORCHRUN, "torch.distributed.launch": _TORCHRUN,
-    "accelerate": _ACCELERATE, "deepspeed": _DEEPSPEED,
-}  # fmt: skip
 _SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}
-_DEEPEST_SUBSTITUTION = 10
-ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
+_MEETS = ("rdzv-endpoint", "master-addr", "main-process-ip", "hostfile", "H", "config-file")
+_MEETINGS = {
+    "torchrun": "on several nodes torchrun is started on each of them, with one --rdzv-endpoint",
+    "accelerate": MEETING,
+    "deepspeed": "on several nodes deepspeed needs a --hostfile",
+}
 
 
 def parse_command(command: str, file: str = "command") -> ConfigFile:
     """Settings of a launch command. Raises UnreadableInput for a text without a known launcher."""
     if len(command) > LARGEST_FILE_BYTES:
         raise UnreadableInput(f"{file} is larger than 1 MiB, which no launch command is.")
-    reading = Reading(file, "launch command")
-    if not read_launch(command, reading):
+    launch = find_launch(command, file)
+    if launch is None:
         launchers = "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed"
         text = f"{file}: {command[:60]!r} is not a known launch command."
         raise UnreadableInput(text, f"Known: {launchers}.")
-    return reading.done()
+    return read_launch(launch, Reading(file, "launch command")).done()
 
 
-def has_launcher(line: str) -> bool:
-    return re.search(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate\s+launch|deepspeed)\b", line) is not None
-
-
-def read_launch(text: str, reading: Reading) -> str | None:
-    """Record the settings of the first launch command in `text`; returns the launcher's name, None where there is none."""
-    words = split_words(text, reading.file)
-    names = [word.rpartition("/")[2] for word in words]
-    at = next((i for i, name in enumerate(names) if starts_at(names, i, name)), None)
-    if at is None:
-        return None
-    name = names[at]
-    words = words[at + (2 if name == "accelerate" else 1) :]
-    end = next((i for i, word in enumerate(words) if word in ENDS), len(words))
-    launcher, script = _split_at_script(words[:end], LAUNCHERS[name], reading)
-    _put_launcher(launcher, LAUNCHERS[name], reading)
-    _put_script(script, reading)
-    _note_what_is_missing(LAUNCHERS[name], dict(launcher).keys(), reading)
-    return name
-
-
-def _note_what_is_missing(launcher: Launcher, stated: Set[str], reading: Reading) -> None:
-    if launcher is _TORCHRUN and "nproc-per-node" not in stated:
+def read_launch(launch: Launch, reading: Reading) -> Reading:
+    """Record the settings of a launch command."""
+    seen: dict[str, str | None] = {}
+    for flag in launch.flags:
+        name, value = flag.name, None if flag.value is None else flag.value.value
+        key = f"--{name}" if len(name) > 1 else f"-{name}"
+        if value is None and name not in launch.launcher.alone:
+            raise UnreadableInput(f"{reading.file}: {flag.written} has no value.")
+        if seen.get(name, value) != value:
+            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {seen[name]} and {value}.")
+        if name == "dynamo-backend" and launch.flag("use-deepspeed"):
+            reading.note(key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
+        elif name in launch.launcher.reads and name not in seen:
+            _read_flag(reading, launch.launcher.reads[name], value, key)
+        seen[name] = value
+    if launch.launcher.others is not None:
+        flag_names = launch.launcher.reads.keys() | launch.launcher.alone | launch.launcher.others
+        reading.flag_unknown(seen, flag_names, "not a flag of this launcher", "--")
+    for name in ("config-file", "deepspeed-config-file"):
+        if file := seen.get(name):
+            reading.note_file(f"--{name}", file)
+    _read_script(launch, reading)
+    if launch.launcher is TORCHRUN and "nproc-per-node" not in seen:
         reading.note("--nproc-per-node", "not stated; torchrun would start 1 process a node")
-    elif launcher is _ACCELERATE and "num-processes" not in stated:
+    elif launch.launcher is ACCELERATE and "num-processes" not in seen:
         text = "not stated; accelerate takes it from its configuration file, or every GPU it finds"
         reading.note("--num_processes", text, leaves_open="world_size")
-    elif launcher is _DEEPSPEED and not stated & launcher.reads.keys() - {"num-nodes"}:
+    elif launch.launcher is DEEPSPEED and not seen.keys() & launch.launcher.reads.keys() - {"num-nodes"}:
         text = "not stated; DeepSpeed would take every GPU it finds"
         reading.note("--num_gpus", text, leaves_open="nproc_per_node")
+    return reading
 
 
-def split_words(text: str, file: str) -> list[str]:
-    """The words that a shell would split `text` into; a substitution that only the shell can resolve stays one word with a $."""
-    text = re.sub(r"\\\r?\n", " ", text)
-    for _ in range(_DEEPEST_SUBSTITUTION):
-        text, substitutions = re.subn(r"\$\([^()]*\)|`[^`]*`", "${command}", text)
-        if not substitutions:
-            break
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError as error:
-        raise UnreadableInput(f"{file}: the command cannot be split into words: {str(error).lower()}.") from None
-    return [part for word in words for part in ((word[:-1], ";") if word[-1:] == ";" and word != ";" else (word,))]
-
-
-def starts_at(names: list[str], i: int, name: str) -> bool:
-    if name == "accelerate":
-        return names[i + 1 : i + 2] == ["launch"]
-    if name.startswith("torch.distributed."):
-        return name in LAUNCHERS and names[i - 1 : i] == ["-m"]
-    return name in LAUNCHERS
-
-
-def _split_at_script(
-    words: list[str], launcher: Launcher, reading: Reading
-) -> tuple[list[tuple[str, str | None]], list[str]]:
-    """The launcher's flags with their values, and the words from the script on."""
-    flags: list[tuple[str, str | None]] = []
-    i = 0
-    while i < len(words):
-        word = words[i]
-        if not word.startswith("-") or word == "-":
-            return flags, words[i:]
-        i += 1
-        key, has_value, value = word.lstrip("-").partition("=")
-        key = key.replace("_", "-")
-        if has_value:
-            flags.append((key, value))
-        elif key in launcher.alone:
-            flags.append((key, None))
-        elif i < len(words) and not re.match(r"-{1,2}[A-Za-z]", words[i]):
-            flags.append((key, words[i]))
-            i += 1
-        else:
-            raise UnreadableInput(f"{reading.file}: {word} has no value.")
-    return flags, []
-
-
-def _put_launcher(flags: list[tuple[str, str | None]], launcher: Launcher, reading: Reading) -> None:
-    seen: dict[str, str | None] = {}
-    for key, value in flags:
-        dashes = "--" if len(key) > 1 else "-"
-        if key in seen and seen[key] != value:
-            raise UnreadableInput(f"{reading.file}: {dashes}{key} is given twice, as {seen[key]} and {value}.")
-        if key == "dynamo-backend" and ("use-deepspeed", None) in flags:
-            reading.note(dashes + key, "without effect: accelerate does not pass it on where it starts DeepSpeed")
-        elif key in launcher.reads and key not in seen:
-            _put(reading, launcher.reads[key], value, dashes + key)
-        seen[key] = value
-    if launcher.others is not None:
-        flag_names = launcher.reads.keys() | launcher.alone | launcher.others
-        reading.flag_unknown(seen, flag_names, "not a flag of this launcher", "--")
-    for key in ("config-file", "deepspeed-config-file"):
-        if seen.get(key):
-            reading.note(f"--{key}", f"{seen[key]} is a file of its own; read it too")
-
-
-def _put(reading: Reading, name: SettingName, value: str | None, key: str) -> None:
+def _read_flag(reading: Reading, name: SettingName, value: str | None, key: str) -> None:
     if value is None:  # of the flags that are read, only --use-fsdp stands alone
         reading.put("sharding", "fsdp", key)
-    elif "$" in value:
+    elif is_open(value):
         reading.note(key, f"{value} is known only when it runs", leaves_open=name)
     elif name == "nnodes" and (span := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)):
         low, high = span.groups()
         if low == high:
-            reading.count(name, int(low), key)
+            reading.read(name, int(low), key)
         else:
             text = f"{value} is elastic, {low} to {high} nodes: the number is not known here"
             reading.note(key, text, leaves_open=name)
     elif name == "nproc_per_node" and value in ("gpu", "cpu", "auto", "xpu"):
         reading.note(key, f"{value}: as many as the machine has, which is not known here", leaves_open=name)
     elif key in ("--include", "-i"):
-        _put_include(reading, value, key)
+        _read_include(reading, value, key)
     elif name == "precision":
         reading.put(name, PRECISION[reading.word(value.casefold(), key, PRECISION) or "no"], key)
     elif name == "activation_checkpointing":
         reading.put(name, reading.word(value.casefold(), key, ("true", "false")) == "true", key)
-    elif name in ("offload_optimizer", "offload_parameters"):
-        reading.put(name, reading.word(value, key, ("none", "cpu", "nvme")) != "none", key)
+    elif name in SHARDING[1:]:
+        reading.read_device(name, value, key)
     elif name == "compile":
-        put_dynamo(reading, value, key)
+        read_dynamo(reading, value, key)
     elif not re.fullmatch(r"[0-9]{1,15}", value):
         raise reading.fail(key, value, "a whole number")
-    elif name == "zero_stage":
-        reading.count(name, int(value), key, least=0, most=3)
     else:
-        reading.count(name, int(value), key)
+        reading.read(name, int(value), key)
 
 
-def _put_include(reading: Reading, value: str, key: str) -> None:
+def _read_include(reading: Reading, value: str, key: str) -> None:
     """Read the GPU indices of every node from DeepSpeed's `host:0,1,2@other:0,1,2`."""
     slots = [node.partition(":")[2] for node in value.split("@")]
     counts = {len(indices.split(",")) for indices in slots if indices}
@@ -211,28 +119,24 @@ def _put_include(reading: Reading, value: str, key: str) -> None:
         reading.note(key, text, leaves_open="nproc_per_node")
 
 
-def _put_script(words: list[str], reading: Reading) -> None:
+def _read_script(launch: Launch, reading: Reading) -> None:
     """Read Hugging Face's arguments among the script's flags: `--flag value`, `--flag=value` or `--flag`."""
     arguments: dict[str, Any] = {}
-    for word, following in zip(words, [*words[1:], "--"], strict=False):
-        key, has_value, value = word.partition("=")
-        name = key.lstrip("-").replace("-", "_")
-        if not key.startswith("--") or name not in _SCRIPT_FLAGS:
+    for flag in launch.script:
+        name, value = flag.name.replace("-", "_"), flag.value
+        if name not in _SCRIPT_FLAGS:
             continue
         if name in ("deepspeed", "deepspeed_config"):
-            file = value or following
-            if file.endswith(".json"):
-                reading.note(key, f"{file} is a file of its own; read it too")
-            continue
-        alone = not has_value and re.match(r"-{1,2}[A-Za-z]|-{2}$", following) is not None
-        text = value if has_value else following
-        if "$" in text and not alone:
-            reading.note(key, f"{text} is known only when it runs")
-            continue
-        read = True if alone else _scalar(text)
-        if name in arguments and arguments[name] != read:
-            raise UnreadableInput(f"{reading.file}: {key} is given twice, as {arguments[name]} and {read}.")
-        arguments[name] = read
+            if value is not None and value.value.endswith(".json"):
+                reading.note_file(flag.written, value.value)
+        elif value is not None and is_open(value.value):
+            reading.note(flag.written, f"{value.value} is known only when it runs")
+        else:
+            read = True if value is None else _scalar(value.value)
+            if arguments.get(name, read) != read:
+                text = f"{flag.written} is given twice, as {arguments[name]} and {read}."
+                raise UnreadableInput(f"{reading.file}: {text}")
+            arguments[name] = read
     if arguments.keys() & (DISTINCTIVE | {"max_steps"}):
         put_training_arguments(reading, arguments, "--")
 
@@ -246,3 +150,156 @@ def _scalar(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def write_command(draft: Draft) -> None:
+    launch = launch_of(draft)
+    _write_world(draft)
+    script = any(launch.argument(name) for name in (*DISTINCTIVE, "max_steps"))
+    if script:
+        _write_arguments(draft)
+    if launch.name == "accelerate":
+        _write_accelerate(draft, script)
+    note_meeting(draft)
+    draft.leave_rest("the launch command has no flag for it")
+
+
+def note_meeting(draft: Draft) -> None:
+    """Note what a launcher needs on several nodes, where its command does not have it."""
+    launch = launch_of(draft)
+    if "nnodes" in draft.wrote & draft.names and draft.want["nnodes"] != 1 and not launch.flag(*_MEETS):
+        draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
+
+
+def launch_of(draft: Draft) -> Launch:
+    launch = find_launch(draft.text, draft.file)
+    if launch is None:
+        raise UnreadableInput(f"{draft.file} holds no launch command that can be changed.")
+    return launch
+
+
+def _place(
+    draft: Draft, name: str, value: Value | None = None, adds: bool = True, argument_name: str | None = None
+) -> None:
+    """Write the launcher's flag for a setting, or an argument of its script, with `value` or what is wanted."""
+    if name not in draft.names:
+        return
+    launch = launch_of(draft)
+    if argument_name is None:
+        others, end, flag_names = launch.flags, launch.flags_end, launch.names_of(name)
+    else:
+        others, end, flag_names = launch.script, launch.script_end, (argument_name.replace("_", "-"),)
+    flag = next((flag for flag in others if flag.name in flag_names), None)
+    wanted = draft.want[name] if value is None else value
+    text = str(wanted).lower() if isinstance(wanted, bool) else str(wanted)
+    if flag is not None:
+        old = "true" if flag.value is None else flag.value.value
+        if is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
+            draft.leave(f"{flag.written} is {old}, whose value is known only when it runs", name)
+            return
+        if old.casefold() != text:
+            draft.text = with_value(draft.text, flag, text)
+    elif name not in draft.may_add:
+        draft.leave(ELSEWHERE, name)
+        return
+    elif adds:
+        written = (
+            flag_names[0] if launch.launcher is TORCHRUN and not argument_name else flag_names[0].replace("-", "_")
+        )
+        draft.text = with_flag(draft.text, end, others, f"--{written}", text)
+    else:
+        return
+    draft.wrote.add(name)
+    draft.left.pop(name, None)
+
+
+def _write_world(draft: Draft) -> None:
+    launch, names = launch_of(draft), draft.names
+    if launch.name == "accelerate" and names & {"nnodes", "nproc_per_node"}:
+        draft.names = names = names | {"world_size"}
+    include = launch.flag("include", "i") if launch.name == "deepspeed" else None
+    for name in ("world_size", "nnodes", "nproc_per_node"):
+        if name not in launch.launcher.reads.values():
+            continue
+        if include is not None:
+            draft.leave(f"{include.written} names the GPUs: say by hand which", name)
+            continue
+        _place(draft, name, adds=name != "nnodes" or draft.want["nnodes"] != 1)
+        if name not in draft.left:
+            draft.keep(name)  # one node is what a launcher starts
+    if launch.name == "accelerate":
+        if "world_size" in draft.wrote:
+            draft.keep("nproc_per_node")
+        if draft.want["world_size"] == 1 and "world_size" in names:
+            _drop_multi_gpu(draft)
+
+
+def _drop_multi_gpu(draft: Draft) -> None:
+    if multi := launch_of(draft).flag("multi-gpu"):
+        draft.text = without(draft.text, multi)
+
+
+def _write_accelerate(draft: Draft, script: bool) -> None:
+    for name in ("accumulation", "tp", "cp"):
+        if name not in draft.wrote:
+            _place(draft, name, adds=name == "accumulation")
+    launch = launch_of(draft)
+    if (not script or launch.flag("mixed-precision")) and (word := precision_word(draft)):
+        _place(draft, "precision", word)
+    if "compile" not in draft.wrote:
+        if launch.flag("use-deepspeed"):
+            draft.leave(NO_DYNAMO, "compile")
+        else:
+            _place(draft, "compile", "inductor" if draft.want["compile"] else "no")
+    checkpointing = draft.want["activation_checkpointing"]
+    if launch.flag("use-fsdp") and checkpointing != "selective":
+        _place(draft, "activation_checkpointing", checkpointing == "full")
+    if draft.names & set(SHARDING):
+        _write_sharding(draft)
+
+
+def _write_sharding(draft: Draft) -> None:
+    launch = launch_of(draft)
+    if launch.flag("use-fsdp"):
+        if draft.want["zero_stage"] == 3:
+            draft.keep("zero_stage")
+        draft.leave("FSDP shards here (--use_fsdp), in a way of its own", *(set(SHARDING) - draft.wrote))
+        return
+    if not launch.flag("use-deepspeed", "zero-stage"):
+        dynamo = launch.flag("dynamo-backend")
+        if not any(draft.want[name] for name in SHARDING):  # nothing is said
+            draft.keep(*SHARDING)
+            return
+        if "zero_stage" not in draft.may_add:
+            draft.leave(ELSEWHERE, *SHARDING)
+            return
+        if dynamo is not None and dynamo.value is not None and dynamo.value.value.casefold() != "no":
+            draft.leave(COMPILED, *SHARDING)
+            return
+        draft.text = with_flag(draft.text, launch.flags_end, launch.flags, "--use_deepspeed", None)
+        _drop_multi_gpu(draft)  # accelerate takes one of the two
+    _place(draft, "zero_stage")
+    launch = launch_of(draft)
+    for name in SHARDING[1:]:
+        flag = launch.flag(*launch.names_of(name))
+        old = None if flag is None or flag.value is None else flag.value.value
+        if (old is None and not draft.want[name]) or (old == "nvme" and draft.want[name]):
+            draft.keep(name)
+        else:
+            _place(draft, name, "cpu" if draft.want[name] else "none")
+
+
+def _write_arguments(draft: Draft) -> None:
+    """Write the script's own Hugging Face arguments."""
+    for name in sorted(draft.names & NAMES_OF.keys()):
+        value = argument(draft, name)
+        if value is not None:
+            key = next((key for key in NAMES_OF[name] if launch_of(draft).argument(key)), NAMES_OF[name][-1])
+            _place(draft, name, value, argument_name=key)
+    launch = launch_of(draft)
+    stated = [key for key in ARGUMENT_PRECISION if launch.argument(key)]
+    on = formats_on(draft, stated)
+    if stated:
+        draft.may_add |= {"precision"}  # all of them belong together
+    for key, state in on.items():
+        _place(draft, "precision", state, argument_name=key)

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from trainpace.configs.command import ENDS, parse_command
+from trainpace.configs.command import parse_command
 from trainpace.configs.editing import Path, set_key
-from trainpace.configs.huggingface import is_training_arguments
+from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments
+from trainpace.configs.launch import ENDS
 from trainpace.configs.parsing import parse
-from trainpace.configs.read import parse_config
+from trainpace.configs.read import parse_config, syntax_of
 from trainpace.configs.settings import Value
-from trainpace.configs.write import syntax_of
 from trainpace.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"
@@ -66,20 +66,17 @@ def copied_command(words: tuple[str, ...], copies: Mapping[str, str], folder: st
     is_output = False
     for word in words:
         flag, equals, value = _flag_and_value(word)
-        name = flag.lstrip("-").replace("-", "_")
-        if is_output or (equals and name in _OUTPUT_FLAGS):
-            value = output
-        else:
-            value = _copy_of(value, copies, folder) or value.replace(OUT, output)
-        is_output = word.startswith("--") and not equals and word.lstrip("-").replace("-", "_") in _OUTPUT_FLAGS
+        takes_output = (flag or word).lstrip("-").replace("-", "_") in _OUTPUT_FLAGS
+        copied_value = _copy_of(value, copies, folder) or value.replace(OUT, output)
+        value = output if is_output or (equals and takes_output) else copied_value
+        is_output = word.startswith("--") and not equals and takes_output
         copied.append(f"{flag}{equals}{value}")
     return tuple(copied)
 
 
 def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, output: str) -> str:
     """A settings file's text with the same replacements. Resuming from a checkpoint and pushing to a hub are switched off."""
-    read = parse_config(text, file)
-    syntax = syntax_of(text, file, read)
+    kind, syntax = parse_config(text, file).format, syntax_of(text, file)
     if syntax is None:
         raise TrainpaceError(
             f"{file} is a script of a shell, which trials do not run.", "Give its command with --command."
@@ -90,20 +87,17 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
         for path, value in _leaves(data)
         if isinstance(value, str) and (copy := _copy_of(value, copies, folder))
     }
-    if read.format == "Lightning CLI":
+    if kind == "Lightning CLI":
         changes["trainer", "default_root_dir"] = output
-    elif read.format == "Hugging Face TrainingArguments":
-        prefix: Path = () if is_training_arguments(data) else next(
-            (key,) for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)
-        )  # fmt: skip
+    elif kind == "Hugging Face TrainingArguments":
+        prefix: Path = () if is_training_arguments(data) else (sections_with_arguments(data)[0],)
         arguments = data[prefix[0]] if prefix else data
         changes[*prefix, "output_dir"] = output
-        changes |= {(*prefix, key): output for key in ("logging_dir",) if arguments.get(key)}
-        changes |= {(*prefix, key): False for key in ("resume_from_checkpoint", "push_to_hub") if arguments.get(key)}
-    elif read.format == "DeepSpeed":
-        changes |= {
-            (key, "output_path"): output for key in ("tensorboard", "csv_monitor") if isinstance(data.get(key), dict)
-        }
+        replaced: dict[str, Value] = {"logging_dir": output, "resume_from_checkpoint": False, "push_to_hub": False}
+        changes |= {(*prefix, key): value for key, value in replaced.items() if arguments.get(key)}
+    elif kind == "DeepSpeed":
+        monitors = [key for key in ("tensorboard", "csv_monitor") if isinstance(data.get(key), dict)]
+        changes |= {(key, "output_path"): output for key in monitors}
     for path, value in changes.items():
         text = set_key(text, file, syntax, path, value)
     return text
@@ -111,17 +105,13 @@ def copied_text(text: str, file: str, copies: Mapping[str, str], folder: str, ou
 
 def names_file(texts: Mapping[str, str], words: tuple[str, ...], file: str, folder: str) -> bool:
     """Whether the command or another settings file names this one; otherwise nothing would read a copy of it."""
-    target = {file: "found"}
-    if any(_copy_of(_flag_and_value(word)[2], target, folder) for word in words):
-        return True
+    values = [_flag_and_value(word)[2] for word in words]
     for other, text in texts.items():
-        syntax = syntax_of(text, other, parse_config(text, other))
-        if other == file or syntax is None:
-            continue
-        data = parse(text, other, syntax)
-        if any(isinstance(value, str) and _copy_of(value, target, folder) for _, value in _leaves(data)):
-            return True
-    return False
+        syntax = syntax_of(text, other)
+        if other != file and syntax is not None:
+            leaves = _leaves(parse(text, other, syntax))
+            values += [value for _, value in leaves if isinstance(value, str)]
+    return any(_copy_of(value, {file: "a copy"}, folder) for value in values)
 
 
 def _flag_and_value(word: str) -> tuple[str, str, str]:

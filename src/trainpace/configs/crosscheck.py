@@ -1,11 +1,10 @@
 """Settings files compared with each other: the values that they agree on, and the settings that contradict each other."""
 
+import math
 from collections.abc import Sequence
 
-from trainpace.configs.settings import ConfigFile, Note, Setting
+from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Setting
 from trainpace.records import Record
-
-SAME_UNDER_DEEPSPEED = ({"amp_bf16", "bf16"}, {"amp_fp16", "fp16"})
 
 
 class Clash(Record):
@@ -34,13 +33,20 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
     values: dict[str, Setting] = {}
     clashes: list[Clash] = []
     for name, settings in stated.items():
-        if len({s.value for s in settings}) == 1 or (name == "precision" and _compatible(settings, deepspeed)):
+        different = {s.value for s in settings}
+        if name == "precision" and any(s.file in deepspeed for s in settings):
+            different = {AUTOCAST_OF.get(str(value), value) for value in different}
+        if len(different) == 1:
             values[name] = settings[0]
         else:
             statements = ", ".join(f"{s.value} in {s.file} ({s.key})" for s in settings)
             clashes.append(Clash(name=name, settings=tuple(settings), text=f"{name} is {statements}."))
     unsure = {clash.name for clash in clashes} | {note.leaves_open for note in notes if note.leaves_open}
-    clashes += _world_clashes(values, unsure) + _batch_clashes(values, unsure) + _sharding_clashes(values)
+    clashes += _counted_clashes(values, unsure)
+    zero, sharding = values.get("zero_stage"), values.get("sharding")
+    if zero and sharding and zero.value:
+        text = f"ZeRO stage {_located(zero)} and FSDP ({_keys([sharding])}) are both on; one of them shards."
+        clashes.append(Clash(name="sharding", settings=(zero, sharding), text=text))
     return Combined(
         files=tuple(file.file for file in files),
         values=values,
@@ -49,78 +55,57 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
     )
 
 
-def _compatible(settings: list[Setting], deepspeed: set[str]) -> bool:
-    """Hugging Face and accelerate call bf16 autocast what DeepSpeed calls bf16, so the two agree."""
-    words = {str(s.value) for s in settings}
-    return any(s.file in deepspeed for s in settings) and any(words <= same for same in SAME_UNDER_DEEPSPEED)
-
-
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:
     """Notes on settings that one file leaves open and another states."""
-    filled = []
-    for note in notes:
-        setting = values.get(note.leaves_open or "")
-        if setting is not None and (setting.file, setting.key) != (note.file, note.key):
-            text = f"{note.key}: taken as {_located(setting)}"
-            filled.append(Note(file=note.file, key=note.key, text=text))
-    return filled
+    stated = [(note, values[note.leaves_open]) for note in notes if note.leaves_open and note.leaves_open in values]
+    return [
+        Note(file=note.file, key=note.key, text=f"{note.key}: taken as {_located(setting)}")
+        for note, setting in stated
+        if (setting.file, setting.key) != (note.file, note.key)
+    ]
 
 
-def _world_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
-    world, nodes, processes, gpus = (
-        values.get(name) for name in ("world_size", "nnodes", "nproc_per_node", "gpus_per_node")
-    )
+def _counted_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
+    """Processes that are not nodes x processes of each, and samples that are not micro-batches x ranks. `unsure`: settings
+    that clash or whose values are not known here."""
+    world, nodes, processes, gpus, total, micro, accumulation = (
+        values.get(name)
+        for name in ("world_size", "nnodes", "nproc_per_node", "gpus_per_node", "global_batch", "micro_batch", "accumulation")
+    )  # fmt: skip
     clashes = []
     if processes and gpus and processes.value != gpus.value:
         text = f"nproc_per_node {_located(processes)} is not the GPUs reserved on a node, {_located(gpus)}."
         clashes.append(Clash(name="nproc_per_node", settings=(processes, gpus), text=text))
     per_node = processes or (None if "nproc_per_node" in unsure else gpus)
-    if world and nodes and per_node:
-        product = int(nodes.value) * int(per_node.value)
-        if world.value != product:
-            text = f"world size {_located(world)} is not nnodes {_located(nodes)} x {_located(per_node)} = {product}."
-            clashes.append(Clash(name="world_size", settings=(world, nodes, per_node), text=text))
-    return clashes
-
-
-def _batch_clashes(values: dict[str, Setting], unsure: set[str]) -> list[Clash]:
-    world, nodes, processes = (values.get(name) for name in ("world_size", "nnodes", "nproc_per_node"))
-    if world and not (nodes and processes and world.value != int(nodes.value) * int(processes.value)):
+    if world and nodes and per_node and world.value != (product := int(nodes.value) * int(per_node.value)):
+        text = f"world size {_located(world)} is not nnodes {_located(nodes)} x {_located(per_node)} = {product}."
+        clashes.append(Clash(name="world_size", settings=(world, nodes, per_node), text=text))
+        if processes:
+            return clashes
+    if world:
         ranks, used = int(world.value), [world]
-    elif processes and "world_size" not in unsure and not world and (nodes or "nnodes" not in unsure):
+    elif processes and "world_size" not in unsure and (nodes or "nnodes" not in unsure):
         # every launcher starts one node where none is stated
         ranks, used = int(processes.value) * int(nodes.value if nodes else 1), [processes, *([nodes] if nodes else [])]
     else:
-        return []
+        return clashes
     shards = [values[name] for name in ("tp", "pp", "cp") if name in values]
     if unsure & {"tp", "pp", "cp"} - {s.name for s in shards}:
-        return []
-    divisor = 1
-    for shard in shards:
-        divisor *= int(shard.value)
+        return clashes
+    divisor = math.prod(int(shard.value) for shard in shards)
     if ranks % divisor:
         factors = " x ".join(_located(shard) for shard in shards)
         text = f"world size {ranks} ({_keys(used)}) is not a multiple of tp x pp x cp = {divisor}, from {factors}."
-        return [Clash(name="world_size", settings=(*used, *shards), text=text)]
-    total, micro, accumulation = (values.get(name) for name in ("global_batch", "micro_batch", "accumulation"))
-    if not (total and micro and accumulation):
-        return []
-    samples = int(micro.value) * int(accumulation.value) * (ranks // divisor)
-    if total.value == samples:
-        return []
-    text = (
-        f"global_batch {_located(total)} is not micro_batch {_located(micro)} x accumulation {_located(accumulation)}"
-        f" x data-parallel size {ranks // divisor} ({_keys([*used, *shards])}) = {samples}."
-    )
-    return [Clash(name="global_batch", settings=(total, micro, accumulation, *used, *shards), text=text)]
-
-
-def _sharding_clashes(values: dict[str, Setting]) -> list[Clash]:
-    zero, sharding = values.get("zero_stage"), values.get("sharding")
-    if not (zero and sharding and int(zero.value) > 0):
-        return []
-    text = f"ZeRO stage {_located(zero)} and FSDP ({sharding.file}, {sharding.key}) are both on; one of them shards."
-    return [Clash(name="sharding", settings=(zero, sharding), text=text)]
+        clashes.append(Clash(name="world_size", settings=(*used, *shards), text=text))
+    elif total and micro and accumulation:
+        samples = int(micro.value) * int(accumulation.value) * (ranks // divisor)
+        text = (
+            f"global_batch {_located(total)} is not micro_batch {_located(micro)} x accumulation {_located(accumulation)}"
+            f" x data-parallel size {ranks // divisor} ({_keys([*used, *shards])}) = {samples}."
+        )
+        if total.value != samples:
+            clashes.append(Clash(name="global_batch", settings=(total, micro, accumulation, *used, *shards), text=text))
+    return clashes
 
 
 def _located(setting: Setting) -> str:

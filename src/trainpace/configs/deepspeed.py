@@ -5,18 +5,39 @@ DeepSpeed silently ignores an unknown top-level key; an unknown key inside zero_
 
 from typing import Any
 
-from trainpace.configs.names import names
-from trainpace.configs.reading import Reading
-from trainpace.configs.settings import ConfigFile, SettingName
+from trainpace.configs.changes import ELSEWHERE, Draft
+from trainpace.configs.settings import ConfigFile, Reading, SettingName, names
 
 TOP_LEVEL = frozenset(names("deepspeed", "keys"))
 REMOVED = frozenset(names("deepspeed", "removed_keys"))
 ZERO = frozenset(names("deepspeed", "zero_keys"))
-DEVICES = ("none", "cpu", "nvme")
-_COUNTS: dict[str, SettingName] = {
-    "train_batch_size": "global_batch",
-    "train_micro_batch_size_per_gpu": "micro_batch",
-    "gradient_accumulation_steps": "accumulation",
+TRAINERS = frozenset(("Hugging Face TrainingArguments", "accelerate"))
+"""Trainers that check DeepSpeed's precision against their own, and call bf16 autocast what DeepSpeed calls bf16."""
+_KEYS: dict[SettingName, str] = {
+    "global_batch": "train_batch_size",
+    "micro_batch": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
+    "drop_last": "dataloader_drop_last",
+    # DeepSpeed divides the world by it before it checks the batch sizes, as it does with context parallelism
+    "cp": "sequence_parallel_size",
+    "compile": "compile.deepcompile",
+    "zero_stage": "zero_optimization.stage",
+    "learning_rate": "optimizer.params.lr",
+}
+_OFFLOADS: dict[SettingName, str] = {
+    "offload_optimizer": "zero_optimization.offload_optimizer.device",
+    "offload_parameters": "zero_optimization.offload_param.device",
+}
+_TP = "tensor_parallel.autotp_size"
+_AUTOCAST = {
+    "bf16": "amp_bf16", "bfloat16": "amp_bf16", "fp16": "amp_fp16", "float16": "amp_fp16", "half": "amp_fp16",
+}  # fmt: skip
+_CANNOT = {
+    "nnodes": "DeepSpeed takes the number of nodes from the launch command",
+    "nproc_per_node": "DeepSpeed takes the processes of a node from the launch command",
+    "pp": "pipeline stages are made in the code (PipelineModule), not by a key",
+    "activation_checkpointing": "DeepSpeed's section says how, not whether: the model's code turns it on",
+    "dataloader_workers": "DeepSpeed has no key for the loader's workers",
 }
 
 
@@ -30,36 +51,51 @@ def read_deepspeed(data: dict[str, Any], file: str) -> ConfigFile:
     for key in sorted(data.keys() & REMOVED):
         reading.warn(key, "removed; DeepSpeed 0.19 stops at this key")
     reading.flag_unknown(data, TOP_LEVEL | REMOVED, "unknown to DeepSpeed, which ignores it silently")
-    for key, name in _COUNTS.items():
-        reading.count(name, data.get(key), key)
-    reading.flag("drop_last", data.get("dataloader_drop_last"), "dataloader_drop_last")
+    if isinstance(stage := data.get("zero_optimization"), bool):
+        reading.note("zero_optimization", f"the old way to write stage {int(stage)}")
+        reading.put("zero_stage", int(stage), "zero_optimization")
+        data = {**data, "zero_optimization": None}
+    reading.read_keys(data, _KEYS)
     _read_precision(reading, data)
-    _read_zero(reading, data.get("zero_optimization"))
-    _read_optimizer(reading, reading.section(data.get("optimizer"), "optimizer"))
-    parallel = reading.section(data.get("tensor_parallel"), "tensor_parallel")
-    if parallel.get("autotp_size") != 0 or isinstance(parallel.get("autotp_size"), bool):  # 0 is off
-        reading.count("tp", parallel.get("autotp_size"), "tensor_parallel.autotp_size")
-    # DeepSpeed divides the world by it before it checks the batch sizes, as it does with context parallelism
-    reading.count("cp", data.get("sequence_parallel_size"), "sequence_parallel_size")
-    compiled = reading.section(data.get("compile"), "compile")
-    reading.flag("compile", compiled.get("deepcompile"), "compile.deepcompile")
+    zero = reading.section(data.get("zero_optimization"), "zero_optimization")
+    reading.flag_unknown(zero, ZERO, "DeepSpeed stops with a validation error at this key", "zero_optimization.")
+    for name, key in _OFFLOADS.items():
+        reading.read_device(name, reading.at(data, key), key)
+    if zero.get("cpu_offload") is not None:
+        reading.note("zero_optimization.cpu_offload", "the old name of offload_optimizer")
+        reading.read("offload_optimizer", zero["cpu_offload"], "zero_optimization.cpu_offload")
+    tp = reading.at(data, _TP)
+    if tp != 0 or isinstance(tp, bool):  # 0 is off
+        reading.read("tp", tp, _TP)
+    optimizer = reading.word(reading.at(data, "optimizer.type"), "optimizer.type")
+    if optimizer and optimizer.casefold() == "adam" and reading.at(data, "optimizer.params.adam_w_mode") is not False:
+        reading.note("optimizer.type", "Adam runs as AdamW in DeepSpeed unless adam_w_mode is false")
+        optimizer = "adamw"
+    if optimizer:
+        reading.put("optimizer", optimizer.casefold(), "optimizer.type")
     if data.get("activation_checkpointing") is not None:
         reading.note("activation_checkpointing", "how, not whether: the model's code turns it on")
     return reading.done()
 
 
 def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
-    on: dict[str, bool | None] = {}
-    for key in ("fp16", "bf16", "bfloat16", "torch_autocast", "amp"):
-        section = reading.section(data.get(key), key)
-        on[key] = reading.truth(section.get("enabled"), f"{key}.enabled", "precision")
+    on = {
+        key: reading.truth(reading.at(data, f"{key}.enabled"), f"{key}.enabled", "precision")
+        for key in ("fp16", "bf16", "bfloat16", "torch_autocast", "amp")
+    }
     half = [key for key in ("fp16", "bf16", "bfloat16") if on[key]]
     if len(half) > 1 and half[0] == "fp16":
         raise reading.fail("fp16.enabled", True, f"false where {half[1]}.enabled is true")
     if half:
         reading.put("precision", "fp16" if half[0] == "fp16" else "bf16", f"{half[0]}.enabled")
     elif on["torch_autocast"]:
-        _read_autocast(reading, data["torch_autocast"].get("dtype"))
+        dtype = data["torch_autocast"].get("dtype")
+        bare = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
+        word = reading.word(bare, "torch_autocast.dtype", _AUTOCAST)
+        if word is None:
+            reading.note("torch_autocast.enabled", "on, without a dtype", leaves_open="precision")
+        else:
+            reading.put("precision", _AUTOCAST[word], "torch_autocast.dtype")
     elif on["amp"]:
         reading.put("precision", "amp_fp16", "amp.enabled")
     elif on["fp16"] is False and (on["bf16"] is False or on["bfloat16"] is False):
@@ -69,47 +105,52 @@ def _read_precision(reading: Reading, data: dict[str, Any]) -> None:
             reading.note(f"{key}.enabled", "off; the precision itself is not stated")
 
 
-def _read_autocast(reading: Reading, dtype: Any) -> None:
-    key = "torch_autocast.dtype"
-    words = {"bf16": "amp_bf16", "bfloat16": "amp_bf16", "fp16": "amp_fp16", "float16": "amp_fp16", "half": "amp_fp16"}
-    bare = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
-    word = reading.word(bare, key, words)
-    if word is None:
-        reading.note("torch_autocast.enabled", "on, without a dtype", leaves_open="precision")
+def write_deepspeed(draft: Draft) -> None:
+    draft.leave_all(_CANNOT)
+    for name in ("micro_batch", "accumulation"):
+        draft.place(name, _KEYS[name])
+    draft.place("global_batch", _KEYS["global_batch"], adds=False)
+    draft.place("tp", _TP, draft.want["tp"] if draft.want["tp"] != 1 else 0)
+    draft.place("cp", _KEYS["cp"])
+    if "precision" in draft.names:
+        _write_precision(draft)
+    zero = draft.get("zero_optimization")
+    if isinstance(zero, bool):
+        draft.leave("zero_optimization is true or false, the old way to write a stage; make it a section", "zero_stage")
     else:
-        reading.put("precision", words[word], key)
+        draft.place("zero_stage", _KEYS["zero_stage"])
+    if isinstance(zero, bool) or (isinstance(zero, dict) and "cpu_offload" in zero):
+        why = "zero_optimization is written in the old way; offload_optimizer is a section with a device now"
+        draft.leave(why, *_OFFLOADS)
+    else:
+        for name, key in _OFFLOADS.items():
+            draft.place_device(name, key)
+    if not draft.place("compile", _KEYS["compile"], adds=False):
+        draft.leave("the code compiles the model or the engine; DeepSpeed's key only adds passes to that", "compile")
 
 
-def _read_zero(reading: Reading, value: Any) -> None:
-    if isinstance(value, bool):
-        reading.note("zero_optimization", f"the old way to write stage {int(value)}")
-        reading.put("zero_stage", int(value), "zero_optimization")
-        return
-    zero = reading.section(value, "zero_optimization")
-    reading.flag_unknown(zero, ZERO, "DeepSpeed stops with a validation error at this key", "zero_optimization.")
-    reading.count("zero_stage", zero.get("stage"), "zero_optimization.stage", least=0, most=3)
-    offloads: tuple[tuple[str, SettingName], ...] = (
-        ("offload_optimizer", "offload_optimizer"),
-        ("offload_param", "offload_parameters"),
-    )
-    for key, name in offloads:
-        path = f"zero_optimization.{key}"
-        section = reading.section(zero.get(key), path)
-        device = reading.word(section.get("device"), f"{path}.device", DEVICES)
-        if device is not None:
-            reading.put(name, device != "none", f"{path}.device")
-    if zero.get("cpu_offload") is not None:
-        reading.note("zero_optimization.cpu_offload", "the old name of offload_optimizer")
-        reading.flag("offload_optimizer", zero["cpu_offload"], "zero_optimization.cpu_offload")
-
-
-def _read_optimizer(reading: Reading, optimizer: dict[str, Any]) -> None:
-    name = reading.word(optimizer.get("type"), "optimizer.type")
-    parameters = reading.section(optimizer.get("params"), "optimizer.params")
-    reading.number("learning_rate", parameters.get("lr"), "optimizer.params.lr")
-    if not name:
-        return
-    if name.casefold() == "adam" and parameters.get("adam_w_mode") is not False:
-        reading.note("optimizer.type", "Adam runs as AdamW in DeepSpeed unless adam_w_mode is false")
-        name = "adamw"
-    reading.put("optimizer", name.casefold(), "optimizer.type")
+def _write_precision(draft: Draft) -> None:
+    precision = str(draft.want["precision"])
+    if draft.beside & TRAINERS:
+        precision = precision.removeprefix("amp_")
+    sections = ("fp16", "bf16", "bfloat16", "torch_autocast", "amp")
+    states = {key: state for key in sections if (state := draft.get(f"{key}.enabled")) is not None}
+    if precision in ("tf32", "fp8"):
+        draft.leave(f"DeepSpeed's file has no key for {precision}; the code turns it on", "precision")
+    elif "auto" in states.values():
+        draft.leave('fp16 or bf16 is "auto": another file or the run decides', "precision")
+    elif not states and "precision" not in draft.may_add:
+        draft.leave(ELSEWHERE, "precision")
+    else:
+        for key in (key for key, state in states.items() if state):
+            draft.put(f"{key}.enabled", False)
+        if precision.startswith("amp_"):
+            draft.put("torch_autocast.enabled", True)
+            draft.put("torch_autocast.dtype", "bfloat16" if precision == "amp_bf16" else "float16")
+        elif precision == "fp32":
+            for key in (key for key in ("fp16", "bf16") if key not in states):
+                draft.put(f"{key}.enabled", False)
+        else:
+            old_name = precision == "bf16" and draft.get("bfloat16") is not None
+            draft.put(f"{'bfloat16' if old_name else precision}.enabled", True)
+        draft.keep("precision")

@@ -1,16 +1,104 @@
-"""Set one key of a JSON or YAML text: comments, order, indentation and every other character stay as they are."""
+"""Set one key of a JSON or YAML text: comments, order, indentation and every other character stay as they are.
+
+Positions come from the parsers that read the file: PyYAML's marks, and json's own scanner. A round-trip library would
+reformat the whole document, and ruamel.yaml reads YAML 1.2, in which `no` is a word; the tools that own these files read 1.1.
+"""
+
+from __future__ import annotations
 
 import json
 import re
-from typing import Literal
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any, Literal, NamedTuple, Union
 
 from trainpace.configs.settings import Value
-from trainpace.configs.spans import Item, Node, json_spans, yaml_spans
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, UnreadableInput
 
 Syntax = Literal["json", "yaml"]
 Path = tuple[str, ...]
-Tree = Value | dict[str, "Tree"]
+Tree = Union[Value, "dict[str, Tree]"]
+_SCALAR = re.compile(r"[^\s,\]}]+")
+_YAML_WORDS = frozenset("y n yes no on off true false null".split())
+
+
+class Item(NamedTuple):
+    key: str
+    start: int
+    end: int
+    value: Node
+
+
+class Node(NamedTuple):
+    """A value: characters `start` to `end`, without comments or space after it. `flow`: written in braces or brackets.
+    `borrowed`: an alias, whose characters stand elsewhere."""
+
+    start: int
+    end: int
+    items: tuple[Item, ...] | None = None
+    flow: bool = False
+    borrowed: bool = False
+
+
+def json_spans(text: str) -> Node:
+    """Positions in a text that `parsing.parse_json` accepts."""
+    return _json_value(text, _after_space(text, 1 if text.startswith("\ufeff") else 0))
+
+
+def _after_space(text: str, at: int) -> int:
+    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
+        at += 1
+    return at
+
+
+def _json_value(text: str, start: int) -> Node:
+    first = text[start]
+    if first == '"':
+        return Node(start, scanstring(text, start + 1)[1])
+    if first not in "{[":
+        match = _SCALAR.match(text, start)
+        assert match is not None  # the parser has accepted it
+        return Node(start, match.end())
+    items, at = [], _after_space(text, start + 1)
+    while text[at] not in "}]":
+        key, key_end = scanstring(text, at + 1) if first == "{" else ("", at)
+        begin = _after_space(text, _after_space(text, key_end) + 1) if first == "{" else at
+        value = _json_value(text, begin)
+        items.append(Item(key, at, key_end, value))
+        at = _after_space(text, value.end)
+        at = _after_space(text, at + 1) if text[at] == "," else at
+    return Node(start, at + 1, tuple(items) if first == "{" else None, flow=True)
+
+
+def yaml_spans(text: str, file: str) -> Node:
+    """Positions in a text that `parsing.parse_yaml` accepts. Raises UnreadableInput for an empty document."""
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+    finally:
+        loader.dispose()
+    if root is None:
+        raise UnreadableInput(f"{file} is empty.")
+    return _yaml_value(root, set())
+
+
+def _yaml_value(node: Any, seen: set[int]) -> Node:
+    borrowed = id(node) in seen  # the parser gives an alias as the very node that it stands for
+    seen.add(id(node))
+    start, end = node.start_mark.index, node.end_mark.index
+    if not isinstance(node.value, list):
+        return Node(start, end, borrowed=borrowed)
+    flow = bool(node.flow_style)
+    if (node.value and isinstance(node.value[0], tuple)) or node.tag.endswith(":map"):
+        pairs = [(key, _yaml_value(value, seen)) for key, value in node.value]
+        items = [Item(str(key.value), key.start_mark.index, key.end_mark.index, value) for key, value in pairs]
+        last = next((max(i.end, i.value.end) for i in reversed(items) if not i.value.borrowed), end)
+        last = max([last, *(i.end for i in items)])
+        return Node(start, end if flow else last, tuple(items), flow, borrowed)
+    parts = [_yaml_value(part, seen) for part in node.value]
+    last = max((part.end for part in parts if not part.borrowed), default=end)
+    return Node(start, end if flow else last, None, flow, borrowed)
 
 
 def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> str:
@@ -20,18 +108,16 @@ def set_key(text: str, file: str, syntax: Syntax, path: Path, value: Value) -> s
     """
     node = json_spans(text) if syntax == "json" else yaml_spans(text, file)
     before, in_flow = None, node.flow
-    for depth, key in enumerate(path):
-        if node.items is None:  # null, or nothing written: a section still to be made
-            break
-        item = node.get(key)
+    depth = 0
+    while depth < len(path) and node.items is not None:  # null, or nothing written: a section still to be made
+        item = next((item for item in node.items if item.key == path[depth]), None)
+        depth += 1
         if item is None:
-            return _added(text, node, key, _nested(path[depth + 1 :], value), syntax)
+            return _added(text, node, path[depth - 1], _nested(path[depth:], value), syntax)
         before, node = item, item.value
         in_flow = in_flow or node.flow
         if node.borrowed or re.match(r"[&*!|>]", text[node.start : node.end]):
-            raise TrainpaceError(f"{file}: {'.'.join(path[: depth + 1])} is written with an alias, an anchor or a tag.")
-    else:
-        return _replaced(text, node, before, value, syntax, in_flow)
+            raise TrainpaceError(f"{file}: {'.'.join(path[:depth])} is written with an alias, an anchor or a tag.")
     return _replaced(text, node, before, _nested(path[depth:], value), syntax, in_flow)
 
 
@@ -50,7 +136,7 @@ def _replaced(text: str, node: Node, item: Item | None, tree: Tree, syntax: Synt
         new = _block(tree, indent + _unit(text), _newline(text))
         colon = text.index(":", item.end) + 1
         return text[:colon] + _newline(text) + new + text[max(colon, node.end) :]
-    new = _flow(tree, syntax) if isinstance(tree, dict) else _scalar(tree, old, syntax)
+    new = _braces(tree, syntax) if isinstance(tree, dict) else _scalar(tree, old, syntax)
     if syntax == "yaml" and (node.start == node.end or "\n" in text[item.end : node.start]):
         colon = text.index(":", item.end) + 1
         return f"{text[:colon]} {new}{text[max(colon, node.end) :]}"
@@ -70,14 +156,14 @@ def _added(text: str, node: Node, key: str, tree: Tree, syntax: Syntax) -> str:
     quoted = f'"{key}"' if syntax == "json" else key
     several = "\n" in text[node.start : node.end] or (syntax == "json" and "\n" in text.strip() and not items)
     if not several:
-        pair = f"{quoted}: {_flow(tree, syntax)}"
+        pair = f"{quoted}: {_braces(tree, syntax)}"
         if not items:
             return text[: node.start] + "{" + pair + "}" + text[node.end :]
         at = items[-1].value.end
         return f"{text[:at]}, {pair}{text[at:]}"
     outer = _indent(text, node.start)
     indent = _indent(text, items[0].start) if items else outer + _unit(text)
-    pair = f"{indent}{quoted}: {_json_block(tree, indent, _unit(text), newline, syntax)}"
+    pair = f"{indent}{quoted}: {_braces(tree, syntax, indent, _unit(text), newline)}"
     if not items:
         return text[: node.start] + "{" + newline + pair + newline + outer + "}" + text[node.end :]
     at = items[-1].value.end
@@ -112,19 +198,17 @@ def _block(tree: dict[str, Tree], indent: str, newline: str) -> str:
     return newline.join(lines)
 
 
-def _json_block(tree: Tree, indent: str, unit: str, newline: str, syntax: Syntax) -> str:
+def _braces(tree: Tree, syntax: Syntax, indent: str = "", unit: str = "", newline: str = "") -> str:
+    """A value in braces, on one line or, where a `newline` is given, with a line for each key."""
     if not isinstance(tree, dict):
         return _scalar(tree, "", syntax)
     inner = indent + unit
-    pairs = [f"{inner}{json.dumps(key)}: {_json_block(v, inner, unit, newline, syntax)}" for key, v in tree.items()]
-    return "{" + newline + f",{newline}".join(pairs) + newline + indent + "}"
-
-
-def _flow(tree: Tree, syntax: Syntax = "yaml") -> str:
-    if not isinstance(tree, dict):
-        return _scalar(tree, "", syntax)
-    pairs = (f"{json.dumps(k) if syntax == 'json' else k}: {_flow(v, syntax)}" for k, v in tree.items())
-    return "{" + ", ".join(pairs) + "}"
+    quoted = syntax == "json" or newline
+    pairs = [
+        f"{newline}{inner}{json.dumps(key) if quoted else key}: {_braces(value, syntax, inner, unit, newline)}"
+        for key, value in tree.items()
+    ]
+    return "{" + ("," if newline else ", ").join(pairs) + newline + indent + "}"
 
 
 def _scalar(value: Value, old: str, syntax: Syntax) -> str:
@@ -139,6 +223,3 @@ def _scalar(value: Value, old: str, syntax: Syntax) -> str:
         return json.dumps(value, ensure_ascii=False)
     plain = re.fullmatch(r"[A-Za-z_][\w.-]*", value) and value.casefold() not in _YAML_WORDS
     return value if plain and old[:1] != "'" else "'" + value.replace("'", "''") + "'"
-
-
-_YAML_WORDS = frozenset("y n yes no on off true false null".split())

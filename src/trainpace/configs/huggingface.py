@@ -1,10 +1,10 @@
 """Hugging Face `TrainingArguments`, as JSON, YAML or flags. Names: transformers 5.23, training_args.py."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from trainpace.configs.names import TOOLS, names
-from trainpace.configs.reading import Reading
-from trainpace.configs.settings import ConfigFile, SettingName
+from trainpace.configs.changes import ELSEWHERE, Draft
+from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, Value, names
 
 NAMES = frozenset(names("huggingface", "arguments"))
 _RENAMED: dict[str, str] = TOOLS["huggingface"]["renamed"]
@@ -12,22 +12,22 @@ _REMOVED: dict[str, str] = TOOLS["huggingface"]["removed"]
 _KNOWN = NAMES | _RENAMED.keys() | _REMOVED.keys()
 # arguments that scripts and trainers beside TrainingArguments keep in the same file
 _BESIDE = frozenset(names("huggingface", "beside"))
-_COUNTS: dict[str, SettingName] = {
+_KEYS: dict[str, SettingName] = {
     "per_device_train_batch_size": "micro_batch",
     "gradient_accumulation_steps": "accumulation",
     "max_length": "sequence_length",
     "max_seq_length": "sequence_length",
     "block_size": "sequence_length",
-}
-_FLAGS: dict[str, SettingName] = {
+    "dataloader_num_workers": "dataloader_workers",
+    "learning_rate": "learning_rate",
     "dataloader_drop_last": "drop_last",
     "activation_checkpointing": "activation_checkpointing",
     "torch_compile": "compile",
 }
-_INTERVALS: tuple[tuple[str, str, SettingName], ...] = (
-    ("eval_strategy", "eval_steps", "evaluate_every_steps"),
-    ("save_strategy", "save_steps", "checkpoint_every_steps"),
-)
+_INTERVALS: dict[SettingName, tuple[str, str]] = {
+    "evaluate_every_steps": ("eval_strategy", "eval_steps"),
+    "checkpoint_every_steps": ("save_strategy", "save_steps"),
+}
 # one algorithm, several implementations
 _SAME_OPTIMIZER = dict.fromkeys(
     "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_hf adamw_apex_fused".split(), "adamw"
@@ -35,10 +35,35 @@ _SAME_OPTIMIZER = dict.fromkeys(
 DISTINCTIVE = frozenset(
     ("per_device_train_batch_size", "per_gpu_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
 )
+PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "tf32": "tf32"}
+NAMES_OF = {
+    "micro_batch": ("per_gpu_train_batch_size", "per_device_train_batch_size"),
+    "accumulation": ("gradient_accumulation_steps",),
+    "activation_checkpointing": ("activation_checkpointing", "gradient_checkpointing"),
+    "compile": ("torch_compile",),
+    "dataloader_workers": ("dataloader_num_workers",),
+}
+"""The arguments for a setting; the last one, which transformers 4 and 5 both know, is added where the file has none."""
+_MESH = "TrainingArguments take the device mesh from the code or from accelerate's file"
+_OFFLOAD = "TrainingArguments take it from a DeepSpeed file"
+_CANNOT = {
+    "nnodes": "TrainingArguments take the number of nodes from the launch command",
+    "nproc_per_node": "TrainingArguments take the processes of a node from the launch command",
+    "tp": _MESH,
+    "pp": "the Trainer has no pipeline parallelism",
+    "cp": _MESH,
+    "offload_optimizer": _OFFLOAD,
+    "offload_parameters": _OFFLOAD,
+}
 
 
 def is_training_arguments(data: dict[str, Any]) -> bool:
     return len(data.keys() & _KNOWN) >= 2 or bool(data.keys() & DISTINCTIVE)
+
+
+def sections_with_arguments(data: dict[str, Any]) -> list[str]:
+    """The keys of the user's own, such as `training:`, under which TrainingArguments stand."""
+    return [key for key, part in data.items() if isinstance(part, dict) and is_training_arguments(part)]
 
 
 def read_training_arguments(data: dict[str, Any], file: str, prefix: str = "") -> ConfigFile:
@@ -67,19 +92,12 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
         if new == key or data[key] is not None:
             keys[new] = key
     values = {new: data[key] for new, key in keys.items()}
-    written = {new: dashes + key for new, key in keys.items()}
-    for key, name in _COUNTS.items():
-        reading.count(name, values.get(key), written.get(key, key))
-    reading.count(
-        "dataloader_workers", values.get("dataloader_num_workers"), f"{dashes}dataloader_num_workers", least=0
-    )
-    reading.number("learning_rate", values.get("learning_rate"), f"{dashes}learning_rate")
-    for key, name in _FLAGS.items():
-        reading.flag(name, values.get(key), written.get(key, key))
+    for key, name in _KEYS.items():
+        reading.read(name, values.get(key), dashes + keys.get(key, key))
     _read_length(reading, values, dashes)
     _read_precision(reading, values, dashes)
-    for strategy, steps, name in _INTERVALS:
-        _read_interval(reading, values, written.get(strategy, strategy), strategy, dashes + steps, steps, name)
+    for name, (strategy, steps) in _INTERVALS.items():
+        _read_interval(reading, name, values, strategy, dashes + keys.get(strategy, strategy), steps, dashes + steps)
     optimizer = reading.word(values.get("optim"), f"{dashes}optim")
     if optimizer:
         reading.put("optimizer", _SAME_OPTIMIZER.get(optimizer, optimizer), f"{dashes}optim")
@@ -89,21 +107,20 @@ def put_training_arguments(reading: Reading, data: dict[str, Any], dashes: str =
 def _read_length(reading: Reading, values: dict[str, Any], dashes: str) -> None:
     key, steps, epochs = f"{dashes}max_steps", values.get("max_steps"), values.get("num_train_epochs")
     if isinstance(steps, bool) or steps not in (None, -1, 0):  # -1 and 0 are off
-        reading.count("max_steps", steps, key)
+        reading.read("max_steps", steps, key)
         if epochs is not None:
             reading.warn(f"{dashes}num_train_epochs", "ignored by Hugging Face, since max_steps is given")
     else:
-        reading.number("epochs", epochs, f"{dashes}num_train_epochs")
+        reading.read("epochs", epochs, f"{dashes}num_train_epochs")
 
 
 def _read_precision(reading: Reading, values: dict[str, Any], dashes: str) -> None:
-    on = {key: reading.truth(values.get(key), dashes + key, "precision") for key in ("bf16", "fp16", "tf32")}
+    on = {key: reading.truth(values.get(key), dashes + key, "precision") for key in PRECISION}
     if on["bf16"] and on["fp16"]:
         raise reading.fail(f"{dashes}fp16", True, "false where bf16 is true")
     chosen = next((key for key in on if on[key]), None)
     if chosen:
-        words = {"bf16": "amp_bf16", "fp16": "amp_fp16", "tf32": "tf32"}
-        reading.put("precision", words[chosen], dashes + chosen)
+        reading.put("precision", PRECISION[chosen], dashes + chosen)
         if on["tf32"] and chosen != "tf32":
             reading.note(f"{dashes}tf32", f"concerns only what {chosen} leaves in fp32")
     elif on["bf16"] is False and on["fp16"] is False:
@@ -114,7 +131,7 @@ def _read_precision(reading: Reading, values: dict[str, Any], dashes: str) -> No
 
 
 def _read_interval(
-    reading: Reading, values: dict[str, Any], when_key: str, when: str, key: str, steps: str, name: SettingName
+    reading: Reading, name: SettingName, values: dict[str, Any], when: str, when_key: str, steps: str, key: str
 ) -> None:
     value, strategy = values.get(steps), values.get(when)
     if strategy is False:  # YAML reads an unquoted `no` as false
@@ -130,7 +147,7 @@ def _read_interval(
     elif isinstance(value, float) and 0 < value < 1:
         reading.note(key, f"{value} is a share of the run's steps, which is not resolved here", leaves_open=name)
     else:
-        reading.count(name, value, key)
+        reading.read(name, value, key)
         if strategy is None and steps == "eval_steps":
             reading.warn(key, "eval_strategy is not stated; Hugging Face would not evaluate while it trains")
 
@@ -141,27 +158,91 @@ def _read_engines(reading: Reading, values: dict[str, Any], dashes: str) -> None
         raise reading.fail(f"{dashes}fsdp", fsdp, "options such as full_shard")
     if fsdp:
         reading.put("sharding", "fsdp", f"{dashes}fsdp")
-    nested = values.get("fsdp_config")
-    if isinstance(nested, dict):
-        for key in ("activation_checkpointing", "fsdp_activation_checkpointing"):
-            reading.flag("activation_checkpointing", nested.get(key), f"fsdp_config.{key}")
-    sizes = values.get("parallelism_config")
-    if isinstance(sizes, dict):
-        reading.count("tp", sizes.get("tp_size"), "parallelism_config.tp_size")
-        reading.count("cp", sizes.get("cp_size"), "parallelism_config.cp_size")
-    for key, other in (("fsdp_config", nested), ("parallelism_config", sizes), ("deepspeed", values.get("deepspeed"))):
-        if isinstance(other, str):
-            reading.note(dashes + key, f"{other} is a file of its own; read it too")
-        elif other is not None and not isinstance(other, dict):
-            raise reading.fail(dashes + key, other, "a section, or the name of a file")
+    sections = {}
+    for key in ("fsdp_config", "parallelism_config", "deepspeed"):
+        section = values.get(key)
+        if isinstance(section, str):
+            reading.note_file(dashes + key, section)
+        elif section is not None and not isinstance(section, dict):
+            raise reading.fail(dashes + key, section, "a section, or the name of a file")
+        sections[key] = section if isinstance(section, dict) else {}
+    nested: dict[str, SettingName] = {
+        "fsdp_config.activation_checkpointing": "activation_checkpointing",
+        "fsdp_config.fsdp_activation_checkpointing": "activation_checkpointing",
+        "parallelism_config.tp_size": "tp",
+        "parallelism_config.cp_size": "cp",
+    }
+    for key, name in nested.items():
+        reading.read(name, reading.at(sections, key), key)
     if isinstance(values.get("deepspeed"), dict):
         reading.warn("deepspeed", "the settings inside are not read; give them as a file of their own")
     if reading.truth(values.get("auto_find_batch_size"), f"{dashes}auto_find_batch_size"):
         reading.warn(f"{dashes}auto_find_batch_size", "the batch shrinks where memory runs out")
-    if values.get("torch_compile") is None and (
-        values.get("torch_compile_backend") or values.get("torch_compile_mode")
-    ):
+    compiles = values.get("torch_compile_backend") or values.get("torch_compile_mode")
+    if compiles and values.get("torch_compile") is None:
         reading.note(f"{dashes}torch_compile", "on, since a backend or mode is given; not stated itself")
     accelerator = values.get("accelerator_config")
     if isinstance(accelerator, dict) and accelerator.get("split_batches"):
         reading.warn("accelerator_config.split_batches", "the batch is split over all processes, not one for each")
+
+
+def write_training_arguments(draft: Draft) -> None:
+    draft.leave_all(_CANNOT)
+    for name in sorted(draft.names & NAMES_OF.keys()):
+        keys = NAMES_OF[name]
+        key = next((key for key in keys if draft.get(key) is not None), keys[-1])
+        value = argument(draft, name)
+        if value is not None:
+            draft.place(name, key, value)
+    stated = [key for key in PRECISION if draft.get(key) is not None]
+    for key, state in formats_on(draft, stated).items():
+        if draft.get(key) is not state:
+            draft.put(key, state)
+        draft.keep("precision")
+    if "zero_stage" in draft.names:
+        _write_sharding(draft, int(draft.want["zero_stage"]))
+
+
+def argument(draft: Draft, name: str) -> Value | None:
+    """What is wanted as a TrainingArguments value; None where it cannot be stated, with the reason in the draft."""
+    value = draft.want[name]
+    if name != "activation_checkpointing":
+        return value
+    if value == "selective":
+        draft.leave("the Trainer recomputes all or nothing", name)
+        return None
+    return value == "full"
+
+
+def formats_on(draft: Draft, stated: Sequence[str]) -> dict[str, bool]:
+    """The values of bf16, fp16 and tf32 that are to be written, where some are `stated` already. There are none where no
+    argument states the precision, with the reason in the draft."""
+    precision = str(draft.want["precision"])
+    if "DeepSpeed" in draft.beside:
+        precision = AUTOCAST_OF.get(precision, precision)
+    if precision not in ("fp32", *PRECISION.values()):
+        why = f"TrainingArguments have autocast only, and {precision} is none of it: the code loads the model so"
+        draft.leave(why, "precision")
+    elif not stated and "precision" not in draft.may_add:
+        draft.leave(ELSEWHERE, "precision")
+    elif "precision" in draft.names:
+        # fp32 is said only by both of the others being off
+        needed = [key for key in PRECISION if key in stated or (precision == "fp32" and key != "tf32")]
+        return {
+            key: meaning == precision for key, meaning in PRECISION.items() if key in needed or meaning == precision
+        }
+    return {}
+
+
+def _write_sharding(draft: Draft, stage: int) -> None:
+    fsdp = draft.get("fsdp")
+    if draft.get("deepspeed") or draft.beside & {"DeepSpeed", "accelerate"}:
+        draft.leave("the DeepSpeed or accelerate file states it", "zero_stage")
+    elif stage in (1, 2):
+        draft.leave(f"ZeRO stage {stage} needs a DeepSpeed file, named under deepspeed", "zero_stage")
+    elif stage == 3 and not fsdp and "zero_stage" not in draft.may_add:
+        draft.leave(ELSEWHERE, "zero_stage")
+    else:
+        if bool(fsdp) != (stage == 3):
+            draft.put("fsdp", "full_shard" if stage == 3 else "")
+        draft.keep("zero_stage")

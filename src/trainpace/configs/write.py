@@ -1,27 +1,27 @@
 """Changes written into settings files: only the keys that change, and only where the result reads back as intended."""
 
+import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainpace.configs.changes import BATCH, DERIVED, GROUPS, Changes, normal
-from trainpace.configs.crosscheck import SAME_UNDER_DEEPSPEED
-from trainpace.configs.draft import ELSEWHERE, Draft
-from trainpace.configs.editing import Syntax
-from trainpace.configs.read import parse_config
-from trainpace.configs.settings import ConfigFile, Setting, Value
-from trainpace.configs.writers.accelerate import write_accelerate
-from trainpace.configs.writers.command import write_command
-from trainpace.configs.writers.deepspeed import write_deepspeed
-from trainpace.configs.writers.huggingface import write_training_arguments
-from trainpace.configs.writers.lightning import write_lightning
-from trainpace.configs.writers.sbatch import write_sbatch
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.records import Record, read_bytes, read_text, write_whole
+from msgspec.structs import replace
 
-Writer = Callable[[Draft, frozenset[str], Mapping[str, Value]], None]
-WRITERS: dict[str, Writer] = {
+from trainpace.configs.accelerate import write_accelerate
+from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, UNWRITTEN, Changes, Draft, normal
+from trainpace.configs.command import write_command
+from trainpace.configs.deepspeed import write_deepspeed
+from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments, write_training_arguments
+from trainpace.configs.lightning import write_lightning
+from trainpace.configs.read import parse_config, syntax_of
+from trainpace.configs.sbatch import write_sbatch
+from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Setting, Value
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.execution import Execution
+from trainpace.records import Record, read_bytes, write_whole
+
+WRITERS: dict[str, Callable[[Draft], None]] = {
     "Hugging Face TrainingArguments": write_training_arguments,
     "DeepSpeed": write_deepspeed,
     "Lightning CLI": write_lightning,
@@ -30,11 +30,39 @@ WRITERS: dict[str, Writer] = {
     "launch command": write_command,
 }
 """Writers in the order in which their files are offered a setting that no file states."""
-_SHELL = ("Slurm batch script", "launch command")
 _COMPARED = frozenset(("micro_batch", "accumulation", "precision"))
 """Settings that the Trainer checks against DeepSpeed's file, with its own default where it states none."""
 BY_HAND = "it cannot be changed here without changing something else: set it by hand"
 NO_KEY = "no key is written for it: the training's code states it, or set it by hand"
+
+
+NEW_FILES = {
+    "DeepSpeed": """{{
+  "train_micro_batch_size_per_gpu": 1,
+  "gradient_accumulation_steps": 1,
+  "train_batch_size": 1
+}}
+""",
+    "accelerate": """compute_environment: LOCAL_MACHINE
+distributed_type: 'NO'
+mixed_precision: 'no'
+num_machines: 1
+num_processes: 1
+use_cpu: false
+{address}""",
+    "torchrun": "torchrun --nnodes=1 --nproc-per-node=1{meeting} train.py\n",
+    "sbatch": """#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)
+srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-id=$SLURM_JOB_ID \\
+    --rdzv-backend=c10d --rdzv-endpoint=$head:29500 train.py
+""",
+}
+"""New files for one process on one node. The batch script starts torchrun once per node, with a rendezvous on the first
+node and one GPU per process; torchrun's command on several nodes has a rendezvous at $HEAD_NODE, which names one of them."""
 
 
 class Written(Record):
@@ -50,7 +78,9 @@ class Written(Record):
 
     @property
     def diff(self) -> str:
-        return unified_diff(self.file, self.before, self.text)
+        before, after = (text.splitlines(keepends=True) for text in (self.before, self.text))
+        lines = difflib.unified_diff(before, after, f"{self.file} (now)", f"{self.file} (planned)")
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n" for line in lines)
 
 
 class Rewritten(Record):
@@ -75,18 +105,18 @@ def write_changes(
     """
     read = parse_config(text, file)
     names = changes.names - unchanged
-    draft = Draft(text, file, syntax_of(text, file, read), beside, names if may_add is None else may_add)
-    draft.prefix = _prefix(draft, read)
-    wanted = changes.wanted
+    added = names if may_add is None else may_add
+    draft = Draft(text, file, syntax_of(text, file), beside, added, changes.wanted)
+    if read.format == "Hugging Face TrainingArguments" and not is_training_arguments(draft.data):
+        draft.prefix = (sections_with_arguments(draft.data)[0],)
     for group in GROUPS:
         if names & group:
-            _write_group(draft, WRITERS[read.format], read.format, names & group, wanted)
-    for name in changes.unwritten:
-        draft.leave(name, NO_KEY)
+            draft = _with_group(draft, read.format, names & group)
     left = {name: why for name, why in draft.left.items() if name not in DERIVED and name not in draft.wrote}
-    return Written(
-        file=file, before=text, text=draft.text, wrote=tuple(sorted(draft.wrote)), left=left, notes=tuple(draft.notes)
-    )
+    before, after = changes.before, changes.after
+    left |= {name: NO_KEY for name in UNWRITTEN if getattr(before, name) != getattr(after, name)}
+    wrote, notes = tuple(sorted(draft.wrote)), tuple(draft.notes)
+    return Written(file=file, before=text, text=draft.text, wrote=wrote, left=left, notes=notes)
 
 
 def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
@@ -95,18 +125,18 @@ def rewrite(texts: Mapping[str, str], changes: Changes) -> Rewritten:
 
     A setting that some file states but cannot change is written into no file, so that the files still agree.
     """
-    done = _one_pass(texts, changes, frozenset())
-    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, changes)}
-    unchanged = _with_their_groups(frozenset(stuck))
+    done, wanted = _one_pass(texts, changes, frozenset()), changes.wanted
+    stuck = {name: f"{f.file}: {why}" for f in done for name, why in f.left.items() if _still_says(f, name, wanted)}
+    unchanged = frozenset[str]().union(*(group for group in GROUPS if group & stuck.keys()))
+    if "nnodes" in unchanged:  # batch sizes follow the number of processes, because the global batch stays
+        unchanged |= BATCH
     if unchanged:
         done = _one_pass(texts, changes, unchanged)
     wrote = {name for f in done for name in f.wrote}
     together = {name: f"it goes with {', '.join(sorted(stuck))}" for name in (unchanged & changes.names) - DERIVED}
     left = together | stuck
-    for f in done:
-        for name, why in f.left.items():
-            if why != ELSEWHERE:
-                left.setdefault(name, why if why == NO_KEY else f"{f.file}: {why}")
+    for name, why, file in ((name, why, f.file) for f in done for name, why in f.left.items() if why != ELSEWHERE):
+        left.setdefault(name, why if why == NO_KEY else f"{file}: {why}")
     left = {name: why for name, why in left.items() if name not in wrote}
     batches = wrote & {"micro_batch", "accumulation"}
     for name in left.keys() & {"nnodes", "nproc_per_node"} if batches else ():
@@ -133,33 +163,11 @@ def _one_pass(texts: Mapping[str, str], changes: Changes, unchanged: frozenset[s
     return [done[file] for file in texts]
 
 
-def _still_says(written: Written, name: str, changes: Changes) -> bool:
+def _still_says(written: Written, name: str, wanted: Mapping[str, Value]) -> bool:
     """Whether a file that does not take a setting states another value of it."""
     names = {name, "world_size"} if name in ("nnodes", "nproc_per_node") else {name}
-    wanted = changes.wanted
-    return any(
-        s.name in names and normal(s.name, s.value) != wanted[s.name]
-        for s in parse_config(written.text, written.file).settings
-    )
-
-
-def _with_their_groups(names: frozenset[str]) -> frozenset[str]:
-    """The settings and all that are written together with them. Batch sizes follow the number of processes, because the
-    global batch stays."""
-    together = frozenset[str]().union(*(group for group in GROUPS if group & names))
-    return together | BATCH if "nnodes" in together else together
-
-
-def unified_diff(file: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"{file} (now)", f"{file} (planned)"
-    )
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at end of file\n" for line in lines)
-
-
-def read_texts(paths: Sequence[str]) -> dict[str, str]:
-    """Texts of files, byte for byte. Raises UnreadableInput."""
-    return {path: read_text(path) for path in paths}
+    settings = parse_config(written.text, written.file).settings
+    return any(s.name in names and normal(s.name, s.value) != wanted[s.name] for s in settings)
 
 
 def save(written: Written) -> str | None:
@@ -190,40 +198,23 @@ def save(written: Written) -> str | None:
     return str(backup)
 
 
-def syntax_of(text: str, file: str, read: ConfigFile) -> Syntax | None:
-    """None for shell scripts and commands."""
-    if read.format in _SHELL:
-        return None
-    return "json" if file.endswith(".json") or text.removeprefix("\ufeff").lstrip().startswith("{") else "yaml"
-
-
-def _prefix(draft: Draft, read: ConfigFile) -> tuple[str, ...]:
-    """The user's own key that holds the TrainingArguments, if any; the reader heads every key with it."""
-    if read.format != "Hugging Face TrainingArguments":
-        return ()
-    keys = [s.key for s in read.settings] + [note.key for note in read.notes]
-    head = keys[0].partition(".")[0] if keys else ""
-    return (head,) if all(key.startswith(f"{head}.") for key in keys) and isinstance(draft.data.get(head), dict) else ()
-
-
-def _write_group(draft: Draft, write: Writer, kind: str, names: frozenset[str], wanted: Mapping[str, Value]) -> None:
-    text, wrote, left, notes = draft.text, set(draft.wrote), dict(draft.left), list(draft.notes)
-    before = parse_config(text, draft.file)
+def _with_group(draft: Draft, kind: str, names: frozenset[str]) -> Draft:
+    """The draft with a group of settings written, or as it was, with the reason."""
+    before = dataclasses.replace(draft, wrote=set(draft.wrote), left=dict(draft.left), notes=list(draft.notes))
+    draft.names = names
     try:
-        write(draft, names, wanted)
-        sound = _is_sound(before, parse_config(draft.text, draft.file), draft, names, wanted)
+        WRITERS[kind](draft)
+        if _is_sound(parse_config(before.text, draft.file), parse_config(draft.text, draft.file), draft, names):
+            return draft
         why = BY_HAND
     except TrainpaceError as error:
-        sound, why = False, error.message
-    if not sound:
-        draft.text, draft.wrote, draft.left, draft.notes = text, wrote, left, notes
-        for name in names - DERIVED:
-            draft.leave(name, why)
+        why = error.message
+    before.names = names - DERIVED
+    before.leave(why, *names)
+    return before
 
 
-def _is_sound(
-    before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str], wanted: Mapping[str, Value]
-) -> bool:
+def _is_sound(before: ConfigFile, after: ConfigFile, draft: Draft, names: frozenset[str]) -> bool:
     """Whether the file now states what it should, and everything else as before."""
     if before.format != after.format:
         return False
@@ -232,14 +223,27 @@ def _is_sound(
     others = [{(s.name, s.value) for s in file.settings if s.name not in touched} for file in (before, after)]
     checked = (names | {"sharding"}) - (names & draft.left.keys() - draft.wrote)
     return others[0] == others[1] and all(
-        _right(setting, after, draft, wanted) for setting in after.settings if setting.name in checked
+        _is_wanted(setting, after, draft) for setting in after.settings if setting.name in checked
     )
 
 
-def _right(setting: Setting, after: ConfigFile, draft: Draft, wanted: Mapping[str, Value]) -> bool:
+def _is_wanted(setting: Setting, after: ConfigFile, draft: Draft) -> bool:
     if setting.name == "sharding":
-        return wanted["zero_stage"] == 3 or "zero_stage" not in draft.wrote
-    value, want = normal(setting.name, setting.value), wanted[setting.name]
+        return draft.want["zero_stage"] == 3 or "zero_stage" not in draft.wrote
+    value, want = normal(setting.name, setting.value), draft.want[setting.name]
     if setting.name == "precision" and "DeepSpeed" in draft.beside | {after.format} and draft.beside:
-        return value == want or any({value, want} <= same for same in SAME_UNDER_DEEPSPEED)
+        return AUTOCAST_OF.get(str(value), value) == AUTOCAST_OF.get(str(want), want)
     return value == want
+
+
+def new_file(kind: str, execution: Execution, file: str, time_limit_s: float | None = None) -> Written:
+    """A new file of a kind in NEW_FILES that states an execution, and a batch job's time limit."""
+    several = execution.nnodes > 1
+    text = NEW_FILES[kind].format(
+        meeting=" --rdzv-backend=c10d --rdzv-endpoint=$HEAD_NODE:29500" if several else "",
+        address="# each node's own: accelerate launch --main_process_ip ADDRESS --machine_rank NUMBER\n"
+        if several
+        else "",
+    )
+    changes = Changes(before=Execution(), after=execution, time_limit_s=time_limit_s)  # what these texts say
+    return replace(write_changes(text, file, changes), before="")

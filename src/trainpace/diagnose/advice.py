@@ -7,8 +7,7 @@ from statistics import fmean
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.diagnose.interventions import part_ms
-from trainpace.diagnose.shares import Split
+from trainpace.diagnose.shares import Split, part_ms
 from trainpace.loader import LoaderCost, step_ms
 from trainpace.records import Record
 from trainpace.units import format_number
@@ -68,10 +67,8 @@ def compute_ms(rank: Rank, split: Split) -> float:
     """A micro-step without its data: measured with a cached batch, else the remainder after the other parts."""
     blocks = [b.step_ms for b in rank.blocks if b.trial == "cached_batch"]
     occasional = split.by_cause["checkpoint"] + split.by_cause["evaluation"] + split.by_cause["trainpace"]
-    whole = (
-        fmean(blocks) if blocks else rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
-    )
-    return max(0.0, whole) / batches_per_step(rank)
+    rest = rank.step_ms - occasional - rank.parts_ms["data"] - rank.parts_ms["loader_start"]
+    return max(0.0, fmean(blocks) if blocks else rest) / batches_per_step(rank)
 
 
 def _cores(ranks: Sequence[Rank]) -> float:
@@ -106,9 +103,8 @@ def _workers(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
         fewest = now + 1
     saves = max(0.0, min(measured - by_workers[fewest], waiting))
     limited = cost.sample_wall_ms * cost.batch_size / fewest < by_workers[fewest] * 0.97
-    why = (
-        f"a sample takes {format_number(cost.sample_wall_ms)} ms, {format_number(cost.sample_cpu_ms)} of them on a core"
-    )
+    wall, cpu = format_number(cost.sample_wall_ms), format_number(cost.sample_cpu_ms)
+    why = f"a sample takes {wall} ms, {cpu} of them on a core"
     if limited and best > 1.05 * compute * micro:
         why += f"; {cores:g} core{'s' if cores != 1 else ''} a rank then are the limit"
     yield Advice(
@@ -187,10 +183,11 @@ def _launching(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
 
 def _optimizer(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rank, spent = ranks[0], split.by_cause["optimizer"]
-    for name, ms in sorted(rank.optimizer_variants_ms.items(), key=lambda item: item[1]):
-        current = rank.optimizer_variants_ms.get("as it is")
-        if current is None or name == "as it is":
-            continue
+    variants = dict(rank.optimizer_variants_ms)
+    current = variants.pop("as it is", None)
+    if current is None:
+        return
+    for name, ms in sorted(variants.items(), key=lambda item: item[1]):
         yield Advice(
             cause="optimizer", title=f"{rank.optimizer}({name})",
             how=f"Measured on copies of these parameters: {format_number(ms)} ms a step against {format_number(current)}.",
@@ -230,9 +227,8 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     rest = [r for r in ranks if r is not slow]
 
     def more(part: str) -> float:
-        a = part_ms(slow, "no_sync", part) or 0.0
-        b = [part_ms(r, "no_sync", part) or 0.0 for r in rest]
-        return a - (fmean(b) if b else 0.0)
+        mine, others = part_ms(slow, "no_sync", part), [part_ms(r, "no_sync", part) or 0.0 for r in rest]
+        return (mine or 0.0) - (fmean(others) if others else 0.0)
 
     part = max(slow.parts_ms, key=more)
     where = next((f", at {line.line}" for line in slow.lines if line.part == part), "")
@@ -265,15 +261,9 @@ ADVISORS: tuple[Advisor, ...] = (
     _optimizer,
     _exchange,
     _straggler,
-    _less_often(
-        "logging",
-        f"log every {LESS_OFTEN} steps",
-        "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait.",
-    ),
-    _less_often(
-        "checkpoint",
-        f"checkpoints 1/{LESS_OFTEN} as often",
-        "Or write them while training continues: torch.distributed.checkpoint.async_save.",
-    ),
+    _less_often("logging", f"log every {LESS_OFTEN} steps",
+                "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait."),
+    _less_often("checkpoint", f"checkpoints 1/{LESS_OFTEN} as often",
+                "Or write them while training continues: torch.distributed.checkpoint.async_save."),
     _less_often("evaluation", f"evaluation 1/{LESS_OFTEN} as often", "Or on fewer samples."),
-)
+)  # fmt: skip

@@ -3,12 +3,11 @@
 import math
 
 from trainpace.diagnose.advice import WORTH, Advice, advise
-from trainpace.diagnose.interventions import Proof, proof
-from trainpace.diagnose.shares import CAUSES, IN_WORDS, split
+from trainpace.diagnose.shares import IN_WORDS, Proof, proof, split
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.watch import TRIALS, Line, Rank, Recording, batches_per_step
+from trainpace.watch import TRIALS, Rank, Recording, batches_per_step
 
 
 class Share(Record):
@@ -57,12 +56,13 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     proofs = {p.trial: p for trial in TRIALS[2:] if trial != "few_samples" and (p := proof(ranks, trial)) is not None}
     shares = sorted(
         (Share(cause=c, in_words=IN_WORDS[c], ms=parts.by_cause[c], share=parts.by_cause[c] / step,
-               proved=c in parts.proved) for c in CAUSES),
+               proved=c in parts.proved) for c in IN_WORDS),
         key=lambda s: -s.ms,
     )  # fmt: skip
     verdict = next(s.cause for s in shares if s.cause != "trainpace")
     changes = advise(ranks, parts)
     first = ranks[0]
+    batches = first.loader.batches if first.loader is not None else None
     return Diagnosis(
         verdict=verdict,
         why=tuple(_why(verdict, ranks, step, shares, proofs)),
@@ -73,17 +73,11 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
         proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
-        steps_per_epoch=_steps_per_epoch(first),
+        steps_per_epoch=batches / batches_per_step(first) if batches is not None else None,
         epochs=epochs,
         share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
         warnings=tuple(_warnings(recording)),
     )
-
-
-def _steps_per_epoch(rank: Rank) -> float | None:
-    if rank.loader is None or rank.loader.batches is None:
-        return None
-    return rank.loader.batches / batches_per_step(rank)
 
 
 def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
@@ -120,13 +114,8 @@ def _why(
         )
     part = {"own_code": "other"}.get(verdict, verdict)
     seen = [line for line in first.lines if line.part == part and line.share >= 0.1][:2]
-    lines += [_line(line) for line in seen]
-    return lines
-
-
-def _line(line: Line) -> str:
-    called = f", in {line.called}" if line.called else ""
-    return f"{line.share:.0%} of that was seen at {line.line}{called}."
+    places = [f"{line.line}, in {line.called}" if line.called else line.line for line in seen]
+    return lines + [f"{line.share:.0%} of that was seen at {place}." for line, place in zip(seen, places, strict=True)]
 
 
 def _warnings(recording: Recording) -> list[str]:

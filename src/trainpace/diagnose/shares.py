@@ -1,12 +1,16 @@
-"""A step's milliseconds by cause, from the parts of the trail and the interventions together. They add up to the step."""
+"""A step's milliseconds by cause, from the parts of the trail and the interventions together: plain blocks of steps against
+blocks with one cause removed, round by round. The causes add up to the step."""
 
 import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from trainpace.diagnose.interventions import fixed_ms, of_trial, own_pace_ms, part_ms, proof
-from trainpace.watch import Rank
+from trainpace.medians import mean_and_half_width
+from trainpace.records import Record
+from trainpace.watch import Block, Rank, batches_per_step
+
+FEW_SAMPLES = 2
 
 STRAGGLES = 0.05
 """A rank slower than the others' mean by this share is a straggler that makes them wait."""
@@ -25,7 +29,63 @@ IN_WORDS = {
     "own_code": "the script's own code between these",
     "trainpace": "this recording",
 }
-CAUSES = tuple(IN_WORDS)
+
+
+class Proof(Record):
+    """A step with and without one cause, from `rounds` interleaved blocks; `saved_ms` with its 90 % interval."""
+
+    trial: str
+    plain_ms: float
+    without_ms: float
+    saved_ms: float
+    low_ms: float
+    high_ms: float
+    rounds: int
+
+
+def of_trial(rank: Rank, trial: str) -> list[Block]:
+    return [b for b in rank.blocks if b.trial == trial]
+
+
+def proof(ranks: Sequence[Rank], trial: str) -> Proof | None:
+    """The mean over ranks of plain - trial, paired by rounds; None where it was not tried."""
+    rounds = min(min(len(of_trial(r, "plain")), len(of_trial(r, trial))) for r in ranks)
+    if rounds < 1:
+        return None
+    plain, without = (
+        [fmean(of_trial(r, name)[i].step_ms for r in ranks) for i in range(rounds)] for name in ("plain", trial)
+    )
+    saved, half = mean_and_half_width([a - b for a, b in zip(plain, without, strict=True)])
+    return Proof(
+        trial=trial, plain_ms=fmean(plain), without_ms=fmean(without), saved_ms=saved, low_ms=saved - half,
+        high_ms=saved + half, rounds=rounds,
+    )  # fmt: skip
+
+
+def own_pace_ms(ranks: Sequence[Rank]) -> list[float] | None:
+    """Each rank's step when no rank waits for another; None where that was not tried."""
+    alone = [[b.step_ms for b in of_trial(rank, "no_sync")] for rank in ranks]
+    return [fmean(steps) for steps in alone] if all(alone) else None
+
+
+def part_ms(rank: Rank, trial: str, *parts: str) -> float | None:
+    blocks = of_trial(rank, trial)
+    return fmean(math.fsum(b.parts_ms[p] for p in parts) for b in blocks) if blocks else None
+
+
+def fixed_ms(rank: Rank, not_compute_ms: float) -> float | None:
+    """The part of forward and backward that does not depend on the batch: the line through a full batch and a small
+    one, extrapolated to zero.
+
+    `not_compute_ms`: time of backward spent waiting for other ranks. None where the small batch was not tried.
+    """
+    full = part_ms(rank, "cached_batch", "forward", "backward")
+    few = part_ms(rank, "few_samples", "forward", "backward")
+    samples = rank.samples_per_step / batches_per_step(rank)
+    if full is None or few is None or samples <= FEW_SAMPLES:
+        return None
+    slope = max(0.0, (full - few) / (samples - FEW_SAMPLES))
+    return max(0.0, min(full, few - FEW_SAMPLES * slope) - not_compute_ms)
 
 
 class Split(NamedTuple):
@@ -67,8 +127,9 @@ def split(ranks: Sequence[Rank]) -> Split:
     )
     computing = forward + backward
     launch, fixed = 0.0, None
-    in_backward = [_waiting_in_blocks(r, waiting - parts["communication"]) for r in others]
-    lines = [f for r, w in zip(others, in_backward, strict=True) if (f := fixed_ms(r, w)) is not None]
+    hidden = max(0.0, waiting - parts["communication"])
+    inside = [min(hidden, part_ms(r, "plain", "forward", "backward") or 0.0) for r in others]
+    lines = [f for r, w in zip(others, inside, strict=True) if (f := fixed_ms(r, w)) is not None]
     large = [r.large_operators_ms for r in others if r.large_operators_ms is not None]
     if lines:
         fixed = min(fmean(lines), computing)
@@ -89,12 +150,6 @@ def split(ranks: Sequence[Rank]) -> Split:
     if surplus > 0:  # ranks waited in parts that are not the model's
         by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)
     return Split(by_cause, frozenset(proved), slowest, fixed)
-
-
-def _waiting_in_blocks(rank: Rank, waiting_ms: float) -> float:
-    """The waiting of a step that remains in its forward and backward."""
-    inside = part_ms(rank, "plain", "forward", "backward")
-    return min(max(0.0, waiting_ms), inside or 0.0)
 
 
 def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:

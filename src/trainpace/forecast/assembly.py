@@ -1,8 +1,9 @@
 """Steps of many executions at once: kernel times of a stage, exchanges, the pipeline's bubble, the optimizer.
 
-A pipeline of pp stages takes m times its slowest stage, and once all others' turn as a bubble, which v virtual stages cut to
-1/v: (pp - 1) / (m + pp - 1) of the time for equal stages (Huang et al. 2019; Narayanan et al. 2021). The passes of
-a step are those of a rank of the slowest stage; what a stage does once a step is that of the stage where it takes longest.
+A pipeline of pp stages takes m times its slowest stage, and the time of one micro-batch on all other stages as a bubble, which v
+virtual stages cut to 1/v: (pp - 1) / (m + pp - 1) of the time for equal stages (Huang et al. 2019; Narayanan et al. 2021). The
+passes of a step are those of a rank of the slowest stage; work that is done once a step counts on the stage where it takes
+longest.
 """
 
 import math
@@ -21,20 +22,18 @@ from trainpace.forecast.exchanges import (
     row_products,
     step_exchanges,
 )
-from trainpace.forecast.grid import Flags, Floats, Grid, Groups, groups_of
-from trainpace.forecast.layout import Stages, stages_of
-from trainpace.forecast.stages import StageCosts
-from trainpace.forecast.step import PhaseTimes
-from trainpace.forecast.target import Target
-from trainpace.workload import TracedForm, Workload
+from trainpace.forecast.grid import Grid, Groups, Stages, groups_of, stages_of
+from trainpace.forecast.ranks import StageCosts
+from trainpace.forecast.target import Target, together_ms
+from trainpace.workload import Flags, Floats, TracedForm, Workload
 
 ACCUMULATE_SHARE = 0.8
 """Share of the memory bandwidth at which gradients are added up."""
 HOST_MEMORY_GB_PER_S = 250.0
-"""Memory bandwidth of a node's host that Adam on its CPUs gets: two sockets of eight channels of DDR4-3200 have 410 GB/s, of
-which STREAM reaches about 80 %, and updates that read and write in turn about 60. Clusters do not say what their hosts have."""
+"""Memory bandwidth of a node's host that Adam on its CPUs reaches: two sockets of eight channels of DDR4-3200 have 410 GB/s, of
+which STREAM reaches about 80 %, and updates that read and write in turn about 60. A cluster's record does not describe hosts."""
 CPU_ADAM_BYTES = 30.0
-"""A parameter: Adam reads gradient, weight and two moments in fp32, writes three, and a 16-bit copy (Ren et al. 2021)."""
+"""Bytes per parameter: Adam reads gradient, weight and two moments in fp32, writes three, and a 16-bit copy (Ren et al. 2021)."""
 
 
 class Assembly:
@@ -50,60 +49,48 @@ class Assembly:
         self.stages: Stages = stages_of(grid, blocks, self.total)
         self.held = self.stages.parameters / self.total
 
+    def _passes(self, block: Floats, first: Floats, last: Floats, repeated: Floats) -> Floats:
+        """Times of a micro-batch's two passes on each kind of stage (n x 3 x 2), on the device or on the host."""
+        s = self.stages
+        times = s.blocks[:, :, None] * block[:, None] + s.has_first[:, :, None] * first[:, None]
+        times = times + s.has_last[:, :, None] * last[:, None]
+        if self.form.blocks is not None:
+            full, selective = self._recomputes("full")[:, None], self._recomputes("selective")[:, None]
+            again = np.where(full, block[:, :1], 0.0) + np.where(selective, repeated[:, None], 0.0)
+            times[:, :, 1] += s.blocks * again
+        return times
+
+    def _recomputes(self, checkpointing: Checkpointing) -> Flags:
+        """Executions that compute blocks again in the backward pass, where the trace does not do so itself."""
+        plain = self.workload.mode != "inference" and not self.workload.checkpointed
+        return self.grid.has("activation_checkpointing", checkpointing) & plain
+
     def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]] | str:
         """(parts of the step, exposed exchanges by kind), or the reason why there are none."""
-        passes = self._passes(costs)
         try:
-            return self._assembled(costs, passes)
+            return self._steps(costs)
         except MissingLink as missing:
             return str(missing)
 
-    def _passes(self, costs: StageCosts) -> PhaseTimes:
-        """Device and host times of a micro-batch's two passes on each kind of stage (n x 3 x 2)."""
-        s = self.stages
-
-        def staged(block: Floats, first: Floats, last: Floats) -> Floats:
-            result: Floats = (
-                s.blocks[:, :, None] * block[:, None] + s.has_first[:, :, None] * first[:, None]
-                + s.has_last[:, :, None] * last[:, None]
-            )  # fmt: skip
-            return result
-
-        device = staged(costs.block_device, costs.first_device, costs.last_device)
-        host = staged(costs.block_host, costs.first_host, costs.last_host)
-        if self.form.blocks is not None:
-            full, some = self._recomputes("full")[:, None], self._recomputes("selective")[:, None]
-            for times, block, repeated in (
-                (device, costs.block_device, costs.repeated_device), (host, costs.block_host, costs.repeated_host)
-            ):  # fmt: skip
-                again = np.where(full, block[:, :1], 0.0) + np.where(some, repeated[:, None], 0.0)
-                times[:, :, 1] += s.blocks * again
-        return PhaseTimes(device, host)
-
-    def _recomputes(self, what: Checkpointing) -> Flags:
-        """Executions that compute blocks again in the backward pass, where the trace does not do so itself."""
-        plain = self.workload.mode != "inference" and not self.workload.checkpointed
-        return self.grid.has("activation_checkpointing", what) & plain
-
-    def _assembled(self, costs: StageCosts, passes: PhaseTimes) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    def _steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]]:
         grid, cluster, stages, m = self.grid, self.cluster, self.stages, self.grid.accumulation.astype(np.float64)
         on_gpu = cluster.device.kind == "gpu"
-        overhead = passes.together_ms() - passes.device_ms if on_gpu else np.array(passes.host_ms)
+        device = self._passes(costs.block_device, costs.first_device, costs.last_device, costs.repeated_device)
+        host = self._passes(costs.block_host, costs.first_host, costs.last_host, costs.repeated_host)
+        overhead = together_ms(device, host) - device if on_gpu else host.copy()
         if self.engine == "data_parallel":
             # one Python process drives all replicas: their forward passes launch one after the other
-            overhead[:, :, 0] += passes.host_ms[:, :, 0] * (grid.data_parallel_size - 1)[:, None]
-        took = passes.device_ms + overhead
-        gradients, parameters = self._exchanged_bytes()
-        links = Links(cluster)
-        each, once = self._exchanges(costs, took, gradients, parameters, links)
+            overhead[:, :, 0] += host[:, :, 0] * (grid.data_parallel_size - 1)[:, None]
+        took = device + overhead
+        gradients, parameters = self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
+        each, once = self._exchanges(costs, took, gradients, parameters)
         busy = took.sum(axis=2) + each.tensor + each.context + each.pipeline
         exists = stages.number > 0
         slowest = np.where(exists, busy, -1.0).argmax(axis=1)
         every = np.arange(len(slowest))
 
         def slow(values: Floats) -> Floats:
-            picked: Floats = values[every, slowest]
-            return picked
+            return values[every, slowest]
 
         turn = each.pipeline + (busy - each.pipeline) * stages.mean_share
         bubble = ((stages.number * turn * exists).sum(axis=1) - slow(busy)) / grid.virtual_stages
@@ -113,7 +100,7 @@ class Assembly:
         added = gradients / np.where(sharded, self.groups.shard, 1)[:, None]
         moved = 3 * added * (m - 1)[:, None]  # read both, write one
         accumulate = moved / (np.inf if bandwidth is None else bandwidth.value * 1e6 * ACCUMULATE_SHARE)
-        # what each stage does besides its passes ends with the slowest of them, whichever stage that is
+        # the work besides the passes ends when the stage where it takes longest has done it
         tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
         last = np.where(exists, tail, -1.0).argmax(axis=1)
         exposed = {
@@ -124,8 +111,8 @@ class Assembly:
         if self.engine == "data_parallel":
             exposed["data_parallel"] = data_parallel_ms(grid, self._gradient_bytes, self._parameter_bytes, cluster)
         parts = {
-            "forward_ms": m * slow(passes.device_ms[:, :, 0]),
-            "backward_ms": m * slow(passes.device_ms[:, :, 1]) + accumulate[every, last],
+            "forward_ms": m * slow(device[:, :, 0]),
+            "backward_ms": m * slow(device[:, :, 1]) + accumulate[every, last],
             "optimizer_ms": optimizer[every, last],
             "communication_ms": sum(exposed.values(), np.zeros(len(m))),
             "data_wait_ms": np.zeros(len(m)),
@@ -136,8 +123,10 @@ class Assembly:
         return parts, exposed
 
     def _exchanges(
-        self, costs: StageCosts, took: Floats, gradients: Floats, parameters: Floats, links: Links
+        self, costs: StageCosts, took: Floats, gradients: Floats, parameters: Floats
     ) -> tuple[PassExchanges, StepExchanges]:
+        """The exchanges of a micro-batch and of a step, of passes that took so long."""
+        links = Links(self.cluster)
         grid, groups, blocks, mode = self.grid, self.groups, self.form.blocks, self.workload.mode
         products = row_products(self.form.operators, blocks)
         each = micro_batch_exchanges(
@@ -158,9 +147,7 @@ class Assembly:
         """Copying one micro-batch to the device; nn.DataParallel's one process copies those of all replicas."""
         if math.isinf(self.target.host_copy_gb_per_s):
             return np.zeros(len(self.grid))
-        copied: Floats = (
-            1e3 * self.workload.sample_bytes * self.grid.micro_batch / (self.target.host_copy_gb_per_s * 1e9)
-        )
+        copied = 1e3 * self.workload.sample_bytes * self.grid.micro_batch / (self.target.host_copy_gb_per_s * 1e9)
         return copied * self.grid.data_parallel_size if self.engine == "data_parallel" else copied
 
     @property
@@ -174,12 +161,9 @@ class Assembly:
         """The whole model's parameters in bytes, in the format in which they are exchanged (n)."""
         return self.workload.parameters * np.where(self.half | self.grid.casts_shards, 2.0, 4.0)
 
-    def _exchanged_bytes(self) -> tuple[Floats, Floats]:
-        return self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
-
     def _optimizer(self, costs: StageCosts, on_gpu: bool) -> tuple[Floats, Floats]:
-        """(device milliseconds, what the host adds) of the update on each kind of stage (n x 3): it moves what a rank holds,
-        and with 16-bit weights twice as many bytes where its states are in fp32."""
+        """(device milliseconds, milliseconds that the host adds) of the update on each kind of stage (n x 3). It moves the bytes
+        that a rank holds, with 16-bit weights twice as many where its states are in fp32."""
         grid, blocks = self.grid, self.form.blocks
         sharded = (grid.zero_stage >= 1)[:, None]
         wide = self.half & (sharded | grid.is_megatron[:, None])
@@ -187,11 +171,9 @@ class Assembly:
         device = np.where(sharded, device / self.groups.shard[:, None], device)
         share = np.ones_like(self.held) if blocks is None else self.stages.blocks / blocks.count
         host = costs.optimizer_host[:, None] * share
-        overhead = PhaseTimes(device, host).together_ms() - device if on_gpu else host
+        overhead = together_ms(device, host) - device if on_gpu else host
         ranks = np.where(sharded, self.groups.shard[:, None], 1.0)
-        on_host = (
-            self.held * self.workload.trainable_parameters / ranks * CPU_ADAM_BYTES * self.cluster.devices_per_node
-        )
-        on_host = on_host / (HOST_MEMORY_GB_PER_S * 1e6)
+        updated = self.held * self.workload.trainable_parameters / ranks
+        on_host = updated * CPU_ADAM_BYTES * self.cluster.devices_per_node / (HOST_MEMORY_GB_PER_S * 1e6)
         away = grid.offload_optimizer[:, None] & (self.workload.mode == "train")
         return np.where(away, on_host, device), np.where(away, 0.0, overhead)

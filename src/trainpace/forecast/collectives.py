@@ -1,4 +1,4 @@
-"""How long a collective takes: latency + bytes / bandwidth of every algorithm and protocol that could run it, the fastest wins.
+"""Times of collectives: latency + bytes / bandwidth of every algorithm and protocol that could run one; the fastest counts.
 
 The form is NCCL's own cost model (NVIDIA/nccl src/graph/tuning.cc; Hu et al. 2025, "Demystifying NCCL"): per algorithm
 (ring, Patarasuk and Yuan 2009; double binary tree; in-switch reduction) and protocol (LL, LL128, Simple) a start, a
@@ -8,6 +8,11 @@ the ramp of bandwidth with the payload.
 
 Limits: starts were fitted on 8 ranks of one node (fitting/links.py); hops are NCCL's figures, so many ranks and slow
 networks are extrapolation. Congestion between nodes, unequal nodes and other jobs on the network are not modelled.
+
+CPU hosts talk through gloo, with the figures that `trainpace calibrate --hosts` measured. From pytorch/gloo
+(gloo/allreduce.cc, allgather.cc) and torch's ProcessGroupGloo: all-reduce is a ring that scatters, then gathers, in segments of
+at most 1 MiB; all-gather is half of that; reduce-scatter is an all-reduce of which each rank keeps its part, so it costs as
+much.
 """
 
 from typing import Literal, get_args
@@ -16,14 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainpace.errors import UnknownName
-from trainpace.forecast.gloo import gloo_seconds
-from trainpace.hardware import Cluster
+from trainpace.hardware import Cluster, HostLinks
 from trainpace.records import Record
+from trainpace.workload import Floats
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 
-Floats = NDArray[np.float64]
 
 PCIE_EFFICIENCY = 0.30
 """Ring over PCIe through host memory: 4 to 8 GB/s on generation 4 in multi-GPU rows of public BERT runs."""
@@ -37,6 +41,8 @@ TREE_EFFICIENCY = 0.9
 """A tree's bandwidth as a share of a ring's (NCCL's tuning.cc)."""
 NETWORK_LATENCY_US = 2.5
 """One message over InfiniBand, as it stands in NCCL's latencies of a hop between nodes."""
+TCP_SHARE = 1448 / 1514
+"""Payload in an Ethernet frame of 1500 bytes under TCP with time stamps, of the 1514 that a shaped link counts."""
 MULTICAST_ARCHITECTURES = frozenset({"hopper", "blackwell"})
 """NVSwitch of the third generation on reduces in the switch (NVLS)."""
 SWITCHED_FORM_FACTORS = ("sxm", "oam", "module")
@@ -172,14 +178,14 @@ class _Group:
 
 
 def _fastest(collective: Collective, payload: Floats, group: _Group) -> Floats:
-    if collective in ("all_gather", "reduce_scatter"):
-        return _ring(payload, group, passes=1)
     if collective == "all_reduce":
         both = np.minimum(_ring(payload, group, passes=2), _tree(payload, group))
         return np.minimum(both, _in_switch(payload, group))
     if collective == "all_to_all":
         return _all_to_all(payload, group)
-    return _send(payload, group)
+    if collective == "send":
+        return _send(payload, group)
+    return _ring(payload, group, passes=1)
 
 
 def _ring(payload: Floats, group: _Group, passes: int) -> Floats:
@@ -237,7 +243,7 @@ def _all_to_all(payload: Floats, group: _Group) -> Floats:
 
 
 def _send(payload: Floats, group: _Group) -> Floats:
-    """One rank to another: inside the node where the group shares one."""
+    """One rank to another, inside the node where the group shares one."""
     same = group.inside >= group.n
     times = []
     for protocol, start, share in group.protocols()[::2]:
@@ -248,3 +254,34 @@ def _send(payload: Floats, group: _Group) -> Floats:
 
 def _least(times: list[Floats]) -> Floats:
     return np.asarray(np.minimum.reduce(times), dtype=float)
+
+
+def steps(collective: str, ranks: Floats) -> Floats:
+    """Messages that wait for one another."""
+    if collective == "send":
+        return np.ones_like(ranks)
+    return (2 if collective in ("all_reduce", "reduce_scatter") else 1) * (ranks - 1)
+
+
+def wire_bytes(collective: str, payload_bytes: Floats, ranks: Floats) -> Floats:
+    """Bytes that each rank sends."""
+    if collective == "send":
+        return payload_bytes * np.ones_like(ranks)
+    return steps(collective, ranks) * payload_bytes / ranks
+
+
+def gloo_seconds(
+    collective: str, payload_bytes: Floats, ranks: Floats, across: NDArray[np.bool_], gb_per_s: float, links: HostLinks
+) -> Floats:
+    """Seconds of one collective; `across` says whether the group spans hosts, `gb_per_s` is what a host may send."""
+    wire = wire_bytes(collective, payload_bytes, ranks)
+    host_us = links.host_us_per_mib.get(collective, links.host_us_per_mib.get("all_reduce", 0.0))
+    host_s = 1e-6 * (links.start_us + steps(collective, ranks) * links.message_us + host_us * wire / 2**20)
+    held_back = np.maximum(0.0, wire - links.burst_bytes) / (1e9 * gb_per_s * links.link_share)
+    held_back = held_back * np.where(meets_itself(collective, ranks), 1 + links.duplex_excess, 1.0)
+    return host_s + np.where(across, held_back, 0.0)
+
+
+def meets_itself(collective: str, ranks: Floats) -> NDArray[np.bool_]:
+    """Whether both directions of one connection carry the tensor at the same time."""
+    return np.asarray((ranks == 2) & (collective == "all_gather"))

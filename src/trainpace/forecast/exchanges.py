@@ -1,25 +1,22 @@
-"""What ranks exchange in a step, and how much of it no computation hides.
+"""The exchanges of ranks in a step, and the part of them that no computation hides.
 
 Gradients are reduced in buckets while the backward pass goes on; ZeRO scatters them, and gathers parameters after the
-step, FSDP block by block ahead of each pass. Tensor parallelism exchanges a hidden state twice in each block and pass, in
-the way of everything (Shoeybi et al. 2019); context parallelism passes keys and values round while attention computes (Liu et al.
-2023); pipelines send hidden states on. How long each takes is `collectives`' affair. Arrays are n, or n x 3 by kind of
-stage (`layout`).
+step, FSDP block by block ahead of each pass. Tensor parallelism exchanges a hidden state twice in each block and pass, and
+computation waits for it (Shoeybi et al. 2019); context parallelism passes keys and values round while attention computes (Liu et
+al. 2023); pipelines send hidden states on. The time of each is in `collectives`. Arrays are n, or n x 3 by kind of
+stage (`grid.Stages`).
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from trainpace.execution import Engine
 from trainpace.forecast.collectives import PCIE_EFFICIENCY, Collective, collective_ms, pcie_gb_per_s
-from trainpace.forecast.grid import Flags, Grid, Groups
-from trainpace.forecast.layout import Stages
+from trainpace.forecast.grid import Grid, Groups, Stages
 from trainpace.hardware import Cluster
-from trainpace.workload import Blocks, Mode, Operators
-
-Floats = NDArray[np.float64]
+from trainpace.workload import Blocks, Flags, Floats, Mode, Operators
 
 BUCKET_BYTES = 25 * 2**20
 """torch DDP's default bucket_cap_mb."""
@@ -28,8 +25,8 @@ FIRST_BUCKET_BYTES = 2**20
 OVERLAP = 0.9
 """Share of a pass under which exchanges can hide."""
 CONTENTION = 0.25
-"""What a hidden exchange still costs, by the SMs and the memory bandwidth that it takes from computation, as a share of its
-time. Lee et al. 2025 (arXiv:2507.03114) see computation slow by 19 % on average, 40 % at most, where the two overlap."""
+"""Cost of a hidden exchange as a share of its time: it takes SMs and memory bandwidth from computation. Lee et al. 2025
+(arXiv:2507.03114) see computation slow by 19 % on average, 40 % at most, where the two overlap."""
 ASYNC_HIDDEN = 0.5
 """Share of the exchanges of tensor parallelism that asynchronous tensor parallelism hides, by cutting products and
 exchanging piece by piece (torchtitan's runs of Llama on 8 ranks gain 8 to 10 %, PyTorch's blog of 2024)."""
@@ -55,17 +52,16 @@ class Links(NamedTuple):
         ranks = np.where(payload > 0, ranks, 1)
         if (ranks <= 1).all():
             return np.zeros(np.broadcast_shapes(payload.shape, ranks.shape))
-        found = collective_ms(collective, payload, ranks, inside, self.cluster)
-        if isinstance(found, str):
-            raise MissingLink(found)
-        return found
+        answer = collective_ms(collective, payload, ranks, inside, self.cluster)
+        if isinstance(answer, str):
+            raise MissingLink(answer)
+        return answer
 
 
 def exposed(total: Floats, bare: Floats, window: Floats) -> Floats:
-    """What shows of `total`, of which `bare` has nothing to hide under, within a pass of `window`; all in ms."""
+    """The exposed part of exchanges of `total`, of which `bare` overlaps with nothing, under a pass of `window`; all in ms."""
     hidden = np.minimum(np.maximum(total - bare, 0.0), OVERLAP * window)
-    result: Floats = total - (1 - CONTENTION) * hidden
-    return result
+    return total - (1 - CONTENTION) * hidden
 
 
 class PassExchanges(NamedTuple):
@@ -230,20 +226,18 @@ def data_parallel_ms(grid: Grid, gradient_bytes: Floats, parameter_bytes: Floats
     """nn.DataParallel's copies of parameters and gradients in a step: with every micro-batch anew."""
     per_ms = pcie_gb_per_s(cluster) * 1e6 * PCIE_EFFICIENCY
     ranks = np.maximum(grid.data_parallel_size, 1)
-    each = DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
-    result: Floats = grid.accumulation * each
-    return result
+    return grid.accumulation * (
+        DATA_PARALLEL_COPY_SHARE * (ranks - 1) / ranks * (parameter_bytes + gradient_bytes) / per_ms
+    )
 
 
 def row_products(operators: Operators, blocks: Blocks | None) -> float:
     """Products with a row-parallel weight in a block's forward pass: each is followed by a sum over the ranks."""
     if blocks is None:
         return 0.0
-    of_rows = [
-        count
-        for kind, phase, role, count in zip(
-            operators.kind, operators.phase, blocks.roles, blocks.operator_counts.tolist(), strict=True
-        )
-        if kind == "gemm" and phase == "forward" and role == "row"
-    ]
-    return float(sum(of_rows)) / blocks.count
+    rows = (
+        (np.array(operators.kind) == "gemm")
+        & (np.array(operators.phase) == "forward")
+        & (np.array(blocks.roles) == "row")
+    )
+    return float(blocks.operator_counts[rows].sum()) / blocks.count

@@ -1,8 +1,8 @@
-"""`Forecaster(workload, target)`: whoever wants to know what steps take asks one.
+"""`Forecaster(workload, target)`: the one entrance to forecasts of step times and memory.
 
 It answers for whole arrays of executions: kernels are evaluated once for every distinct way to shard the operators and every
-micro-batch, all else is array expressions. What costs more a row (the heaviest operators, scaling, the largest micro-batch)
-is worked out for the rows that are asked for in full.
+micro-batch, all else is array expressions. The heaviest operators, scaling and the largest micro-batch cost more a row, and are
+computed only for full records.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
 from trainpace.forecast.assembly import Assembly
 from trainpace.forecast.exchanges import KINDS
+from trainpace.forecast.explanations import Roofline, find_jumps, jump_causes, roofline_of
 from trainpace.forecast.forecasts import ForecastTable
-from trainpace.forecast.grid import Flags, Floats, Grid
-from trainpace.forecast.jumps import find_jumps, jump_causes
+from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import RankMemory, fits
-from trainpace.forecast.roofline import Roofline, roofline_of
+from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.shapes import clashes
-from trainpace.forecast.stages import StageCosts
-from trainpace.forecast.tables import KernelKey, Sharding, Tables, kernel_key
-from trainpace.forecast.target import Target
+from trainpace.forecast.tables import Tables
+from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
 from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, Memory
 from trainpace.schedule import Schedule
-from trainpace.workload import Workload, form_of
+from trainpace.workload import Flags, Floats, Workload, form_of
 
 
 class Forecaster:
@@ -107,9 +106,8 @@ class Forecaster:
     def memory(self, execution: Execution) -> Memory:
         """Peak memory of the fullest rank."""
         grid = Grid.of([execution])
-        return self.tables.memory(form_of(execution.precision), grid, self.target.cluster.device.kind == "gpu").record(
-            0
-        )
+        on_gpu = self.target.cluster.device.kind == "gpu"
+        return self.tables.memory(form_of(execution.precision), grid, on_gpu).record(0)
 
     def largest_micro_batch(self, execution: Execution) -> int | None:
         """The largest micro-batch that fits, 0 where not even one does; None on a CPU and where the memory's size is unknown."""

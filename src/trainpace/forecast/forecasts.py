@@ -11,22 +11,28 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import PRECISIONS, Execution
-from trainpace.forecast.cache import MOST_AT_ONCE
-from trainpace.forecast.grid import Counts, Flags, Floats, Grid
+from trainpace.forecast.explanations import heaviest, peak_flop_per_s
+from trainpace.forecast.grid import Grid
 from trainpace.forecast.intervals import Spread, run_class
 from trainpace.forecast.kernels import KernelTimes
 from trainpace.forecast.memory import RankMemory, fits
-from trainpace.forecast.rates import Peak, matrix_peak
-from trainpace.forecast.scaling import alone, fewer_ranks
-from trainpace.forecast.shapes import contradiction
-from trainpace.forecast.stages import RankTable
-from trainpace.forecast.step import heaviest
-from trainpace.forecast.tables import KernelKey, kernel_key
-from trainpace.hardware import Cluster
+from trainpace.forecast.ranks import RankTable
+from trainpace.forecast.shapes import alone, contradiction, fewer_ranks
+from trainpace.forecast.tables import MOST_AT_ONCE
+from trainpace.forecast.target import KernelKey, kernel_key
 from trainpace.job import ASSUMED, JobConditions, with_job
 from trainpace.outcome import Forecast, Interval, StepTime
 from trainpace.schedule import Schedule
-from trainpace.workload import ATTENTION_BACKWARD_MODEL_SHARE, MATRIX_KINDS, Operators, TracedForm, at_batch
+from trainpace.workload import (
+    ATTENTION_BACKWARD_MODEL_SHARE,
+    MATRIX_KINDS,
+    Counts,
+    Flags,
+    Floats,
+    Operators,
+    TracedForm,
+    at_batch,
+)
 
 if TYPE_CHECKING:
     from trainpace.forecast.forecaster import Forecaster
@@ -56,16 +62,16 @@ class ForecastTable:
         self.memory, self.fits, self.clash, self.uneven = memory, fits, clash, uneven
         self.why, self.reasons = why, reasons
         self._executions: dict[int, Execution] = {}
+        self._largest_by_kind: dict[Execution, int | None] = {}
 
     def __len__(self) -> int:
         return len(self.grid)
 
     def execution(self, i: int) -> Execution:
         """Execution `i`. Raises for sizes that contradict each other."""
-        execution = self._executions.get(i)
-        if execution is None:
-            execution = self._executions[i] = self.grid.execution(i)
-        return execution
+        if i not in self._executions:
+            self._executions[i] = self.grid.execution(i)
+        return self._executions[i]
 
     @property
     def timed(self) -> Flags:
@@ -84,14 +90,12 @@ class ForecastTable:
     @property
     def low_ms(self) -> Floats:
         """The lower ends of the intervals of `step_ms`."""
-        low: Floats = np.array([np.nan if spread is None else spread.low for spread in self._spreads])
-        return self.step_ms * low
+        return self.step_ms * [np.nan if spread is None else spread.low for spread in self._spreads]
 
     @property
     def high_ms(self) -> Floats:
         """The upper ends of the intervals of `step_ms`."""
-        high: Floats = np.array([np.nan if spread is None else spread.high for spread in self._spreads])
-        return self.step_ms * high
+        return self.step_ms * [np.nan if spread is None else spread.high for spread in self._spreads]
 
     def reason(self, i: int) -> str:
         """Why row `i` has no time; empty where it has one."""
@@ -148,7 +152,7 @@ class ForecastTable:
 
     def _held(self, i: int, table: RankTable, device_s: Floats) -> Floats:
         """Share of each row that a rank has: the blocks of its stage; of the optimizer what it was forecast to take."""
-        held: Floats = 1.0 - table.inside * (1.0 - 1.0 / int(self.grid.pp[i]))
+        held = 1.0 - table.inside * (1.0 - 1.0 / int(self.grid.pp[i]))
         whole_ms = 1e3 * float(device_s[table.updates].sum())
         if whole_ms > 0:
             offloaded = bool(self.grid.offload_optimizer[i])
@@ -184,11 +188,8 @@ class ForecastTable:
             return forecast
         step, spread = self._step(i), self._spread(i, row)
         interval = Interval(
-            low=step.total_ms * spread.low,
-            high=step.total_ms * spread.high,
-            coverage=spread.coverage,
-            basis=spread.basis,
-        )
+            low=step.total_ms * spread.low, high=step.total_ms * spread.high, coverage=spread.coverage, basis=spread.basis
+        )  # fmt: skip
         return replace(
             forecast, step=step, step_time_interval_ms=interval, reason="",
             exposed_ms={kind: float(values[i]) for kind, values in self.exposed.items() if values[i] > 0},
@@ -203,16 +204,14 @@ class ForecastTable:
         flops = _model_flops(form.operators, execution) * execution.data_parallel_size
         repeats = np.where(row.table.updates, 1, execution.accumulation)
         efficiency, reference = self._scaling(execution, brief.step.total_ms)
+        cluster = self.forecaster.target.cluster
+        peak = peak_flop_per_s(cluster.device, form.operators, execution)
         return replace(
-            brief, mfu=_mfu(flops, form.operators, brief.step, execution, self.forecaster.target.cluster),
+            brief, mfu=None if peak is None else flops / (brief.step.total_ms * 1e-3 * peak * cluster.num_devices),
             model_flops_per_step=flops, heaviest=heaviest(row.table.operators, row.times, repeats),
             scaling_efficiency=efficiency, scaling_reference_devices=reference,
             warnings=_warnings(brief.fits, brief.step, bool(self.uneven[i]), form, execution),
         )  # fmt: skip
-
-    @cached_property
-    def _largest_by_kind(self) -> dict[Execution, int | None]:
-        return {}
 
     def _largest(self, execution: Execution) -> int | None:
         """The largest micro-batch, worked out once for executions that differ in theirs alone."""
@@ -222,7 +221,7 @@ class ForecastTable:
         return self._largest_by_kind[kind]
 
     def _scaling(self, execution: Execution, step_ms: float) -> tuple[float | None, int | None]:
-        """Throughput a device over that of the reference, and the devices of the reference (see `scaling`); None, None: there is
+        """Throughput a device over that of the reference, and the devices of the reference (see `shapes`); None, None: there is
         one device, or nothing smaller holds the model. Memory of unknown size is taken to be enough."""
         if execution.world_size == 1:
             return None, None
@@ -250,14 +249,6 @@ def _model_flops(operators: Operators, execution: Execution) -> float:
         float(flops[i]) * weight.get(kind, 1.0) for i, kind in enumerate(operators.kind) if kind in MATRIX_KINDS
     )
     return counted * execution.accumulation
-
-
-def _mfu(flops: float, operators: Operators, step: StepTime, execution: Execution, cluster: Cluster) -> float | None:
-    """Model FLOPs over what the fastest format in use could do in the same time."""
-    formats = {bool(half) for half in operators.half}
-    peaks = [matrix_peak(cluster.device, execution.precision, half) for half in formats]
-    rates = [peak.flop_per_s for peak in peaks if isinstance(peak, Peak)]
-    return flops / (step.total_ms * 1e-3 * max(rates) * cluster.num_devices) if rates else None
 
 
 def _warnings(

@@ -1,4 +1,4 @@
-"""Many executions as arrays, and which ranks of each exchange with which.
+"""Many executions as arrays: their sizes, which ranks of each exchange with which, and what the stages of its pipeline hold.
 
 Ranks are numbered as Megatron and torchtitan do: tensor parallel fastest, then context, data and pipeline. So the ranks that
 exchange most share a node first.
@@ -14,17 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Execution, ExecutionField
-
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from trainpace.workload import Blocks, Counts, Flags, Floats
 
 
 class Grid:
     """n executions as arrays of n, by the names of `Execution`'s fields: `grid.micro_batch`.
 
-    What a field can be called is a code (see `ExecutionField`), so that `grid.has("engine", "ddp")` compares; shard_size 0 stands
-    for all data-parallel ranks. The arrays are not to be written to.
+    The values of a choice are codes (see `ExecutionField`): `grid.has("engine", "ddp")` compares. shard_size 0 stands for all
+    data-parallel ranks. The arrays are read-only by convention.
     """
 
     __slots__ = ("_columns",)
@@ -34,7 +31,6 @@ class Grid:
 
     @classmethod
     def of(cls, executions: Sequence[Execution]) -> Grid:
-        """These executions."""
         return cls({
             name: np.array([field.encode(getattr(e, name)) for e in executions]) for name, field in EXECUTION_FIELDS.items()
         })  # fmt: skip
@@ -80,7 +76,6 @@ class Grid:
 
     @property
     def world_size(self) -> Counts:
-        """Processes in all."""
         return np.asarray(self.nnodes * self.nproc_per_node)
 
     @property
@@ -91,8 +86,8 @@ class Grid:
 
     @property
     def collects_gradients(self) -> Flags:
-        """FSDP in a pipeline: parameters stay gathered after a backward pass, and gradients are added up in one piece over all
-        micro-batches and scattered once, as torch's pipelines have it (PipelineStage.backward_maybe_with_nosync)."""
+        """FSDP in a pipeline: parameters stay gathered after a backward pass, and gradients are added up over all micro-batches
+        and scattered once, as in torch's pipelines (PipelineStage.backward_maybe_with_nosync)."""
         return (self.zero_stage >= 3) & (self.pp > 1)
 
     @property
@@ -102,8 +97,8 @@ class Grid:
 
     @property
     def casts_shards(self) -> Flags:
-        """FSDP's MixedPrecision, which fp32 weights under FSDP stand for here where products are in 16 bits: it casts shards and
-        gathers them so, in place of autocast's copies of weights."""
+        """fp32 weights under FSDP with products in 16 bits: FSDP's MixedPrecision, which casts the shards before it gathers them,
+        in place of autocast's copies of weights."""
         autocasts = np.array([NUMBER_FORMATS[name].autocasts for name in PRECISIONS])
         return np.asarray((self.zero_stage >= 3) & autocasts[self.precision])
 
@@ -114,8 +109,7 @@ class Grid:
         without tp or pp, and of Megatron in fp8, whose recipes reduce in bf16 (NeMo's scripts/performance set
         grad_reduce_in_fp32 = False)."""
         bf16, fp8 = self.has("precision", "bf16"), self.has("precision", "fp8")
-        wide: Flags = (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
-        return wide
+        return (bf16 & self.is_megatron) | ((bf16 | fp8) & (self.zero_stage >= 3))
 
     @property
     def global_batch(self) -> Counts:
@@ -124,7 +118,7 @@ class Grid:
 
 
 def _coded(field: ExecutionField, values: ArrayLike) -> NDArray[Any]:
-    """Codes as they are, values as codes."""
+    """The codes of a field's values; what is a code already stays."""
     array = np.asarray(values)
     if field.kind != "choice" or array.dtype.kind in "iu":
         return array
@@ -151,7 +145,6 @@ class Groups(NamedTuple):
 
 
 def groups_of(grid: Grid, devices_per_node: int) -> Groups:
-    """Groups of every execution on nodes of so many devices."""
     data = np.maximum(grid.data_parallel_size, 1) * grid.cp
     shard = np.where(grid.shard_size > 0, grid.shard_size * grid.cp, data)
 
@@ -171,3 +164,55 @@ def groups_of(grid: Grid, devices_per_node: int) -> Groups:
         # the slowest of the boundaries between neighbouring stages sets the pace
         pipeline_inside=np.where(grid.world_size <= devices_per_node, 2, 1),
     )
+
+
+class Stages(NamedTuple):
+    """What the stages of a pipeline hold, by kind: the first, a middle and the last one (n x 3). Where there is one stage it is
+    the first; a kind that does not exist has no blocks.
+
+    number: stages of the kind. blocks: the repeated blocks in one of them, for the middle ones in the fullest; mean_share: the
+    mean over the middle stages as a share of the fullest. has_first, has_last: whether it holds what lies before or behind the
+    blocks. parameters: those of one tensor-parallel rank.
+
+    Where stages times virtual stages do not divide the blocks, the first stages hold one more (of each virtual stage) and the
+    last the fewest, since it has the head besides; frameworks let users place them so.
+    """
+
+    number: Floats
+    blocks: Floats
+    has_first: Floats
+    has_last: Floats
+    parameters: Floats
+    mean_share: Floats
+
+
+def has_vocabulary_head(blocks: Blocks) -> bool:
+    """Whether a product over the vocabulary lies behind the blocks. A classifier of texts has an embedding alone."""
+    return any(role == "column" and not count for role, count in zip(blocks.roles, blocks.operator_counts, strict=True))
+
+
+def stages_of(grid: Grid, blocks: Blocks | None, all_parameters: float) -> Stages:
+    pp, tp = grid.pp.astype(np.float64), grid.tp.astype(np.float64)
+    one, zero = np.ones_like(pp), np.zeros_like(pp)
+    number = np.stack([one, np.maximum(pp - 2, 0), np.minimum(pp - 1, 1)], axis=1)
+    has_first = np.stack([one, zero, zero], axis=1)
+    has_last = np.stack([np.where(pp == 1, one, zero), zero, np.where(pp > 1, one, zero)], axis=1)
+    if blocks is None:
+        alike = np.ones_like(number)
+        return Stages(number, np.zeros_like(number), has_first, has_last, number * all_parameters, alike)
+    chunks = pp * grid.virtual_stages
+    most = np.ceil(blocks.count / chunks) * grid.virtual_stages
+    least = np.where(pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages)
+    held = np.stack([np.minimum(most, blocks.count), most, least], axis=1) * (number > 0)
+    mean = (blocks.count - most - least) / np.maximum(pp - 2, 1)
+    mean_share = np.stack([one, np.where(pp > 2, np.clip(mean / most, 0, 1), one), one], axis=1)
+    block = blocks.parameters - blocks.tensor_parameters * (1 - 1 / tp)
+    vocabulary = blocks.outside_tensor_parameters
+    # an embedding and a head that are not tied are alike in size
+    head = vocabulary / 2 if has_vocabulary_head(blocks) and not blocks.tied_parameters else 0.0
+    before = vocabulary - head
+    behind = np.where(pp > 1, blocks.tied_parameters or head, head)
+    rest = blocks.outside_parameters - vocabulary
+    parameters = held * block[:, None]
+    parameters += has_first * (before / tp + rest)[:, None] + has_last * (behind / tp)[:, None]
+    return Stages(number, held, has_first, has_last, parameters, mean_share)

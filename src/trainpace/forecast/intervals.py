@@ -11,16 +11,11 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trainpace.execution import Execution
 from trainpace.hardware import Device
 from trainpace.outcome import StepTime
 from trainpace.records import Record, from_json
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from trainpace.workload import Flags, Floats
 
 COVERAGE = 0.9
 HOST_SHARE = 0.3

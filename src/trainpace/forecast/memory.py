@@ -3,6 +3,23 @@
 A plain step's moments come from the trace as they are. Sharding scales them: states by what a rank holds of the parameters,
 activations by the ratio of what its blocks keep to what all of them keep in one piece (Korthikanti et al. 2022), times the
 micro-batches in flight (Narayanan et al. 2021).
+
+The trace holds torch's plain way: gradients and states as wide as their parameters, so that training in 16 bits on one device
+or under DDP keeps 2 + 2 + 4 bytes a parameter with Adam. Engines that shard keep an fp32 copy of the weights and fp32 states
+besides. Bytes a parameter with Adam on d data-parallel ranks (weights, gradients, states), 16-bit weights:
+
+| sharded by | one precision | source |
+|---|---|---|
+| nothing, DDP | 2 + 2 + 4 | torch.optim: states have their parameters' dtype |
+| tensor or pipeline parallel | 2 + 4 + 12 | Korthikanti et al. 2022, figure 1; Megatron Core, "Distributed Optimizer": 18 |
+| the same with ZeRO 1 or 2, bf16 | 2 + 4 + 12/d | Megatron Core: 6 + 12/d |
+| the same with ZeRO 1 or 2, fp16 | 2 + 2 + 12/d, 4 + 18/d in the update | Megatron Core: 4 + 16/d; DeepSpeed below |
+| ZeRO 1 or 2 alone | 2 + 2 + 12/d, 4 + 18/d in the update | DeepSpeed's stage_1_and_2.py |
+| FSDP | 4/d + 4/d + 8/d, gathered blocks besides | FSDP2 keeps the user's fp32 parameters as shards |
+
+DeepSpeed's update flattens its share of the 16-bit gradients and makes an fp32 copy of it: 6/d while it lasts. Its pipelines in
+bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2 bytes more than here. From ZeRO 2 on gradients are a
+shard's. fp32 and autocast train with 4 + 4 + 8 whatever shards them.
 """
 
 from typing import NamedTuple
@@ -10,20 +27,18 @@ from typing import NamedTuple
 import numpy as np
 
 from trainpace.execution import Execution
-from trainpace.forecast.grid import Counts, Flags, Floats, Grid, Groups, groups_of
-from trainpace.forecast.layout import Stages, has_vocabulary_head, stages_of
-from trainpace.forecast.recomputation import gives_up_attention, kept_bytes
-from trainpace.forecast.states import widths
+from trainpace.forecast.grid import Grid, Groups, Stages, groups_of, has_vocabulary_head, stages_of
+from trainpace.forecast.ranks import gives_up_attention, kept_bytes
 from trainpace.outcome import Memory
 from trainpace.units import BYTES_PER_GIB
-from trainpace.workload import Blocks, TracedForm
+from trainpace.workload import Blocks, Counts, Flags, Floats, TracedForm
 
 RESERVED_FACTOR = 1.18
 """Reserved over allocated while there is room: torch's caching allocator keeps what it once took, cuDNN's trial workspaces
 included. ResNet-50 runs in NVIDIA's containers show 1.14 to 1.32 times the forecast's allocated memory on their monitors,
 context included."""
 FRAGMENTATION = 1.06
-"""What cannot be given back when memory is short: segments of 2 and 20 MiB that stay partly empty. 770 of 781 timm runs that
+"""Reserved over allocated memory when memory is short: segments of 2 and 20 MiB stay partly empty. 770 of 781 timm runs that
 fitted 24 GB fit by this rule; the others have other normalisations today than when they were measured."""
 CONTEXT_GIB = 0.45
 """CUDA context with cuBLAS and cuDNN loaded: 0.3 to 0.6 GiB from Pascal to Hopper. Nothing on a CPU."""
@@ -63,6 +78,44 @@ class RankMemory(NamedTuple):
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
 
 
+UPDATE_COPIES = 3.0
+"""Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32 that counts twice."""
+
+
+class Widths(NamedTuple):
+    """Factors on the bytes of the trace, n x 1 each, before anything is divided among ranks.
+
+    shards: on parameters where FSDP shards them. gathered: on parameters in one piece under FSDP. states: on optimizer states;
+    masters: on parameters, counted among the states. gradients: on gradients. update: on parameters, alive in the update.
+    """
+
+    shards: Floats
+    gathered: Floats
+    states: Floats
+    masters: Floats
+    gradients: Floats
+    update: Floats
+
+
+def widths(grid: Grid, half: bool, trains: bool) -> Widths:
+    """The widths of every execution. `half`: the trace's weights are 16 bits wide; `trains`: it has an optimizer."""
+    stage = grid.zero_stage[:, None]
+    one, zero = np.ones(stage.shape), np.zeros(stage.shape)
+    keeps_fp32 = trains & half & ((stage > 0) | grid.is_megatron[:, None])
+    masters = keeps_fp32 & (stage < 3)
+    zero_12 = masters & (stage > 0)
+    unsharded = masters & (stage == 0)
+    wide = unsharded | (half & (grid.fp32_gradients[:, None] | (stage >= 3)))
+    return Widths(
+        shards=np.where(keeps_fp32 & (stage >= 3) & ~grid.offload_optimizer[:, None], 2.0, one),
+        gathered=np.where(grid.casts_shards[:, None], 0.5, one),
+        states=np.where(keeps_fp32, 2.0, one),
+        masters=np.where(masters, 2.0, zero),
+        gradients=np.where(wide, 2.0, one),
+        update=np.where(zero_12 & ~wide & ~grid.offload_optimizer[:, None], UPDATE_COPIES, zero),
+    )
+
+
 class MemoryModel:
     """The memory of one traced form. `checkpointed`: the trace recomputes activations already."""
 
@@ -76,20 +129,18 @@ class MemoryModel:
 
     def _front(self, batch: float) -> Front:
         """The front of the passes' moments at a batch size, worked out once."""
-        front = self._fronts.get(batch)
-        if front is None:
+        if batch not in self._fronts:
             if len(self._fronts) >= MOST_FRONTS:
                 self._fronts = {}
-            front = self._fronts[batch] = _upper_hull(self._moments, batch)
-        return front
+            self._fronts[batch] = _upper_hull(self._moments, batch)
+        return self._fronts[batch]
 
     def at(self, grid: Grid, on_gpu: bool) -> RankMemory:
         """Peak memory of every execution, each on its fullest stage.
 
         With accumulation or a pipeline the gradients stay over all micro-steps, so they count in full at the peak. ZeRO shards
-        optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020); how wide they are is in
-        `states`. With the optimizer on the host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of
-        them stays.
+        optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020). With the optimizer on the
+        host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of them stays.
         """
         form, half, checkpointed = self.form, self.half, self.checkpointed
         blocks = form.blocks
@@ -118,7 +169,7 @@ class MemoryModel:
         reduced = held * gradient_bytes * buckets[:, None]
         activations, working, is_plain = _activations(grid, form, stages, checkpointed)
         kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
-        # the end of the backward pass, where it is not in the trace as it will be; then the trace's moments
+        # the end of the backward pass, where it differs from the trace's; then the trace's moments
         alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
 
         def consider(gradient: Floats | float, activation: Floats) -> None:
@@ -174,13 +225,12 @@ class MemoryModel:
 
 
 def _communicators_gib(grid: Grid, groups: Groups) -> Floats:
-    """Buffers of NCCL on a rank, n: a communicator for each kind of parallelism, two more to its neighbours in a pipeline, and
-    where tensor or pipeline parallelism meets data parallelism those of all ranks and of one replica, over which gradient
-    norms go (Megatron-LM's parallel_state.py)."""
+    """NCCL's buffers on a rank (n): a communicator for each kind of parallelism, two more to its neighbours in a pipeline, and
+    where tensor or pipeline parallelism meets data parallelism those of all ranks and of one replica, which sum gradient
+    norms (Megatron-LM's parallel_state.py)."""
     several = (groups.data > 1) & (grid.tp * grid.pp > 1)
     kinds = (groups.data > 1) * 1.0 + ((groups.replicas > 1) & (groups.shard > 1)) + (grid.cp > 1)
-    found: Floats = COMMUNICATOR_GIB * (kinds + 3.0 * (grid.pp > 1) + 2.0 * several)
-    return found + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
+    return COMMUNICATOR_GIB * (kinds + 3.0 * (grid.pp > 1) + 2.0 * several) + INSIDE_COMMUNICATOR_GIB * (grid.tp > 1)
 
 
 def _upper_hull(peaks: Floats, batch: float) -> Front:
@@ -201,12 +251,12 @@ def _upper_hull(peaks: Floats, batch: float) -> Front:
 
 
 def _is_below(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Does b lie on or under the line from a to c?"""
+    """Whether b lies on or under the line from a to c."""
     return (c[0] - a[0]) * (b[1] - a[1]) <= (b[0] - a[0]) * (c[1] - a[1])
 
 
 def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags) -> Floats:
-    """FSDP's parameters in one piece: two blocks and what is outside of them, or all of them where they are kept, as in a
+    """FSDP's gathered parameters: those of two blocks and all outside of the blocks; all where they stay gathered, as in a
     pipeline, or where there are no blocks to gather one by one."""
     if blocks is None:
         return np.where(is_sharded, whole, 0.0)
@@ -222,7 +272,7 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     """Activations of a stage's micro-batches in flight over those of the whole model in one piece (n x 3), the bytes that are
     alive at the end of the backward pass, and which executions are in one piece.
 
-    What the trace's peak holds beyond the blocks is the head's and the loss's, temporaries included: the last stage's.
+    The part of the trace's peak beyond the blocks belongs to the head and the loss, temporaries included: to the last stage.
     """
     blocks, operators = form.blocks, form.operators
     shape = stages.blocks.shape
@@ -231,11 +281,11 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     batch = grid.micro_batch.astype(np.float64)
 
     def at(pair: tuple[float, float], ranks: Counts | int = 1) -> Floats:
-        """Context-parallel ranks divide what samples need, not what is there without any."""
+        """Context-parallel ranks divide the bytes that grow with the samples, not the constant ones."""
         return pair[0] + pair[1] * batch / ranks
 
     def kept(pair: tuple[float, float]) -> Floats:
-        """Without autocast's copies of weights where FSDP casts them: what does not grow with the batch."""
+        """Without the constant bytes where FSDP casts weights: these are autocast's copies of them."""
         return at(pair, grid.cp) - np.where(grid.casts_shards, pair[0], 0.0)
 
     saved, divided = kept(blocks.saved_bytes), kept(blocks.sharded_saved_bytes)
@@ -244,7 +294,7 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
     sequence = np.where(grid.sequence_parallel, grid.tp, 1)
     has_backward = "backward" in operators.phase  # without one nothing is kept that could be computed again
     recomputes = has_backward and not checkpointed
-    full, some = (grid.has("activation_checkpointing", what) & recomputes for what in ("full", "selective"))
+    full, some = (grid.has("activation_checkpointing", name) & recomputes for name in ("full", "selective"))
     whole_block = divided / grid.tp + (saved - divided) / sequence
     if gives_up_attention(blocks):
         selective = whole_block - core / grid.tp
@@ -267,7 +317,7 @@ def _activations(grid: Grid, form: TracedForm, stages: Stages, checkpointed: boo
 
 
 def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
-    """What a vocabulary's head divided by torch's tensor parallelism holds beyond its share of the trace's, n, in bytes.
+    """Bytes that a vocabulary's head holds under torch's tensor parallelism beyond its share of the traced head (n).
 
     Its loss makes both steps of the backward pass in one (torch/distributed/tensor/parallel/loss.py), for which four fp32 tensors
     of the logits' size are alive instead of three; and where the sequence is divided, the linear layer saves its input gathered.
@@ -281,13 +331,12 @@ def _torch_head(grid: Grid, form: TracedForm, entering: Floats) -> Floats:
     width = 2.0 if operators.half[outside].any() else 4.0
     logits = 4.0 / width * (product[0] + product[1] * grid.micro_batch) / (grid.tp * grid.cp)
     gathered = np.where(grid.sequence_parallel, entering * (1 - 1 / grid.tp), 0.0)
-    extra: Floats = np.where((grid.tp > 1) & (grid.zero_stage >= 3), logits + gathered, 0.0)
-    return extra
+    return np.where((grid.tp > 1) & (grid.zero_stage >= 3), logits + gathered, 0.0)
 
 
 def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
-    """Blocks' worth of activations that a stage keeps at most (n x 3), results that it has sent on and keeps for its backward
-    pass (n x 3, in micro-batches), and micro-batches that the last one keeps.
+    """Activations that a stage keeps at most, in blocks (n x 3); results that it has sent on and keeps for its backward pass, in
+    micro-batches (n x 3); and micro-batches that the last stage keeps.
 
     1f1b: stage i of pp keeps pp - i micro-batches. Interleaved: of v chunks a device, 2 (pp - 1 - i) + (v - 1) pp + 1
     chunks are in flight (Narayanan et al. 2021, section 2.2), for the first stage 1 + (pp - 1) / (pp v) of all.
@@ -308,18 +357,15 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
 
 
 def needed_gib(memory: Memory | RankMemory) -> Floats:
-    """What one device must have room for: what is allocated, what fragmentation wastes on a GPU, and the context."""
+    """Memory that one device must have: allocated tensors, the waste of fragmentation on a GPU, and the context."""
     context = np.asarray(memory.device_gib - memory.reserved_gib)
-    needed: Floats = memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
-    return needed
+    return memory.allocated_gib * np.where(context > 0, FRAGMENTATION, 1.0) + context
 
 
 def room_gib(capacity_gib: float) -> float:
-    """What of a device's memory can be used."""
+    """The part of a device's memory that a training can use."""
     return capacity_gib * FIT_MARGIN
 
 
 def fits(memory: Memory | RankMemory, capacity_gib: float) -> Flags:
-    """Would it run?"""
-    within: Flags = needed_gib(memory) <= room_gib(capacity_gib)
-    return within
+    return needed_gib(memory) <= room_gib(capacity_gib)

@@ -11,13 +11,11 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
 from trainpace.hardware import Device, Figure
-
-Floats = NDArray[np.float64]
+from trainpace.workload import Floats
 
 NO_RATE = 1e30
 """Stands for a rate that no operator of the table asks for."""

@@ -1,20 +1,23 @@
-"""Which executions a model and a cluster allow at all, and which numbers clash where they do not."""
+"""Which executions a model and a cluster allow, which numbers clash where they do not, and smaller executions to compare with."""
 
 import math
 
 import numpy as np
+from msgspec.structs import replace
 
 from trainpace.errors import Contradiction
-from trainpace.execution import EXECUTION_FIELDS
-from trainpace.forecast.grid import Counts, Grid
+from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.forecast.grid import Grid
 from trainpace.hardware import Cluster
-from trainpace.workload import Blocks
+from trainpace.workload import Blocks, Counts
 
 CLASHES = (
     "", "world_size", "tp x pp x cp", "no blocks", "tp", "key_value_heads", "pp", "cp", "virtual_stages", "accumulation",
     "shard_size", "engine", "nodes", "offload_parameters",
 )  # fmt: skip
-"""What may clash in an execution. The position here is the code in `ForecastTable.clash`; 0 means nothing."""
+"""What may clash in an execution. A position here is the code in `ForecastTable.clash`; 0 stands for no clash."""
+
+MOST_SHOWN = 64
 
 
 def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster) -> Counts:
@@ -27,7 +30,7 @@ def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, clus
     stages = grid.pp * grid.virtual_stages
     interleaved, one_process = grid.has("pipeline_schedule", "interleaved"), grid.has("engine", "data_parallel")
     share = grid.data_parallel_size % np.where(grid.shard_size > 0, grid.shard_size, one)
-    found = {
+    is_wrong = {
         "world_size": grid.world_size != cluster.num_devices,
         "tp x pp x cp": grid.world_size % shards != 0,
         "no blocks": (shards > 1) & (blocks is None),
@@ -44,8 +47,8 @@ def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, clus
         "offload_parameters": grid.offload_parameters & (grid.zero_stage < 3),
     }
     result = np.zeros_like(grid.tp)
-    for name, is_wrong in reversed(found.items()):
-        result = np.where(is_wrong, CLASHES.index(name), result)
+    for name, rows in reversed(is_wrong.items()):
+        result = np.where(rows, CLASHES.index(name), result)
     return result
 
 
@@ -54,13 +57,12 @@ def contradiction(
 ) -> Contradiction:
     """The clash of execution `i` in words, with its numbers."""
     tp, pp, cp, v = (int(getattr(grid, name)[i]) for name in ("tp", "pp", "cp", "virtual_stages"))
-    name = CLASHES[clash]
     count = 0 if blocks is None else blocks.count
     heads = 0 if blocks is None else blocks.heads
     groups = 0 if blocks is None else blocks.key_value_heads
     world, accumulation = int(grid.world_size[i]), int(grid.accumulation[i])
     schedule = EXECUTION_FIELDS["pipeline_schedule"].decode(int(grid.pipeline_schedule[i]))
-    said = {
+    messages = {
         "world_size": (
             f"the execution has {world} processes, and the cluster {cluster.num_devices} devices"
             f" ({cluster.nodes} nodes of {cluster.devices_per_node}).",
@@ -74,7 +76,7 @@ def contradiction(
             f"tp {tp}, pp {pp} and cp {cp} need repeated blocks along which the model could be cut, and it has none.",
             "Use data parallelism, ZeRO or FSDP.",
         ),
-        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", _possible("tp", heads)),
+        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", _possible_tp(heads)),
         "key_value_heads": (
             f"tp {tp} and the model's {groups} key-value heads do not divide each other.",
             "Every rank needs the same number of them, or copies of one.",
@@ -109,19 +111,40 @@ def contradiction(
             "Use zero_stage 3, or offload the optimizer alone.",
         ),
     }  # fmt: skip
-    return Contradiction(*said[name])
+    return Contradiction(*messages[CLASHES[clash]])
 
 
-def _possible(name: str, count: int) -> str:
-    if not count:
+def _possible_tp(heads: int) -> str:
+    if not heads:
         return "The model has no attention whose heads could be divided."
-    return f"Possible {name}: {', '.join(str(n) for n in divisors(count) if n <= MOST_SHOWN)}."
-
-
-MOST_SHOWN = 64
+    return f"Possible tp: {', '.join(str(n) for n in divisors(heads) if n <= MOST_SHOWN)}."
 
 
 def divisors(n: int) -> list[int]:
     """All divisors of n, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
+
+
+def alone(execution: Execution) -> Execution:
+    """The same micro-batches on one device: the reference of scaling, where one device holds the model."""
+    return replace(
+        execution, nnodes=1, nproc_per_node=1, tp=1, pp=1, cp=1, engine="ddp", zero_stage=0, shard_size=None,
+        offload_optimizer=False, offload_parameters=False, sequence_parallel=False, virtual_stages=1, pipeline_schedule="1f1b",
+    )  # fmt: skip
+
+
+def fewer_ranks(execution: Execution, devices_per_node: int) -> list[Execution]:
+    """The same with fewer data-parallel ranks, on whole nodes where one is not enough; the fewest first.
+
+    They are the references of scaling where one device does not hold the model: its time would be that of a run that cannot be
+    made, and the efficiency could pass 1.
+    """
+    smaller = []
+    for ranks in divisors(execution.data_parallel_size)[:-1]:
+        world = execution.tp * execution.pp * execution.cp * ranks
+        nodes = -(-world // devices_per_node)
+        shard = None if execution.shard_size is None else min(execution.shard_size, ranks)
+        if (nodes == 1 or world % devices_per_node == 0) and (shard is None or ranks % shard == 0):
+            smaller.append(replace(execution, nnodes=nodes, nproc_per_node=world // nodes, shard_size=shard))
+    return smaller

@@ -1,48 +1,86 @@
-"""What forecasters of one workload share: its operators as ranks run them, their times, and memory."""
+"""Operators as ranks run them, their times and memory: shared by the forecasters of a workload, bounded, safe under threads."""
 
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from trainpace.execution import PRECISIONS, Execution, Form, Precision
-from trainpace.forecast.cache import Bounded, ByBatch
-from trainpace.forecast.grid import Floats, Grid
+from trainpace.execution import PRECISIONS, Form
+from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import MemoryModel, RankMemory
-from trainpace.forecast.sharding import rank_operators
-from trainpace.forecast.stages import RankTable
-from trainpace.forecast.target import RankTimes, Target
-from trainpace.workload import Workload, form_of
+from trainpace.forecast.ranks import RankTable, rank_operators
+from trainpace.forecast.target import KernelKey, RankTimes, Sharding, Target
+from trainpace.workload import Floats, Workload
 
+MOST_AT_ONCE = 128
+"""Batch sizes that are evaluated in one pass, which bounds its memory."""
+MOST_BATCHES = 4096
 MOST_TABLES, MOST_COSTS, MOST_TIMES, MOST_MEMORIES = 128, 512, 8, 64
 MOST_REMEMBERED_ROWS = 4096
 """The memory of larger grids is not kept."""
+V = TypeVar("V")
 
 
-class Sharding(NamedTuple):
-    """What decides which operators a rank runs."""
+class Bounded(Generic[V]):
+    """The values used last by their keys. Two threads may make the same value at the same time; all get the first."""
 
-    form: Form
-    tp: int
-    cp: int
-    sequence_parallel: bool
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, Lock()
+        self._values: OrderedDict[Hashable, V] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key, made where it is not there."""
+        value = self.find(key)
+        return self.put(key, make(), replace=False) if value is None else value
+
+    def find(self, key: Hashable) -> V | None:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: Hashable, value: V, replace: bool = True) -> V:
+        """The value that the key has now: this one, or with `replace` off the one that it had."""
+        with self._lock:
+            if replace or key not in self._values:
+                self._values[key] = value
+            self._values.move_to_end(key)
+            value = self._values[key]
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value
 
 
-class KernelKey(NamedTuple):
-    """What decides their times, besides the device and its kernel model."""
+class ByBatch:
+    """Rows of numbers by batch size, each worked out once, or the reason why there are none."""
 
-    sharding: Sharding
-    precision: Precision
-    channels_last: bool
-    compiled: bool
+    def __init__(self, rows_at: Callable[[Floats], Floats | str]) -> None:
+        self._rows_at, self._lock = rows_at, Lock()
+        self._batches: Floats = np.zeros(0)
+        self._rows: Any = None
 
-
-def kernel_key(e: Execution) -> KernelKey:
-    sharding = Sharding(form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1)
-    return KernelKey(sharding, e.precision, e.channels_last, e.compile)
+    def at(self, batches: Floats) -> Floats | str:
+        """The rows of ascending batch sizes."""
+        with self._lock:
+            missing = np.setdiff1d(batches, self._batches, assume_unique=True)
+            if len(self._batches) + len(missing) > MOST_BATCHES:
+                self._batches, self._rows, missing = np.zeros(0), None, batches
+            for start in range(0, len(missing), MOST_AT_ONCE):
+                some = missing[start : start + MOST_AT_ONCE]
+                rows = self._rows_at(some)
+                if isinstance(rows, str):
+                    return rows
+                together = np.concatenate([self._batches, some])
+                order = np.argsort(together)
+                rows = rows if self._rows is None else np.concatenate([self._rows, rows])
+                self._batches, self._rows = together[order], rows[order]
+            return np.asarray(self._rows[np.searchsorted(self._batches, batches)])
 
 
 class Tables:
-    """What forecasters of one workload share, whatever their targets are."""
+    """The tables of one workload, whatever the targets of its forecasters are."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -55,14 +93,12 @@ class Tables:
     def table(self, sharding: Sharding) -> RankTable:
         def make() -> RankTable:
             form = self.workload.forms[sharding.form]
-            operators = rank_operators(form.operators, form.blocks, *sharding[1:])
-            return RankTable(operators, form.blocks)
+            return RankTable(rank_operators(form.operators, form.blocks, *sharding[1:]), form.blocks)
 
         return self._tables.get(sharding, make)
 
     def times(self, key: KernelKey, target: Target, batches: Floats) -> RankTimes | str:
         """Kernel times of a rank at ascending batch sizes."""
-
         device, kernels = target.cluster.device, target.kernels
         cached = self._times.find((key, device, kernels))
         if cached is not None:
@@ -71,7 +107,7 @@ class Tables:
             if (evaluated[rows] == batches).all():
                 return timed.at(rows)
         table = self.table(key.sharding).kernels
-        answer = kernels.rank_times(table, batches, device, key.precision, key.channels_last, key.compiled)
+        answer = kernels.rank_times(table, batches, device, key)
         if not isinstance(answer, str):
             self._times.put((key, device, kernels), (batches, answer))
         return answer

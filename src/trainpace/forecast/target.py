@@ -10,23 +10,53 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainpace.execution import Precision
+from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, class_spread
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.step import host_us
-from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
-from trainpace.forecast.timings import host_us as machine_host_us
+from trainpace.forecast.timings import (
+    Interpolator,
+    MachineModel,
+    machine_host_us,
+    machine_spread,
+    machine_times,
+    step_factor,
+)
 from trainpace.hardware import Cluster, Device
 from trainpace.outcome import Provenance
+from trainpace.workload import Floats, Operators, form_of
 
-Floats = NDArray[np.float64]
+HOST_SHARPNESS = 6.0
+"""Exponent of the smooth maximum of host and device: where they are close, each sometimes waits for the other."""
+
+
+class Sharding(NamedTuple):
+    """What decides which operators a rank runs."""
+
+    form: Form
+    tp: int
+    cp: int
+    sequence_parallel: bool
+
+
+class KernelKey(NamedTuple):
+    """What decides the times of a rank's operators, besides the device and its kernel model."""
+
+    sharding: Sharding
+    precision: Precision
+    channels_last: bool
+    compiled: bool
+
+
+def kernel_key(e: Execution) -> KernelKey:
+    sharding = Sharding(form_of(e.precision), e.tp, e.cp, e.sequence_parallel and e.tp > 1)
+    return KernelKey(sharding, e.precision, e.channels_last, e.compile)
 
 
 class RankTimes(NamedTuple):
     """Kernel times of one rank (batches x rows), the host's milliseconds of every row and outside of the phases, and
-    how unsure each time is: the standard deviation of its logarithm, 0 where a class of runs says it for all."""
+    the standard deviation of the logarithm of each time, 0 where the spread of a class of runs stands for all rows."""
 
     times: KernelTimes
     host_ms: Floats
@@ -39,8 +69,22 @@ class RankTimes(NamedTuple):
         return self._replace(times=times, log_sd=self.log_sd[rows])
 
 
+def together_ms(device_ms: Floats, host_ms: Floats) -> Floats:
+    """The later of host and device: the host launches ahead, so a phase of many small kernels takes as long as launching them."""
+    p = HOST_SHARPNESS
+    return (device_ms**p + host_ms**p) ** (1 / p)
+
+
+def host_us(operators: Operators, c: KernelConstants) -> Floats:
+    """The host's time for every row, all of its operators together, in microseconds."""
+    kind, phase = np.asarray(operators.kind), np.asarray(operators.phase)
+    launch = np.where(phase == "optimizer", c.host_optimizer_us, c.host_launch_us) * operators.launches
+    each = np.where(kind == "module", c.host_module_us, np.where(kind == "view", c.host_view_us, launch))
+    return each * operators.count
+
+
 class KernelModel(ABC):
-    """Answers how long the operators of one rank take. Frozen, and safe to share between threads."""
+    """The times of the operators of one rank. Frozen, and safe to share between threads."""
 
     provenance: Provenance
 
@@ -50,20 +94,12 @@ class KernelModel(ABC):
         """Whether workloads have to be traced as torch runs them on a CPU (`Variant.cpu`)."""
 
     @abstractmethod
-    def rank_times(
-        self,
-        table: KernelTable,
-        batches: Floats,
-        device: Device,
-        precision: Precision,
-        channels_last: bool,
-        compiled: bool,
-    ) -> RankTimes | str:
+    def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
         """Times of every row at some micro-batch sizes, or the reason why there are none."""
 
     @abstractmethod
     def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:
-        """How far off a forecast may be whose rows take `device_s` (rows); `run_class` says what decides its time."""
+        """The spread of a forecast whose rows take `device_s` (rows); `run_class` names what decides its time."""
 
 
 class FittedKernels(KernelModel):
@@ -82,23 +118,15 @@ class FittedKernels(KernelModel):
     def constants(self) -> KernelConstants:
         return self._constants or fitted_constants()
 
-    def rank_times(
-        self,
-        table: KernelTable,
-        batches: Floats,
-        device: Device,
-        precision: Precision,
-        channels_last: bool,
-        compiled: bool,
-    ) -> RankTimes | str:
+    def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
         if device.kind == "cpu":
             return f"{device.name} is a CPU: it has to be calibrated before it can be forecast."
         c, operators = self.constants, table.operators
-        rates = sustained_rates(device, precision, bool((~operators.half).any()), bool(operators.half.any()), c)
+        rates = sustained_rates(device, key.precision, bool((~operators.half).any()), bool(operators.half.any()), c)
         if isinstance(rates, str):
             return rates
-        times = table.times(batches[:, None], rates, c, channels_last, compiled)
-        factor = self.host_factor * (c.compile_host if compiled else 1.0)
+        times = table.times(batches[:, None], rates, c, key.channels_last, key.compiled)
+        factor = self.host_factor * (c.compile_host if key.compiled else 1.0)
         host_ms = host_us(operators, c) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
@@ -120,15 +148,7 @@ class CalibratedKernels(KernelModel):
     def _interpolator(self) -> Interpolator:
         return Interpolator(self.machine.timings, self.machine.form)
 
-    def rank_times(
-        self,
-        table: KernelTable,
-        batches: Floats,
-        device: Device,
-        precision: Precision,
-        channels_last: bool,
-        compiled: bool,
-    ) -> RankTimes | str:
+    def rank_times(self, table: KernelTable, batches: Floats, device: Device, key: KernelKey) -> RankTimes | str:
         operators, machine = table.operators, self.machine
         if bool((operators.half & (operators.launches > 0)).any()) and not bool(machine.timings.half.any()):
             return f"{device.name} has been calibrated in fp32 only."

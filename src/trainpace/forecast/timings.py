@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast.intervals import COVERAGE, Spread, student_t_95
@@ -27,13 +26,12 @@ from trainpace.workload import (
     MATRIX_KINDS,
     MOST_SIZES,
     OTHER,
+    Floats,
     Operators,
     at_batch,
 )  # fmt: skip
 
-Floats = NDArray[np.float64]
-
-UNHEARD_SD = 0.7
+UNTIMED_SD = 0.7
 """Standard deviation, in logarithms, of a class of operators without any micro-benchmark: a factor of two."""
 WHOLE_STEP_SD = 0.2
 """Standard deviation of a whole step's forecast, in logarithms, where a profile has no networks to learn it from."""
@@ -93,12 +91,11 @@ class MachineRoofline(NamedTuple):
         """One operator's time, for each."""
         matrix = np.isin(kind, list(MATRIX_KINDS))
         compute = np.where(matrix, flops, 0.0) / self.flop_per_s
-        result: Floats = np.maximum(compute, traffic / self.bytes_per_s) + self.start_s
-        return result
+        return np.maximum(compute, traffic / self.bytes_per_s) + self.start_s
 
 
 class MachineModel(Record):
-    """What a calibration knows of one machine's CPU: rates of the roofline, timed operators, and the host's own work."""
+    """The calibration of one machine's CPU: rates of the roofline, timed operators, and the host's own work."""
 
     timings: OperatorTimings
     flop_per_s: float
@@ -137,8 +134,7 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
     """(rows, features): logarithms of the sizes that decide how well an operator of this kind runs."""
 
     def log(x: Floats) -> Floats:
-        result: Floats = np.log(np.maximum(x, 1.0))
-        return result
+        return np.log(np.maximum(x, 1.0))
 
     if kind.startswith("conv"):
         groups = np.maximum(dims[:, CONV.groups], 1.0)
@@ -179,7 +175,7 @@ class Interpolator:
         traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
         wanted = np.array(classes_of(operators.kind, operators.function, operators.half))
         on_device = (operators.launches > 0) & ~np.isin(operators.function, FUSED)
-        log_ratio, log_sd = np.zeros(len(wanted)), np.full(len(wanted), UNHEARD_SD)
+        log_ratio, log_sd = np.zeros(len(wanted)), np.full(len(wanted), UNTIMED_SD)
         for name in sorted(set(wanted[on_device].tolist())):
             rows = np.flatnonzero((wanted == name) & on_device)
             kind = operators.kind[rows[0]]
@@ -223,15 +219,12 @@ def machine_times(
     return times, predicted.log_sd
 
 
-def host_us(operators: Operators, model: MachineModel) -> Floats:
+def machine_host_us(operators: Operators, model: MachineModel) -> Floats:
     """The host's own time for every row, all of its operators together, in microseconds."""
     kind = np.asarray(operators.kind)
     launch = model.host_us_per_operator * operators.launches
-    each = np.where(
-        kind == "module", model.host_us_per_module, np.where(kind == "view", model.host_us_per_view, launch)
-    )
-    result: Floats = each * operators.count
-    return result
+    view = np.where(kind == "view", model.host_us_per_view, launch)
+    return np.where(kind == "module", model.host_us_per_module, view) * operators.count
 
 
 def step_factor(model: MachineModel) -> float:
@@ -240,7 +233,7 @@ def step_factor(model: MachineModel) -> float:
 
 
 def machine_spread(model: MachineModel, device_s: Floats, log_sd: Floats) -> Spread:
-    """Factors on a corrected step that hold 90 of 100: how the random networks scatter, and how sure each operator's time is.
+    """Factors on a corrected step for a 90 % interval, from the scatter of the random networks and the operators' uncertainty.
 
     Operators err apart from each other, so that their shares' errors add up in squares.
     """
@@ -255,7 +248,7 @@ def machine_spread(model: MachineModel, device_s: Floats, log_sd: Floats) -> Spr
 
 
 class Process:
-    """Gaussian-process regression with a squared-exponential kernel around the median of what is known."""
+    """Gaussian-process regression with a squared-exponential kernel around the median of the timings."""
 
     def __init__(self, x: Floats, y: Floats, fit: ClassFit) -> None:
         self._x, self._fit = x, fit
@@ -274,14 +267,12 @@ class Process:
         return mean, np.sqrt(np.maximum(variance, 1e-6))
 
     def left_out(self) -> Floats:
-        """The error at each known point of a process that does not know it (Rasmussen and Williams, equation 5.12)."""
-        result: Floats = self._weights / np.diag(self._inverse)
-        return result
+        """The error at each timed point of a process without it (Rasmussen and Williams, equation 5.12)."""
+        return self._weights / np.diag(self._inverse)
 
     def _kernel(self, a: Floats, b: Floats) -> Floats:
         squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=-1)
-        result: Floats = self._variance * np.exp(-0.5 * squared / self._fit.length_scale**2)
-        return result
+        return self._variance * np.exp(-0.5 * squared / self._fit.length_scale**2)
 
 
 def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, ClassFit]:

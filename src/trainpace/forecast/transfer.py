@@ -18,7 +18,7 @@ from trainpace.outcome import STEP_PARTS, Forecast, Interval, Measurement, StepT
 LARGEST_RATIO = 5.0
 """Beyond this the measurement is of another workload."""
 SHRINKAGE = 2.0
-"""So many models that were forecast rightly are assumed beside those that were measured."""
+"""Number of exact forecasts that are assumed beside the measured models."""
 
 
 def transfer_ratio(measurement: Measurement, source: Forecaster) -> float:
@@ -78,15 +78,15 @@ class MeasuredRatio(NamedTuple):
 
 
 def measured_ratio(batch: int, there: StepTime, measured_ms: float, measured: StepTime | None = None) -> MeasuredRatio:
-    """Compare a forecast step with a measured one. What a forecast has beside the phases counts to each by its share."""
+    """Compare a forecast step with a measured one. Its parts beside the phases count to each phase by its share."""
     ratio = measured_ms / there.total_ms
     expected = [getattr(there, name) for name in _PHASES]
-    found = [0.0] * 3 if measured is None else [getattr(measured, name) for name in _PHASES]
-    if min(expected) <= 0 or min(found) <= 0:
+    observed = [0.0] * 3 if measured is None else [getattr(measured, name) for name in _PHASES]
+    if min(expected) <= 0 or min(observed) <= 0:
         return MeasuredRatio(batch, ratio, (ratio, ratio, ratio))
     # so that the phases add up to the median step, which is no sum of medians
-    scale = (measured_ms / sum(found)) * (sum(expected) / there.total_ms)
-    forward, backward, optimizer = (scale * f / e for f, e in zip(found, expected, strict=True))
+    scale = (measured_ms / sum(observed)) * (sum(expected) / there.total_ms)
+    forward, backward, optimizer = (scale * o / e for o, e in zip(observed, expected, strict=True))
     return MeasuredRatio(batch, ratio, (forward, backward, optimizer))
 
 

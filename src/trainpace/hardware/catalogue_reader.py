@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import UnknownName, UnreadableInput, nearest_names
-from trainpace.hardware.device import Device
+from trainpace.hardware.cluster import Device
 
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
@@ -83,7 +83,7 @@ def find_device(name: str, extra: Iterable[Device] = ()) -> Device:
         if wanted and any(normalised(own) == wanted for own in _names(device)):
             return device
     names = [own for device in (*extra, *catalogue()) for own in _names(device)]
-    raise UnknownName("GPU", name, names, "Add it in a file of your own with --hardware FILE.toml.")
+    raise UnknownName("GPU", name, names, "Add it in a TOML file of your own, named with `hardware`.")
 
 
 def _names(device: Device) -> tuple[str, ...]:

@@ -1,16 +1,17 @@
-"""One question with some numbers missing, answered with all of them: the heart of `trainpace schedule`."""
+"""A question about a training with some numbers missing, answered with all of them: the heart of `trainpace schedule`.
+
+Every solver inverts `Training.time` itself, by bisection or by trying whole numbers, so that it stays right when the
+formula gains a term. Time never falls when there is more of anything, which the tests check.
+"""
+
+import math
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.job.conditions import ONLY_STEPS, JobConditions
-from trainpace.job.solve import (
-    DataParallelChoice,
-    data_parallel_for_deadline,
-    epochs_for_deadline,
-    step_time_for_deadline,
-)
 from trainpace.job.training import Training, training_of
 from trainpace.outcome import JobTime
 from trainpace.records import Record
@@ -25,10 +26,137 @@ from trainpace.schedule import (
 )
 from trainpace.units import format_duration
 
+MAX_RANKS = 1_000_000
+MAX_EPOCHS = 10**9
+
+
+class DataParallelChoice(Record):
+    """A data-parallel size that meets a deadline, with the execution's other numbers and the time it gives."""
+
+    data_parallel_size: int
+    accumulation: int
+    global_batch: int
+    step_time_s: float
+    time: JobTime
+
+
+def step_time_for_deadline(training: Training, deadline_s: float) -> float:
+    """The slowest step time (seconds) that still meets the deadline."""
+    _check_deadline(deadline_s)
+    fastest = training.time(1e-15)
+    if fastest.total_s > deadline_s:
+        raise Contradiction(
+            f"a deadline of {format_duration(deadline_s)} cannot be met: start-up, evaluation, checkpoints and restarts"
+            f" alone take {format_duration(fastest.total_s)}.",
+            "Allow more time, or evaluate and checkpoint less often.",
+        )
+    # no step can take longer than an even share of the deadline
+    low, high = 1e-15, max(deadline_s / training.steps, 1e-15)
+    for _ in range(200):
+        middle = (low + high) / 2
+        if training.time(middle).total_s <= deadline_s:
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-13 * high:
+            break
+    return low
+
+
+def epochs_for_deadline(
+    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float
+) -> int:
+    """The most whole epochs that fit into the deadline."""
+    _check_deadline(deadline_s)
+
+    def time_s(epochs: int) -> float:
+        run = replace(schedule, epochs=float(epochs), max_steps=None)
+        return training_of(run, execution, conditions).time(step_time_s).total_s
+
+    if time_s(1) > deadline_s:
+        raise Contradiction(
+            f"not even one epoch fits: it takes {format_duration(time_s(1))}, and {format_duration(deadline_s)} is given.",
+            "Allow more time, use a faster step, or count in `max_steps`.",
+        )
+    return _last_true(lambda n: time_s(n) <= deadline_s, MAX_EPOCHS)
+
+
+def data_parallel_for_deadline(
+    schedule: Schedule,
+    execution: Execution,
+    conditions: JobConditions,
+    step_time_s: float,
+    deadline_s: float,
+    keep_global_batch: bool,
+) -> DataParallelChoice:
+    """The smallest data-parallel size that meets the deadline, if a step takes as long on many ranks as on few.
+
+    That is an upper bound on what more ranks give: communication is not in it. With `keep_global_batch` more ranks
+    take over accumulation steps, and step time falls in proportion; without, the global batch grows with the ranks and
+    there are fewer steps.
+    """
+    _check_deadline(deadline_s)
+
+    def choice(ranks: int, accumulation: int = execution.accumulation) -> DataParallelChoice:
+        wider = _on_one_node(execution, ranks, accumulation)
+        step_s = step_time_s * (accumulation / execution.accumulation)
+        return DataParallelChoice(
+            data_parallel_size=ranks, accumulation=accumulation, global_batch=wider.global_batch, step_time_s=step_s,
+            time=training_of(schedule, wider, conditions).time(step_s),
+        )  # fmt: skip
+
+    if keep_global_batch:
+        product = execution.accumulation * execution.data_parallel_size
+        choices = [choice(ranks, product // ranks) for ranks in range(1, product + 1) if product % ranks == 0]
+        meeting = next((c for c in choices if c.time.total_s <= deadline_s), None)
+        if meeting is not None:
+            return meeting
+        fastest = min(c.time.total_s for c in choices)
+        raise Contradiction(
+            f"at a constant global batch of {execution.global_batch} and micro-batch {execution.micro_batch} the most ranks are"
+            f" {product}, which take {format_duration(fastest)}; the deadline is {format_duration(deadline_s)}.",
+            "Let the global batch grow, use a smaller micro-batch, or a faster step.",
+        )
+    most = MAX_RANKS
+    if schedule.drop_last or schedule.partial_accumulation == "drop":
+        samples = schedule.samples_per_epoch or 0
+        most = max(1, min(MAX_RANKS, samples // (execution.micro_batch * execution.accumulation)))
+    if choice(most).time.total_s > deadline_s:
+        raise Contradiction(
+            f"no number of GPUs meets {format_duration(deadline_s)}: with the batch growing to {choice(most).global_batch}"
+            f" samples it still takes {format_duration(choice(most).time.total_s)} at {format_duration(step_time_s)} a step.",
+            "Use a faster step or fewer epochs; steps cannot be fewer than one an epoch, nor fewer than `max_steps`.",
+        )
+    if choice(1).time.total_s <= deadline_s:
+        return choice(1)
+    return choice(_last_true(lambda n: choice(n).time.total_s > deadline_s, most) + 1)
+
+
+def _on_one_node(execution: Execution, ranks: int, accumulation: int) -> Execution:
+    """The execution with so many data-parallel ranks."""
+    processes = ranks * execution.tp * execution.pp * execution.cp
+    return replace(execution, nnodes=1, nproc_per_node=processes, accumulation=accumulation)
+
+
+def _last_true(holds: Callable[[int], bool], most: int) -> int:
+    """The largest n in 1..most for which `holds`, given that holds(1) and that it never comes back once it fails."""
+    if holds(most):
+        return most
+    low, high = 1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _check_deadline(deadline_s: float) -> None:
+    if not (math.isfinite(deadline_s) and deadline_s > 0):
+        raise TrainpaceError(f"the deadline is {deadline_s} s; it must be above 0.")
+
 
 class Question(Record):
-    """What is known. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs and ranks
-    one may be missing where a deadline or a budget is given. Nothing is assumed: `conditions` has what was said.
+    """The numbers that are given. Of micro-batch, accumulation and global batch one may be missing; of step time, epochs and
+    ranks one may be missing where a deadline or a budget is given. `conditions` holds what was stated, and nothing is assumed.
     """
 
     schedule: Schedule
@@ -54,19 +182,19 @@ class Question(Record):
 
 
 class Answer(Record):
-    """Everything that follows. `solved` names what was missing; `meets_limit` is None where no limit was given."""
+    """All numbers of the training. `solved` names those that were missing; `meets_limit` is None where no limit was given."""
 
     schedule: Schedule
     conditions: JobConditions
-    execution: Execution | None
-    epoch: EpochSteps | None
-    step_time_s: float | None
-    throughput_samples_per_s: float | None
-    time: JobTime | None
-    limit_s: float | None
-    meets_limit: bool | None
-    cost_usd: float | None
-    solved: tuple[str, ...]
+    execution: Execution | None = None
+    epoch: EpochSteps | None = None
+    step_time_s: float | None = None
+    throughput_samples_per_s: float | None = None
+    time: JobTime | None = None
+    limit_s: float | None = None
+    meets_limit: bool | None = None
+    cost_usd: float | None = None
+    solved: tuple[str, ...] = ()
     gpus_choice: DataParallelChoice | None = None
     learning_rate: LearningRateAdvice | None = None
     speedups: tuple[SpeedUp, ...] = ()
@@ -77,12 +205,10 @@ def answer(question: Question) -> Answer:
     """Fill in what is missing. Raises `Contradiction` where the numbers clash, and says which."""
     q = question
     _check_positive(q)
-    solved: list[str] = []
     notes: list[str] = []
     if q.epoch_time_s is not None and q.schedule.samples_per_epoch is None:
         return _answer_from_epoch_time(q)
-    execution, batch_solved = _execution(q)
-    solved += batch_solved
+    execution, solved = _execution(q)
     schedule = q.schedule
     epoch = epoch_steps(schedule, execution) if schedule.samples_per_epoch is not None else None
     step_time_s = _step_time(q, execution, epoch)
@@ -92,22 +218,17 @@ def answer(question: Question) -> Answer:
     if q.solve_gpus:
         if limit_s is None or step_time_s is None:
             raise TrainpaceError(
-                "the number of GPUs follows from a deadline and a step time.", "Add --deadline and --step-time."
+                "the number of GPUs follows from a deadline and a step time.", "Add `deadline` and `step_time`."
             )
         if q.budget_usd is not None:
             raise Contradiction(
-                "a budget buys GPU-hours, whatever the number of GPUs.", "Give --deadline to solve for GPUs."
+                "a budget buys GPU-hours, whatever the number of GPUs.", "Give `deadline` to solve for GPUs."
             )
         before = execution.global_batch
         choice = data_parallel_for_deadline(
             schedule, execution, q.conditions, step_time_s, limit_s, q.keep_global_batch
         )
-        execution = replace(
-            execution,
-            nnodes=1,
-            nproc_per_node=choice.data_parallel_size * execution.tp * execution.pp * execution.cp,
-            accumulation=choice.accumulation,
-        )
+        execution = _on_one_node(execution, choice.data_parallel_size, choice.accumulation)
         step_time_s = choice.step_time_s
         epoch = epoch_steps(schedule, execution)
         solved.append("data_parallel_size")
@@ -115,12 +236,11 @@ def answer(question: Question) -> Answer:
         if execution.global_batch != before:
             notes.append(f"the global batch changes from {before} to {execution.global_batch}")
             q = replace(q, base_global_batch=q.base_global_batch or before)
-    has_length = schedule.epochs is not None or schedule.max_steps is not None
-    if not has_length:
+    if schedule.epochs is None and schedule.max_steps is None:
         if limit_s is None or step_time_s is None:
             raise TrainpaceError(
                 "the length of the run is not known.",
-                "Add --epochs or --max-steps; or --step-time with a --deadline or --budget, to learn how many epochs fit.",
+                "Add `epochs` or `max_steps`; or `step_time` with a `deadline` or `budget`, to learn how many epochs fit.",
             )
         epochs = epochs_for_deadline(schedule, execution, q.conditions, step_time_s, limit_s)
         schedule = replace(schedule, epochs=float(epochs))
@@ -131,40 +251,28 @@ def answer(question: Question) -> Answer:
         solved += ["step_time", "throughput"]
     time = None if step_time_s is None else training.time(step_time_s)
     return Answer(
-        schedule=schedule,
-        conditions=q.conditions,
-        execution=execution,
-        epoch=epoch,
-        step_time_s=step_time_s,
-        throughput_samples_per_s=None if step_time_s is None else execution.global_batch / step_time_s,
-        time=time,
-        limit_s=limit_s,
-        meets_limit=_meets(time, limit_s),
-        cost_usd=None if time is None else time.usd,
-        solved=tuple(solved),
-        gpus_choice=choice,
-        learning_rate=_learning_rate(q, execution.global_batch),
-        speedups=q.speedups,
-        notes=tuple(notes),
-    )
+        schedule=schedule, conditions=q.conditions, execution=execution, epoch=epoch, step_time_s=step_time_s,
+        throughput_samples_per_s=None if step_time_s is None else execution.global_batch / step_time_s, time=time,
+        limit_s=limit_s, meets_limit=_meets(time, limit_s), cost_usd=None if time is None else time.usd, solved=tuple(solved),
+        gpus_choice=choice, learning_rate=_learning_rate(q, execution.global_batch), speedups=q.speedups, notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _answer_from_epoch_time(q: Question) -> Answer:
-    """The form of the thesis: repeats x epochs x time of an epoch, with nothing said about samples."""
+    """Repeats x epochs x time of an epoch, where the number of samples is not given."""
     if q.schedule.epochs is None:
-        raise TrainpaceError("the number of epochs is not known.", "Add --epochs.")
+        raise TrainpaceError("the number of epochs is not known.", "Add `epochs`.")
     if q.step_time_s is not None or q.throughput_samples_per_s is not None:
         raise Contradiction(
-            "an epoch time together with a step time or throughput needs --samples.", "Give one of them."
+            "an epoch time together with a step time or throughput needs `samples`.", "Give one of them."
         )
-    if q.epoch_time_s is None:
-        raise TrainpaceError("the time of an epoch is not known.", "Add --epoch-time.")
+    assert q.epoch_time_s is not None
     if q.conditions.evaluate_every_steps or q.conditions.checkpoint_every_steps or q.schedule.max_steps:
         raise TrainpaceError(
-            "counting in steps needs to know the steps of an epoch.", "Add --samples and a batch size."
+            "counting in steps needs to know the steps of an epoch.", "Add `samples` and a batch size."
         )
     world_size = (q.nnodes or 1) * (q.nproc_per_node or 1)
-    # one "step" is the whole run here
+    # the whole run counts as one step here
     run = Training(
         steps=1, epochs=q.schedule.epochs, samples_per_step=1, nodes=q.nnodes or 1, devices=world_size, compiles=False,
         conditions=q.conditions,
@@ -172,19 +280,9 @@ def _answer_from_epoch_time(q: Question) -> Answer:
     time = replace(run.time(q.epoch_time_s * q.schedule.epochs), steps=0)
     limit_s = _limit_s(q, world_size)
     return Answer(
-        schedule=q.schedule,
-        conditions=q.conditions,
-        execution=None,
-        epoch=None,
-        step_time_s=None,
-        throughput_samples_per_s=None,
-        time=time,
-        limit_s=limit_s,
-        meets_limit=_meets(time, limit_s),
-        cost_usd=time.usd,
-        solved=("time",),
-        speedups=q.speedups,
-    )
+        schedule=q.schedule, conditions=q.conditions, time=time, limit_s=limit_s, meets_limit=_meets(time, limit_s),
+        cost_usd=time.usd, solved=("time",), speedups=q.speedups,
+    )  # fmt: skip
 
 
 def _execution(q: Question) -> tuple[Execution, list[str]]:
@@ -197,7 +295,7 @@ def _execution(q: Question) -> tuple[Execution, list[str]]:
     if total is None:
         if micro is None:
             raise TrainpaceError(
-                "the batch size is not known.", "Add --micro-batch (samples per GPU), or --global-batch."
+                "the batch size is not known.", "Add `micro_batch` (samples per GPU), or `global_batch`."
             )
         return replace(shape, micro_batch=micro, accumulation=accumulation or 1), ["global_batch"]
     if micro is not None and accumulation is not None:
@@ -245,7 +343,7 @@ def _limit_s(q: Question, world_size: int) -> float | None:
     if q.budget_usd is not None:
         price = q.conditions.price_usd_per_device_hour
         if price is None:
-            raise TrainpaceError("a budget needs a price.", "Add --price, in dollars per GPU and hour.")
+            raise TrainpaceError("a budget needs a price.", "Add `price`, in dollars per GPU and hour.")
         limits.append(3600.0 * q.budget_usd / (price * world_size))
     return min(limits) if limits else None
 

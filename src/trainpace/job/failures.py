@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
+from trainpace.workload import Floats
 
-Floats = NDArray[np.float64]
 Numbers = Any
 """A float, or an array of them."""
 

@@ -22,7 +22,6 @@ from trainpace.hardware import Device
 from trainpace.job.conditions import ASSUMED, JobConditions, assumptions
 from trainpace.job.failures import (
     FailureRate,
-    Floats,
     Interruption,
     Numbers,
     best_segments,
@@ -32,7 +31,7 @@ from trainpace.job.failures import (
 )
 from trainpace.outcome import JOB_PARTS, Forecast, Interval, JobTime, StepTime
 from trainpace.schedule import Schedule, total_steps
-from trainpace.workload import Workload, form_of
+from trainpace.workload import Floats, Workload, form_of
 
 LEAST_CHECKPOINT_S = 1e-3
 """Where checkpoints come at the interval that costs least, one takes this much at least, or they would never end."""

@@ -1,13 +1,24 @@
-"""Two runs, or two sweeps, compared: how their conditions differ, and whether their times differ by more than noise."""
+"""Two runs, two sweeps or two recordings compared: their conditions, and whether their times differ by more than noise."""
+
+from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.journal.entry import Entry
 from trainpace.outcome import STEP_PARTS, Interval
 from trainpace.records import Record
 
+if TYPE_CHECKING:
+    from trainpace.watch import Recording
+
+TOLERANCE = 0.05
+"""Steps of different processes of one program on one machine differ by a few per cent, more than steps of one process."""
 _CONDITIONS = "model device num_devices sequence_length image_size mode seed commit workload_key".split()
 
 
@@ -55,14 +66,14 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
     """Compare two runs, or the runs of two sweeps (of each batch size the last one that succeeded)."""
     single = len(a) == 1 and len(b) == 1
     pairs = [(a[0], b[0])] if single else _same_batch(a, b)
-    ratios = tuple(r for pair in pairs if (r := ratio_of(*pair)) is not None)
-    best = (_best(a), _best(b))
+    ratios = tuple(ratio for pair in pairs if (ratio := ratio_of(*pair)) is not None)
+    best = [max((entry.samples_per_second or 0.0 for entry in side), default=0.0) for side in (a, b)]
     return Comparison(
         a=tuple(entry.id for entry in a), b=tuple(entry.id for entry in b),
         conditions=_conditions(a[0], b[0], single) if a and b else (), parts_ms=_parts(a[0], b[0]) if single else (),
         memory_gib=_memory(a[0], b[0]) if single else (), ratios=ratios,
         samples_per_second=Difference(name="samples per second", a=best[0], b=best[1]) if all(best) else None,
-        median_ratio=statistics.median(r.ratio for r in ratios) if ratios else None,
+        median_ratio=statistics.median(ratio.ratio for ratio in ratios) if ratios else None,
     )  # fmt: skip
 
 
@@ -98,26 +109,20 @@ def _same_batch(a: Sequence[Entry], b: Sequence[Entry]) -> list[tuple[Entry, Ent
     return [(left[batch], right[batch]) for batch in sorted(left.keys() & right.keys())]
 
 
-def _best(entries: Sequence[Entry]) -> float:
-    return max((entry.samples_per_second or 0.0 for entry in entries), default=0.0)
-
-
 def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
     """Differences between the runs, their executions (for sweeps without the batch) and their environments."""
-    left, right = (
-        {name: getattr(e, name) for name in _CONDITIONS}
-        | {
-            name: getattr(e.execution, name)
-            for name in e.execution.__struct_fields__
-            if single or name != "micro_batch"
-        }
-        | ({"outcome": e.outcome} if single else {})
-        | {f"environment: {key}": value for key, value in e.environment.items()}
-        for e in (a, b)
-    )
+
+    def facts(entry: Entry) -> dict[str, object]:
+        own = {name: getattr(entry, name) for name in (*_CONDITIONS, *(["outcome"] if single else []))}
+        execution = asdict(entry.execution)
+        if not single:
+            del execution["micro_batch"]
+        return own | execution | {f"environment: {key}": value for key, value in entry.environment.items()}
+
+    left, right = facts(a), facts(b)
     return tuple(
         Difference(name=name, a=_word(left.get(name)), b=_word(right.get(name)))
-        for name in [*left, *(name for name in right if name not in left)]
+        for name in left | right
         if left.get(name) != right.get(name)
     )
 
@@ -139,3 +144,61 @@ def _memory(a: Entry, b: Entry) -> tuple[Difference, ...]:
         for name in ("peak_memory_gib", "reserved_memory_gib")
         if (left := getattr(a, name)) is not None and (right := getattr(b, name)) is not None
     )
+
+
+class Pace(Record):
+    """The median step of a run's slowest rank, and the samples per step over all ranks (0: unknown)."""
+
+    run: str
+    step_ms: float
+    interval_ms: Interval | None
+    samples: float
+    ranks: int
+
+
+class Guarded(Record):
+    """`regressed`: the lower end of the ratio's interval, or without intervals the ratio itself, is above 1 + tolerance."""
+
+    baseline: Pace
+    now: Pace
+    ratio: Ratio
+    tolerance: float
+    regressed: bool
+
+
+def pace_of_recording(recording: Recording, run: str) -> Pace:
+    """Raises UnreadableInput for a recording without training steps."""
+    if not recording.ranks:
+        raise UnreadableInput(f"{run} holds no training steps: {recording.seen}")
+    slowest = max(recording.ranks, key=lambda r: r.median_ms)
+    interval = Interval(
+        low=slowest.median_ms_low, high=slowest.median_ms_high, coverage=0.9, basis="medians of blocks of steps"
+    )
+    samples = sum(r.samples_per_step for r in recording.ranks)
+    return Pace(run=run, step_ms=slowest.median_ms, interval_ms=interval, samples=samples, ranks=slowest.world_size)
+
+
+def pace_of_entry(entry: Entry) -> Pace:
+    """The pace of a run in the journal. Raises TrainpaceError for a run without a step time."""
+    if not entry.step_time_ms:
+        raise TrainpaceError(f"run {entry.id[:8]} has no step time ({entry.reason or entry.outcome}).")
+    return Pace(
+        run=f"run {entry.id[:8]}", step_ms=entry.step_time_ms, interval_ms=entry.interval_ms,
+        samples=entry.execution.global_batch, ranks=entry.execution.world_size,
+    )  # fmt: skip
+
+
+def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
+    """Compare two paces. Raises Contradiction where their samples per step or numbers of ranks differ."""
+    if baseline.samples and now.samples and abs(baseline.samples - now.samples) > 0.5:
+        raise Contradiction(
+            f"a step takes {now.samples:g} samples, and {baseline.samples:g} in {baseline.run}: their times do not compare.",
+            "Record a baseline with this batch.",
+        )
+    if baseline.ranks != now.ranks:
+        raise Contradiction(
+            f"it trained on {now.ranks} ranks, and {baseline.run} on {baseline.ranks}.", "Record a baseline of its own."
+        )
+    ratio = ratio_between(baseline.step_ms, baseline.interval_ms, now.step_ms, now.interval_ms)
+    least = ratio.ratio if ratio.low is None else ratio.low
+    return Guarded(baseline=baseline, now=now, ratio=ratio, tolerance=tolerance, regressed=least > 1 + tolerance)

@@ -12,7 +12,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.records import make_folder
 
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
@@ -27,6 +28,7 @@ _PRAGMAS = (
 )
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 
 class JournalUnusable(UnreadableInput):
@@ -91,26 +93,29 @@ class _TakesIndexes(SQLiteCompiler):
         return text
 
 
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    with engine.connect() as connection, connection.begin():
-        yield connection
-
-
 def writing(engine: Engine, work: Callable[[Connection], T]) -> T:
     """Run `work` in one transaction that writes, again where another process held the lock; all of it happens or nothing.
 
     SQLite takes the lock at the start: a transaction that read first could not wait for it.
     """
-    for attempt in range(ATTEMPTS):
+
+    def once() -> T:
+        with engine.connect().execution_options(writes=True) as connection, connection.begin():
+            return work(connection)
+
+    return _retried(once, OperationalError, _in_the_way)
+
+
+def _retried(work: Callable[[], T], kind: type[E], may_pass: Callable[[E], bool]) -> T:
+    """The result of `work`, tried again after a random, growing pause while it raises an error that may pass."""
+    for attempt in range(ATTEMPTS - 1):
         try:
-            with engine.connect().execution_options(writes=True) as connection, connection.begin():
-                return work(connection)
-        except OperationalError as error:
-            if attempt == ATTEMPTS - 1 or not _in_the_way(error):
+            return work()
+        except kind as error:
+            if not may_pass(error):
                 raise
             time.sleep(random.uniform(0, 0.05 * 2**attempt))
-    raise AssertionError("the last attempt returns or raises")
+    return work()
 
 
 def tidy(engine: Engine) -> None:
@@ -144,10 +149,7 @@ def _prepare_file(path: Path, create: bool) -> None:
             head = file.read(16)
         if head and head != b"SQLite format 3\x00":  # SQLite itself would only say so after a wait for locks
             raise UnreadableInput(f"{path} is not a journal.", "A journal is an SQLite database.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnreadableInput(f"cannot make the folder {path.parent}: {os_reason(error)}.") from None
+    make_folder(path.parent)
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
@@ -156,22 +158,11 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
     if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         tables = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
         if not tables or "journal_meta" in tables:  # the mode is kept in the file, and somebody else's is not touched
-            _switch_to_wal(cursor)
+            # SQLite ignores its timeout where several processes open a new file at the same moment
+            _retried(lambda: cursor.execute("PRAGMA journal_mode=WAL"), sqlite3.OperationalError, lambda _: True)
     for pragma in _PRAGMAS:
         cursor.execute(pragma)
     cursor.close()
-
-
-def _switch_to_wal(cursor: Any) -> None:
-    """Retry, because SQLite ignores its timeout where several processes open a new file at the same moment."""
-    for attempt in range(ATTEMPTS):
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError:
-            if attempt == ATTEMPTS - 1:
-                raise
-            time.sleep(random.uniform(0, 0.05 * 2**attempt))
 
 
 def _only_reads(connection: Any, record: object) -> None:

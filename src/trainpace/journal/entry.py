@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from msgspec import field
+import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
@@ -61,7 +61,7 @@ class Entry(Record):
     forecast_high_ms: float | None = None
     forecast_factor: float = 1.0
     forecast_basis: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
     seed: int | None = None
     commit: str | None = None
     command: str = ""
@@ -130,26 +130,26 @@ def entry_of(probe: Measurement | FailedProbe, *, keep_identity: bool = False, *
     from trainpace.journal.identity import anonymous_entry
 
     fields: dict[str, Any] = {
-        "model": probe.model, "device": probe.device, "execution": probe.execution,
-        "num_devices": probe.execution.world_size, "environment": probe.environment,
-        "sequence_length": probe.sequence_length, "image_size": probe.image_size, "kind": "measure",
-    }  # fmt: skip
+        "id": new_id(),
+        "created_at": now_utc(),
+        "kind": "measure",
+        "num_devices": probe.execution.world_size,
+    }
+    fields |= _shared(probe, Entry)
     if isinstance(probe, Measurement):
-        fields |= {
-            "outcome": "ok", "step_time_ms": probe.median_ms, "interval_ms": probe.interval_ms, "step": probe.step,
-            "step_times_ms": probe.step_times_ms, "warmup_ms": probe.warmup_ms,
-            "losses": tuple(loss if math.isfinite(loss) else None for loss in probe.losses),
-            "peak_memory_gib": probe.peak_memory_gib, "reserved_memory_gib": probe.reserved_memory_gib,
-        }  # fmt: skip
+        losses = tuple(loss if math.isfinite(loss) else None for loss in probe.losses)
+        fields |= {"outcome": "ok", "step_time_ms": probe.median_ms, "losses": losses}
     else:
         fields |= {"outcome": probe.failure, "reason": printable(probe.reason)}
-    fields |= rest
-    if "id" not in fields:
-        fields["id"] = new_id()
-    if "created_at" not in fields:
-        fields["created_at"] = now_utc()
-    entry = Entry(**fields)
+    entry = Entry(**fields | rest)
     return entry if keep_identity else anonymous_entry(entry)
+
+
+def probe_of(entry: Entry) -> Measurement | FailedProbe:
+    """The measurement or failed probe that an entry was made from. Raises TrainpaceError for a run without parts."""
+    if entry.outcome == "ok":
+        return measurement_of(entry)
+    return FailedProbe(**_shared(entry, FailedProbe), failure=entry.outcome)
 
 
 def measurement_of(entry: Entry) -> Measurement:
@@ -158,13 +158,13 @@ def measurement_of(entry: Entry) -> Measurement:
         raise TrainpaceError(
             f"run {entry.id[:8]} is not a complete measurement: its step time, parts or interval are missing."
         )
-    return Measurement(
-        model=entry.model, device=entry.device, execution=entry.execution, step_times_ms=entry.step_times_ms,
-        warmup_ms=entry.warmup_ms, step=entry.step, median_ms=entry.step_time_ms, interval_ms=entry.interval_ms,
-        peak_memory_gib=entry.peak_memory_gib, reserved_memory_gib=entry.reserved_memory_gib,
-        losses=tuple(math.nan if loss is None else loss for loss in entry.losses), environment=entry.environment,
-        sequence_length=entry.sequence_length, image_size=entry.image_size,
-    )  # fmt: skip
+    losses = tuple(math.nan if loss is None else loss for loss in entry.losses)
+    return Measurement(**_shared(entry, Measurement) | {"median_ms": entry.step_time_ms, "losses": losses})
+
+
+def _shared(record: Record, kind: type[Record]) -> dict[str, Any]:
+    """The fields of a record that another kind of record has under the same names."""
+    return {name: getattr(record, name) for name in record.__struct_fields__ if name in kind.__struct_fields__}
 
 
 def printable(text: str) -> str:
@@ -188,26 +188,21 @@ def _check_head(id_: str, created_at: str) -> None:
 def _check_plain(record: Record) -> None:
     """Raises TrainpaceError for values that a database or JSON would change."""
     for name in record.__struct_fields__:
-        for value in _leaves([getattr(record, name)]):
-            _check_leaf(name, value)
+        for value in _leaves(msgspec.to_builtins(getattr(record, name))):
+            if isinstance(value, float) and not (math.isfinite(value) and (value >= 0 or name == "losses")):
+                raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
+            if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+                raise TrainpaceError(f"{name} of a run is beyond 2**53.")
+            if isinstance(value, str) and not is_text(value):
+                raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is not valid text.")
 
 
-def _check_leaf(name: str, value: object) -> None:
-    if isinstance(value, float) and not (math.isfinite(value) and (value >= 0 or name == "losses")):
-        raise TrainpaceError(f"{name} of a run is {value}; it should be finite and from 0.")
-    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-        raise TrainpaceError(f"{name} of a run is beyond 2**53.")
-    if isinstance(value, str) and not is_text(value):
-        raise TrainpaceError(f"{name} of a run is {value[:40]!r}, which is not valid text.")
-
-
-def _leaves(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, Record):
-            yield from _leaves(getattr(value, name) for name in value.__struct_fields__)
-        elif isinstance(value, dict):
-            yield from _leaves([*value, *value.values()])
-        elif isinstance(value, tuple):
-            yield from value
-        else:
-            yield value
+def _leaves(value: Any) -> Iterator[Any]:
+    """The texts and numbers in nested dicts and lists."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value

@@ -5,9 +5,9 @@ columns that ``trainpace validate`` reads and a column `record`, from which they
 """
 
 import csv
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,14 +30,21 @@ COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
 
 def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
     """Write records to FILE.json, .csv or .parquet, whole or not at all; returns their number. Holds a few thousand in memory."""
-    writers: dict[str, Callable[[Path, Iterable[Entry | Sweep]], int]] = {
-        ".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet,
-    }  # fmt: skip
+    writers = {".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet}
     write = writers.get(path.suffix.lower())
     if write is None:
         raise TrainpaceError(f"{path.name} is not the name of an export.", "End it in .parquet, .csv or .json.")
+    count = 0
+
+    def counted() -> Iterator[Entry | Sweep]:
+        nonlocal count
+        for record in records:
+            count += 1
+            yield record
+
     with written_aside(path) as aside:
-        return write(aside, records)
+        write(aside, counted())
+    return count
 
 
 def columns_of(record: Entry | Sweep) -> dict[str, Any]:
@@ -46,19 +53,17 @@ def columns_of(record: Entry | Sweep) -> dict[str, Any]:
         return {"id": record.id, "created_at": record.created_at, "kind": "sweep", "record": to_json(record)}
     e, x = record, record.execution
     return {
-        "id": e.id, "created_at": e.created_at, "kind": e.kind, "outcome": e.outcome, "model_spec": e.model, "model": e.model,
-        "gpu": e.device, "precision": x.precision, "memory_format": "nhwc" if x.channels_last else "nchw",
-        "compile": "compile" if x.compile else "eager", "optimizer": x.optimizer,
+        **{name: getattr(e, name) for name in COLUMNS if name in e.__struct_fields__},
+        "model_spec": e.model, "gpu": e.device, "precision": x.precision, "optimizer": x.optimizer,
+        "memory_format": "nhwc" if x.channels_last else "nchw", "compile": "compile" if x.compile else "eager",
         "parallelism": f"dp={x.data_parallel_size},tp={x.tp},pp={x.pp},cp={x.cp},zero={x.zero_stage}"
         + (f",ac={x.activation_checkpointing}" if x.activation_checkpointing != "none" else ""),
-        "mode": e.mode, "notes": e.notes, "file": e.source, "num_gpus": e.num_devices, "num_nodes": x.nnodes,
-        "batch_per_gpu": x.micro_batch, "global_batch": x.global_batch, "grad_accum": x.accumulation,
-        "seq_len": e.sequence_length, "img_size": e.image_size, "step_time_ms": e.step_time_ms,
+        "file": e.source, "num_gpus": e.num_devices, "num_nodes": x.nnodes, "batch_per_gpu": x.micro_batch,
+        "global_batch": x.global_batch, "grad_accum": x.accumulation, "seq_len": e.sequence_length, "img_size": e.image_size,
         "step_time_ms_low": e.interval_ms.low if e.interval_ms else None,
         "step_time_ms_high": e.interval_ms.high if e.interval_ms else None,
         "samples_per_sec": e.samples_per_second, "peak_mem_gib": e.peak_memory_gib,
-        "reserved_mem_gib": e.reserved_memory_gib, "forecast_ms": e.forecast_ms, "forecast_low_ms": e.forecast_low_ms,
-        "forecast_high_ms": e.forecast_high_ms, "record": to_json(e),
+        "reserved_mem_gib": e.reserved_memory_gib, "record": to_json(e),
     }  # fmt: skip
 
 
@@ -69,74 +74,64 @@ def read_json_records(path: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
-            first = file.readline()
-            if first.strip() == "[" and len(second := file.readline()) > 2 and _is_record_line(second):
-                yield from _lines(path, second, file)
-                return
+            first, second = file.readline().strip(), file.readline().rstrip(",\n")
             file.seek(0)
-            whole = json.loads(file.read())
+            if first == "[" and second.startswith('{"record":') and second.endswith("}"):
+                items: Iterable[Any] = _lines(path, file)
+            else:
+                whole = json.loads(file.read())
+                items = whole if isinstance(whole, list) else [whole]
+            for item in items:
+                if not isinstance(item, dict):
+                    raise UnreadableInput(f"{path} does not hold JSON objects.")
+                yield item
     except OSError as error:
         raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
+    except UnreadableInput:
+        raise
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
-    for item in whole if isinstance(whole, list) else [whole]:
-        if not isinstance(item, dict):
-            raise UnreadableInput(f"{path} does not hold JSON objects.")
-        yield item
 
 
-def _is_record_line(line: str) -> bool:
-    return line.startswith('{"record":') and line.rstrip().rstrip(",").endswith("}")
-
-
-def _lines(path: Path, line: str, file: TextIO) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, file: TextIO) -> Iterator[Any]:
+    """The objects of a list as `_write_json` writes it."""
     closed = False
-    while line:
+    for line in itertools.islice(file, 1, None):
         if closed and line.strip():
             raise UnreadableInput(f"{path} goes on after its list.")
-        if line.strip() == "]":
-            closed = True
-        elif line.strip():
+        closed = closed or line.strip() == "]"
+        if line.strip() and not closed:
             yield json.loads(line.strip().removesuffix(","))
-        line = file.readline()
     if not closed:
         raise UnreadableInput(f"{path} ends in the middle of its list.")
 
 
-def _write_json(path: Path, records: Iterable[Entry | Sweep]) -> int:
-    count = 0
+def _write_json(path: Path, records: Iterable[Entry | Sweep]) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.write("[")
-        for record in records:
-            file.write(",\n" if count else "\n")
-            file.write(to_json(record))
-            count += 1
+        for i, record in enumerate(records):
+            file.write((",\n" if i else "\n") + to_json(record))
         file.write("\n]\n")
-    return count
 
 
-def _write_csv(path: Path, records: Iterable[Entry | Sweep]) -> int:
-    count = 0
+def _write_csv(path: Path, records: Iterable[Entry | Sweep]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)  # its \r\n is what makes it quote a lone \r
         writer.writeheader()
-        for record in records:
-            writer.writerow(columns_of(record))
-            count += 1
-    return count
+        writer.writerows(map(columns_of, records))
 
 
-def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> int:
+def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise TrainpaceError("writing Parquet needs pyarrow.", "pip install pyarrow, or export JSON or CSV.") from None
-    kinds = [(name, pa.string()) for name in _TEXTS] + [(name, pa.int64()) for name in _COUNTS]
-    schema = pa.schema([*kinds, *((name, pa.float64()) for name in _NUMBERS), ("record", pa.string())])
-    rows, count = iter(records), 0
+    kinds = (
+        dict.fromkeys(_TEXTS, pa.string()) | dict.fromkeys(_COUNTS, pa.int64()) | dict.fromkeys(_NUMBERS, pa.float64())
+    )
+    schema = pa.schema([*kinds.items(), ("record", pa.string())])
+    rows = map(columns_of, records)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while chunk := [columns_of(record) for record in islice(rows, ROWS_AT_ONCE)]:
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(chunk, schema))
-            count += len(chunk)
-    return count

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+import statistics
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.forecast import LARGEST_RATIO, Forecaster, MeasuredRatio, measured_ratio, sharpened, shifted
@@ -11,7 +14,11 @@ from trainpace.outcome import Forecast
 from trainpace.workload import Workload
 
 if TYPE_CHECKING:  # a forecast without a journal loads no database
+    from trainpace.journal.entry import Entry
     from trainpace.journal.store import Journal
+
+MOST = 2000
+"""The number of runs examined, the newest first."""
 
 
 class Foresight(NamedTuple):
@@ -59,7 +66,6 @@ def foresight_of(
     if journal is None:
         return Foresight(forecaster)
     from trainpace.journal.identity import anonymous
-    from trainpace.journal.neighbours import neighbours
 
     workload, device = forecaster.workload, forecaster.target.cluster.device
     near = neighbours(
@@ -73,9 +79,60 @@ def foresight_of(
             same_workload.append(
                 measured_ratio(entry.execution.global_batch, there.step, entry.step_time_ms, entry.step)
             )
-    others = [r.measured_over_forecast for r in near.same_device]
+    others = near.other_models.values()
     plausible = tuple(ratio for ratio in others if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO)
     return Foresight(forecaster, tuple(same_workload), plausible)
+
+
+class Neighbours(NamedTuple):
+    """Measured runs that are similar to a run to be forecast.
+
+    `same_workload`: the newest run of each batch size of the same model, with otherwise the same execution, in order
+    of batch size. `other_models`: by name, the median of measured step time / forecast without the journal, on the
+    same device.
+    """
+
+    same_workload: tuple[Entry, ...]
+    other_models: dict[str, float]
+
+
+def neighbours(
+    journal: Journal,
+    model: str,
+    device: str,
+    execution: Execution,
+    workload_key: str | None = None,
+    sequence_length: int | None = None,
+    image_size: int | None = None,
+) -> Neighbours:
+    """Runs near the given conditions.
+
+    Where both a run and the question have a `workload_key`, the keys decide whether the workload is the same, whatever
+    the model is called; otherwise the model's name does. A sequence length or image size that both state must agree.
+    """
+    from trainpace.journal.query import Query
+
+    def newest_first(**filters: Any) -> list[Entry]:
+        return journal.find(Query(device=device, exact=True, outcome="ok", **filters), limit=MOST)
+
+    candidates = newest_first(model=model) + (newest_first(workload_key=workload_key) if workload_key else [])
+    newest: dict[int, Entry] = {}
+    for entry in sorted(candidates, key=lambda e: (e.created_at, e.id), reverse=True):
+        other = workload_key and entry.workload_key and entry.workload_key != workload_key
+        shapes = ((entry.sequence_length, sequence_length), (entry.image_size, image_size))
+        if other or any(a and b and a != b for a, b in shapes) or entry.mode != "train":
+            continue
+        if replace(entry.execution, micro_batch=1, accumulation=1) == replace(execution, micro_batch=1, accumulation=1):
+            newest.setdefault(entry.execution.global_batch, entry)
+    candidate_ids = {entry.id for entry in candidates}
+    ratios: dict[str, list[float]] = {}
+    for entry in newest_first(with_forecast=True):
+        if entry.model != model and entry.id not in candidate_ids and entry.forecast_ms and entry.step_time_ms:
+            ratios.setdefault(entry.model, []).append(entry.step_time_ms * entry.forecast_factor / entry.forecast_ms)
+    return Neighbours(
+        same_workload=tuple(newest[batch] for batch in sorted(newest)),
+        other_models={name: statistics.median(ratios[name]) for name in sorted(ratios)},
+    )
 
 
 def workload_key(workload: Workload, execution: Execution) -> str:

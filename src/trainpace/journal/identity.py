@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainpace.journal.entry import Entry, Sweep
+from trainpace.journal.entry import Entry
 
 _NOBODY = {"root", "user", "users", "home", "host", "localhost", "admin", "ubuntu", "debian", "runner", "nobody", "me"}
 """Names that identify nobody; removing them would only spoil sentences."""
@@ -82,8 +82,8 @@ def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
     text = _SPACED_HOME.sub("/~", text)
     text = _HOME_ITSELF.sub("~", text)
     text = _QUOTED.sub(lambda m: f"{m['quote']}{_last_of(m['path'])}{m['quote']}", text)
-    text = _ABSOLUTE.sub(_last, text)
-    text = _RELATIVE.sub(lambda m: _last(m) if _is_file_path(m[0]) else m[0], text)
+    text = _ABSOLUTE.sub(lambda m: _last_of(m[0]), text)
+    text = _RELATIVE.sub(lambda m: _last_of(m[0]) if _is_file_path(m[0]) else m[0], text)
     for pattern in names:
         text = pattern.sub("user", text)
     return text
@@ -91,30 +91,15 @@ def _pass(text: str, names: tuple[re.Pattern[str], ...]) -> str:
 
 def anonymous_entry(entry: Entry, names: Iterable[str] | None = None) -> Entry:
     """The entry with every free text anonymous, and without facts of the environment that name somebody."""
-    names = None if names is None else tuple(names)
-
-    def clean(text: str) -> str:
-        return anonymous(text, names)
-
+    clean = functools.partial(anonymous, names=None if names is None else tuple(names))
     return replace(
         entry,
         model=entry.model if _PUBLIC_SPEC.fullmatch(entry.model) else clean(entry.model),
-        device=clean(entry.device),
-        reason=clean(entry.reason),
-        command=clean(entry.command),
-        notes=clean(entry.notes),
-        source=clean(entry.source),
+        **{name: clean(getattr(entry, name)) for name in ("device", "reason", "command", "notes", "source")},
         environment={
             clean(key): clean(value) for key, value in entry.environment.items() if not _IDENTIFYING_KEYS.search(key)
         },
     )
-
-
-def anonymous_sweep(sweep: Sweep, names: Iterable[str] | None = None) -> Sweep:
-    """The sweep with its model, device and command anonymous."""
-    names = None if names is None else tuple(names)
-    model = sweep.model if _PUBLIC_SPEC.fullmatch(sweep.model) else anonymous(sweep.model, names)
-    return replace(sweep, model=model, device=anonymous(sweep.device, names), command=anonymous(sweep.command, names))
 
 
 @functools.cache
@@ -138,24 +123,15 @@ def _patterns(names: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
 def _short_url(match: re.Match[str]) -> str:
     """The scheme and the last component, without host, query or password."""
     scheme, _, rest = match[0].partition("://")
-    last = re.split(r"[?#]", rest)[0].rstrip("/").rpartition("/")
-    name = last[2] if last[1] and "@" not in last[2] and not _is_home(last[0]) else ""
-    return f"{scheme}:{name}" if name else scheme
-
-
-def _is_home(folder: str) -> bool:
-    return bool(re.search(r"(?i)(^|/)(home|users)$", folder))
-
-
-def _last(match: re.Match[str]) -> str:
-    return _last_of(match[0])
+    folder, slash, name = re.split(r"[?#]", rest)[0].rstrip("/").rpartition("/")
+    is_person = "@" in name or re.search(r"(?i)(^|/)(home|users)$", folder)
+    return f"{scheme}:{name}" if slash and name and not is_person else scheme
 
 
 def _last_of(path: str) -> str:
+    """The last component of a path; ~ for a home folder."""
     parts = [part for part in re.split(r"[\\/]+", path) if part not in ("", ".", "..")]
-    if not parts or parts[-1].startswith("~"):
-        return "~"
-    return parts[-1]
+    return "~" if not parts or parts[-1].startswith("~") else parts[-1]
 
 
 def _is_file_path(text: str) -> bool:

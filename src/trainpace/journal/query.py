@@ -1,14 +1,45 @@
-"""Filters on runs, shared by all verbs, as SQL."""
+"""Filters on runs, shared by all verbs, as SQL; and pages of a long list, in bounded time over a million runs.
 
+A page starts after the last run of the previous page (keyset paging), so the thousandth costs as much as the first. A
+filter that few runs match has to examine all runs; the index `runs_list` holds all filtered columns in order of time,
+so that this reads a tenth of the table. A part of a name is first looked up among the few names.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
 import datetime
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select
+import msgspec
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, Connection, false, func, literal, select, tuple_
 
 from trainpace.errors import TrainpaceError
-from trainpace.journal.entry import KINDS, OUTCOMES, is_text, utc_text
+from trainpace.journal.entry import KINDS, OUTCOMES, Entry, is_text, utc_text
 from trainpace.journal.tables import runs
-from trainpace.records import Record
+from trainpace.records import Record, from_json
+
+if TYPE_CHECKING:
+    from trainpace.journal.store import Journal
+
+MOST_COUNTED = 200
+"""Matching runs are counted up to this number."""
+MOST_NAMES = 2000
+"""With more models or devices than this, a part of a name is looked for in every run."""
+LARGEST = 1e308
+"""More than any step time, and within the range of a database's numbers."""
+
+ORDERS: dict[str, tuple[str, ...]] = {
+    "time": ("created_at", "id"),
+    "model": ("model", "created_at", "id"),
+    "device": ("device", "created_at", "id"),
+    "step": ("step_time_ms", "id"),
+}
+"""Orders of a list, as columns. Runs without a step time do not appear in the order by step."""
+INDEXES = {"model": "runs_model_newest", "device": "runs_device", "step": "runs_step"}
 
 
 class Query(Record):
@@ -51,15 +82,11 @@ def since_text(text: str) -> str:
 
 def conditions(query: Query) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
-    for column in (runs.c.model, runs.c.device):
-        wanted: str = getattr(query, column.name)
+    for name in ("model", "device", "precision", "optimizer", "kind", "outcome", "sweep", "workload_key"):
+        column, wanted = runs.c[name], getattr(query, name)
         if wanted:
-            filters.append(column == wanted if query.exact else column.icontains(wanted, autoescape=True))
-    for column in (
-        runs.c.precision, runs.c.optimizer, runs.c.kind, runs.c.outcome, runs.c.sweep, runs.c.workload_key,
-    ):  # fmt: skip
-        if getattr(query, column.name):
-            filters.append(column == getattr(query, column.name))
+            is_part = name in ("model", "device") and not query.exact
+            filters.append(column.icontains(wanted, autoescape=True) if is_part else column == wanted)
     if query.micro_batch is not None:
         filters.append(runs.c.micro_batch == query.micro_batch)
     if query.since:
@@ -71,5 +98,95 @@ def conditions(query: Query) -> list[ColumnElement[bool]]:
     return filters
 
 
-def filtered(select: Select[Any], query: Query) -> Select[Any]:
-    return select.where(*conditions(query))
+class Page(NamedTuple):
+    """Runs in order; how many match the query from here on (None: more than `most`); and the position after which the
+    next page starts ("" on the last page)."""
+
+    entries: list[Entry]
+    matches: int | None
+    after: str
+
+
+def page(
+    journal: Journal,
+    query: Query,
+    order: str = "time",
+    descending: bool = True,
+    after: str = "",
+    size: int = 25,
+    most: int = MOST_COUNTED,
+) -> Page:
+    """A page of the runs of a query. Raises TrainpaceError for an `after` that is not from a page of this order."""
+    names = ORDERS[order]
+    columns = [runs.c[name] for name in names]
+    wanted = [*_narrowed(journal, query)]
+    if order == "step":
+        wanted.append(runs.c.step_time_ms.is_not(None))
+    filters = bool(wanted) and query != Query()
+    if after:
+        here, there = tuple_(*columns), tuple_(*_position(after, names))
+        wanted.append(here < there if descending else here > there)
+    chosen = select(*columns).where(*wanted).order_by(*(c.desc() if descending else c for c in columns))
+    index = "runs_list" if filters or order == "time" else INDEXES[order]
+    chosen = chosen.with_hint(runs, f"INDEXED BY {index}", "sqlite").limit(most + 1)
+
+    def read(connection: Connection) -> tuple[list[Any], dict[str, str]]:
+        keys = connection.execute(chosen).all()
+        shown = [key.id for key in keys[:size]]
+        records = connection.execute(select(runs.c.id, runs.c.record).where(runs.c.id.in_(shown)))
+        return list(keys), {row.id: row.record for row in records}
+
+    keys, records = journal.read(read)
+    entries = [
+        from_json(records[key.id], Entry, f"a run in {journal.place}") for key in keys[:size] if key.id in records
+    ]
+    more = _text_of(tuple(keys[size - 1])) if len(keys) > size else ""
+    return Page(entries, None if len(keys) > most else len(keys), more)
+
+
+def names_of(journal: Journal, column: str) -> list[str] | None:
+    """All models or devices in the journal, sorted; None where there are more than MOST_NAMES."""
+    name = runs.c[column]
+    first = select(func.min(name).label("name"))
+    walk = first.cte("names", recursive=True)
+    following = select(func.min(name)).where(name > walk.c.name).scalar_subquery()
+    walk = walk.union_all(select(following).where(walk.c.name.is_not(None)))
+    chosen = select(walk.c.name).where(walk.c.name.is_not(None)).limit(MOST_NAMES + 1)
+    names = journal.read(lambda connection: list(connection.execute(chosen).scalars()))
+    return None if len(names) > MOST_NAMES else names
+
+
+def _narrowed(journal: Journal, query: Query) -> list[ColumnElement[bool]]:
+    """The conditions of a query, with parts of names replaced by the full names that contain them."""
+    narrowed, rest = [], {}
+    for column in ("model", "device"):
+        part: str = getattr(query, column)
+        if not part or query.exact:
+            continue
+        names = names_of(journal, column)
+        if names is None:
+            continue
+        having = [name for name in names if part.lower() in name.lower()]
+        rest[column] = ""
+        if len(having) < len(names):
+            narrowed.append(runs.c[column].in_(having) if having else false())
+    # the cheap ones first: SQLite asks them in this order
+    return [*conditions(replace(query, **rest)), *narrowed]
+
+
+def _text_of(key: tuple[Any, ...]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _position(after: str, names: tuple[str, ...]) -> list[ColumnElement[Any]]:
+    """The values of the columns where the previous page ended."""
+    kinds = tuple(float if name == "step_time_ms" else str for name in names)
+    try:
+        text = base64.b64decode(after.encode() + b"=" * (-len(after) % 4), b"-_", validate=True)
+        values = msgspec.json.decode(text, type=tuple[kinds])  # type: ignore[valid-type]
+        Query(text="".join(value for value in values if isinstance(value, str)))  # refuses what no database takes
+    except (binascii.Error, ValueError, RecursionError):
+        values = ()
+    if not values or not all(isinstance(value, str) or abs(value) < LARGEST for value in values):
+        raise TrainpaceError("after is not where a page of this list ended.", "Start again at the first page.")
+    return [literal(value, runs.c[name].type) for value, name in zip(values, names, strict=True)]

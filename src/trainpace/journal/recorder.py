@@ -10,12 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.execution import Execution
-from trainpace.journal.entry import Entry, Sweep, entry_of, measurement_of, new_id, now_utc
+from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
 from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
 from trainpace.journal.store import Journal
 from trainpace.measure import Conditions, Outcome, SweepPlan, run_sweep
-from trainpace.outcome import FailedProbe
 
 
 class Circumstances(NamedTuple):
@@ -66,14 +65,18 @@ def record_sweep(
             id=new_id(), created_at=now_utc(), key=key, model=private(conditions.model), device=c.device,
             batches=plan.batches, command=private(c.command),
         )  # fmt: skip
-        journal.start_sweep(sweep)
-    done = [outcome_of(entry) for entry in journal.sweep_entries(sweep.id)]
+        journal.add(sweep)
+    done = [probe_of(entry) for entry in journal.sweep_entries(sweep.id)]
 
     def store(outcome: Outcome) -> None:
-        journal.add(_entry(outcome, sweep.id, conditions, c, foresight))
+        entry = entry_of(
+            outcome, keep_identity=c.keep_identity, sweep=sweep.id, command=c.command, commit=c.commit, notes=c.notes,
+            seed=conditions.seed, device=c.device,
+        )  # fmt: skip
+        journal.add(entry if foresight is None else _foreseen(entry, foresight))
 
     outcomes = run_sweep(conditions, plan, c.device, store, done, hints, tell)
-    journal.finish_sweep(sweep.id)
+    journal.finish_sweep(sweep)
     return RecordedSweep(sweep.id, outcomes, len(done))
 
 
@@ -95,27 +98,10 @@ def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -
     )  # fmt: skip
 
 
-def outcome_of(entry: Entry) -> Outcome:
-    """The probe that an entry was made from."""
-    if entry.outcome == "ok":
-        return measurement_of(entry)
-    return FailedProbe(
-        model=entry.model, device=entry.device, execution=entry.execution, failure=entry.outcome, reason=entry.reason,
-        environment=entry.environment, sequence_length=entry.sequence_length, image_size=entry.image_size,
-    )  # fmt: skip
-
-
-def _entry(
-    outcome: Outcome, sweep: str, conditions: Conditions, c: Circumstances, foresight: Foresight | None
-) -> Entry:
-    entry = entry_of(
-        outcome, keep_identity=c.keep_identity, sweep=sweep, command=c.command, commit=c.commit, notes=c.notes,
-        seed=conditions.seed, device=c.device,
-    )  # fmt: skip
-    if foresight is None:
-        return entry
-    entry = replace(entry, workload_key=workload_key(foresight.workload, outcome.execution))
-    plain = foresight.forecaster.forecast(outcome.execution)
+def _foreseen(entry: Entry, foresight: Foresight) -> Entry:
+    """The entry with the forecast that was made for it."""
+    entry = replace(entry, workload_key=workload_key(foresight.workload, entry.execution))
+    plain = foresight.forecaster.forecast(entry.execution)
     foreseen = foresight.corrected(plain)
     if plain.step is None or foreseen.step is None or foreseen.step_time_interval_ms is None:
         return entry

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby
 
 from trainpace.journal.entry import Entry
 from trainpace.records import Record
@@ -55,12 +56,10 @@ def scores(entries: Iterable[Entry]) -> Scores:
     """Scores of the entries that have both a forecast and a measured time."""
     scored = sorted((e for e in entries if error_pct(e) is not None), key=lambda e: (e.created_at, e.id))
     return Scores(
-        overall=score("all", scored),
-        lately=score(f"last {LATELY}", scored[-LATELY:]),
-        by_device=_by(scored, lambda entry: entry.device),
-        by_model=_by(scored, lambda entry: entry.model),
+        overall=score("all", scored), lately=score(f"last {LATELY}", scored[-LATELY:]),
+        by_device=_by(scored, lambda entry: entry.device), by_model=_by(scored, lambda entry: entry.model),
         over_time=_over_time(scored),
-    )
+    )  # fmt: skip
 
 
 def score(name: str, entries: Sequence[Entry]) -> Score:
@@ -79,17 +78,13 @@ def score(name: str, entries: Sequence[Entry]) -> Score:
 
 
 def _by(entries: Sequence[Entry], key: Callable[[Entry], str]) -> tuple[Score, ...]:
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(key(entry), []).append(entry)
-    return tuple(score(name, groups[name]) for name in sorted(groups))
+    return tuple(score(name, list(group)) for name, group in groupby(sorted(entries, key=key), key))
 
 
 def _over_time(entries: Sequence[Entry]) -> tuple[Point, ...]:
-    points, total = [], 0.0
     sizes = [abs(error_pct(entry) or 0.0) for entry in entries]
-    for i, entry in enumerate(entries, 1):
-        total += sizes[i - 1]
-        lately = statistics.fmean(sizes[max(0, i - LATELY) : i])
-        points.append(Point(created_at=entry.created_at, lately_pct=lately, all_pct=total / i))
-    return tuple(points)
+    means = (total / i for i, total in enumerate(accumulate(sizes), 1))
+    return tuple(
+        Point(created_at=entry.created_at, lately_pct=statistics.fmean(sizes[max(0, i - LATELY) : i]), all_pct=mean)
+        for i, (entry, mean) in enumerate(zip(entries, means, strict=True), 1)
+    )

@@ -2,40 +2,27 @@
 
 import itertools
 import re
-import statistics
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from msgspec.structs import replace
-from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, func, select
+from sqlalchemy import URL, Connection, Engine, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.journal.connect import engine_of, plainly, reading, shown, tidy, url_of, writing
+from trainpace.journal.connect import engine_of, plainly, shown, tidy, url_of, writing
 from trainpace.journal.entry import Entry, Sweep, now_utc
 from trainpace.journal.place import default_place
-from trainpace.journal.query import Query, conditions, filtered
+from trainpace.journal.query import Query, conditions
 from trainpace.journal.tables import VERSION, bring_up_to_date, one_writer, row_of, runs, sweeps, version_of
 from trainpace.records import from_json
 
 CHUNK = 1000
 MANY = 10_000
 """After this many new runs the database refreshes the statistics from which it chooses indexes."""
-
-MOST_LOOK_UPS = 1000
-"""Up to this many groups are looked up one by one; beyond, one pass over all rows is faster."""
-GROUPS = ("model", "device", "precision", "optimizer", "micro_batch", "workload_key")
 ALL = Query()
 T = TypeVar("T")
 R = TypeVar("R", Entry, Sweep)
-
-
-class Median(NamedTuple):
-    """The median step time of the `n` runs of a group."""
-
-    group: str | int | None
-    n: int
-    step_time_ms: float
 
 
 class Journal:
@@ -58,7 +45,7 @@ class Journal:
         with plainly(url):
             engine = engine_of(url, create)
             try:
-                with reading(engine) as connection:
+                with engine.begin() as connection:
                     version = version_of(connection)
                 if version != VERSION:
                     writing(engine, bring_up_to_date)
@@ -91,9 +78,9 @@ class Journal:
     def database(self) -> str:
         return self._engine.dialect.name
 
-    def add(self, entry: Entry) -> bool:
-        """Store a run; False if its id is there already. On return the run is on disk."""
-        return self.add_many((entry,)) == 1
+    def add(self, record: Entry | Sweep) -> bool:
+        """Store a run or a sweep; False if its id is there already. On return it is on disk."""
+        return self.add_many((record,)) == 1
 
     def add_many(self, entries: Iterable[Entry | Sweep]) -> int:
         """Store runs and sweeps in one transaction, all or none; returns how many were new. An error raised by
@@ -137,53 +124,24 @@ class Journal:
         self, query: Query = ALL, limit: int | None = 20, offset: int = 0, newest_first: bool = True
     ) -> list[Entry]:
         """Runs that match a query, in order of time; `limit` None for all."""
-        order = [runs.c.created_at, runs.c.id]
-        ordered = filtered(select(runs.c.record), query).order_by(*(c.desc() if newest_first else c for c in order))
-        return self._records(ordered.limit(limit).offset(offset), Entry)
+        order = [column.desc() if newest_first else column for column in (runs.c.created_at, runs.c.id)]
+        chosen = select(runs.c.record).where(*conditions(query)).order_by(*order)
+        return self._records(chosen.limit(limit).offset(offset), Entry)
 
     def every(self, query: Query = ALL) -> Iterator[Entry]:
         """All runs that match a query, the oldest first, read in chunks."""
-        ordered = filtered(select(runs.c.record), query).order_by(runs.c.created_at, runs.c.id)
-        with plainly(self._url), reading(self._engine) as connection:
-            for (record,) in connection.execution_options(yield_per=CHUNK).execute(ordered):
+        chosen = select(runs.c.record).where(*conditions(query)).order_by(runs.c.created_at, runs.c.id)
+        with plainly(self._url), self._engine.begin() as connection:
+            for (record,) in connection.execution_options(yield_per=CHUNK).execute(chosen):
                 yield from_json(record, Entry, f"a run in {self.place}")
 
     def count(self, query: Query = ALL) -> int:
-        counted = filtered(select(func.count()).select_from(runs), query)
+        counted = select(func.count()).select_from(runs).where(*conditions(query))
         return self.read(lambda connection: connection.execute(counted).scalar_one())
-
-    def median_step_ms(self, by: str = "model", query: Query = ALL) -> list[Median]:
-        """The median step time of each model (or device, precision, optimizer, micro_batch, workload_key), sorted by it."""
-        if by not in GROUPS:
-            raise UnknownName("column", by, GROUPS, f"One of {', '.join(GROUPS)}.")
-        group, time = runs.c[by], runs.c.step_time_ms
-        chosen = [time.is_not(None), *conditions(query)]
-        with plainly(self._url), reading(self._engine) as connection:
-            counts = select(group, func.count()).where(*chosen).group_by(group).order_by(group)
-            sizes = [(name, n) for name, n in connection.execute(counts)]
-            if by == "model" and len(sizes) <= MOST_LOOK_UPS:
-                return [_median(connection, name, n, [group == name, *chosen]) for name, n in sizes]
-            place = func.row_number().over(partition_by=group, order_by=time).label("place")
-            size = func.count().over(partition_by=group).label("size")
-            timed = select(group, time, place, size).where(*chosen).subquery()
-            middle = (2 * timed.c.place).between(
-                timed.c.size, timed.c.size + 2
-            )  # one of an odd number, two of an even one
-            medians = select(timed.c[by], func.max(timed.c.size), func.avg(timed.c.step_time_ms)).where(middle)
-            return [Median(*row) for row in connection.execute(medians.group_by(timed.c[by]).order_by(timed.c[by]))]
 
     def annotate(self, id_or_prefix: str, notes: str) -> Entry:
         """Replace the notes of a run; returns the changed run."""
-        id_ = self.get(id_or_prefix).id
-
-        def work(connection: Connection) -> Entry:
-            record = connection.execute(select(runs.c.record).where(runs.c.id == id_).with_for_update()).scalar_one()
-            entry = replace(from_json(record, Entry), notes=notes)
-            connection.execute(runs.update().where(runs.c.id == id_).values(row_of(entry)))
-            return entry
-
-        with plainly(self._url):
-            return writing(self._engine, work)
+        return self._changed(runs, self.get(id_or_prefix), notes=notes)
 
     def delete(self, id_or_prefix: str) -> Entry:
         """Delete a run; returns it."""
@@ -192,30 +150,15 @@ class Journal:
             writing(self._engine, lambda connection: connection.execute(runs.delete().where(runs.c.id == entry.id)))
         return entry
 
-    def start_sweep(self, sweep: Sweep) -> bool:
-        """Store a sweep that begins; False if its id is there already."""
-        return self.add_many((sweep,)) == 1
-
     def open_sweep(self, key: str) -> Sweep | None:
         """The newest unfinished sweep with this key."""
         unfinished = select(sweeps.c.record).where(sweeps.c.key == key, sweeps.c.finished_at.is_(None))
         newest = unfinished.order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc()).limit(1)
         return next(iter(self._records(newest, Sweep)), None)
 
-    def finish_sweep(self, id_: str, finished_at: str | None = None) -> Sweep:
-        """Mark a sweep as finished; returns it. Raises UnknownName for an unknown id."""
-
-        def work(connection: Connection) -> Sweep:
-            chosen = select(sweeps.c.record).where(sweeps.c.id == id_).with_for_update()
-            record = connection.execute(chosen).scalar_one_or_none()
-            if record is None:
-                raise UnknownName("sweep", id_, ())
-            sweep = replace(from_json(record, Sweep), finished_at=finished_at or now_utc())
-            connection.execute(sweeps.update().where(sweeps.c.id == id_).values(row_of(sweep)))
-            return sweep
-
-        with plainly(self._url):
-            return writing(self._engine, work)
+    def finish_sweep(self, sweep: Sweep) -> Sweep:
+        """Mark a sweep as finished; returns it."""
+        return self._changed(sweeps, sweep, finished_at=now_utc())
 
     def newest_sweeps(self, limit: int, offset: int = 0) -> list[Sweep]:
         chosen = select(sweeps.c.record).order_by(sweeps.c.created_at.desc(), sweeps.c.id.desc())
@@ -234,7 +177,7 @@ class Journal:
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """Run `question` in a transaction that only reads."""
-        with plainly(self._url), reading(self._engine) as connection:
+        with plainly(self._url), self._engine.begin() as connection:
             return question(connection)
 
     def run_or_sweep(self, id_: str) -> list[Entry]:
@@ -253,16 +196,24 @@ class Journal:
             raise TrainpaceError(f"the sweep {id_} has no runs.")
         return entries
 
+    def _changed(self, table: Table, record: R, **changes: Any) -> R:
+        """Change fields of a stored record; returns it as it is stored now. Raises UnknownName where it is not there."""
+
+        def work(connection: Connection) -> R:
+            chosen = select(table.c.record).where(table.c.id == record.id).with_for_update()
+            stored = connection.execute(chosen).scalar_one_or_none()
+            if stored is None:
+                raise UnknownName(type(record).__name__.lower(), record.id, ())
+            changed = replace(from_json(stored, type(record)), **changes)
+            connection.execute(table.update().where(table.c.id == record.id).values(row_of(changed)))
+            return changed
+
+        with plainly(self._url):
+            return writing(self._engine, work)
+
     def _records(self, chosen: Select[Any], kind: type[R]) -> list[R]:
         source = f"a {'run' if kind is Entry else 'sweep'} in {self.place}"
         return [from_json(text, kind, source) for text in self.read(lambda c: list(c.execute(chosen).scalars()))]
-
-
-def _median(connection: Connection, name: str, n: int, chosen: list[ColumnElement[bool]]) -> Median:
-    """The median of one group, by walking half of an index that is already in order."""
-    time = runs.c.step_time_ms
-    middle = select(time).where(*chosen).order_by(time).limit(2 - n % 2).offset((n - 1) // 2)
-    return Median(name, n, statistics.fmean(connection.execute(middle).scalars()))
 
 
 def _insert(connection: Connection, records: list[Entry | Sweep]) -> int:

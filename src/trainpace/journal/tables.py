@@ -18,13 +18,13 @@ _LOCK = 0x7261636B
 # bytewise order on both databases, so that times and prefixes of ids compare alike whatever the server's locale
 Words = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
 
+_RUN_WORDS = ("created_at", "kind", "outcome", "model", "device", "precision", "optimizer")
 metadata = sa.MetaData()
 runs = sa.Table(
     "runs",
     metadata,
     Column("id", Words, primary_key=True),
-    *(Column(name, Words, nullable=False) for name in ("created_at", "kind", "outcome", "model", "device")),
-    *(Column(name, Words, nullable=False) for name in ("precision", "optimizer")),
+    *(Column(name, Words, nullable=False) for name in _RUN_WORDS),
     Column("micro_batch", sa.BigInteger, nullable=False),
     Column("step_time_ms", Double),
     Column("sweep", Words),
@@ -62,19 +62,13 @@ journal_meta = sa.Table("journal_meta", metadata, Column("version", sa.Integer, 
 
 def row_of(record: Entry | Sweep) -> dict[str, Any]:
     """The row of a record: the whole record, and the columns that are searched."""
-    if isinstance(record, Sweep):
-        row = {name: getattr(record, name) for name in ("id", "created_at", "key", "finished_at")}
-        return row | {"record": to_json(record)}
-    columns = (
-        "id", "created_at", "kind", "outcome", "model", "device", "step_time_ms", "sweep", "forecast_ms", "workload_key",
-        "reserved_memory_gib",
-    )  # fmt: skip
-    words = (record.model, record.device, record.notes, record.reason, record.command, record.source)
-    return (
-        {name: getattr(record, name) for name in columns}
-        | {name: getattr(record.execution, name) for name in ("precision", "optimizer", "micro_batch")}
-        | {"words": "\n".join(word for word in words if word).casefold(), "record": to_json(record)}
-    )
+    table = sweeps if isinstance(record, Sweep) else runs
+    row = {name: getattr(record, name) for name in table.c.keys() if hasattr(record, name)}  # noqa: SIM118
+    if isinstance(record, Entry):
+        words = (record.model, record.device, record.notes, record.reason, record.command, record.source)
+        row |= {name: getattr(record.execution, name) for name in ("precision", "optimizer", "micro_batch")}
+        row["words"] = "\n".join(word for word in words if word).casefold()
+    return row | {"record": to_json(record)}
 
 
 def version_of(connection: Connection) -> int | None:

@@ -5,16 +5,21 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.ladder.climbed import Attempt, Climbed, RungResult, job_time, noise_scale_of
-    from trainpace.ladder.climbing import ClimbActions, RungPreview, climb, file_name, preview
-    from trainpace.ladder.entries import entry_of_trial
+    from trainpace.ladder.climbing import ClimbActions, RungPreview, climb, file_name, make_shards, preview
     from trainpace.ladder.forecasts import LadderForecasts, has_data
-    from trainpace.ladder.inputs import SCRIPT_STEPS, read_ladder
-    from trainpace.ladder.launchers import LauncherChoice
-    from trainpace.ladder.rungs import Ladder, Rung, Script, Setup, words_of
-    from trainpace.ladder.script import keep_files, prepare, started_by, try_script
-    from trainpace.ladder.shards import make_shards
-    from trainpace.ladder.sources import fingerprint
+    from trainpace.ladder.inputs import read_ladder
+    from trainpace.ladder.results import (
+        Attempt,
+        LadderResult,
+        LadderRow,
+        RungResult,
+        entry_of_trial,
+        job_time,
+        noise_scale_of,
+        rows_of,
+    )
+    from trainpace.ladder.rungs import Ladder, LauncherChoice, Rung, Script, Setup, words_of
+    from trainpace.ladder.script import fingerprint, keep_files, prepare, started_by
     from trainpace.ladder.step_forecast import MeasuredCompute, StepForecast
 
 __getattr__, __all__ = exports(__name__, __file__)

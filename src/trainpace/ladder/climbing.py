@@ -1,6 +1,8 @@
 """The climb: forecast a rung, try it, keep it if it helps, else undo it; the next one starts from what is kept."""
 
 import hashlib
+import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,73 +12,63 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.ladder.climbed import Attempt, Climbed, Measured, RungResult, measured_of
-from trainpace.ladder.gains import Gain, gain_of
-from trainpace.ladder.losses import LossCheck, compare, own_spread
+from trainpace.ladder.judging import Gain, LossCheck, compare, gain_of, judged, own_spread
+from trainpace.ladder.results import Attempt, LadderResult, Measured, RungResult, measured_of
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
-from trainpace.ladder.script import changed_files, fingerprint_of_script
-from trainpace.ladder.sources import fingerprint
+from trainpace.ladder.script import changed_files, fingerprint, fingerprint_of_script
 from trainpace.ladder.step_forecast import MeasuredCompute, StepForecast, compute_of
 from trainpace.launch import FailedTrial, TrialResult
 
 ROUNDS = 2
 """How often the kept setup and the new one are measured in turn where the first trials are too close to tell."""
 BASELINE = "baseline"
-TO_BE_MADE = "(shards that are not made yet)"
+
+ForecastSetups = Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[StepForecast]]
+"""Forecasts of setups, from what was measured before."""
 
 
 class ClimbActions(NamedTuple):
-    """What a climb asks the rest of the program to do.
-
-    `try_it` (setup, seed, name) runs a trial; `forecast` takes setups and what was measured before; `precompute` (FILE.py:NAME)
-    gives the folder of its shards; `keep` stores the state, `journal` a trial.
-    """
+    """What a climb asks the rest of the program to do. `try_it` (setup, seed, name) runs a trial; `precompute` (FILE.py:NAME)
+    gives the folder of its shards; `keep` stores the state, `journal` a trial."""
 
     try_it: Callable[[Setup, int, str], TrialResult | FailedTrial]
-    forecast: Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[StepForecast]]
+    forecast: ForecastSetups
     precompute: Callable[[str], str]
     tell: Callable[[str], None]
-    keep: Callable[[Climbed], None]
+    keep: Callable[[LadderResult], None]
     journal: Callable[[Attempt], None]
 
 
-def climb(ladder: Ladder, actions: ClimbActions, before: Climbed | None = None, stop_early: bool = False) -> Climbed:
-    """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again.
-
-    Raises UserCodeError where the baseline itself cannot be measured: nothing could be compared with it.
-    """
+def climb(
+    ladder: Ladder, actions: ClimbActions, before: LadderResult | None = None, stop_early: bool = False
+) -> LadderResult:
+    """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again. Raises
+    UserCodeError where the baseline itself cannot be measured: nothing could be compared with it."""
     return _Climb(ladder, actions, before).run(stop_early)
 
 
 class RungPreview(NamedTuple):
-    """A rung before anything is measured: its alternatives' setups, or why one cannot be, each with its forecast."""
+    """A rung before anything is measured: its alternatives, each with its forecast, or with a failure where it cannot be."""
 
     title: str
-    setups: list[Setup | str]
-    foreseen: list[StepForecast]
+    attempts: list[Attempt]
 
 
 def preview(ladder: Ladder, actions: ClimbActions) -> list[RungPreview]:
     """The baseline and all rungs, as if of every rung the alternative were kept whose forecast is best. Trains nothing."""
     kept = ladder.start
-    previews = [RungPreview(BASELINE, [kept], actions.forecast([kept], []))]
+    previews = [RungPreview(BASELINE, [Attempt(setup=kept, foreseen=actions.forecast([kept], [])[0])])]
     for rung in ladder.rungs:
-        setups = _alternatives(rung, kept, ladder, TO_BE_MADE)
-        possible = [s for s in setups if isinstance(s, Setup)]
-        foreseen = actions.forecast(possible, []) if possible else []
-        each = iter(foreseen)
-        previews.append(
-            RungPreview(
-                rung.title, setups, [next(each) if isinstance(s, Setup) else StepForecast(reason=s) for s in setups]
-            )
-        )
-        timed = [(f.step_ms, i) for i, f in enumerate(foreseen) if f.step_ms is not None]
-        kept = possible[min(timed)[1]] if timed else possible[0] if possible else kept
+        attempts = _alternatives(rung, kept, ladder, "(shards that are not made yet)", actions.forecast, [])
+        previews.append(RungPreview(rung.title, attempts))
+        possible = [attempt for attempt in attempts if not attempt.failure]
+        if possible:
+            kept = min(possible, key=lambda attempt: attempt.foreseen.step_ms or math.inf).setup
     return previews
 
 
 class _Climb:
-    def __init__(self, ladder: Ladder, actions: ClimbActions, before: Climbed | None) -> None:
+    def __init__(self, ladder: Ladder, actions: ClimbActions, before: LadderResult | None) -> None:
         self._ladder, self._actions = ladder, actions
         self._code = fingerprint(ladder.start.task) if ladder.script is None else fingerprint_of_script(ladder.script)
         done = () if before is None else (before.baseline, *before.rungs)
@@ -84,28 +76,28 @@ class _Climb:
         self._before = before
         self._measured: list[MeasuredCompute] = []
 
-    def run(self, stop_early: bool) -> Climbed:
-        climbed = self._baseline()
-        self._learn(climbed.baseline)
+    def run(self, stop_early: bool) -> LadderResult:
+        results = self._baseline()
+        self._learn(results.baseline)
         for rung in self._ladder.rungs:
-            result = self._rung(rung, climbed)
+            result = self._rung(rung, results)
             self._learn(result)
-            climbed = replace(climbed, rungs=(*climbed.rungs, result))
-            self._actions.keep(climbed)
+            results = replace(results, rungs=(*results.rungs, result))
+            self._actions.keep(results)
             self._actions.tell(f"{rung.title}: {'kept' if result.kept else 'undone'}, {result.reason}")
             if stop_early and not result.kept:
-                climbed = replace(climbed, stopped=f"stopped after {rung.title!r}, which did not help")
+                results = replace(results, stopped=f"stopped after {rung.title!r}, which did not help")
                 break
-        climbed = replace(climbed, finished=not climbed.stopped)
-        self._actions.keep(climbed)
-        return climbed
+        results = replace(results, finished=not results.stopped)
+        self._actions.keep(results)
+        return results
 
-    def _baseline(self) -> Climbed:
+    def _baseline(self) -> LadderResult:
         """Measured twice, with two seeds: how far apart its own loss curves are."""
         start, key = self._ladder.start, self._key([self._ladder.start], None)
         if key in self._done and self._before is not None:
             self._actions.tell(f"{BASELINE}: measured before")
-            return Climbed(ladder=self._ladder, baseline=self._done[key], loss_spread=self._before.loss_spread)
+            return LadderResult(ladder=self._ladder, baseline=self._done[key], loss_spread=self._before.loss_spread)
         begin = time.monotonic()
         foreseen = self._actions.forecast([start], self._measured)[0]
         self._say(BASELINE, foreseen)
@@ -123,19 +115,19 @@ class _Climb:
             title=BASELINE, key=key, tried=(tried,), chosen=0, kept=True, reason="", base_ms=measured.medians_ms,
             seconds=time.monotonic() - begin,
         )  # fmt: skip
-        climbed = Climbed(ladder=self._ladder, baseline=result, loss_spread=spread)
-        self._actions.keep(climbed)
-        return climbed
+        results = LadderResult(ladder=self._ladder, baseline=result, loss_spread=spread)
+        self._actions.keep(results)
+        return results
 
-    def _rung(self, rung: Rung, climbed: Climbed) -> RungResult:
-        kept, its = climbed.kept
+    def _rung(self, rung: Rung, results: LadderResult) -> RungResult:
+        kept, measured_before = results.kept
         key = self._key([kept], rung)
         if key in self._done:
             self._actions.tell(f"{rung.title}: measured before")
             return self._done[key]
         begin = time.monotonic()
         result = RungResult(
-            title=rung.title, key=key, tried=(), chosen=None, kept=False, reason="", base_ms=its.medians_ms
+            title=rung.title, key=key, tried=(), chosen=None, kept=False, reason="", base_ms=measured_before.medians_ms
         )
         shards, precompute_s = "", 0.0
         if rung.precompute:
@@ -150,70 +142,59 @@ class _Climb:
             reason = "; ".join(dict.fromkeys(t.failure for t in tried))
             return replace(result, tried=tuple(tried), reason=reason, seconds=time.monotonic() - begin)
         chosen = min(measured, key=lambda row: row[1].median_ms)[0]
-        tried[chosen], base_ms, gain = self._gain(rung, kept, its, tried[chosen])
-        check = self._losses(climbed, tried[chosen])
-        keep, reason = judged(tried[chosen], gain, check)
+        tried[chosen], base_ms, gain = self._gain(rung, kept, measured_before, tried[chosen])
+        check = self._losses(results, tried[chosen])
+        keep, reason = judged(gain, check)
         return replace(
             result, tried=tuple(tried), chosen=chosen, kept=keep, reason=reason, base_ms=base_ms, gain=gain, losses=check,
             precompute_s=precompute_s, seconds=time.monotonic() - begin,
         )  # fmt: skip
 
     def _tried(self, rung: Rung, kept: Setup, shards: str) -> list[Attempt]:
-        """Every alternative once: all forecasts first, then the trials."""
-        setups = _alternatives(rung, kept, self._ladder, shards)
-        possible = [s for s in setups if isinstance(s, Setup)]
-        foreseen = iter(self._actions.forecast(possible, self._measured) if possible else [])
-        tried = [
-            Attempt(setup=s, foreseen=next(foreseen)) if isinstance(s, Setup)
-            else Attempt(setup=kept, foreseen=StepForecast(reason="it cannot be set up"), failure=s)
-            for s in setups
-        ]  # fmt: skip
-        for i, one in enumerate(tried):
-            if one.failure:
+        attempts = _alternatives(rung, kept, self._ladder, shards, self._actions.forecast, self._measured)
+        for i, attempt in enumerate(attempts):
+            if attempt.failure:
                 continue
-            self._say(rung.title, one.foreseen)
-            outcome = self._actions.try_it(one.setup, self._ladder.seed, file_name(rung.title, i))
+            self._say(rung.title, attempt.foreseen)
+            outcome = self._actions.try_it(attempt.setup, self._ladder.seed, file_name(rung.title, i))
             if isinstance(outcome, FailedTrial):
-                tried[i] = replace(
-                    one, failure=f"{outcome.kind}: {outcome.reason.rstrip('.')}. {_log(outcome)}".strip()
-                )
+                failure = f"{outcome.kind}: {outcome.reason.rstrip('.')}. {_log(outcome)}".strip()
+                attempts[i] = replace(attempt, failure=failure)
             else:
-                tried[i] = replace(one, measured=measured_of(outcome))
-            self._actions.journal(tried[i])
-        return tried
+                attempts[i] = replace(attempt, measured=measured_of(outcome))
+            self._actions.journal(attempts[i])
+        return attempts
 
-    def _gain(self, rung: Rung, kept: Setup, its: Measured, new: Attempt) -> tuple[Attempt, tuple[float, ...], Gain]:
+    def _gain(self, rung: Rung, kept: Setup, before: Measured, new: Attempt) -> tuple[Attempt, tuple[float, ...], Gain]:
         """The kept setup's trials before may be long ago: where the two are close, both are tried again in turn."""
         assert new.measured is not None
-        old_ms, new_ms = [its.median_ms], list(new.measured.medians_ms)
+        old_ms, new_ms = [before.median_ms], list(new.measured.medians_ms)
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
-            self._actions.tell(
-                f"{rung.title}: {gain.ratio:.2f}x is within the noise of one trial, so both are tried again"
-            )
+            noise = "is within the noise of one trial, so both are tried again"
+            self._actions.tell(f"{rung.title}: {gain.ratio:.2f}x {noise}")
             old_ms = []
             for turn in range(ROUNDS):
                 for setup, times in ((kept, old_ms), (new.setup, new_ms)):
                     again = self._actions.try_it(setup, self._ladder.seed, f"{file_name(rung.title, 0)}-again-{turn}")
                     if isinstance(again, TrialResult):
                         times.append(again.median_ms)
-            old_ms = old_ms or [its.median_ms]
+            old_ms = old_ms or [before.median_ms]
             gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         return replace(new, measured=replace(new.measured, medians_ms=tuple(new_ms))), tuple(old_ms), gain
 
-    def _losses(self, climbed: Climbed, new: Attempt) -> LossCheck:
+    def _losses(self, results: LadderResult, new: Attempt) -> LossCheck:
         assert new.measured is not None
         if new.setup.execution.global_batch != self._ladder.start.execution.global_batch:
             return LossCheck(verdict="not compared", reason="another global batch")
-        if not new.measured.losses or not climbed.start.losses:
+        if not new.measured.losses or not results.start.losses:
             return LossCheck(verdict="not compared", reason="no losses were seen")
-        return compare(climbed.start.losses, new.measured.losses, self._ladder.loss_tolerance, climbed.loss_spread)
+        return compare(results.start.losses, new.measured.losses, self._ladder.loss_tolerance, results.loss_spread)
 
     def _learn(self, result: RungResult) -> None:
-        for one in result.tried:
-            if one.measured is not None:
-                m = one.measured
-                compute = compute_of(one.setup, m.medians_ms[0], m.compute_ms, one.foreseen.data_ms)
+        for attempt in result.tried:
+            if (m := attempt.measured) is not None:
+                compute = compute_of(attempt.setup, m.medians_ms[0], m.compute_ms, attempt.foreseen.data_ms)
                 self._measured += [compute] if compute is not None else []
 
     def _say(self, title: str, foreseen: StepForecast) -> None:
@@ -222,48 +203,53 @@ class _Climb:
         self._actions.tell(f"{title}: {words}; measuring")
 
     def _key(self, setups: Sequence[Setup], rung: Rung | None) -> str:
-        lad = self._ladder
-        measured_alike = (self._code, setups, rung, lad.seconds, lad.warmup_steps, lad.seed, lad.device, lad.allow_global_batch,
-                lad.loss_tolerance, lad.steps)  # fmt: skip
+        names = "seconds", "warmup_steps", "seed", "device", "allow_global_batch", "loss_tolerance", "steps"
+        measured_alike = (self._code, setups, rung, *(getattr(self._ladder, name) for name in names))
         return hashlib.sha256(msgspec.json.encode(measured_alike)).hexdigest()[:32]
 
 
-def judged(new: Attempt, gain: Gain, check: LossCheck) -> tuple[bool, str]:
-    """(whether the rung is kept, the reason)."""
-    if check.verdict == "diverges":
-        return False, check.reason
-    if gain.faster:
-        return True, f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})" + (
-            f"; {check.reason}" if check.reason else ""
-        )
-    if gain.high < 1:
-        return False, f"slower: {gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
-    return False, f"no gain beyond the noise: {gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
-
-
-def _alternatives(rung: Rung, kept: Setup, ladder: Ladder, shards: str) -> list[Setup | str]:
-    """The setups of a rung; in the place of one that is impossible, the reason."""
+def _alternatives(
+    rung: Rung, kept: Setup, ladder: Ladder, shards: str, forecast: ForecastSetups, measured: Sequence[MeasuredCompute]
+) -> list[Attempt]:
+    """The alternatives of a rung with their forecasts; one that is impossible has the reason as its failure."""
     setups: list[Setup | str] = []
     for values in rung.alternatives():
         try:
             setup = changed(kept, values | ({"shards": shards} if rung.precompute else {}), ladder.allow_global_batch)
             if ladder.script is not None:
-                changed_files(ladder.script, ladder.start, setup)  # which says what no file takes
+                changed_files(ladder, setup)  # which says what no file takes
             setups.append(setup)
         except TrainpaceError as error:
             setups.append(str(error))
-    return setups
+    possible = [setup for setup in setups if isinstance(setup, Setup)]
+    foreseen = iter(forecast(possible, measured) if possible else [])
+    return [
+        Attempt(setup=kept, foreseen=StepForecast(reason=setup), failure=setup) if isinstance(setup, str)
+        else Attempt(setup=setup, foreseen=next(foreseen)) for setup in setups
+    ]  # fmt: skip
+
+
+def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], None]) -> str:
+    """The folder with the shards of FILE.py:NAME, made once into a climb's folder. Raises as `shards.precompute` does, and where
+    another part must go on."""
+    from trainpace.shards import Settings, precompute
+
+    name = re.sub(r"[^\w.-]+", "-", target.rpartition(":")[2])
+    shards = folder / f"shards-{name}"
+    tell(f"precomputing {target} into {shards}")
+    done = precompute(Settings(target=target, folder=str(shards), workers=workers), note=tell)
+    if not done.finished:
+        raise TrainpaceError(f"the shards in {shards} are not all there.", "Another part has still to compute its own.")
+    return str(shards)
+
+
+def file_name(title: str, number: int) -> str:
+    return f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')[:40]}-{number}"
 
 
 def _per_sample(times_ms: Sequence[float], setup: Setup) -> list[float]:
     """Times divided by the global batch, so that steps of different global batches compare."""
     return [t / setup.execution.global_batch for t in times_ms]
-
-
-def file_name(title: str, number: int) -> str:
-    """The name of a folder for the trial of a rung's alternative."""
-    letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in title.lower())
-    return f"{'-'.join(filter(None, letters.split('-')))[:40]}-{number}"
 
 
 def _log(failed: FailedTrial) -> str:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -41,31 +42,21 @@ def rank_threads(setup: Setup) -> int:
 
 
 class LadderForecasts:
-    """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores.
-
-    `between_nodes` gives the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine.
-    `folder` keeps profiles for several ranks, so that a ladder taken up again does not measure them twice.
-    """
+    """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores,
+    `between_nodes` the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine. `folder`
+    keeps profiles for several ranks, so that a ladder taken up again does not measure them twice."""
 
     def __init__(
-        self,
-        folder: Path,
-        device: str,
-        whole: Callable[[], MachineProfile],
-        tell: Tell,
-        timeout_s: float,
-        seed: int = 0,
-        between_nodes: Callable[[], HostLinks | None] = lambda: None,
-    ) -> None:
+        self, folder: Path, device: str, whole: Callable[[], MachineProfile], tell: Tell, timeout_s: float,
+        seed: int = 0, between_nodes: Callable[[], HostLinks | None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._folder, self._device, self._whole, self._tell = folder, device, whole, tell
         self._timeout_s, self._seed, self._between_nodes = timeout_s, seed, between_nodes
         self._workloads: dict[tuple[str, str], Workload] = {}
-        self._profiles: dict[tuple[int, int], MachineProfile] = {}
         self._costs: dict[tuple[str | None, int, bool], LoaderCost] = {}
-        self._links: dict[int, AllReduce] = {}
+        self._links: dict[int, HostLinks] = {}
 
     def forecast(self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
-        """One forecast for each setup; where there is none, it has a reason."""
         try:
             self._measure_costs(setups)
         except TrainpaceError as error:
@@ -77,14 +68,13 @@ class LadderForecasts:
         if setup.loader.shards is not None and not Path(setup.loader.shards).is_dir():
             return StepForecast(reason="the shards are not made yet, so what reading them back costs is not known")
         try:
-            e, rated = setup.execution, near is not None and near.setup.execution.precision == setup.execution.precision
-            here = self._forecast(setup)
-            form: Callable[[Setup], Setup] = _as_it_is
-            if here.step is None and rated:
+            e = setup.execution
+            here, precision = self._forecast(setup), {}
+            if here.step is None and near is not None and near.setup.execution.precision == e.precision:
                 # a profile is of fp32 alone; from one setup to another of this precision its ratio is the nearest there is
-                form = _in_fp32
-                here = self._forecast(form(setup))
-            there = None if near is None else (near, self._forecast(form(near.setup)))
+                precision = {"precision": "fp32"}
+                here = self._forecast(_with(setup, precision))
+            there = None if near is None else (near, self._forecast(_with(near.setup, precision)))
             shared = RankShare(usable_cores() / e.nproc_per_node, rank_threads(setup) if self._device == "cpu" else 1.0)
             step = forecast_step(setup, here, there, self._costs.get(_cost_key(setup)), shared)
             return replace(step, state_bytes=state_bytes(self._workload(setup), e))
@@ -92,8 +82,7 @@ class LadderForecasts:
             return StepForecast(reason=error.message)
 
     def _forecast(self, setup: Setup) -> Forecast:
-        e = setup.execution
-        workload = self._workload(setup)
+        e, workload = setup.execution, self._workload(setup)
         between = self._between_nodes() if e.nnodes > 1 and self._device == "cpu" else None
         if e.nnodes > 1 and between is None:
             raise TrainpaceError("the links between the nodes are not known here.")
@@ -128,45 +117,38 @@ class LadderForecasts:
 
     def _profile(self, ranks: int, threads: int) -> MachineProfile:
         """The profile of the machine as one of so many ranks has it: all of them calibrate at the same time."""
-        key = (ranks, threads)
-        if key in self._profiles:
-            return self._profiles[key]
         file = self._folder / f"machine-{ranks}x{threads}.json"
         if file.exists():
-            profile = load(file, MachineProfile)
-        elif ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
+            return load(file, MachineProfile)
+        if ranks == 1 and threads == rank_threads(Setup(task="", execution=Execution())):
             profile = self._whole()
-            save(profile, file)
         else:
-            self._tell(
-                f"calibrating {ranks} process{'es' if ranks > 1 else ''} of {threads} threads for {CALIBRATION_S:.0f} s"
-            )
+            processes = f"{ranks} process{'es' if ranks > 1 else ''}"
+            self._tell(f"calibrating {processes} of {threads} threads for {CALIBRATION_S:.0f} s")
             with ThreadPoolExecutor(ranks) as pool:
                 profile, *_ = pool.map(lambda _: calibrate(CALIBRATION_S, threads=threads), range(ranks))
-            save(profile, file)
-        self._profiles[key] = profile
+        save(profile, file)
         return profile
 
     def _ranks_links(self, ranks: int) -> HostLinks:
         if ranks not in self._links:
             self._tell(f"timing all-reduces of {ranks} processes")
-            self._links[ranks] = measure_allreduce(ranks, "gloo", ALLREDUCE_BYTES, ALLREDUCE_REPEATS)
-        return links_of(self._links[ranks])
+            self._links[ranks] = links_of(measure_allreduce(ranks, "gloo", ALLREDUCE_BYTES, ALLREDUCE_REPEATS))
+        return self._links[ranks]
 
     def _measure_costs(self, setups: Sequence[Setup]) -> None:
-        there = [s for s in setups if s.loader.shards is None or Path(s.loader.shards).is_dir()]
-        missing = {_cost_key(s): s for s in there if _cost_key(s) not in self._costs and has_data(s.task)}
-        groups: dict[tuple[str | None, bool], list[tuple[str | None, int, bool]]] = {}
-        for key in missing:
-            groups.setdefault((key[0], key[2]), []).append(key)
-        for (shards, workers), keys in groups.items():
+        batch_sizes: dict[tuple[str, str | None, bool], list[int]] = {}
+        for s in setups:
+            there = s.loader.shards is None or Path(s.loader.shards).is_dir()
+            if there and has_data(s.task) and _cost_key(s) not in self._costs:
+                sizes = batch_sizes.setdefault((s.task, s.loader.shards, s.loader.workers > 0), [])
+                sizes += [s.execution.micro_batch] if s.execution.micro_batch not in sizes else []
+        for (task, shards, workers), sizes in batch_sizes.items():
             self._tell("timing samples" + (" of the shards" if shards else ""))
-            task = missing[keys[0]].task
-            request = {"task": task, "shards": shards, "batch_sizes": [k[1] for k in keys], "workers": workers,
-                       "seed": self._seed}  # fmt: skip
+            request = {"task": task, "shards": shards, "batch_sizes": sizes, "workers": workers, "seed": self._seed}
             answer = run_isolated("trainpace.ladder.data_worker", request, COST_TIMEOUT_S, f"timing samples of {task}")
-            for key, cost in zip(keys, msgspec.json.decode(answer, type=list[LoaderCost]), strict=True):
-                self._costs[key] = cost
+            costs = msgspec.json.decode(answer, type=list[LoaderCost])
+            self._costs |= {(shards, size, workers): cost for size, cost in zip(sizes, costs, strict=True)}
 
 
 def has_data(spec: str) -> bool:
@@ -184,12 +166,8 @@ def links_of(a: AllReduce) -> HostLinks:
     )  # fmt: skip
 
 
-def _as_it_is(setup: Setup) -> Setup:
-    return setup
-
-
-def _in_fp32(setup: Setup) -> Setup:
-    return replace(setup, execution=replace(setup.execution, precision="fp32"))
+def _with(setup: Setup, changes: dict[str, Any]) -> Setup:
+    return replace(setup, execution=replace(setup.execution, **changes))
 
 
 def _cost_key(setup: Setup) -> tuple[str | None, int, bool]:

@@ -12,16 +12,14 @@ from trainpace.errors import Contradiction, TrainpaceError, UnknownName, Unreada
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
 from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
-from trainpace.ladder.script import present
+from trainpace.ladder.script import SCRIPT_STEPS, present
 from trainpace.launch import LoaderSettings, SlurmOptions
 from trainpace.plan import Change, DataPath, Plan
 from trainpace.records import from_json, read_bytes
 from trainpace.schedule import Schedule
 
-TOP_KEYS = (
-    "task", "command", "config", "price_usd_per_hour", "loss_tolerance", "seconds", "steps", "warmup_steps", "seed", "device",
-    "allow_global_batch", "start", "rung", "job", "slurm",
-)  # fmt: skip
+OTHER_FIELDS = ("rungs", "script", "conditions")
+TOP_KEYS = ("task", "command", "config", "rung", *(k for k in Ladder.__struct_fields__ if k not in OTHER_FIELDS))
 CONDITION_KEYS = tuple(
     name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "stated")
 )
@@ -30,15 +28,9 @@ OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimi
 """What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
 
 
-SCRIPT_STEPS = 30
-
-
 def read_ladder(path: Path, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:
     """The ladder that a file holds. `task` and `script` go before the file's own; `precompute` names the dataset of a plan's
-    shards.
-
-    Raises UnreadableInput, UnknownName or TrainpaceError, in one sentence that names the file.
-    """
+    shards. Errors name the file."""
     text = read_bytes(path)
     if path.suffix == ".toml":
         return _from_toml(text, path, task, script)
@@ -54,45 +46,39 @@ def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None)
         read = tomllib.loads(text.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
-    _known(read, TOP_KEYS, f"key of {path.name}")
-    start: dict[str, Any] = read.pop("start", {})
-    rungs, job = read.pop("rung", []), read.pop("job", None)
-    tables = (
-        isinstance(read.get("slurm", {}), dict)
-        and isinstance(start, dict)
-        and isinstance(rungs, list)
-        and isinstance(job, dict | None)
-    )
-    if not tables or not all(isinstance(r, dict) for r in rungs):
+    _check_names(read, TOP_KEYS, f"key of {path.name}")
+    start, job, slurm, rungs = read.pop("start", {}), read.pop("job", None), read.get("slurm", {}), read.pop("rung", [])
+    if not isinstance(rungs, list) or not all(isinstance(table, dict) for table in (start, job or {}, slurm, *rungs)):
         raise UnreadableInput(f"{path}: [start], [job] and [slurm] are tables, and each [[rung]] is one.")
-    spec = task or _beside(path, str(read.pop("task", "")))
-    read.pop("task", None)
+    own_task = _beside(path, str(read.pop("task", "")))
+    spec = task or own_task
     script = _script_of(read, path) or script
     if not spec and script is None:
         raise TrainpaceError(
             f'{path} names no task: task = "FILE.py:FUNCTION", or give --task.',
             'An unchanged script is command = "torchrun train.py ...", with config = ["ds.json"].',
         )
-    _known(start, KEYS, f"setting in [start] of {path.name}")
-    _known(job or {}, JOB_KEYS, f"key in [job] of {path.name}")
-    _known(read.get("slurm", {}), SlurmOptions.__struct_fields__, f"key in [slurm] of {path.name}")
+    _check_names(start, KEYS, f"setting in [start] of {path.name}")
+    _check_names(job or {}, JOB_KEYS, f"key in [job] of {path.name}")
+    _check_names(slurm, SlurmOptions.__struct_fields__, f"key in [slurm] of {path.name}")
     if not rungs:
         raise TrainpaceError(f"{path} has no [[rung]] to try.")
     if "shards" in start:
-        start["shards"] = _beside_folder(path, start["shards"])
+        start["shards"] = str(path.parent / str(start["shards"]))
     try:
         if script is not None:
-            begin = start_of_script(script, start, spec)
-            read = {"steps": SCRIPT_STEPS, **read, "script": msgspec.to_builtins(script)}
+            setup = start_of_script(script, start, spec)
+            read = {"steps": SCRIPT_STEPS, **read, "script": script}
         else:
             if "global_batch" not in start:
                 start = {"accumulation": 1, "micro_batch": 1, **start}
-            begin = changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
-        return msgspec.convert(
-            read | {"start": msgspec.to_builtins(begin), "rungs": [msgspec.to_builtins(_rung(r, path)) for r in rungs],
-                    **_job(job)},
-            Ladder,
-        )  # fmt: skip
+            setup = changed(Setup(task=spec, execution=Execution()), start, allow_global_batch=True)
+        if job is not None:
+            conditions = {name: value for name, value in job.items() if name in CONDITION_KEYS}
+            read["job"] = {name: value for name, value in job.items() if name not in conditions}
+            read["conditions"] = conditions | {"stated": tuple(conditions)}
+        ladder = read | {"start": setup, "rungs": [_rung(rung, path) for rung in rungs]}
+        return msgspec.convert(msgspec.to_builtins(ladder), Ladder)
     except msgspec.ValidationError as error:
         raise UnreadableInput(f"{path}: {error}.") from None
     except UnknownName:
@@ -101,26 +87,14 @@ def _from_toml(text: bytes, path: Path, task: str | None, script: Script | None)
         raise TrainpaceError(f"{path}: {error.message}", error.hint) from None
 
 
-def _job(table: dict[str, Any] | None) -> dict[str, Any]:
-    """`[job]` as a schedule and the conditions of the whole training."""
-    if table is None:
-        return {}
-    conditions = {name: value for name, value in table.items() if name in CONDITION_KEYS}
-    return {
-        "job": {k: v for k, v in table.items() if k not in conditions},
-        "conditions": conditions | {"stated": tuple(conditions)},
-    }
-
-
 def _script_of(read: dict[str, Any], path: Path) -> Script | None:
     """The script that the keys `command` and `config` name; they are taken out."""
     command, configs = read.pop("command", None), read.pop("config", [])
     configs = [configs] if isinstance(configs, str) else configs
     if command is None:
         if configs:
-            raise TrainpaceError(
-                f"{path} names settings files and no command.", 'Add command = "torchrun train.py ..."'
-            )
+            hint = 'Add command = "torchrun train.py ..."'
+            raise TrainpaceError(f"{path} names settings files and no command.", hint)
         return None
     if not isinstance(command, str) or not isinstance(configs, list) or not all(isinstance(c, str) for c in configs):
         raise UnreadableInput(f"{path}: command is text, and config a list of files.")
@@ -131,28 +105,29 @@ def start_of_script(script: Script, given: Mapping[str, Any], task: str = "") ->
     """How a script trains now: what its settings say, and what is `given` where they say nothing. Raises Contradiction where both
     say something else, TrainpaceError where nothing says how many samples a step has."""
     now = present(script)
-    said = settings_of(now.execution) | {"workers": now.workers}
+    e = now.execution
+    settings = settings_of(e) | {"workers": now.workers}
+    stated = now.stated | ({"workers"} if "dataloader_workers" in now.stated else set())
     for key, value in given.items():
-        if key in now.stated | ({"workers"} if "dataloader_workers" in now.stated else set()) and said[key] != value:
+        if key in stated and settings[key] != value:
             raise Contradiction(
-                f"[start] says {key} {value}, and the script's own settings {said[key]}.", "Leave it out."
+                f"[start] says {key} {value}, and the script's own settings {settings[key]}.", "Leave it out."
             )
-    if not ({"micro_batch", "global_batch"} & (now.stated | given.keys())):
+    if not {"micro_batch", "global_batch"} & (stated | given.keys()):
         raise TrainpaceError(
             "the script's settings do not say how many samples a step has.", "Say it: micro_batch in [start]."
         )
-    begin = Setup(task=task, execution=now.execution, loader=LoaderSettings(workers=now.workers))
     if "global_batch" not in given:
-        batch = {"micro_batch": now.execution.micro_batch, "accumulation": now.execution.accumulation}
-        given = {**batch, **given}
-    return changed(begin, dict(given), allow_global_batch=True)
+        given = {"micro_batch": e.micro_batch, "accumulation": e.accumulation, **given}
+    setup = Setup(task=task, execution=e, loader=LoaderSettings(workers=now.workers))
+    return changed(setup, dict(given), allow_global_batch=True)
 
 
 def _rung(table: dict[str, Any], path: Path) -> Rung:
-    _known(table, ("title", "precompute", *KEYS), f"setting in [[rung]] of {path.name}")
+    _check_names(table, ("title", "precompute", *KEYS), f"setting in [[rung]] of {path.name}")
     changes = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in ("title", "precompute")}
     if "shards" in changes:
-        changes["shards"] = _beside_folder(path, changes["shards"])
+        changes["shards"] = str(path.parent / str(changes["shards"]))
     precompute = _beside(path, str(table.get("precompute", "")))
     title = table.get("title") or ", ".join(f"{k} {v}" for k, v in changes.items()) or "precomputed shards"
     return Rung(title=str(title), changes=changes, precompute=precompute)
@@ -174,23 +149,18 @@ def ladder_of_plan(plan: Plan, task: str | None = None, precompute: str = "", sc
         before = change.execution, change.data
     batches = {change.execution.global_batch for change in plan.changes} - {plan.start.global_batch}
     if script is not None:
-        _agree(plan, script)
+        now, planned = present(script), settings_of(plan.start)
+        settings = settings_of(now.execution)
+        clashes = [f"{name} {planned[name]}, where the script has {settings[name]}"
+                   for name in sorted(now.stated & planned.keys()) if settings[name] != planned[name]]  # fmt: skip
+        if clashes:
+            raise Contradiction(
+                f"the plan starts from {', '.join(clashes)}.", "Make the plan of the same files and command."
+            )
     return Ladder(
         start=start, rungs=tuple(rungs), device="cuda", allow_global_batch=bool(batches), script=script,
         steps=None if script is None else SCRIPT_STEPS,
     )  # fmt: skip
-
-
-def _agree(plan: Plan, script: Script) -> None:
-    now, planned = present(script), settings_of(plan.start)
-    said = settings_of(now.execution)
-    off = sorted(name for name in now.stated & planned.keys() if said[name] != planned[name])
-    if off:
-        raise Contradiction(
-            "the plan starts from " + ", ".join(f"{name} {planned[name]}, where the script has {said[name]}" for name in off)
-            + ".",
-            "Make the plan of the same files and command.",
-        )  # fmt: skip
 
 
 def _rung_of_change(change: Change, execution: Execution, data: DataPath, precompute: str) -> Rung:
@@ -213,7 +183,7 @@ def _rung_of_change(change: Change, execution: Execution, data: DataPath, precom
     return Rung(title=change.title, changes=changes, precompute=precompute if shards else "")
 
 
-def _known(table: Mapping[str, Any], keys: Iterable[str], what: str) -> None:
+def _check_names(table: Mapping[str, Any], keys: Iterable[str], what: str) -> None:
     for key in table:
         if key not in keys:
             raise UnknownName(what, key, keys)
@@ -223,7 +193,3 @@ def _beside(path: Path, spec: str) -> str:
     """FILE.py:NAME is meant from the ladder's own folder, wherever the command is called."""
     file, colon, name = spec.rpartition(":")
     return f"{path.parent / file}{colon}{name}" if file.endswith(".py") else spec
-
-
-def _beside_folder(path: Path, folder: Any) -> str:
-    return str(path.parent / str(folder))

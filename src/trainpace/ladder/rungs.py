@@ -1,7 +1,7 @@
-"""A ladder: the setup of a training, the changes to try in turn, and what a change makes of a setup."""
+"""A ladder: the setup of a training, the changes to try in turn, what a change makes of a setup, and what launches it."""
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -9,7 +9,17 @@ from msgspec.structs import replace
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName
 from trainpace.execution import Execution
 from trainpace.job import ASSUMED, JobConditions
-from trainpace.launch import EngineName, LoaderSettings, SlurmOptions, Trial
+from trainpace.launch import (
+    EngineName,
+    Launcher,
+    LoaderSettings,
+    Slurm,
+    SlurmOptions,
+    ThisMachine,
+    Torchrun,
+    Trial,
+    engine_for,
+)
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 
@@ -18,8 +28,7 @@ Changes = dict[str, Value | tuple[Value, ...]]
 
 EXECUTION_KEYS = tuple(name for name in Execution.__struct_fields__ if name != "engine")
 LOADER_KEYS = LoaderSettings.__struct_fields__
-OTHER_KEYS = ("engine", "threads", "global_batch")
-KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, *OTHER_KEYS)
+KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
 MOST_ALTERNATIVES = 16
 
@@ -35,8 +44,6 @@ class Setup(Record):
 
     def trial(self, **rest: Any) -> Trial:
         """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
-        from trainpace.launch import engine_for
-
         return Trial(
             task=self.task, execution=self.execution, engine=self.engine or engine_for(self.execution), loader=self.loader,
             threads_per_process=self.threads, **rest,
@@ -44,8 +51,7 @@ class Setup(Record):
 
 
 class Script(Record):
-    """An unchanged script: the command that trains, and the settings files that it reads. Paths, and the command, are meant from
-    `folder`."""
+    """An unchanged script: the command that trains, and the settings files that it reads, both as seen from `folder`."""
 
     command: str
     configs: tuple[str, ...] = ()
@@ -54,9 +60,7 @@ class Script(Record):
 
 class Rung(Record):
     """One change to try. A tuple of values is a choice, of which the best is kept; several tuples are all their combinations.
-
-    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place.
-    """
+    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place."""
 
     title: str
     changes: Changes
@@ -77,7 +81,6 @@ class Rung(Record):
             )
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
-        """The rung's changes in every combination, one value for each key."""
         choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
         return tuple(dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices))
 
@@ -86,12 +89,9 @@ class Ladder(Record):
     """The setup to start from, the rungs to try in turn, and the whole job that they are for.
 
     `job` None: no hours and dollars of a whole job; `conditions`: what it does besides steps. `price_usd_per_hour` is for one
-    node. `loss_tolerance` is a share of the baseline's first loss (see `losses`). Each trial trains for about `seconds` after
-    `warmup_steps`; all have `seed`, but for the baseline's second trial, which has the next one. `slurm`: what a cluster
-    wants, where a rung has several nodes.
-
-    `steps`: a trial's after the warm-up, in place of `seconds`. `script`: what is trained, where it is no task; a task beside it
-    is the model for forecasts, "" for none.
+    node. `loss_tolerance` is a share of the baseline's first loss (see `judging`). Each trial trains for about `seconds`, or for
+    `steps`, after `warmup_steps`; all have `seed`, but for the baseline's second trial, which has the next one. `script`: what is
+    trained, where it is no task; a task beside it is the model for forecasts, "" for none.
     """
 
     start: Setup
@@ -136,22 +136,20 @@ class Ladder(Record):
 
 
 def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = False) -> Setup:
-    """`kept` with one alternative's values, at the same global batch unless a new one is allowed.
-
-    Where ranks or micro-batch change, accumulation makes up for it, then the micro-batch, which becomes the largest that
-    divides a rank's share; neither touches a value that `changes` gives. Raises Contradiction where no whole numbers do.
-    """
+    """`kept` with one alternative's values, at the same global batch unless a new one is allowed. Where ranks or micro-batch
+    change, accumulation makes up for it, then the micro-batch, which becomes the largest that divides a rank's share; neither
+    touches a value that `changes` gives. Raises Contradiction where no whole numbers do."""
     fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
     loader = _built(LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
     setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
-    batch = kept.execution.global_batch
-    if "global_batch" in changes:
-        batch = _positive(changes["global_batch"], "global_batch")
-    free = _built(Execution, kept.execution, {**fields, **_small(fields)})
-    if fields.keys() & {"nnodes", "nproc_per_node", "zero_stage", "offload_optimizer", "offload_parameters"} and (
-        "engine" not in changes
-    ):
-        setup = replace(setup, engine=None)  # the engine that was named for another execution need not have this one
+    batch = changes.get("global_batch", kept.execution.global_batch)
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise TrainpaceError(f"global_batch is {batch}; it must be a whole number from 1.")
+    ranks = fields.keys() & {"nnodes", "nproc_per_node"}
+    # a shard size may clash with other ranks, and the engine that was named for another execution need not have this one
+    free = _built(Execution, kept.execution, ({"shard_size": None} if ranks else {}) | fields)
+    if "engine" not in changes and (ranks or fields.keys() & {"zero_stage", "offload_optimizer", "offload_parameters"}):
+        setup = replace(setup, engine=None)
     execution = _at_global_batch(free, batch, fields, allow_global_batch)
     if "global_batch" in changes and execution.global_batch != batch:
         raise Contradiction(
@@ -166,49 +164,29 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     return replace(setup, execution=execution)
 
 
-def _small(fields: dict[str, Value]) -> dict[str, Value]:
-    """Drop the present shard size where the ranks change and no other is given: it may clash with them."""
-    return {} if "shard_size" in fields or not fields.keys() & {"nnodes", "nproc_per_node"} else {"shard_size": None}
-
-
 def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed: bool) -> Execution:
     if "accumulation" in given and "micro_batch" in given:
-        return e  # all is said; the caller compares
-    share, rest = divmod(batch, e.data_parallel_size)
+        return e  # the caller compares
+    ranks = e.data_parallel_size
+    share, rest = divmod(batch, ranks)
+    whole = f"a global batch of {batch}" + (f" over {ranks} data-parallel ranks" if ranks > 1 else "")
     if rest:
-        if allowed:
-            return e
-        raise Contradiction(
-            f"a global batch of {batch} cannot be divided over {e.data_parallel_size} data-parallel ranks.",
-            "Choose ranks that divide it, or allow another with --allow-global-batch.",
-        )
-    if "accumulation" in given:
-        micro, rest = divmod(share, e.accumulation)
-        if rest or not micro:
-            if allowed:
-                return e
-            raise Contradiction(_no_fit(batch, e.data_parallel_size, "accumulation", e.accumulation))
-        return replace(e, micro_batch=micro)
-    accumulation, rest = divmod(share, e.micro_batch)
-    if not rest and accumulation:
-        return replace(e, accumulation=accumulation)
-    if "micro_batch" in given:
-        if allowed:
-            return replace(e, accumulation=max(1, accumulation))
-        raise Contradiction(_no_fit(batch, e.data_parallel_size, "a micro-batch of", e.micro_batch))
-    micro = max(m for m in range(1, min(e.micro_batch, share) + 1) if share % m == 0)
-    return replace(e, micro_batch=micro, accumulation=share // micro)
-
-
-def _no_fit(batch: int, ranks: int, what: str, value: int) -> str:
-    over = f" over {ranks} data-parallel ranks" if ranks > 1 else ""
-    return f"a global batch of {batch}{over} is {batch // ranks} samples a rank, which {what} {value} does not divide."
-
-
-def _positive(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TrainpaceError(f"{what} is {value}; it must be a whole number from 1.")
-    return value
+        reason = f"a global batch of {batch} cannot be divided over {ranks} data-parallel ranks."
+    elif "accumulation" in given:
+        if share % e.accumulation == 0:
+            return replace(e, micro_batch=share // e.accumulation)
+        reason = f"{whole} is {share} samples a rank, which accumulation {e.accumulation} does not divide."
+    elif share % e.micro_batch == 0:
+        return replace(e, accumulation=share // e.micro_batch)
+    elif "micro_batch" in given:
+        reason = f"{whole} is {share} samples a rank, which a micro-batch of {e.micro_batch} does not divide."
+        e = replace(e, accumulation=max(1, share // e.micro_batch))
+    else:
+        micro_batch = max(size for size in range(1, min(e.micro_batch, share) + 1) if share % size == 0)
+        return replace(e, micro_batch=micro_batch, accumulation=share // micro_batch)
+    if not allowed:
+        raise Contradiction(reason, "Choose numbers that divide it, or allow another with --allow-global-batch.")
+    return e
 
 
 def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
@@ -218,20 +196,16 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        key = str(error).partition("`$.")[2].rstrip("`")
+        reason, key = str(error).partition(" - ")[0], str(error).partition("`$.")[2].rstrip("`")
         shown = f"{key} cannot be {new[key]!r}" if key in new else str(error)
-        raise TrainpaceError(
-            f"{shown}: {str(error).partition(' - ')[0][0].lower()}{str(error).partition(' - ')[0][1:]}."
-        ) from None
+        raise TrainpaceError(f"{shown}: {reason[0].lower()}{reason[1:]}.") from None
 
 
 def words_of(setup: Setup) -> str:
-    """One line that says how a setup differs from the plainest."""
     e, loader = setup.execution, setup.loader
-    ranks = "" if e.world_size == 1 else f"{e.world_size} ranks"
     parts = [
         f"micro-batch {e.micro_batch} x {e.accumulation}" + (f" x {e.data_parallel_size}" if e.data_parallel_size > 1 else ""),
-        ranks, setup.engine or "", "" if e.precision == "fp32" else e.precision,
+        "" if e.world_size == 1 else f"{e.world_size} ranks", setup.engine or "", "" if e.precision == "fp32" else e.precision,
         f"ZeRO-{e.zero_stage}" if e.zero_stage else "", "offload" if e.offload_optimizer or e.offload_parameters else "",
         "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
         "compile" if e.compile else "", "channels_last" if e.channels_last else "",
@@ -239,3 +213,44 @@ def words_of(setup: Setup) -> str:
         "" if setup.threads is None else f"{setup.threads} thread{'s' if setup.threads > 1 else ''}",
     ]  # fmt: skip
     return ", ".join(part for part in parts if part)
+
+
+class LauncherChoice(NamedTuple):
+    """The launcher that the user asked for. `name` is auto, process, torchrun or slurm; the rest is Slurm's."""
+
+    name: str = "auto"
+    slurm: SlurmOptions = SlurmOptions()
+
+    def over(self, base: SlurmOptions) -> "LauncherChoice":
+        """With a ladder's own Slurm options where the user said nothing else."""
+        slurm = replace(base, partition=self.slurm.partition or base.partition, extra=(*base.extra, *self.slurm.extra),
+                        account=self.slurm.account or base.account)  # fmt: skip
+        return self._replace(slurm=slurm)
+
+    def launcher(self, nnodes: int, nproc_per_node: int) -> Launcher:
+        """The launcher of one setup; auto takes the plainest that has so many processes and nodes."""
+        name = self.name
+        if name == "auto":
+            name = "slurm" if nnodes > 1 else "torchrun" if nproc_per_node > 1 else "process"
+        return Slurm(options=self.slurm) if name == "slurm" else Torchrun() if name == "torchrun" else ThisMachine()
+
+    def of(self, execution: Execution) -> Launcher:
+        return self.launcher(execution.nnodes, execution.nproc_per_node)
+
+    def check(self, ladder: Ladder) -> None:
+        """Raise TrainpaceError before anything starts, where a launcher that a rung may need is missing, or Contradiction
+        where options are given for one that none needs."""
+
+        def values(key: str) -> set[int]:  # one that is no number is the rung's own failure later
+            named = [changes[key] for rung in ladder.rungs for changes in rung.alternatives() if key in changes]
+            return {v for v in (getattr(ladder.start.execution, key), *named) if isinstance(v, int)}
+
+        sizes = itertools.product(values("nnodes"), values("nproc_per_node"))
+        launchers = {launcher.name: launcher for launcher in itertools.starmap(self.launcher, sizes)}
+        if self.slurm != SlurmOptions() and "slurm" not in launchers:
+            raise Contradiction(
+                "--partition, --account and --sbatch are Slurm's, and no rung is launched with it.",
+                "Add --launcher slurm, or leave them out.",
+            )
+        for launcher in launchers.values():
+            launcher.check()

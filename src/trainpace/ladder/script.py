@@ -10,7 +10,7 @@ import os
 import shlex
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainpace.configs import (
     Changes,
@@ -22,21 +22,19 @@ from trainpace.configs import (
     has_settings,
     names_file,
     parse_config,
-    read_texts,
     rewrite,
     split_command,
 )
-from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.ladder.rungs import Script, Setup
-from trainpace.ladder.sources import file_of_module, sources_of
-from trainpace.launch import FailedTrial, LoaderSettings, OnLine, ScriptTrial, TrialResult, run_script
-from trainpace.records import make_folder, write_whole
+from trainpace.ladder.rungs import Ladder, Script, Setup
+from trainpace.launch import LoaderSettings, ScriptTrial
+from trainpace.records import make_folder, read_text, write_whole
 from trainpace.schedule import accumulation_for_global_batch
 
 COMMAND = "command.sh"
 """The name under which the command stands beside the files."""
-KEPT = "kept"
+SCRIPT_STEPS = 30
 
 
 class Present(NamedTuple):
@@ -73,16 +71,10 @@ def present(script: Script) -> Present:
     return Present(e, int(values.get("dataloader_workers", 0)), frozenset(values))
 
 
-class Prepared(NamedTuple):
-    """The command of a setup's trial, and how its files differ from the user's."""
-
-    trial: ScriptTrial
-    files: tuple[Written, ...]
-
-
-def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int) -> Prepared:
-    """Write changed copies of the settings files into `folder`. Raises TrainpaceError where no file takes a change."""
-    files = changed_files(script, start, setup)
+def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tuple[Written, ...]]:
+    """Write changed copies of the settings files into `folder`: (the trial on them, how they differ from the user's). Raises
+    TrainpaceError where no file takes a change."""
+    script, files = _script_of(ladder), changed_files(ladder, setup)
     folder, output = folder.absolute(), str(folder.absolute() / "output")
     copies = {file: str(folder / "configs" / name) for file, name in _names(script).items()}
     make_folder(folder / "configs")
@@ -99,44 +91,49 @@ def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int
     e = setup.execution
     trial = ScriptTrial(
         command=copied_command(split.words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
-        steps=steps, warmup_steps=warmup_steps, environment=split.environment | threads, world_size=e.world_size,
-        global_batch=e.global_batch,
+        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
+        world_size=e.world_size, global_batch=e.global_batch,
     )  # fmt: skip
-    return Prepared(trial, files)
+    return trial, files
 
 
-def changed_files(script: Script, start: Setup, setup: Setup) -> tuple[Written, ...]:
+def changed_files(ladder: Ladder, setup: Setup) -> tuple[Written, ...]:
     """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
+    start = ladder.start
     if setup.loader != LoaderSettings(workers=setup.loader.workers) or setup.engine != start.engine:
         raise TrainpaceError("of a script's data and engine only the number of workers can be changed from outside.")
     if setup.execution.nnodes > 1:
         raise TrainpaceError("a script's trial runs on this machine; several nodes are for its own batch job.")
     workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
     changes = Changes(before=start.execution, after=setup.execution, workers=workers)
-    done = rewrite(_texts(script), changes)
+    done = rewrite(_texts(_script_of(ladder)), changes)
     if done.left:
-        said = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
-        raise TrainpaceError(f"its settings files do not take {said}.")
+        untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
+        raise TrainpaceError(f"its settings files do not take {untaken}.")
     return done.files
 
 
-def try_script(
-    script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int, timeout_s: float,
-    on_line: OnLine | None = None,
-) -> TrialResult | FailedTrial:  # fmt: skip
-    """A trial of one setup."""
-    prepared = prepare(script, start, setup, folder, steps, warmup_steps)
-    return run_script(prepared.trial, folder, timeout_s, on_line)
-
-
-def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path:
+def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
     """Write the settings files of the setup that a climb ended with to FOLDER/kept, for the user to take over."""
-    kept = folder / KEPT
+    kept = folder / "kept"
     make_folder(kept)
-    names = _names(script)
-    for written in changed_files(script, start, setup):
+    names = _names(_script_of(ladder))
+    for written in changed_files(ladder, setup):
         write_whole(kept / names.get(written.file, "command.txt"), written.text)
     return kept
+
+
+def fingerprint(spec: str) -> str:
+    """A hash of the Python files in the folder of a task's file, since measurements of other code do not count; "" for other
+    models. Raises UnreadableInput without the file."""
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py"):
+        return ""
+    path = Path(file).absolute()
+    sources = _sources_of(path, path.parent)
+    if path.name not in sources:
+        raise UnreadableInput(f"cannot read {file}: no such file.")
+    return _hash_of([name, sources])
 
 
 def fingerprint_of_script(script: Script) -> str:
@@ -146,10 +143,32 @@ def fingerprint_of_script(script: Script) -> str:
     folders = (base, *(base / folder for folder in around.get("PYTHONPATH", "").split(os.pathsep) if folder))
     sources: dict[str, str] = {}
     for before, word in pairwise(("", *words)):
-        file = file_of_module(word, folders) if before in ("-m", "--module") else base / word
+        file = _file_of_module(word, folders) if before in ("-m", "--module") else base / word
         if file is not None and file.suffix == ".py" and file.is_file():
-            sources |= sources_of(file, base)
-    return hashlib.sha256(json.dumps([_texts(script), sources]).encode()).hexdigest()[:16]
+            sources |= _sources_of(file, base)
+    return _hash_of([_texts(script), sources])
+
+
+def _hash_of(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
+
+
+def _sources_of(file: Path, base: Path) -> dict[str, str]:
+    """A hash of every Python file in a file's folder, under its path from `base`: a project may be moved as a whole."""
+    return {
+        os.path.relpath(path, base): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(file.absolute().parent.glob("*.py"))
+    }
+
+
+def _file_of_module(name: str, folders: tuple[Path, ...]) -> Path | None:
+    """The file that ``python -m NAME`` runs, where one of the folders has it."""
+    for folder in folders:
+        inside = folder.joinpath(*name.split("."))
+        for file in (inside.with_name(inside.name + ".py"), inside / "__main__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def started_by(trial: ScriptTrial) -> str:
@@ -157,14 +176,17 @@ def started_by(trial: ScriptTrial) -> str:
     return shlex.join([*(["env", *words] if words else []), *trial.command])
 
 
+def _script_of(ladder: Ladder) -> Script:
+    assert ladder.script is not None
+    return ladder.script
+
+
 def _texts(script: Script) -> dict[str, str]:
-    there = [str(Path(script.folder, file)) for file in script.configs]
-    texts = dict(zip(script.configs, read_texts(there).values(), strict=True))
+    texts = {file: read_text(str(Path(script.folder, file))) for file in script.configs}
     return texts | ({COMMAND: script.command + "\n"} if has_settings(script.command) else {})
 
 
 def _names(script: Script) -> dict[str, str]:
-    """A name of its own for each copy."""
     plain = [Path(file).name for file in script.configs]
     return {
         file: name if plain.count(name) == 1 else f"{i}-{name}"

@@ -63,8 +63,6 @@ class MeasuredCompute(NamedTuple):
 
 
 class RankShare(NamedTuple):
-    """The cores and threads of one rank."""
-
     cores: float
     threads: float
 
@@ -76,44 +74,38 @@ def compute_of(setup: Setup, median_ms: float, compute_ms: float, data_ms: float
     return MeasuredCompute(setup, compute_ms, max(0.0, 1 - compute_ms / median_ms))
 
 
-def nearest(known: Sequence[MeasuredCompute], setup: Setup) -> MeasuredCompute | None:
+def nearest(measured: Sequence[MeasuredCompute], setup: Setup) -> MeasuredCompute | None:
     """The measured setup nearest to another: the fewest differing settings, then the nearest micro-batch, then the latest."""
-    if not known:
-        return None
-    return min(reversed(known), key=lambda k: (len(_differences(k.setup, setup)), _log_batches(k.setup, setup)))
+
+    def distance(other: MeasuredCompute) -> tuple[int, float]:
+        return len(_differences(other.setup, setup)), _log_batches(other.setup, setup)
+
+    return min(reversed(measured), key=distance, default=None)
 
 
 def forecast_step(
-    setup: Setup,
-    forecast: Forecast,
-    known: tuple[MeasuredCompute, Forecast] | None,
-    cost: LoaderCost | None,
+    setup: Setup, forecast: Forecast, measured: tuple[MeasuredCompute, Forecast] | None, cost: LoaderCost | None,
     shared: RankShare,
-) -> StepForecast:
-    """`cost` is of one micro-batch, None where no data is loaded; `known` a measured setup and the forecast of it."""
-    if forecast.step is None or forecast.step_time_interval_ms is None:
+) -> StepForecast:  # fmt: skip
+    """`cost` is of one micro-batch, None where no data is loaded; `measured` a measured setup and the forecast of it."""
+    interval = forecast.step_time_interval_ms
+    if forecast.step is None or interval is None:
         return StepForecast(reason=f"the compute cannot be forecast: {forecast.reason}")
-    middle, sd, basis = (
-        forecast.step.total_ms,
-        _sd(forecast.step_time_interval_ms),
-        forecast.step_time_interval_ms.basis,
-    )
-    if known is not None and known[1].step is not None:
-        there, its = known
-        assert its.step is not None
-        middle *= there.compute_ms / its.step.total_ms
+    middle, sd, basis = forecast.step.total_ms, math.log(interval.high / interval.low) / (2 * Z), interval.basis
+    if measured is not None and measured[1].step is not None:
+        there = measured[0]
+        middle *= there.compute_ms / measured[1].step.total_ms
         others = _differences(there.setup, setup)
         batches = math.hypot(
             AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * _log_batches(there.setup, setup), COLD_SD * there.waiting
         )
         sd = math.hypot(batches, sd) if others else batches
-        basis = (
-            "compute as measured" if there.setup.execution == setup.execution else "compute measured before, as a ratio"
-        )
+        same = there.setup.execution == setup.execution
+        basis = "compute as measured" if same else "compute measured before, as a ratio"
         if forecast.execution.precision != setup.execution.precision:
             sd = math.hypot(sd, OTHER_PRECISION_SD)
             basis += f" of {forecast.execution.precision}"
-        basis += f" ({', '.join(others)} by {forecast.step_time_interval_ms.basis})" if others else ""
+        basis += f" ({', '.join(others)} by {interval.basis})" if others else ""
     whole = _of_step(cost, setup.execution)
     workers = setup.loader.workers
 
@@ -138,7 +130,6 @@ def forecast_step(
 
 
 def _of_step(cost: LoaderCost | None, e: Execution) -> LoaderCost | None:
-    """The loader's cost of all micro-batches of a step."""
     if cost is None:
         return None
     share, n = e.micro_batch / cost.batch_size, e.accumulation
@@ -151,13 +142,9 @@ def _of_step(cost: LoaderCost | None, e: Execution) -> LoaderCost | None:
 def _differences(a: Setup, b: Setup) -> tuple[str, ...]:
     """The settings that change the compute and differ, besides the micro-batch size."""
     fields = (name for name in Execution.__struct_fields__ if name not in ("micro_batch", "accumulation"))
-    found = [name for name in fields if getattr(a.execution, name) != getattr(b.execution, name)]
-    return tuple(found + ["threads"] * (a.threads != b.threads) + ["engine"] * (a.engine != b.engine))
+    differing = [name for name in fields if getattr(a.execution, name) != getattr(b.execution, name)]
+    return (*differing, *(name for name in ("threads", "engine") if getattr(a, name) != getattr(b, name)))
 
 
 def _log_batches(a: Setup, b: Setup) -> float:
     return abs(math.log(a.execution.micro_batch / b.execution.micro_batch))
-
-
-def _sd(interval: Interval) -> float:
-    return math.log(interval.high / interval.low) / (2 * Z)

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from trainpace.process import name_of_signal
+from trainpace.launch.job import OnLine
+from trainpace.process import ending_of
 
 TAIL_LINES = 20
 LONGEST_REASON = 300
@@ -13,7 +14,7 @@ _RANK = re.compile(r"^\[rank ?\d+\]:\s?")
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: |:?$)")
 """The last line of a traceback: the exception's class, with its module, and its message. Others may write in between."""
 _RAISED_ELSEWHERE = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
-_SAID = re.compile(
+_STATED = re.compile(
     r"^(?:\S+: )?(?:Error: |error: |Fatal Python error|Segmentation fault|terminate called|Killed$|can't open file)"
     r"|No module named|oom[-_ ]kill|Out of memory|command not found|: error: ",
     re.IGNORECASE,
@@ -23,19 +24,19 @@ _OF_A_PEER = ("closed by peer", "reset by peer", "roken pipe", "connectFullMesh"
 """What ranks say when another rank has gone: true, but not why."""
 _CHILD_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)")
 """What torchrun reports of a rank that a signal ended."""
-_TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:(?P<killed>Killed)|Exited with exit code (?P<code>\d+))")
+_TASK_ENDED = re.compile(r"\btasks? [\d,-]+: (?:Killed|Exited with exit code (?P<code>\d+))")
 """What srun reports of ranks; that the others were terminated for it is no news."""
 _AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating")
 
 
 class Follower:
-    """Gives a growing file's new whole lines at each call; the file may not be there yet."""
+    """Tells `on_line` of the new whole lines of a growing file at each call; the file may not be there yet."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._path, self._read, self._rest = Path(path), 0, b""
+    def __init__(self, path: str | Path, on_line: OnLine | None = None) -> None:
+        self._path, self._on_line, self._read, self._rest = Path(path), on_line or (lambda _: None), 0, b""
 
-    def new_lines(self, at_end: bool = False) -> list[str]:
-        """Lines that ended since the last call; `at_end` also what is left without one. Of a line rewritten with carriage
+    def tell(self, at_end: bool = False) -> None:
+        """Tell lines that ended since the last call; `at_end` also what is left without one. Of a line rewritten with carriage
         returns (a progress bar), what it showed last."""
         try:
             with self._path.open("rb") as file:
@@ -47,7 +48,8 @@ class Follower:
         *lines, self._rest = (self._rest + new).split(b"\n")
         if at_end and self._rest:
             lines, self._rest = [*lines, self._rest], b""
-        return [line.decode(errors="replace").rstrip("\r").rpartition("\r")[2] for line in lines]
+        for line in lines:
+            self._on_line(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])
 
 
 def complains_of_a_peer(text: str) -> bool:
@@ -56,16 +58,12 @@ def complains_of_a_peer(text: str) -> bool:
 
 
 def tail_of(path: str | Path) -> str:
-    """The last lines of a log, "" where there is none."""
     return "\n".join(_lines(path)[-TAIL_LINES:])
 
 
 def first_error(path: str | Path) -> str:
-    """The line that most likely says why a job failed, "" where none does.
-
-    The first exception that is not torchrun's own report nor a rank's complaint that another has gone; else the first such
-    complaint; else what an interpreter, a shell or Slurm called an error.
-    """
+    """The line that most likely says why a job failed, "" where none does: the first exception that is not torchrun's own report
+    nor a rank's complaint that another has gone; else what an interpreter, a shell or Slurm called an error; else a complaint."""
     of_peers, stated, killed, in_traceback = "", "", "", False
     for line in (_RANK.sub("", line).rstrip() for line in _lines(path)):
         if line.startswith("Traceback (most recent call last)"):
@@ -77,13 +75,10 @@ def first_error(path: str | Path) -> str:
             elif not any(word in line for word in _OF_TORCHRUN):
                 return line[:LONGEST_REASON]
         elif child := _CHILD_SIGNAL.search(line):
-            killed = killed or f"a rank died of {name_of_signal(int(child.group(1)))}"
+            killed = killed or f"a rank {ending_of(-int(child.group(1)))}"
         elif task := _TASK_ENDED.search(line):
-            how = (
-                f"died of {name_of_signal(9)}" if task.group("killed") else f"ended with exit code {task.group('code')}"
-            )
-            killed = killed or f"a rank {how}"
-        elif _SAID.search(line) and not _AFTERMATH.search(line):
+            killed = killed or f"a rank {ending_of(int(task.group('code') or -9))}"
+        elif _STATED.search(line) and not _AFTERMATH.search(line):
             stated = stated or line.strip()
     return (stated or killed or of_peers)[:LONGEST_REASON]
 

@@ -1,5 +1,6 @@
-"""Jobs on this machine: the process that runs one, followed to its end; and the simplest launcher, one plain process."""
+"""Jobs on this machine: the process that runs one, followed to its end; one plain process, or torchrun with several ranks."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -11,19 +12,20 @@ from pathlib import Path
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.launch.job import Ended, Job, OnLine, State
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
+from trainpace.launch.job import Ended, Job, Launcher, OnLine, State
 from trainpace.launch.logs import Follower, first_error, tail_of
-from trainpace.process import Child, name_of_signal, usable_cores
-from trainpace.records import Record
+from trainpace.process import Child, ending_of, usable_cores
 from trainpace.units import format_duration
 
 POLL_S = 0.05
 GRACE_S = 15.0
 """How long ranks may take to exit once the result is there: some engines hang at shutdown, after all work is done."""
+ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""The variables that torchrun would set. With one rank, port 0 means any that is free."""
 
 
-class OnThisMachine(Record):
+class OnThisMachine(Launcher):
     """What the launchers of this machine share. `threads_given`: OMP_NUM_THREADS stands in our own environment, so that the
     user has chosen it."""
 
@@ -36,8 +38,12 @@ class OnThisMachine(Record):
         raise NotImplementedError
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The variables that are added to this process's environment."""
-        return rank_environment(job, self.cores, self.threads_given)
+        """The variables that are added to this process's environment. Unless the user chose, a rank takes an even share of the
+        cores: each would start a thread for every core, and under torchrun a single one."""
+        added = {"PYTHONUNBUFFERED": "1"}
+        if job.cpus_per_process is not None or not self.threads_given:
+            added["OMP_NUM_THREADS"] = str(job.cpus_per_process or max(1, self.cores // job.nproc_per_node))
+        return added | job.environment
 
     def text(self, job: Job) -> str:
         words = (f"{key}={value}" for key, value in self.environment(job).items())
@@ -46,20 +52,11 @@ class OnThisMachine(Record):
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         return run_here(job, self.command(job), self.environment(job), on_line)
 
-    def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run the jobs one after the other, since jobs that share a machine slow each other down."""
-        return tuple(self.run(job, on_line) for job in jobs)
-
 
 class ThisMachine(OnThisMachine):
     """The launcher of one plain process."""
 
-    @property
-    def name(self) -> str:
-        return "process"
-
-    def check(self) -> None:
-        return
+    name = "process"
 
     def command(self, job: Job) -> tuple[str, ...]:
         if job.world_size > 1:
@@ -69,21 +66,26 @@ class ThisMachine(OnThisMachine):
         return (self.python, *job.program)
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The variables that torchrun would set. With one rank, port 0 means any that is free."""
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        return {**alone, **super().environment(job)}
+        return ONE_RANK | super().environment(job)
 
 
-def rank_environment(job: Job, cores: int, threads_given: bool) -> dict[str, str]:
-    """The variables of every rank: its log is written line by line, and it takes an even share of the cores unless the user
-    chose.
+class Torchrun(OnThisMachine):
+    """The launcher of `nproc_per_node` ranks on this machine. Source of the options: torch.distributed.run's documentation."""
 
-    Without it each of n ranks on a machine would start a thread for every core; torchrun alone would give them one thread.
-    """
-    own = {"PYTHONUNBUFFERED": "1"}
-    if job.cpus_per_process is not None or not threads_given:
-        own["OMP_NUM_THREADS"] = str(job.cpus_per_process or max(1, cores // job.nproc_per_node))
-    return {**own, **job.environment}
+    name = "torchrun"
+
+    def check(self) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise TrainpaceError("torchrun is not here: torch is not installed.", "Install it: pip install torch")
+
+    def command(self, job: Job) -> tuple[str, ...]:
+        """--standalone takes a port that is free, so that two jobs do not meet; --local-addr spares it to look up a host
+        name that may have no address; --log-dir has its error files in the job's folder, for it does not remove them."""
+        if job.nnodes > 1:
+            raise TrainpaceError(f"torchrun on this machine cannot start {job.nnodes} nodes.", "Launch it with Slurm.")
+        options = f"--standalone --local-addr 127.0.0.1 --nnodes 1 --nproc-per-node {job.nproc_per_node}"
+        logs = str(Path(job.folder, "torchrun"))
+        return (self.python, "-m", "torch.distributed.run", *options.split(), "--log-dir", logs, *job.program)
 
 
 def file_name(name: str) -> str:
@@ -92,18 +94,17 @@ def file_name(name: str) -> str:
 
 
 def log_of(job: Job) -> Path:
-    """The file that takes a job's output."""
     return Path(job.folder, file_name(job.name) + ".log")
 
 
 def prepare(job: Job) -> Path:
-    """Make the job's folder and its empty log, and remove the result of an earlier run, which must not pass for this one's."""
+    """Make the job's folder and its empty log. The result of an earlier run is removed: it must not pass for this one's."""
     try:
         Path(job.folder).mkdir(parents=True, exist_ok=True)
         Path(job.result).unlink(missing_ok=True)
         log_of(job).write_text("")
     except OSError as error:
-        raise UnreadableInput(f"cannot write to {job.folder}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot write to {job.folder}: {os_reason(error)}.") from None
     return log_of(job)
 
 
@@ -112,13 +113,7 @@ def run_here(
 ) -> Ended:
     """Start `command` in a session of its own, under a guard that ends all of it with us, and wait for it."""
     log = prepare(job)
-    follower = Follower(log)
-
-    def say(at_end: bool = False) -> None:
-        for line in follower.new_lines(at_end):
-            if on_line is not None:
-                on_line(line)
-
+    follower = Follower(log, on_line)
     with (
         log.open("ab") as output,
         Child(command, {**os.environ, **environment}, cwd, stdout=output, stderr=subprocess.STDOUT) as child,
@@ -130,30 +125,24 @@ def run_here(
                 done_at = now
             if now - started > job.timeout_s or now - done_at > GRACE_S:
                 break
-            say()
+            follower.tell()
             child.wait(POLL_S)
         code, seconds = child.exit_code, time.monotonic() - started
-    say(at_end=True)
-    return ended_here(job, log, seconds, code)
+    follower.tell(at_end=True)
+    if code is None:
+        return ended_job(job, "timed out", seconds, f"{job.name} did not end within {format_duration(job.timeout_s)}.")
+    return ended_job(
+        job, "failed", seconds, first_error(log) or f"{job.name} left no result: it {ending_of(code)}.", code
+    )
 
 
-def ended_here(job: Job, log: Path, seconds: float, code: int | None) -> Ended:
-    """Tell how a job ended: by its result file, then by the clock (no exit code), then by its log and exit code."""
-    state: State = "done" if Path(job.result).exists() else "timed out" if code is None else "failed"
-    reason = ""
-    if state == "timed out":
-        reason = f"{job.name} did not end within {format_duration(job.timeout_s)}."
-    elif code is not None and state == "failed":
-        reason = first_error(log) or f"{job.name} {why_without_words(code)}."
+def ended_job(
+    job: Job, state: State, seconds: float, reason: str, exit_code: int | None = None, attempts: int = 1
+) -> Ended:
+    """How a job ended: it is done if its result is there, else `state` for `reason`."""
+    log = log_of(job)
+    if Path(job.result).exists():
+        return Ended(state="done", seconds=seconds, log=str(log), exit_code=exit_code, attempts=attempts)
     return Ended(
-        state=state, seconds=seconds, log=str(log), reason=reason, tail="" if state == "done" else tail_of(log),
-        exit_code=code,
+        state=state, seconds=seconds, log=str(log), reason=reason, tail=tail_of(log), exit_code=exit_code, attempts=attempts
     )  # fmt: skip
-
-
-def why_without_words(code: int) -> str:
-    """A sentence's end for a job that left neither a result nor an error in its log."""
-    number = -code if code < 0 else code - 128
-    if number > 0:
-        return f"died of {name_of_signal(number)}"
-    return f"ended with exit code {code} and no result"

@@ -6,8 +6,9 @@ epoch's end are left out (drop_last); a dataset smaller than the global batch is
 samples themselves (augmentation online) is the loader workers', as in any training, and differs between trials.
 """
 
+import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ from torch.utils.data import DataLoader, Sampler
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.launch.trial import LoaderSettings, Trial
-from trainpace.measure import map_tensors
 from trainpace.shards import ShardDataset
-from trainpace.trace import Task
+from trainpace.trace import Task, map_tensors
 
 MADE_SAMPLES = 64
 """Samples of a model without a dataset, made once from the seed."""
@@ -37,7 +37,6 @@ def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarr
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
-    """The number of whole steps in an epoch, at least one."""
     return max(1, samples // global_batch)
 
 
@@ -66,38 +65,24 @@ class RankBatches(Sampler[list[int]]):
 
 def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]) -> tuple[NextBatch, tuple[str, ...]]:
     """(a function that gives the rank's micro-batches in turn, notes). `place` puts made batches on the device beforehand."""
+    batches: Iterable[Any]
+    notes: tuple[str, ...] = ()
     if task.dataset is None:
         if trial.loader.shards is not None:
             raise TrainpaceError(f"{task.name} has no dataset that shards could take the place of.")
-        note = "no dataset: samples are made once, so no loader is part of a step."
-        return _made(trial, task, rank, place), (note,)
-    if trial.loader.shards is not None:
+        notes = ("no dataset: samples are made once, so no loader is part of a step.",)
+        torch.manual_seed(trial.seed)
+        pool, e = task.make_batch(MADE_SAMPLES), trial.execution
+        steps = [positions(MADE_SAMPLES, trial.seed, e.global_batch, step) for step in range(MADE_STEPS)]
+        parts = [torch.as_tensor(part) for step in steps for part in of_rank(step, e, rank)]
+        batches = [place(map_tensors(operator.itemgetter(part), pool)) for part in parts]
+    elif trial.loader.shards is not None:
         shards, notes = _shards(trial.loader.shards, task)
-        return _loaded(_loader(shards, trial, task, rank)), notes
-    return _loaded(_loader(task.dataset, trial, task, rank)), ()
-
-
-def _made(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]) -> NextBatch:
-    e = trial.execution
-    torch.manual_seed(trial.seed)
-    pool = task.make_batch(MADE_SAMPLES)
-    batches = [
-        place(map_tensors(operator.itemgetter(torch.as_tensor(part)), pool))
-        for step in range(MADE_STEPS)
-        for part in of_rank(positions(MADE_SAMPLES, trial.seed, e.global_batch, step), e, rank)
-    ]
-    turn = _endless(lambda: iter(batches))
-    return lambda: next(turn)
-
-
-def _loaded(loader: DataLoader[Any]) -> NextBatch:
-    turn = _endless(lambda: iter(loader))
-    return lambda: next(turn)
-
-
-def _endless(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    while True:
-        yield from begin()
+        batches = _loader(shards, trial, task, rank)
+    else:
+        batches = _loader(task.dataset, trial, task, rank)
+    endless = (batch for _ in itertools.count() for batch in batches)
+    return lambda: next(endless), notes
 
 
 def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any]:

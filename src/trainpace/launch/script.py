@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Ended, Job, OnLine
+from trainpace.launch.job import Job
 from trainpace.launch.processes import run_here
-from trainpace.launch.trial import FailedTrial, TrialResult
+from trainpace.launch.trial import FailedTrial, TrialResult, result_of
 from trainpace.machine import cpu_name
-from trainpace.medians import median, median_interval
-from trainpace.outcome import Interval
+from trainpace.medians import median
 from trainpace.records import Record, write_whole
 from trainpace.watch import (
     COMMAND_FILE,
@@ -60,15 +59,11 @@ class ScriptTrial(Record):
     global_batch: int | None = None
 
 
-def run_script(
-    trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, on_line: OnLine | None = None
-) -> TrialResult | FailedTrial:
-    """Run it (python, torchrun, accelerate launch, deepspeed, ...); after `timeout_s` it is ended, with all its processes. The
-    folder takes the recording, the log, and what the script writes.
-
-    A script that ends earlier gives the steps that there were. Raises TrainpaceError when it cannot be started.
-    """
-    folder = folder.absolute()
+def run_script(trial: ScriptTrial, folder: Path, timeout_s: float = 600.0) -> TrialResult | FailedTrial:
+    """Run the command; after `timeout_s` it is ended, with all its processes. A script that ends earlier gives the steps that
+    there were. The folder takes the recording, the log, and what the script writes. Raises TrainpaceError when it cannot be
+    started."""
+    program, folder = trial.command[0], folder.absolute()
     recorded = folder / "recording"
     shutil.rmtree(recorded, ignore_errors=True)
     recorded.mkdir(parents=True)
@@ -80,17 +75,24 @@ def run_script(
         }  # fmt: skip
         untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
         around = environment(recorded, os.environ, trials) | untracked | own | trial.environment
+        if shutil.which(program, path=around.get("PATH")) is None and not Path(trial.cwd, program).is_file():
+            raise TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
+        # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended from here
+        job = Job(
+            name="script", program=trial.command, folder=str(folder), result=str(recorded / "never-written"),
+            timeout_s=timeout_s + _GRACE_S,
+        )  # fmt: skip
+        started = time.time()
         try:
-            started, ended = _run(trial, folder, recorded, timeout_s, on_line, around)
+            ended = run_here(job, trial.command, around, cwd=trial.cwd)
         finally:
             remove_asides(recorded)
-    worked = ended.exit_code == 0
     write_whole(recorded / COMMAND_FILE, json.dumps({
         "command": trial.command, "started": started, "seconds": ended.seconds, "exit_code": ended.exit_code, "trials": trials,
     }))  # fmt: skip
     late = ended.seconds >= timeout_s
-    if not worked:
-        reason = f"{trial.command[0]} took longer than {timeout_s:g} s." if late else ended.reason
+    if ended.exit_code != 0:
+        reason = f"{program} took longer than {timeout_s:g} s." if late else ended.reason
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
     recording = read_recording(recorded)
     if not recording.ranks:
@@ -98,32 +100,12 @@ def run_script(
     processes = read_processes(recorded)
     if mismatch := _does_otherwise(trial, recording, processes):
         return FailedTrial(kind="misuse", reason=mismatch, log=ended.log)
-    seen = _steps(_first(processes))
-    counted = [s for s in seen if s.trial == 0 and s.number >= warm_up]
+    steps = _steps(_first(processes))
+    counted = [s for s in steps if s.trial == 0 and s.number >= warm_up]
     if len(counted) < _FEWEST_STEPS:
-        reason = f"the script ended after {len(seen)} steps, too few to be timed after a warm-up of {warm_up}."
+        reason = f"the script ended after {len(steps)} steps, too few to be timed after a warm-up of {warm_up}."
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
-    return _result(recording, processes, seen, counted, started)
-
-
-def _run(
-    trial: ScriptTrial, folder: Path, recorded: Path, timeout_s: float, on_line: OnLine | None, around: dict[str, str]
-) -> tuple[float, Ended]:
-    """(the time at which it was started, how it ended)."""
-    if (
-        shutil.which(trial.command[0], path=around.get("PATH")) is None
-        and not Path(trial.cwd, trial.command[0]).is_file()
-    ):
-        raise TrainpaceError(
-            f"there is no command {trial.command[0]}.", "Give the whole command: python train.py ARGUMENTS"
-        )
-    # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended from here
-    job = Job(
-        name="script", program=trial.command, folder=str(folder), result=str(recorded / "never-written"),
-        timeout_s=timeout_s + _GRACE_S,
-    )  # fmt: skip
-    started = time.time()
-    return started, run_here(job, trial.command, around, on_line, cwd=trial.cwd)
+    return _result(recording, processes, steps, counted, started)
 
 
 def _first(processes: Sequence[Process]) -> Process:
@@ -150,26 +132,17 @@ def _does_otherwise(trial: ScriptTrial, recording: Recording, processes: Sequenc
 
 
 def _result(
-    recording: Recording, processes: Sequence[Process], seen: Sequence[Step], counted: Sequence[Step], started: float
+    recording: Recording, processes: Sequence[Process], steps: Sequence[Step], counted: Sequence[Step], started: float
 ) -> TrialResult:
     first, header = recording.ranks[0], header_of(_first(processes).path) or {}
-    step_ms = [ms(s) for s in counted]
-    middle = median(step_ms)
-    low, high = median_interval(step_ms)
-    reserved = max(r.reserved_gib for r in recording.ranks)
     losses, gpu = _losses(processes), next(_notes(_first(processes), "cuda"), None)
-    return TrialResult(
-        step_ms=tuple(step_ms),
+    peaks_gib = [gib for process in processes for gib in _notes(process, "peak_allocated_gib")]
+    return result_of(
+        [ms(s) for s in counted], sum(r.samples_per_step for r in recording.ranks), "run", losses=losses,
         data_wait_ms=tuple((s.parts_ns[DATA] + s.parts_ns[LOADER_START]) / 1e6 for s in counted),
-        losses=losses,
-        median_ms=middle,
-        interval_ms=Interval(
-            low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one run"
-        ),
-        samples_per_second=1e3 * sum(r.samples_per_step for r in recording.ranks) / middle,
-        peak_memory_gib=_most(processes, "peak_allocated_gib"),
-        reserved_memory_gib=reserved or None,
-        start_up_s=max(0.0, (seen[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - started),
+        peak_memory_gib=max(peaks_gib, default=None),
+        reserved_memory_gib=max(r.reserved_gib for r in recording.ranks) or None,
+        start_up_s=max(0.0, (steps[0].end_ns + header.get("clock_to_wall_ns", 0)) / 1e9 - started),
         world_size=first.world_size,
         environment={"torch": first.torch, "cores": str(first.cpus), "cpu": cpu_name()} | ({"gpu": gpu} if gpu else {}),
         notes=() if losses else ("the script's losses were not seen.",),
@@ -179,10 +152,6 @@ def _result(
 def _notes(process: Process, name: str) -> Iterator[Any]:
     """The values of a name in a trail's notes, the last one first."""
     return reversed([r[name] for r in records_of(process.path) if isinstance(r, dict) and name in r])
-
-
-def _most(processes: Sequence[Process], name: str) -> float | None:
-    return max((value for process in processes for value in _notes(process, name)), default=None)
 
 
 def _losses(processes: Sequence[Process]) -> tuple[float, ...]:

@@ -6,69 +6,55 @@ launcher was called from, since a task's file may read relative paths; nothing i
 task's function and no more of the user's code, so checkpoints and step counters of a real run stay as they are.
 """
 
-from __future__ import annotations
-
 import time
 
 _STARTED = time.perf_counter()
 
-import json  # noqa: E402
-import math  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import TYPE_CHECKING, Any  # noqa: E402
+import contextlib
+import json
+import math
+import os
+import sys
+from typing import Any, Literal
 
-from trainpace.errors import TrainpaceError, UserCodeError  # noqa: E402
-from trainpace.launch.logs import complains_of_a_peer  # noqa: E402
-from trainpace.launch.trial import Trial, TrialResult  # noqa: E402
-from trainpace.outcome import Interval  # noqa: E402
-from trainpace.process import failure_of  # noqa: E402
-from trainpace.records import load, save, write_whole  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch import nn
 
-if TYPE_CHECKING:
-    import torch
-
-    from trainpace.launch.engines.engine import Engine
-    from trainpace.launch.noise import Norms
-    from trainpace.launch.samples import NextBatch
-    from trainpace.trace import Task
+from trainpace.errors import Contradiction, TrainpaceError, UserCodeError
+from trainpace.execution import Execution
+from trainpace.launch.engines import Engine, load_engine
+from trainpace.launch.logs import complains_of_a_peer
+from trainpace.launch.processes import ONE_RANK
+from trainpace.launch.samples import NextBatch, batches_of
+from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale
+from trainpace.machine import environment
+from trainpace.measure import DdpNoiseNorms, MemoryMeter, NoiseNorms, allow_tf32, check_device, marks_of
+from trainpace.process import end, failure_of
+from trainpace.records import load, save, write_whole
+from trainpace.schedule import noise_scale
+from trainpace.trace import Task, build_task, make_optimizer
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
 AGREE_EVERY_MS = 500.0
 """Ranks agree whether the time is over now and then, not in every step: it costs an exchange."""
 
-
-def failure_file(result: str) -> Path:
-    """The file in which a rank says why it failed."""
-    return Path(f"{result}.failed")
+Norms = NoiseNorms | DdpNoiseNorms
 
 
 def train(trial: Trial) -> TrialResult:
     """Run the trial as the rank that this process is; the result is rank 0's view."""
-    import torch
-
-    from trainpace.launch import ranks
-    from trainpace.launch.engines import check_engine, load_engine
-    from trainpace.launch.engines.rules import why_no_noise_scale
-    from trainpace.launch.noise import estimate, norms_of
-    from trainpace.launch.samples import batches_of
-    from trainpace.machine import environment
-    from trainpace.measure import MemoryMeter, allow_tf32, check_device
-    from trainpace.medians import median, median_interval
-    from trainpace.trace import build_task, make_optimizer
-
     e = trial.execution
     check_engine(trial.engine, e)
     if trial.noise_scale and (why := why_no_noise_scale(trial.engine, e)):
         raise TrainpaceError(why)
     check_device(trial.device, e.precision)
-    place = ranks.find_place(e)
+    rank, local_rank = _ranks(e)
     if trial.threads_per_process is not None:
         torch.set_num_threads(trial.threads_per_process)
     if trial.device == "cuda":
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(local_rank)
     allow_tf32(e.precision)
     make_engine = load_engine(trial)
     meter = MemoryMeter(trial.device)
@@ -77,43 +63,33 @@ def train(trial: Trial) -> TrialResult:
     task.model.train()
     optimizer = task.optimizer or make_optimizer(e.optimizer, task.model)
     engine = make_engine(trial, task.model, optimizer)
-    next_batch, notes = batches_of(trial, task, place.rank, engine.place)
-    torch.manual_seed(trial.seed + 1 + place.rank)  # dropout differs between ranks
+    next_batch, notes = batches_of(trial, task, rank, engine.place)
+    torch.manual_seed(trial.seed + 1 + rank)  # dropout differs between ranks
     steps = _Steps(trial, task, engine, next_batch)
     steps.run()
-    noise_scale, noise_notes = estimate(steps.gathered(norms_of(trial, engine))) if trial.noise_scale else ({}, ())
-    losses = ranks.mean_over_ranks(torch.stack(steps.losses).double() / e.accumulation).tolist()
-    _check_losses(losses, task.name)
-    peak = ranks.largest(peak if (peak := meter.peak_gib()[0]) is not None else -1.0, engine.device)
-    middle = median(steps.step_ms)
-    low, high = median_interval(steps.step_ms)
-    return TrialResult(
-        step_ms=tuple(steps.step_ms),
-        data_wait_ms=tuple(steps.data_wait_ms),
-        losses=tuple(losses),
-        median_ms=middle,
-        interval_ms=Interval(
-            low=low, high=high, coverage=0.9, basis="order statistics of the counted steps of one trial"
-        ),
-        samples_per_second=1e3 * e.global_batch / middle,
-        peak_memory_gib=peak if peak >= 0 else None,
-        start_up_s=steps.start_up_s,
-        world_size=place.world_size,
-        environment=environment(trial.device) | _versions(),
-        noise_scale=noise_scale,
+    noise, noise_notes = steps.noise_scale() if trial.noise_scale else ({}, ())
+    losses = torch.stack(steps.losses).double() / e.accumulation
+    if _many_ranks():
+        dist.all_reduce(losses)
+        losses /= e.world_size
+    _check_losses(losses.tolist(), task.name)
+    peak = meter.peak_gib()[0]
+    peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
+    versions = {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
+    return result_of(
+        steps.step_ms, e.global_batch, "trial", data_wait_ms=tuple(steps.data_wait_ms), losses=tuple(losses.tolist()),
+        peak_memory_gib=peak if peak >= 0 else None, start_up_s=steps.start_up_s, world_size=e.world_size,
+        environment=environment(trial.device) | versions, noise_scale=noise,
         notes=(*engine.notes, *notes, *_optimizer_note(task, trial), *noise_notes),
-    )
+    )  # fmt: skip
 
 
 class _Steps:
     """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
-        from trainpace.measure import marks_of
-
-        self._trial, self._task, self._engine = trial, task, engine
-        self._next_batch = next_batch
-        self._noise: Norms | None = None
+        self._trial, self._task, self._engine, self._next_batch = trial, task, engine, next_batch
+        self._norms: Norms | None = None
         self._marks = marks_of(trial.device)
         self._unsettled: list[tuple[Any, Any, float]] = []
         self.start_up_s = 0.0
@@ -123,38 +99,41 @@ class _Steps:
 
     def run(self) -> None:
         """Warm up, then as many steps as were asked for, or fit into the time."""
-        from trainpace.launch.ranks import of_the_first
-
         t, device = self._trial, self._engine.device
         warm_up_ms = [self._settled(1)[0] for _ in range(t.warmup_steps)]
         self.step_ms.clear()
         self.data_wait_ms.clear()
         if t.steps is not None:
-            wanted = t.steps
-            while len(self.step_ms) < wanted:
-                self._settled(min(MOST_BETWEEN_AGREEMENTS, wanted - len(self.step_ms)))
+            while (left := t.steps - len(self.step_ms)) > 0:
+                self._settled(min(MOST_BETWEEN_AGREEMENTS, left))
             return
-        last_ms = of_the_first(warm_up_ms[-1] if warm_up_ms else AGREE_EVERY_MS, device)
-        end = time.perf_counter() + t.seconds
+        last_ms = _of_ranks("first", warm_up_ms[-1] if warm_up_ms else AGREE_EVERY_MS, device)
+        deadline = time.perf_counter() + t.seconds
         over = 0.0
         while len(self.step_ms) < MOST_STEPS and (not over or len(self.step_ms) < FEWEST_STEPS):
             block = self._settled(max(1, min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms))))
-            last_ms = of_the_first(block[-1], device)
-            over = of_the_first(float(time.perf_counter() > end), device)
+            last_ms = _of_ranks("first", block[-1], device)
+            over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
-    def gathered(self, norms: Norms) -> Norms:
-        """Run as many steps again, neither timed nor counted in the losses, and gather the norms of their gradients."""
-        before = list(self.losses)
-        self._noise = norms
+    def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """(samples, low, high (90 %) and steps, as far as they can be told; notes). From as many steps again, neither timed nor
+        counted in the losses, since the norms cost two passes over the gradients."""
+        losses, norms = list(self.losses), _norms_of(self._trial, self._engine)
+        self._norms = norms
         for _ in range(max(FEWEST_NOISE_STEPS, len(self.step_ms))):
             self._step()
-        self._noise, self.losses = None, before
+        self._norms, self.losses = None, losses
         self._unsettled.clear()
-        return norms
+        try:
+            scale = noise_scale(norms.norms())
+        except TrainpaceError as error:
+            return {}, (str(error),)
+        values = {"samples": scale.samples, "low": scale.low, "high": scale.high, "steps": float(scale.steps)}
+        notes = (scale.reason,) if scale.reason else ()
+        return {name: value for name, value in values.items() if value is not None}, notes
 
     def _settled(self, count: int) -> list[float]:
-        """Run `count` more steps, and return their ms. Waiting for the device after each would keep the host from running
-        ahead."""
+        """Run `count` more steps, and return their ms. The device is waited for at the end: the host runs ahead of it."""
         for _ in range(count):
             self._step()
             if len(self.losses) == 1:
@@ -174,16 +153,57 @@ class _Steps:
             wait_begins = time.perf_counter()
             batch = self._next_batch()
             waited += time.perf_counter() - wait_begins
-            losses.append(
-                self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1)
-            )
-            if self._noise is not None and i == 0 < accumulation - 1:
-                self._noise.after_first()
-        if self._noise is not None:
-            self._noise.after_last()
+            batch = self._engine.place(batch)
+            losses.append(self._engine.micro_step(self._task.loss, batch, last=i == accumulation - 1))
+            if self._norms is not None and i == 0 < accumulation - 1:
+                self._norms.after_first()
+        if self._norms is not None:
+            self._norms.after_last()
         self._engine.update()
         self._unsettled.append((start, self._marks.now(), 1e3 * waited))
         self.losses.append(losses[0] if accumulation == 1 else sum(losses[1:], losses[0]))
+
+
+def _norms_of(trial: Trial, engine: Engine) -> Norms:
+    """What gathers gradients of a part of the batch beside the whole's: of the first micro-batch (under FSDP2, whose gradients
+    are reduced in every one, all ranks'); under DDP without accumulation, of each rank's share."""
+    e = trial.execution
+    if e.accumulation > 1:
+        samples = e.micro_batch * (e.data_parallel_size if trial.engine == "fsdp2" else 1)
+        return NoiseNorms(engine.model, samples, e.accumulation, e.global_batch, lambda: engine.loss_scale)
+    # inside of Fabric's module, and of a compiled one
+    ddp = next(m for m in engine.model.modules() if isinstance(m, nn.parallel.DistributedDataParallel))
+    return DdpNoiseNorms(ddp, e.micro_batch)
+
+
+def _ranks(e: Execution) -> tuple[int, int]:
+    """The rank of this process, among all and on its node, by torchrun's environment variables; one that was started alone is
+    rank 0 of 1. Raises Contradiction where the number of processes is not the execution's."""
+    if "RANK" not in os.environ:
+        os.environ.update(ONE_RANK)
+    rank, local_rank, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if world != e.world_size:
+        raise Contradiction(
+            f"{world} process{'es were' if world > 1 else ' was'} started for an execution of {e.world_size}"
+            f" (nnodes {e.nnodes} x nproc_per_node {e.nproc_per_node}).",
+            "Start as many as nnodes x nproc_per_node.",
+        )
+    return rank, local_rank
+
+
+def _many_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _of_ranks(which: Literal["first", "largest"], value: float, device: torch.device) -> float:
+    if not _many_ranks():
+        return value
+    shared = torch.tensor(value, dtype=torch.float64, device=device)
+    if which == "first":
+        dist.broadcast(shared, 0)
+    else:
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+    return float(shared)
 
 
 def _check_losses(losses: list[float], name: str) -> None:
@@ -200,32 +220,25 @@ def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
     return (f"trained with the task's own {own}, not {trial.execution.optimizer}.",)
 
 
-def _versions() -> dict[str, str]:
-    return {name: str(module.__version__) for name in ("lightning", "deepspeed")
-            if (module := sys.modules.get(name)) is not None}  # fmt: skip
-
-
 def main() -> None:
     """Run the trial and end the process, which threads of engines and of users' code would keep or abort."""
     request, result = sys.argv[1:3]
-    code = 0
+    rank = os.environ.get("RANK", "0")
     try:
         done = train(load(request, Trial))
-        from trainpace.launch.ranks import wait_for_all
-
-        wait_for_all()
-        if os.environ.get("RANK", "0") == "0":
+        if _many_ranks():
+            with contextlib.suppress(RuntimeError):  # a rank that has gone already was here
+                dist.barrier()
+        if rank == "0":
             save(done, result)
     except (Exception, SystemExit) as error:
-        code = 1
         answer = failure_of(error)
         # ranks that fail for want of one that failed, or was killed, have nothing to add
         if not (failure_file(result).exists() or complains_of_a_peer(str(error))):
             write_whole(failure_file(result), json.dumps(answer))
-        sys.stderr.write(f"trainpace: rank {os.environ.get('RANK', '0')}: {answer['error']} {answer['hint']}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        sys.stderr.write(f"trainpace: rank {rank}: {answer['error']} {answer['hint']}\n")
+        end(1)
+    end()
 
 
 if __name__ == "__main__":

@@ -55,15 +55,12 @@ def advise(m: LoaderMeasurement, compute_ms: float | None = None, compute_cores:
     return LoaderAdvice(
         compute_ms=compute_ms, compute_cores=cores_taken, workers_now=now, workers=chosen, now_ms=steps[now],
         step_ms=steps[chosen], step_ms_by_workers=steps, saved_s_per_epoch=saved_s, epoch_now_s=epoch_s,
-        startup_s=m.point(chosen).startup_s, worth_it=worth_it, keep_workers=_keep_workers(m, chosen, steps[chosen]),
+        startup_s=m.point(chosen).startup_s, worth_it=worth_it,
+        keep_workers=chosen > 0 and not m.given_persistent
+        and m.point(chosen).startup_s > STARTUP_SHARE * m.steps_per_epoch * steps[chosen] / 1e3,
         limit=limit_of(_as_measured(m, chosen), compute, chosen, m.cores, cores_taken), offline_ms=m.offline_ms,
         offline_share=m.offline_ms / total if (total := sum(s.wall_ms for s in m.stages)) > 0 else 0.0,
     )  # fmt: skip
-
-
-def _keep_workers(m: LoaderMeasurement, workers: int, ms: float) -> bool:
-    startup_s = m.point(workers).startup_s
-    return workers > 0 and not m.given_persistent and startup_s > STARTUP_SHARE * m.steps_per_epoch * ms / 1e3
 
 
 def _as_measured(m: LoaderMeasurement, workers: int) -> LoaderCost:

@@ -1,11 +1,14 @@
-"""The conditions and the results of a loader measurement."""
+"""The conditions and the results of a loader measurement, which runs in a process of its own."""
 
 import math
+
+import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.loader.model import LoaderCost
 from trainpace.outcome import Interval
-from trainpace.records import Record
+from trainpace.process import run_isolated
+from trainpace.records import Record, from_json
 
 
 class LoaderConditions(Record):
@@ -77,6 +80,11 @@ class LoaderPoint(Record):
     def samples_per_second(self) -> float:
         return 1e3 * self.batch_size / self.batch_ms
 
+    def differs_from(self, other: "LoaderPoint") -> bool:
+        """Whether one more run of this point, at its own batch size, should not give what `other` gave a sample."""
+        i, batch_ms = self.interval_ms, other.batch_ms * self.batch_size / other.batch_size
+        return i is None or not i.low <= batch_ms <= i.high
+
 
 class Stage(Record):
     """One part of ``__getitem__``: a transform, a function, or the rest; ms a sample, without parts that are listed themselves.
@@ -123,5 +131,21 @@ class LoaderMeasurement(Record):
         """What precomputing could take out of every sample, before the cost of reading it back."""
         return sum(s.wall_ms for s in self.stages if s.offline)
 
+    def share_of(self, stage: Stage) -> float:
+        total = sum(s.wall_ms for s in self.stages)
+        return stage.wall_ms / total if total else 0.0
+
     def point(self, workers: int) -> LoaderPoint:
         return next(p for p in self.points if p.workers == workers)
+
+
+def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
+    """Samples/s of a DataLoader alone over its settings, and where the time of a sample goes.
+
+    In a fresh process, so that a dataset that crashes or hangs costs that process alone. Raises `TrainpaceError` for a target
+    without samples, and `UserCodeError` or `TimedOut` where its code raises or hangs.
+    """
+    what = f"measuring the loader of {conditions.target}"
+    request = msgspec.to_builtins(conditions)
+    answer = run_isolated("trainpace.loader.worker", request, conditions.timeout_s, what)
+    return from_json(answer, LoaderMeasurement, "the loader's measurement")

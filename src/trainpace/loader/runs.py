@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainpace.errors import UserCodeError
 from trainpace.loader.model import LoaderCost
-from trainpace.loader.target import LoaderTarget
+from trainpace.loader.samples import LoaderTarget
 from trainpace.process import explain
 
 MOST_BATCHES = 2000
@@ -30,10 +29,25 @@ class Setting(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run: ms from batch to batch in steady state, and seconds from ``iter()`` to the first batch."""
+    """One run: ms from batch to batch in steady state, the main process' CPU ms for one, and seconds from ``iter()`` to the first
+    batch."""
 
     batch_ms: float
+    cpu_ms: float
     first_s: float
+
+
+def _timed(loader: DataLoader[Any], skipped: int, timed: int) -> Run:
+    start = time.perf_counter()
+    batches = iter(loader)
+    next(batches)
+    first_s = time.perf_counter() - start
+    for _ in range(skipped - 1):
+        next(batches)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(timed):
+        next(batches)
+    return Run(1e3 * (time.perf_counter() - wall) / timed, 1e3 * (time.process_time() - cpu) / timed, first_s)
 
 
 def run_loader(
@@ -60,20 +74,9 @@ def run_loader(
         pin_memory=setting.pin_memory, **options,
     )  # fmt: skip
     try:
-        start = time.perf_counter()
-        batches = iter(loader)
-        next(batches)
-        first_s = time.perf_counter() - start
-        for _ in range(skipped - 1):
-            next(batches)
-        start = time.perf_counter()
-        for _ in range(timed):
-            next(batches)
-        batch_ms = 1e3 * (time.perf_counter() - start) / timed
+        return _timed(loader, skipped, timed)
     except Exception as error:
         raise UserCodeError(loader_failure(error, setting.workers)) from None
-    del batches
-    return Run(batch_ms, first_s)
 
 
 def loader_failure(error: Exception, workers: int) -> str:
@@ -86,9 +89,11 @@ def loader_failure(error: Exception, workers: int) -> str:
 
 
 def loader_cost(
-    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, pin_memory: bool
-) -> LoaderCost:
-    """What a batch costs beyond its samples: collated in this process, then sent by one worker that has its samples ready."""
+    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, pin_memory: bool,
+    workers: bool = True,
+) -> LoaderCost:  # fmt: skip
+    """What a batch costs beyond its samples: collated in this process, then sent by one worker that has its samples ready.
+    `workers` False: nothing is sent."""
     samples = [target.sample(indices[i % len(indices)]) for i in range(batch_size)]
     times = []
     for _ in range(7):
@@ -96,16 +101,17 @@ def loader_cost(
         target.collated(samples)
         times.append(1e3 * (time.perf_counter() - start))
     collate_ms = median(times)
-    sent = [_sent_ms(target, samples, pin_memory) for _ in range(3)]
+    if not workers:
+        return LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=collate_ms, batch_size=batch_size)
+    sent = [_sent(target, samples, pin_memory) for _ in range(3)]
     return LoaderCost(
         sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=collate_ms, batch_size=batch_size,
-        send_ms=max(0.0, median(wall for wall, _ in sent) - collate_ms), handover_ms=median(main for _, main in sent),
+        send_ms=max(0.0, median(run.batch_ms for run in sent) - collate_ms),
+        handover_ms=median(run.cpu_ms for run in sent),
     )  # fmt: skip
 
 
 class _Ready(Dataset[Any]):
-    """A dataset of samples that are ready."""
-
     def __init__(self, samples: Sequence[Any]) -> None:
         self._samples = samples
 
@@ -116,8 +122,8 @@ class _Ready(Dataset[Any]):
         return len(self._samples)
 
 
-def _sent_ms(target: LoaderTarget, samples: Sequence[Any], pin_memory: bool, batches: int = 24) -> tuple[float, float]:
-    """(ms from batch to batch, CPU ms of the main process for one) with one worker and samples that cost nothing."""
+def _sent(target: LoaderTarget, samples: Sequence[Any], pin_memory: bool, batches: int = 24) -> Run:
+    """A run with one worker and samples that cost nothing."""
     skipped = TORCH_PREFETCH + 1
     order = list(range(len(samples))) * (batches + 2 * skipped)
     loader: DataLoader[Any] = DataLoader(
@@ -125,15 +131,9 @@ def _sent_ms(target: LoaderTarget, samples: Sequence[Any], pin_memory: bool, bat
         multiprocessing_context=target.options.get("multiprocessing_context"),
     )  # fmt: skip
     try:
-        batches_made = iter(loader)
-        for _ in range(skipped):
-            next(batches_made)
-        wall, cpu = time.perf_counter(), time.process_time()
-        for _ in range(batches):
-            next(batches_made)
+        return _timed(loader, skipped, batches)
     except Exception as error:
         raise UserCodeError(f"a worker cannot send a batch: {explain(error, 'the DataLoader')}") from None
-    return 1e3 * (time.perf_counter() - wall) / batches, 1e3 * (time.process_time() - cpu) / batches
 
 
 def _endless(indices: Sequence[int], count: int) -> list[int]:
@@ -143,8 +143,3 @@ def _endless(indices: Sequence[int], count: int) -> list[int]:
     while len(order) < count:
         order += generator.sample(indices, len(indices))
     return order[:count]
-
-
-def pinning_is_possible() -> bool:
-    """Pinned memory makes copies to a CUDA device faster; without one it is only a cost."""
-    return torch.cuda.is_available()

@@ -1,4 +1,5 @@
-"""What one sample costs: wall against CPU time, and cold against warm files (DS-Analyzer's difference, VLDB 2021, section 4)."""
+"""The Dataset, DataLoader or task from the user's own file whose loading is measured, and what one of its samples costs: wall
+against CPU time, and cold against warm files (DS-Analyzer's difference, VLDB 2021, section 4)."""
 
 from __future__ import annotations
 
@@ -6,22 +7,109 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
-from statistics import fmean, median
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.loader.records import SampleCost
-from trainpace.loader.target import LoaderTarget
-from trainpace.shards import opened_files
+from trainpace.process import explain
+from trainpace.shards import WANTED, is_task, made_by, opened_files
 
+DEFAULT_BATCH = 32
 MOST_SAMPLES = 512
 FEWEST_SAMPLES = 8
 FIRST = 4
 """Samples 0 to 3 are always measured: they are what a person tries first."""
 PASSES = 3
 _CACHED_RATIO = 5.0
+
+
+class LoaderTarget(NamedTuple):
+    """A map-style dataset and how it is loaded. `options`: further options of the user's DataLoader."""
+
+    name: str
+    dataset: Any
+    length: int
+    collate: Callable[[list[Any]], Any]
+    batch_size: int
+    drop_last: bool
+    given_workers: int | None = None
+    given_persistent: bool = False
+    prefetch_factor: int | None = None
+    is_task: bool = False
+    options: Mapping[str, Any] = {}
+
+    def sample(self, index: int) -> Any:
+        """One sample. Raises `UserCodeError` that names it where the dataset's code raises."""
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            raise UserCodeError(f"sample {index} cannot be had: {_sentence(explain(error, 'the dataset'))}") from error
+
+    def collated(self, samples: Sequence[Any]) -> Any:
+        """A batch. Raises `UserCodeError` where samples do not collate."""
+        try:
+            return self.collate(list(samples))
+        except Exception as error:
+            raise UserCodeError(
+                f"{len(samples)} samples do not make a batch: {_sentence(explain(error, 'collate_fn'))}",
+                "Give the dataset a collate_fn, or return a DataLoader that has one.",
+            ) from error
+
+
+def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
+    """What FILE.py:NAME is or returns, ready to be loaded. Raises `TrainpaceError` for anything that has no samples."""
+    file, _, function = spec.rpartition(":")
+    name = f"{Path(file).name}:{function}"
+    try:
+        loader = made_by(spec)
+    except TrainpaceError:
+        raise
+    except Exception as error:
+        raise UserCodeError(_sentence(explain(error, name))) from error
+    if not isinstance(loader, DataLoader):
+        dataset = loader[3] if is_task(loader) else loader
+        length = _length(name, dataset)
+        collate = getattr(dataset, "collate_fn", None) or default_collate
+        return LoaderTarget(name, dataset, length, collate, batch_size or DEFAULT_BATCH, False, is_task=is_task(loader))
+    length = _length(name, loader.dataset)
+    batch_size = batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if batch_size is None:
+        raise TrainpaceError(f"the DataLoader of {name} has no batch size.", "Give one with --batch.")
+    options = {"worker_init_fn": loader.worker_init_fn, "multiprocessing_context": loader.multiprocessing_context}
+    options = {key: value for key, value in options.items() if value is not None}
+    collate = loader.collate_fn if loader.batch_sampler is not None else default_collate
+    return LoaderTarget(
+        name, loader.dataset, length, collate, batch_size, bool(loader.drop_last), given_workers=loader.num_workers,
+        given_persistent=loader.persistent_workers, prefetch_factor=loader.prefetch_factor, options=options,
+    )  # fmt: skip
+
+
+def _length(name: str, dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset):
+        raise TrainpaceError(
+            f"the dataset of {name} is an IterableDataset, which has no sample number i to time.",
+            "Return the map-style dataset behind it.",
+        )
+    sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not sized or isinstance(dataset, str | bytes | dict):
+        raise TrainpaceError(f"{name} is of type {type(dataset).__name__}, which is no dataset.", WANTED)
+    length = len(dataset)
+    if length < 1:
+        raise TrainpaceError(f"the dataset of {name} is empty.")
+    return length
+
+
+def _sentence(text: str) -> str:
+    return text.rstrip(".") + "."
+
+
+# ---- the cost of a sample
 
 
 @contextlib.contextmanager
@@ -37,25 +125,20 @@ def one_thread() -> Iterator[None]:
 
 def choose(length: int, seed: int) -> list[int]:
     """Indices of the samples to measure: the first few, then others in random order."""
-    first = list(range(min(FIRST, length)))
-    others = random.Random(seed).sample(range(len(first), length), min(MOST_SAMPLES, length) - len(first))
-    return first + others
+    first = min(FIRST, length)
+    return [*range(first), *random.Random(seed).sample(range(first, length), min(MOST_SAMPLES, length) - first)]
 
 
 def first_pass(target: LoaderTarget, indices: Sequence[int], seconds: float) -> tuple[list[int], float]:
     """Read every sample once, for about `seconds`: (indices of those that were read, mean ms of this first access)."""
-    end = time.perf_counter() + seconds
-    read_indices: list[int] = []
-    times: list[float] = []
+    start, count = time.perf_counter(), 0
     with one_thread():
         for index in indices:
-            if len(read_indices) >= FEWEST_SAMPLES and time.perf_counter() > end:
+            if count >= FEWEST_SAMPLES and time.perf_counter() > start + seconds:
                 break
-            start = time.perf_counter()
             target.sample(index)
-            times.append(1e3 * (time.perf_counter() - start))
-            read_indices.append(index)
-    return read_indices, fmean(times)
+            count += 1
+    return list(indices[:count]), 1e3 * (time.perf_counter() - start) / count
 
 
 def sample_cost(
@@ -66,14 +149,14 @@ def sample_cost(
     `held`: files that stay open from sample to sample.
     """
     with one_thread():
-        before = opened_files.bytes_read()
+        before = opened_files.bytes_read() or 0
         with opened_files.recorded() as opened:
             for index in indices:
                 target.sample(index)
-        after = opened_files.bytes_read()
+        read = (opened_files.bytes_read() or 0) - before
         warm = [_pass(target, indices) for _ in range(passes)]
         files = opened or list(held)
-        note = _note(opened, files, (after or 0) - (before or 0), len(indices))
+        note = _note(opened, files, read, len(indices))
         cold: list[_Pass] = []
         for _ in range(passes if files and not note else 0):
             note = opened_files.drop(files)
@@ -84,10 +167,11 @@ def sample_cost(
     wall_ms = median(p.wall_ms for p in warm)
     if not note and first_ms > _CACHED_RATIO * wall_ms and not files:
         note = f"the first access of a sample took {first_ms:.3g} ms: the dataset caches its samples."
+    file_bytes = sum(os.path.getsize(path) for path in opened if os.path.exists(path))
     return SampleCost(
         samples=len(indices), wall_ms=wall_ms, cpu_ms=median(p.cpu_ms for p in warm), first_ms=first_ms,
         delayed_ms=median(p.delayed_ms for p in warm), cold_wall_ms=median(p.wall_ms for p in cold) if cold else None,
-        files=len(opened) / len(indices), file_bytes=sum(_size(path) for path in opened) / len(indices), note=note,
+        files=len(opened) / len(indices), file_bytes=file_bytes / len(indices), note=note,
     )  # fmt: skip
 
 
@@ -124,14 +208,6 @@ def _note(opened: Sequence[str], files: Sequence[str], read: int, samples: int) 
     if files:
         return "" if read > 0 else "files are mapped into memory, so their reads are not told from preprocessing."
     if read > 1024 * samples:
-        return (
-            f"{read / samples / 1024:.0f} KiB a sample are read from files that Python did not open, so they stay warm."
-        )
+        kib = read / samples / 1024
+        return f"{kib:.0f} KiB a sample are read from files that Python did not open, so they stay warm."
     return "nothing is read from files: the data is in memory."
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

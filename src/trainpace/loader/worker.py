@@ -2,22 +2,21 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
-from trainpace.loader.function_costs import function_stages
 from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
 from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
-from trainpace.loader.runs import TORCH_PREFETCH, Run, Setting, loader_cost, pinning_is_possible, run_loader
-from trainpace.loader.samples import choose, first_pass, sample_cost
-from trainpace.loader.target import LoaderTarget, load_target
-from trainpace.loader.transform_costs import is_random, transform_stages
+from trainpace.loader.runs import TORCH_PREFETCH, Run, Setting, loader_cost, run_loader
+from trainpace.loader.samples import LoaderTarget, choose, first_pass, load_target, sample_cost
+from trainpace.loader.stages import function_stages, is_random, transform_stages
 from trainpace.machine import detect, environment
-from trainpace.measure import noise_of, repeat_interval
+from trainpace.medians import noise_of, repeat_interval
 from trainpace.process import serve
 from trainpace.records import to_json
 from trainpace.shards import opened_files
@@ -60,12 +59,10 @@ def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tup
         return function_stages(target, few, wall_ms, is_random(target, indices[0]))
     # the clocks around transforms cost some time themselves, and so do other processes: shares hold, sums do not
     factor = wall_ms / sum(s.wall_ms for s in stages)
-    return tuple(msgspec.structs.replace(s, wall_ms=s.wall_ms * factor) for s in stages)
+    return tuple(replace(s, wall_ms=s.wall_ms * factor) for s in stages)
 
 
 class _Bench:
-    """Measures one loader at many settings."""
-
     def __init__(
         self, target: LoaderTarget, c: LoaderConditions, indices: Sequence[int], cost: LoaderCost, cores: float
     ) -> None:
@@ -97,7 +94,9 @@ class _Bench:
             settings.append(base._replace(batch_size=batch // 2))
         if workers:
             settings.append(base._replace(prefetch_factor=2 * (base.prefetch_factor or TORCH_PREFETCH)))
-        if pinning_is_possible():
+        if (
+            torch.cuda.is_available()
+        ):  # pinned memory makes copies to a CUDA device faster; without one it is only a cost
             settings.append(base._replace(pin_memory=True))
         runs: dict[Setting, list[Run]] = {setting: [] for setting in settings}
         self._repeat(runs, self._c.repeats)
@@ -109,8 +108,7 @@ class _Bench:
     def _repeat(self, runs: dict[Setting, list[Run]], times: int) -> None:
         """Forwards and backwards in turn, so that a machine whose speed drifts favours no setting."""
         for turn in range(times):
-            order: Iterable[Setting] = list(runs) if turn % 2 else reversed(list(runs))
-            for setting in order:
+            for setting in list(runs)[:: 1 if turn % 2 else -1]:
                 runs[setting].append(self._run(setting))
 
     def _run(self, setting: Setting) -> Run:
@@ -118,7 +116,7 @@ class _Bench:
 
     def _predicted_ms(self, setting: Setting) -> float:
         share = setting.batch_size / self._cost.batch_size
-        cost = msgspec.structs.replace(
+        cost = replace(
             self._cost, batch_size=setting.batch_size, collate_ms=self._cost.collate_ms * share,
             send_ms=self._cost.send_ms * share,
         )  # fmt: skip
@@ -131,9 +129,7 @@ class _Bench:
             times = [run.batch_ms for run in done]
             interval = None if noise is None else repeat_interval(times, noise)
             if interval is not None:
-                interval = msgspec.structs.replace(
-                    interval, basis="the spread of repeats, each with workers of its own"
-                )
+                interval = replace(interval, basis="the spread of repeats, each with workers of its own")
             worker_ms = self._cost.sample_wall_ms * setting.batch_size + self._cost.collate_ms
             points.append(
                 LoaderPoint(

@@ -6,12 +6,9 @@ from trainpace.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.machine.allreduce import AllReduce, measure_allreduce
-    from trainpace.machine.calibration import calibrate
-    from trainpace.machine.detection import Machine, cpu_name, detect
-    from trainpace.machine.disturbances import warnings_of
-    from trainpace.machine.host_links_rank import measure_host_links
-    from trainpace.machine.profile import MachineProfile
-    from trainpace.machine.software import device_in, environment
+    from trainpace.machine.calibration import MachineProfile, calibrate
+    from trainpace.machine.detection import Machine, cpu_name, detect, device_in, environment, warnings_of
+    from trainpace.machine.host_links import measure_host_links
     from trainpace.machine.storage import drop_from_cache, filesystem_of, measure_storage, share_in_cache
 
 __getattr__, __all__ = exports(__name__, __file__)

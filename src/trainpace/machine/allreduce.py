@@ -8,18 +8,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.machine.host_links import non_negative
 from trainpace.medians import median
 from trainpace.process import run_ranks
 from trainpace.records import Record
 
 Backend = Literal["gloo", "nccl"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
 SIZES_BYTES = tuple(4**k * 2**10 for k in range(8))
 """1 KiB to 16 MiB: from what is all latency to what is all bandwidth."""
 ELEMENT_BYTES = 4
-MOST_RANKS = 1024
-_RANK = "trainpace.machine.allreduce_rank"
+_TINY = 1e-10
 
 
 class AllReduce(Record):
@@ -36,16 +33,6 @@ class AllReduce(Record):
     time_ms: tuple[float, ...]
     latency_us: float
     bandwidth_gb_per_s: float | None
-
-    @property
-    def algorithm_gb_per_s(self) -> tuple[float, ...]:
-        """Payload over time, in 1e9 bytes a second (nccl-tests' algbw)."""
-        return tuple(size / ms / 1e6 for size, ms in zip(self.sizes_bytes, self.time_ms, strict=True))
-
-    @property
-    def bus_gb_per_s(self) -> tuple[float, ...]:
-        """Bytes on the wire over time (nccl-tests' busbw): what to compare with a link's own figure."""
-        return tuple(wire_share(self.ranks) * rate for rate in self.algorithm_gb_per_s)
 
 
 def wire_share(ranks: int) -> float:
@@ -64,10 +51,10 @@ def measure_allreduce(
 
     Raises `TrainpaceError` for arguments that make no sense, ranks that fail, and after `timeout_s`; no process stays.
     """
-    if not 2 <= ranks <= MOST_RANKS:
+    if not 2 <= ranks <= 1024:
         raise TrainpaceError(f"an all-reduce among {ranks} ranks cannot be measured.", "Give 2 or more.")
-    if backend not in BACKENDS:
-        raise UnknownName("backend", str(backend), BACKENDS, f"Backends: {', '.join(BACKENDS)}.")
+    if backend not in get_args(Backend):
+        raise UnknownName("backend", str(backend), get_args(Backend), f"Backends: {', '.join(get_args(Backend))}.")
     if not sizes_bytes or min(sizes_bytes) < 1 or repeats < 1:
         raise TrainpaceError("an all-reduce needs payloads of 1 byte or more, and 1 repeat or more.")
     sizes = sorted({-(-size // ELEMENT_BYTES) * ELEMENT_BYTES for size in sizes_bytes})
@@ -77,7 +64,9 @@ def measure_allreduce(
             "folder": folder,
         }  # fmt: skip
         what = f"an all-reduce among {ranks} ranks over {backend}"
-        answer = run_ranks(_RANK, [{**request, "rank": rank} for rank in range(ranks)], timeout_s, what)
+        answer = run_ranks(
+            "trainpace.machine.allreduce_rank", [{**request, "rank": rank} for rank in range(ranks)], timeout_s, what
+        )
     seconds = json.loads(answer)
     times = [median([repeat[i] for repeat in seconds]) for i in range(len(sizes))]
     latency_s, bytes_per_s = fit_latency_and_bandwidth([wire_share(ranks) * size for size in sizes], times)
@@ -90,7 +79,36 @@ def measure_allreduce(
 def fit_latency_and_bandwidth(wire_bytes: Sequence[float], times_s: Sequence[float]) -> tuple[float, float | None]:
     """(seconds, bytes/s or None) of time = latency + bytes / bandwidth, both >= 0, least squares of relative errors."""
     t = np.asarray(times_s, dtype=float)
-    latency_s, s_per_byte = non_negative(
-        np.stack([1 / t, np.asarray(wire_bytes, dtype=float) / t], axis=1), np.ones(len(t))
-    )
+    columns = np.stack([1 / t, np.asarray(wire_bytes, dtype=float) / t], axis=1)
+    latency_s, s_per_byte = non_negative(columns, np.ones(len(t)))
     return float(latency_s), 1 / float(s_per_byte) if s_per_byte > 0 else None
+
+
+def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Least squares with every unknown >= 0 (Lawson and Hanson 1974), on columns of equal length."""
+    length = np.linalg.norm(a, axis=0)
+    scale = np.where(length > 0, length, 1.0)
+    scaled = a / scale
+    x = np.zeros(a.shape[1])
+    free: list[int] = []
+    for _ in range(3 * len(x)):
+        gradient = scaled.T @ (b - scaled @ x)
+        gradient[free] = -np.inf
+        if gradient.max() <= _TINY:
+            break
+        free.append(int(np.argmax(gradient)))
+        while True:
+            inner = np.zeros_like(x)
+            inner[free] = np.linalg.lstsq(scaled[:, free], b, rcond=None)[0]
+            if (inner[free] > 0).all():
+                break
+            # as far towards the free solution as no unknown goes below 0
+            worst = [i for i in free if inner[i] <= 0]
+            x = x + min(x[i] / (x[i] - inner[i]) if x[i] > inner[i] else 0.0 for i in worst) * (inner - x)
+            free = [i for i in free if x[i] > _TINY]
+            x[[i for i in range(len(x)) if i not in free]] = 0.0
+            if not free:
+                inner = np.zeros_like(x)
+                break
+        x = inner
+    return x / scale

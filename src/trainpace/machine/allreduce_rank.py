@@ -29,9 +29,7 @@ def time_allreduce(sizes_bytes: list[int], repeats: int, device: torch.device) -
             torch.cuda.synchronize()
 
     tensors = [torch.zeros(size // ELEMENT_BYTES, device=device) for size in sizes_bytes]
-    rounds = []
-    for _ in range(WARMUP_ROUNDS + repeats):
-        rounds.append([_seconds(tensor, wait) for tensor in tensors])
+    rounds = [[_seconds(tensor, wait) for tensor in tensors] for _ in range(WARMUP_ROUNDS + repeats)]
     slowest = torch.tensor(rounds[WARMUP_ROUNDS:], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     seconds: list[list[float]] = slowest.tolist()
@@ -42,7 +40,7 @@ def _seconds(tensor: torch.Tensor, wait: Callable[[], None]) -> float:
     size = tensor.numel() * tensor.element_size()
     calls = max(
         1, min(MOST_CALLS, BYTES_A_TIMING // max(1, size))
-    )  # a small payload is shorter than the ranks' start is apart
+    )  # a small payload takes less than the ranks' starts differ
     dist.all_reduce(tensor)  # the first after another size is slower
     dist.barrier()
     wait()

@@ -10,9 +10,10 @@ import functools
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from trainpace.hardware import catalogue_name
 from trainpace.machine.gpus import Gpu, detect_gpus
 from trainpace.machine.storage import Storage
 from trainpace.records import Record
@@ -20,6 +21,10 @@ from trainpace.units import gib_from_bytes
 
 _NO_LIMIT_BYTES = 2**60
 """cgroup v1 writes "no limit" as the largest number of pages."""
+_LOAD_SHARE = 0.2
+"""A load average above this share of the usable cores is other work."""
+_BUSY_STATE = 2
+"""P0 to P2 run training; above, an idle GPU also lowers its PCIe generation, which says nothing."""
 
 
 class Cpu(Record):
@@ -67,27 +72,20 @@ class Machine(Record):
     gpu_problem: str | None = None
 
 
-def detect(root: Path = Path("/"), storage: Storage | None = None) -> Machine:
-    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are; `storage` what `measure_storage` gave."""
+def detect(root: Path = Path("/")) -> Machine:
+    """Read the machine; takes milliseconds. `root` is where sys, etc and proc are. The storage is not measured."""
     import psutil
 
     memory_gib = gib_from_bytes(psutil.virtual_memory().total)
     limit_gib = _memory_limit_gib(root)
     gpus, problem = detect_gpus()
     return Machine(
-        cpu=detect_cpu(root),
-        memory_gib=memory_gib,
+        cpu=detect_cpu(root), memory_gib=memory_gib,
         memory_limit_gib=None if limit_gib is None or limit_gib >= memory_gib else limit_gib,
-        gpus=gpus,
-        storage=storage,
-        operating_system=_operating_system(root),
-        kernel=platform.release() or None,
-        python=platform.python_version(),
-        container=_in_container(root),
-        on_battery=_on_battery(root),
-        load_average=psutil.getloadavg()[0],
-        gpu_problem=problem,
-    )
+        gpus=gpus, gpu_problem=problem, storage=None, operating_system=_operating_system(root),
+        kernel=platform.release() or None, python=platform.python_version(), container=_in_container(root),
+        on_battery=_on_battery(root), load_average=psutil.getloadavg()[0],
+    )  # fmt: skip
 
 
 def detect_cpu(root: Path = Path("/")) -> Cpu:
@@ -98,17 +96,15 @@ def detect_cpu(root: Path = Path("/")) -> Cpu:
     stated = re.search(r"@\s*([\d.]+)\s*GHz", name)
     base_mhz = _mhz(frequency / "base_frequency")
     return Cpu(
-        name=name,
-        sockets=_sockets(root),
-        physical_cores=psutil.cpu_count(logical=False),
-        logical_cores=psutil.cpu_count(),
+        name=name, sockets=_sockets(root),
+        physical_cores=psutil.cpu_count(logical=False), logical_cores=psutil.cpu_count(),
         affinity_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         quota_cores=_quota_cores(root),
         base_mhz=1e3 * float(stated.group(1)) if base_mhz is None and stated else base_mhz,
         max_mhz=_mhz(frequency / "cpuinfo_max_freq"),
         governor=_text(frequency / "scaling_governor").strip() or None,
         **_caches(root),
-    )
+    )  # fmt: skip
 
 
 @functools.cache
@@ -131,10 +127,9 @@ def cpu_name(root: Path = Path("/")) -> str:
 def _sockets(root: Path) -> int | None:
     topology = root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
     packages = {_text(file) for file in topology} - {""}
-    return (
-        len(packages or set(re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE)))
-        or None
-    )
+    if not packages:
+        packages = set(re.findall(r"^physical id\s*:\s*(\d+)", _text(root / "proc/cpuinfo"), re.MULTILINE))
+    return len(packages) or None
 
 
 def _caches(root: Path) -> dict[str, int | None]:
@@ -233,3 +228,81 @@ def _text(file: Path) -> str:
         return file.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def warnings_of(machine: Machine) -> tuple[str, ...]:
+    """One sentence for each thing that will disturb or limit measurements; an unknown field says nothing."""
+    return tuple(_warnings(machine))
+
+
+def _warnings(machine: Machine) -> Iterator[str]:
+    yield from _cpu_warnings(machine)
+    if machine.memory_limit_gib is not None:
+        total = "" if machine.memory_gib is None else f" of the machine's {machine.memory_gib:.1f} GiB"
+        where = "the container" if machine.container else "this process's control group"
+        yield f"{where} may use {machine.memory_limit_gib:.1f} GiB{total}."
+    for index, gpu in enumerate(machine.gpus):
+        yield from _gpu_warnings(index, gpu)
+    if machine.gpu_problem:
+        yield f"the NVIDIA driver does not show every GPU ({machine.gpu_problem})."
+    if machine.storage is not None and machine.storage.read_from_cache:
+        yield "the storage's read speed is probably that of the page cache in memory."
+
+
+def _cpu_warnings(machine: Machine) -> Iterator[str]:
+    cpu = machine.cpu
+    usable, physical = cpu.usable_cores, cpu.physical_cores
+    if usable is not None and physical is not None and usable < physical:
+        limit = "a CPU quota" if cpu.quota_cores == usable else "its CPU affinity"
+        yield f"this process can use {usable:g} of {physical} physical cores, because of {limit}."
+    if cpu.governor is not None and cpu.governor != "performance":
+        yield f'the CPU frequency governor is "{cpu.governor}", not "performance", so that clocks follow the load.'
+    if machine.on_battery:
+        yield "the machine runs on battery, which lowers clocks and power limits."
+    if machine.load_average is not None and usable and machine.load_average > _LOAD_SHARE * usable:
+        yield f"other work is running: the load average is {machine.load_average:.1f} on {usable:g} usable cores."
+
+
+def _gpu_warnings(index: int, gpu: Gpu) -> Iterator[str]:
+    who = f"GPU {index}" + (f" ({gpu.name})" if gpu.name else "")
+    if _below(gpu.pcie_width, gpu.pcie_width_max):
+        yield f"{who} has {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes."
+    busy = gpu.performance_state is not None and gpu.performance_state <= _BUSY_STATE
+    if busy and _below(gpu.pcie_generation, gpu.pcie_generation_max):
+        yield f"{who} runs at PCIe generation {gpu.pcie_generation} of {gpu.pcie_generation_max}."
+    if _below(gpu.power_limit_w, gpu.power_limit_default_w):
+        yield f"{who} is limited to {gpu.power_limit_w:.0f} W, below its default of {gpu.power_limit_default_w:.0f} W."
+    if gpu.throttled_by:
+        yield f"the clocks of {who} are held down by {' and '.join(gpu.throttled_by)}."
+    if gpu.mig:
+        named = f" ({', '.join(gpu.mig_instances)})" if gpu.mig_instances else ""
+        yield f"{who} is divided into MIG instances{named}, so that a process gets a part of it."
+    if gpu.other_processes:
+        programs = "1 other program uses" if gpu.other_processes == 1 else f"{gpu.other_processes} other programs use"
+        yield f"{programs} {who}."
+
+
+def _below(value: float | None, full: float | None) -> bool:
+    return value is not None and full is not None and value < full
+
+
+def environment(device: str) -> dict[str, str]:
+    """The hardware and the versions of the software. Imports torch."""
+    import torch
+
+    properties = {
+        "cpu": cpu_name(), "architecture": platform.machine(), "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__), "python": platform.python_version(), "system": platform.system(),
+    }  # fmt: skip
+    if device == "cuda":
+        properties |= {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+        }
+    return properties
+
+
+def device_in(environment: Mapping[str, str]) -> str:
+    """The device of what was measured there, by the catalogue's name; "" where it does not say."""
+    return catalogue_name(environment["gpu"]) if "gpu" in environment else environment.get("cpu", "")

@@ -5,7 +5,7 @@ A figure that the driver does not give is None. UUIDs, serial numbers and bus ad
 
 import contextlib
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainpace.records import Record
 from trainpace.units import gib_from_bytes
@@ -56,16 +56,21 @@ class Gpu(Record):
     other_processes: int | None = None
 
 
-class Gpus(NamedTuple):
-    """The GPUs of a machine; `problem`: why the driver does not tell of all of them, None where there is no driver."""
+_QUERIES = {
+    "name": "Name", "pcie_generation": "CurrPcieLinkGeneration", "pcie_generation_max": "MaxPcieLinkGeneration",
+    "pcie_width": "CurrPcieLinkWidth", "pcie_width_max": "MaxPcieLinkWidth",
+}  # fmt: skip
+"""Fields of `Gpu` that are NVML's answer as it is, to nvmlDeviceGet..."""
+_CLOCKS = {"sm_mhz": "NVML_CLOCK_SM", "memory_mhz": "NVML_CLOCK_MEM"}
+_WATTS = {"power_limit_w": "PowerManagementLimit", "power_limit_default_w": "PowerManagementDefaultLimit"}
+_SWITCHES = {"mig": "MigMode", "ecc": "EccMode", "persistence": "PersistenceMode"}
 
-    gpus: tuple[Gpu, ...] = ()
-    problem: str | None = None
 
+def detect_gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str | None]:
+    """All NVIDIA GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, and why the driver does not tell of all of them.
 
-def detect_gpus(nvml: Any = None) -> Gpus:
-    """All NVIDIA GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says. `nvml` is the pynvml module, imported here if not
-    given."""
+    There is no problem where there is no driver. `nvml` is the pynvml module, imported here if not given.
+    """
     if nvml is None:
         import pynvml
 
@@ -73,90 +78,68 @@ def detect_gpus(nvml: Any = None) -> Gpus:
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
-        return Gpus()
+        return (), None
     except nvml.NVMLError as error:
-        return Gpus(problem=str(error))
+        return (), str(error)
+    gpus, problem = [], None
     try:
-        return _all_gpus(nvml)
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                gpus.append(_describe(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
+            except nvml.NVMLError as error:  # a GPU that has failed, or that this user may not see
+                problem = f"GPU {index}: {error}"
+    except nvml.NVMLError as error:
+        problem = str(error)
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
+    return tuple(gpus), problem
 
 
-def _all_gpus(nvml: Any) -> Gpus:
-    query = _Query(nvml)
-    driver, version = query("SystemGetDriverVersion"), query("SystemGetCudaDriverVersion")
-    cuda = None if version is None else f"{version // 1000}.{version % 1000 // 10}"
-    gpus, problem = [], None
-    try:
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        return Gpus(problem=str(error))
-    for index in range(count):
+def _describe(nvml: Any, handle: Any) -> Gpu:
+    def query(name: str, *arguments: Any) -> Any:
+        """The answer of nvmlNAME; None where this GPU, driver or user gets none, or the module does not know the name."""
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        except nvml.NVMLError as error:  # a GPU that has failed, or that this user may not see
-            problem = f"GPU {index}: {error}"
-            continue
-        gpus.append(_describe(nvml, query, handle, driver, cuda))
-    return Gpus(tuple(gpus), problem)
-
-
-class _Query:
-    """Calls nvmlNAME; None where this GPU, driver or user gets no answer, or the module does not know the name."""
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-
-    def __call__(self, name: str, *arguments: Any) -> Any:
-        try:
-            value = getattr(self._nvml, f"nvml{name}")(*arguments)
-        except (AttributeError, self._nvml.NVMLError):
+            value = getattr(nvml, f"nvml{name}")(*arguments)
+        except (AttributeError, nvml.NVMLError):
             return None
         return value.decode() if isinstance(value, bytes) else value  # modules before version 11.5
 
-
-def _describe(nvml: Any, query: _Query, handle: Any, driver: str | None, cuda: str | None) -> Gpu:
-    def of(name: str, *arguments: Any) -> Any:
+    def of_device(name: str, *arguments: Any) -> Any:
         return query(f"DeviceGet{name}", handle, *arguments)
 
     def watts(value: float | None) -> float | None:
         return None if value is None else value / 1e3
 
-    def switch(value: Any) -> bool | None:
-        return None if value is None else bool(value[0] if isinstance(value, list | tuple) else value)
-
-    memory, capability, limits = of("MemoryInfo"), of("CudaComputeCapability"), of("PowerManagementLimitConstraints")
-    reasons = of("CurrentClocksEventReasons")
+    fields = {field: of_device(name) for field, name in _QUERIES.items()}
+    fields |= {field: watts(of_device(name)) for field, name in _WATTS.items()}
+    for field, clock in _CLOCKS.items():
+        fields[field] = of_device("ClockInfo", getattr(nvml, clock))
+        fields[f"{field}_max"] = of_device("MaxClockInfo", getattr(nvml, clock))
+    for field, name in _SWITCHES.items():
+        switch = of_device(name)
+        fields[field] = None if switch is None else bool(switch[0] if isinstance(switch, list | tuple) else switch)
+    version, memory, users = (
+        query("SystemGetCudaDriverVersion"),
+        of_device("MemoryInfo"),
+        of_device("ComputeRunningProcesses"),
+    )
+    capability, limits = of_device("CudaComputeCapability"), of_device("PowerManagementLimitConstraints")
+    reasons = of_device("CurrentClocksEventReasons")
     if reasons is None:
-        reasons = of("CurrentClocksThrottleReasons")  # the older name
-    users = of("ComputeRunningProcesses")
-    mig = switch(of("MigMode"))
-    slices = [of("MigDeviceHandleByIndex", i) for i in range(of("MaxMigDeviceCount") or 0)] if mig else []
-    names = [str(query("DeviceGetName", part) or "MIG") for part in slices if part is not None]
-    state = of("PerformanceState")
+        reasons = of_device("CurrentClocksThrottleReasons")  # the older name
+    slots = range(of_device("MaxMigDeviceCount") or 0) if fields["mig"] else ()
+    slices = [part for i in slots if (part := of_device("MigDeviceHandleByIndex", i)) is not None]
+    state = of_device("PerformanceState")
     return Gpu(
-        name=of("Name"),
-        driver=driver,
-        cuda=cuda,
+        **fields,
+        driver=query("SystemGetDriverVersion"),
+        cuda=None if version is None else f"{version // 1000}.{version % 1000 // 10}",
         memory_gib=None if memory is None else gib_from_bytes(memory.total),
-        pcie_generation=of("CurrPcieLinkGeneration"),
-        pcie_generation_max=of("MaxPcieLinkGeneration"),
-        pcie_width=of("CurrPcieLinkWidth"),
-        pcie_width_max=of("MaxPcieLinkWidth"),
-        sm_mhz=of("ClockInfo", nvml.NVML_CLOCK_SM),
-        sm_mhz_max=of("MaxClockInfo", nvml.NVML_CLOCK_SM),
-        memory_mhz=of("ClockInfo", nvml.NVML_CLOCK_MEM),
-        memory_mhz_max=of("MaxClockInfo", nvml.NVML_CLOCK_MEM),
-        power_limit_w=watts(of("PowerManagementLimit")),
-        power_limit_default_w=watts(of("PowerManagementDefaultLimit")),
         power_limit_max_w=None if limits is None else watts(limits[1]),
         compute_capability=None if capability is None else "{}.{}".format(*capability),
-        mig=mig,
-        mig_instances=tuple(name.rpartition("MIG ")[2] for name in names),
-        ecc=switch(of("EccMode")),
-        persistence=switch(of("PersistenceMode")),
-        temperature_c=of("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        mig_instances=tuple(str(query("DeviceGetName", part) or "MIG").rpartition("MIG ")[2] for part in slices),
+        temperature_c=of_device("Temperature", nvml.NVML_TEMPERATURE_GPU),
         performance_state=state if state is not None and 0 <= state <= 15 else None,
         throttled_by=tuple(reason for bit, reason in THROTTLE_REASONS.items() if (reasons or 0) & bit),
         other_processes=None if users is None else len({user.pid for user in users} - {os.getpid()}),

@@ -1,19 +1,41 @@
-"""What the links between CPU hosts bring to gloo's collectives, from times of a few payloads. No torch in this module."""
+"""What the links between CPU hosts bring to gloo's collectives, from times of a few payloads.
+
+``python -m trainpace.machine.host_links RESULT.json REQUEST`` is one rank, under torchrun or with its variables (RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT): rank 0 writes the times; REQUEST is JSON with `collectives`, `sizes_bytes` and `repeats`.
+"""
+
+import datetime
+import json
+import operator
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import TCP_SHARE, meets_itself, steps, wire_bytes
 from trainpace.hardware import HostLinks
-from trainpace.records import Record
+from trainpace.machine.allreduce import non_negative
+from trainpace.records import Record, to_jsonable, write_whole
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
 SIZES_BYTES = (2**10, 2**13, 2**14, 3 * 2**13, 2**15, 2**16, 2**18, 2**20, 2**22)
 BURSTS_BYTES = tuple(4096.0 * k for k in range(17))
 ROUNDS = 20
-TINY = 1e-10
 CLOSE = 0.01
 """Errors below this share of a time are not told apart."""
+REFILL_S = 0.004
+"""Between timings: a shaped link's bucket is full again, as it is when a step's first collective starts."""
+SMALL_BYTES = 2**16
+QUANTILE = 0.25
+"""The quantile of the rounds that counts; it is low, since what disturbs a host only ever adds."""
+TIMEOUT_S = 120.0
 
 
 class TimedCollective(Record):
@@ -47,17 +69,14 @@ def fit_host_links(timed: list[TimedCollective], gb_per_s: float | None = None) 
     names = sorted(set(works))
     columns = [np.full(len(timed), 1e-6), 1e-6 * hops]
     columns += [1e-6 * wire_b / 2**20 * np.array([work == name for work in works]) for name in names]
-    best: tuple[float, float, np.ndarray] | None = None
+    fits: list[tuple[float, float, np.ndarray]] = []
     for burst in BURSTS_BYTES:
         held_back = np.maximum(0.0, wire_b - burst) / (1e9 * gb_per_s * TCP_SHARE)
         left = 1 - held_back / seconds
         relative = np.stack([*columns, held_back * both_ways], axis=1) / seconds[:, None]
         x = _least_absolute(relative, left)
-        cost = float(np.abs(relative @ x - left).sum())
-        if best is None or cost < best[0]:
-            best = cost, burst, x
-    assert best is not None
-    _, burst, x = best
+        fits.append((float(np.abs(relative @ x - left).sum()), burst, x))
+    _, burst, x = min(fits, key=operator.itemgetter(0))
     return HostLinks(
         start_us=float(x[0]), message_us=float(x[1]),
         host_us_per_mib=dict(zip(names, (float(v) for v in x[2:-1]), strict=True)), gb_per_s=gb_per_s,
@@ -78,31 +97,80 @@ def _least_absolute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return x
 
 
-def non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Least squares with every unknown >= 0 (Lawson and Hanson 1974), on columns of equal length."""
-    length = np.linalg.norm(a, axis=0)
-    scale = np.where(length > 0, length, 1.0)
-    scaled = a / scale
-    x = np.zeros(a.shape[1])
-    free: list[int] = []
-    for _ in range(3 * len(x)):
-        gradient = scaled.T @ (b - scaled @ x)
-        gradient[free] = -np.inf
-        if gradient.max() <= TINY:
-            break
-        free.append(int(np.argmax(gradient)))
-        while True:
-            inner = np.zeros_like(x)
-            inner[free] = np.linalg.lstsq(scaled[:, free], b, rcond=None)[0]
-            if (inner[free] > 0).all():
-                break
-            # as far towards the free solution as no unknown goes below 0
-            worst = [i for i in free if inner[i] <= 0]
-            x = x + min(x[i] / (x[i] - inner[i]) if x[i] > inner[i] else 0.0 for i in worst) * (inner - x)
-            free = [i for i in free if x[i] > TINY]
-            x[[i for i in range(len(x)) if i not in free]] = 0.0
-            if not free:
-                inner = np.zeros_like(x)
-                break
-        x = inner
-    return x / scale
+def time_collectives(collectives: list[str], sizes_bytes: list[int], repeats: int) -> list[TimedCollective]:
+    """Time every collective at every payload (fp32), once a round. The process group must exist; all ranks return the same."""
+    ranks = dist.get_world_size()
+    cases = [(name, size, _call(name, size)) for name in collectives for size in sizes_bytes]
+    rounds = torch.zeros(repeats, len(cases), dtype=torch.float64)
+    for i in range(-1, repeats):  # the first warms up
+        for j, (name, size, call) in enumerate(cases):
+            if size <= SMALL_BYTES:
+                call()  # the first after another size is slower
+            time.sleep(REFILL_S)
+            dist.barrier()
+            start = time.perf_counter()
+            call()
+            if i >= 0 and (name != "send" or dist.get_rank() == 1):  # a sender may leave the rest to the kernel
+                rounds[i, j] = time.perf_counter() - start
+    dist.all_reduce(rounds)
+    counted = torch.tensor([1 if name == "send" else ranks for name, _, _ in cases])
+    undisturbed = (1e3 * torch.quantile(rounds / counted, QUANTILE, dim=0)).tolist()
+    return [
+        TimedCollective(collective=name, payload_bytes=size, ranks=ranks, time_ms=ms)
+        for (name, size, _), ms in zip(cases, undisturbed, strict=True)
+    ]
+
+
+def _call(collective: str, size_bytes: int) -> Callable[[], object]:
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    part = torch.zeros(max(1, size_bytes // 4 // ranks))
+    whole = torch.zeros(part.numel() * ranks)
+    if collective == "all_reduce":
+        return lambda: dist.all_reduce(whole)
+    if collective == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part)
+    if collective == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole)
+    assert collective == "send", collective
+    return lambda: (dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0)) if rank < 2 else None
+
+
+def measure_host_links(gb_per_s: float | None = None, repeats: int = 21) -> HostLinks | None:
+    """The links between the hosts of this torchrun, of which this process is a rank; None on ranks other than 0.
+
+    `gb_per_s` is their bandwidth where it is known. Raises `TrainpaceError` outside torchrun.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        raise TrainpaceError(
+            "the links between hosts need a process on each of two hosts or more.",
+            "On every host: torchrun --nnodes 2 --nproc-per-node 1 --node-rank N --master-addr HOST -m trainpace"
+            " calibrate --hosts",
+        )
+    join()
+    timed = time_collectives(list(COLLECTIVES), list(SIZES_BYTES), repeats)
+    first = dist.get_rank() == 0
+    dist.barrier()
+    dist.destroy_process_group()
+    return fit_host_links(timed, gb_per_s) if first else None
+
+
+def join() -> None:
+    """Become a rank of the group that the environment describes."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch renames its collectives
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+
+
+def _main(result: Path, request: dict[str, object]) -> None:
+    join()
+    timed = time_collectives(**request)  # type: ignore[arg-type]
+    if dist.get_rank() == 0:
+        write_whole(result, json.dumps([to_jsonable(t) for t in timed]))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch may abort in its own exit

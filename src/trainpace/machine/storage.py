@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trainpace.errors import TrainpaceError
+from trainpace.errors import TrainpaceError, os_reason
 from trainpace.records import Record
 
 SIZE_BYTES = 256 * 2**20
@@ -66,9 +66,8 @@ def filesystem_of(folder: str | os.PathLike[str]) -> str | None:
     place, kind, deepest = Path(folder).resolve(), None, -1
     for mount in psutil.disk_partitions(all=True):
         depth = len(Path(mount.mountpoint).parts)
-        if depth >= deepest and place.is_relative_to(
-            mount.mountpoint
-        ):  # of two mounts on one place the later one is seen
+        # of two mounts on one place the later one is seen
+        if depth >= deepest and place.is_relative_to(mount.mountpoint):
             deepest, kind = depth, mount.fstype or None
     return kind
 
@@ -121,5 +120,6 @@ def _explained(folder: str, size_bytes: int, error: OSError) -> TrainpaceError:
             f"{folder} has no room for the {size_bytes / 2**20:.0f} MiB of the storage probe.",
             "Free some space, probe another folder, or use a smaller size.",
         )
-    reason = (error.strerror or str(error)).lower()
-    return TrainpaceError(f"cannot probe the storage of {folder}: {reason}.", "Name a folder that can be written to.")
+    return TrainpaceError(
+        f"cannot probe the storage of {folder}: {os_reason(error)}.", "Name a folder that can be written to."
+    )

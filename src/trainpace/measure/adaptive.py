@@ -17,34 +17,21 @@ import math
 import statistics
 import zlib
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from trainpace.errors import TrainpaceError
 from trainpace.measure.change_search import Floats
 from trainpace.measure.changes import StepCurve, find_changes
-from trainpace.records import Record
 
-
-class AdaptiveSettings(Record):
-    """How much to spend. `most_share`: probes over batches asked for, at most (but 12 are always allowed); `noise` is
-    what is expected between processes, relative, before repeats tell; `seed` is for the order.
-    """
-
-    most_share: float = 0.4
-    noise_repeats: int = 2
-    noise: float = 0.01
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.most_share <= 1 and self.noise_repeats >= 0 and self.noise > 0):
-            raise TrainpaceError("adaptive settings: 0 < most_share <= 1, noise_repeats >= 0 and noise > 0.")
-
-
+MOST_SHARE = 0.4
+"""Probes over batches asked for, at most ..."""
 FEWEST_PROBES = 12
+"""... but so many are always allowed."""
+NOISE = 0.01
+"""Relative deviation that is expected between processes, before repeats tell."""
+NOISE_REPEATS = 2
 DISAGREE = 4.0
 """Two probes of one batch that differ by this many deviations call for a third."""
 SUSPICIOUS = 2.2
@@ -65,39 +52,71 @@ def next_batch(
     measured: Mapping[int, Sequence[float]],
     hints: Sequence[int] = (),
     failed: Collection[int] = (),
-    settings: AdaptiveSettings | None = None,
+    seed: int = 0,
 ) -> int | None:
     """The batch size to probe next, one of `asked`, perhaps again; None when enough is known.
 
     `measured` holds the median step in ms of each probe that worked, by batch size; `failed` the sizes that ran out of
     memory: nothing from the smallest of them on is asked for. `hints` are batch sizes at which a jump is expected,
-    each the first that costs more.
+    each the first that costs more. `seed` is for the order.
     """
-    settings = settings or AdaptiveSettings()
     sizes = sorted(set(asked))
     measured = {batch: measured[batch] for batch in sizes if measured.get(batch)}
     limit = min(failed, default=math.inf)
     sizes = [batch for batch in sizes if batch < limit]
-    budget = most_probes(len(set(asked)), settings)
+    budget = most_probes(len(set(asked)))
     spent = sum(len(times) for times in measured.values()) + len(set(failed))
     if not sizes or spent >= budget:
         return None
-    for stage in (_ends, _largest, _grid, _noise, _disagreeing):
-        if wanted := stage(_Sweep(sizes, measured, hints, limit, settings)):
-            return _any_of(wanted, settings.seed)
-    sizes = [batch for batch in sizes if batch <= max(measured)]
-    curve = fitted_curve(measured, settings)
-    for refine in (_suspicious, _brackets, _again, _unsure, _curved, _gaps):
-        if wanted := refine(sizes, measured, curve):
-            return _any_of(wanted, settings.seed)
+    for wanted in _stages(sizes, measured, hints, limit):
+        if wanted:
+            return min(wanted, key=lambda batch: zlib.crc32(f"{seed} {batch}".encode()))
     return None
 
 
-def fitted_curve(measured: Mapping[int, Sequence[float]], settings: AdaptiveSettings | None = None) -> StepCurve:
+def _stages(
+    sizes: list[int], measured: Mapping[int, Sequence[float]], hints: Sequence[int], limit: float
+) -> Iterator[Collection[int]]:
+    """What each stage asks for, in order; a stage is looked at where those before it ask for nothing.
+
+    sizes: ascending, below `limit`, the smallest that failed.
+    """
+    if limit < math.inf:
+        yield [] if sizes[0] in measured else [sizes[0]]
+        unknown = [batch for batch in sizes if batch > max(measured)]
+        yield unknown[len(unknown) // 2 :][:1]
+    else:
+        yield {sizes[0], sizes[-1]} - measured.keys()
+    yield [batch for batch in coarse_grid(sizes, hints) if batch not in measured]
+    yield _for_noise(measured)
+    deviation = noise_between(measured) * math.sqrt(2)
+    yield [
+        batch
+        for batch, times in measured.items()
+        if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * deviation * min(times)
+    ]
+    sizes = [batch for batch in sizes if batch <= max(measured)]
+    curve = fitted_curve(measured)
+    yield _suspicious(sizes, measured, curve)
+    yield [batch for jump in curve.jumps for batch in _middle(sizes, jump.before, jump.after)]
+    yield _again(sizes, measured, curve)
+    yield [
+        batch
+        for jump in curve.jumps
+        if abs(jump.z) < SURE
+        for batch in (jump.before, jump.after)
+        if len(measured[batch]) == 1
+    ]
+    yield _curved(sizes, measured, curve)
+    places = [bisect_left(sizes, batch) for batch in curve.batches]
+    width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
+    yield [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
+
+
+def fitted_curve(measured: Mapping[int, Sequence[float]]) -> StepCurve:
     """The curve through the medians of each batch's probes; repeats tell the noise and sharpen their batch."""
-    settings = settings or AdaptiveSettings()
     batches = sorted(batch for batch, times in measured.items() if times)
-    noise = noise_between(measured, settings)
+    noise = noise_between(measured)
     return find_changes(
         batches,
         [statistics.median(measured[b]) for b in batches],
@@ -105,50 +124,17 @@ def fitted_curve(measured: Mapping[int, Sequence[float]], settings: AdaptiveSett
     )
 
 
-def noise_between(measured: Mapping[int, Sequence[float]], settings: AdaptiveSettings | None = None) -> float:
+def noise_between(measured: Mapping[int, Sequence[float]]) -> float:
     """Relative standard deviation between probes of one batch, from their differences and what was expected. Batches
     with a disturbed probe do not count for more than the others: the median of the squares counts, not the mean.
     """
-    settings = settings or AdaptiveSettings()
     squares = [statistics.variance(v) / statistics.fmean(v) ** 2 for v in measured.values() if len(v) > 1]
     if not squares:
-        return settings.noise
+        return NOISE
     # a disturbed probe among few repeats would hide every jump
     cap = 9 * statistics.median(squares)
     capped = [min(square, cap) for square in squares]
-    return math.sqrt((sum(capped) + PRIOR_WORTH * settings.noise**2) / (len(capped) + PRIOR_WORTH))
-
-
-class _Sweep(NamedTuple):
-    """What was measured of the sizes below `limit`, the smallest that failed."""
-
-    sizes: list[int]
-    measured: Mapping[int, Sequence[float]]
-    hints: Sequence[int]
-    limit: float
-    settings: AdaptiveSettings
-
-
-def _any_of(wanted: Iterable[int], seed: int) -> int:
-    return min(wanted, key=lambda batch: zlib.crc32(f"{seed} {batch}".encode()))
-
-
-def _ends(s: _Sweep) -> list[int]:
-    if s.limit < math.inf:
-        return [] if s.sizes[0] in s.measured else [s.sizes[0]]
-    return [batch for batch in {s.sizes[0], s.sizes[-1]} if batch not in s.measured]
-
-
-def _largest(s: _Sweep) -> list[int]:
-    """Bisection between the largest that fits and the smallest that does not."""
-    if s.limit == math.inf:
-        return []
-    unknown = [batch for batch in s.sizes if batch > max(s.measured)]
-    return unknown[len(unknown) // 2 :][:1]
-
-
-def _grid(s: _Sweep) -> list[int]:
-    return [batch for batch in coarse_grid(s.sizes, s.hints) if batch not in s.measured]
+    return math.sqrt((sum(capped) + PRIOR_WORTH * NOISE**2) / (len(capped) + PRIOR_WORTH))
 
 
 def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
@@ -171,24 +157,14 @@ def coarse_grid(sizes: Sequence[int], hints: Sequence[int] = ()) -> list[int]:
     return [sizes[place] for place in sorted(places)]
 
 
-def _noise(s: _Sweep) -> list[int]:
+def _for_noise(measured: Mapping[int, Sequence[float]]) -> list[int]:
     """Repeats spread over the sweep, the ends first, which have a neighbour on one side only."""
-    batches = sorted(s.measured)
-    repeated = sum(len(times) > 1 for times in s.measured.values())
-    count = min(s.settings.noise_repeats, len(batches))
-    if repeated >= count:
+    batches = sorted(measured)
+    count = min(NOISE_REPEATS, len(batches))
+    if sum(len(times) > 1 for times in measured.values()) >= count:
         return []
     spread = {batches[round(i)] for i in np.linspace(0, len(batches) - 1, count)}
-    return [batch for batch in spread if len(s.measured[batch]) == 1]
-
-
-def _disagreeing(s: _Sweep) -> list[int]:
-    noise = noise_between(s.measured, s.settings)
-    return [
-        batch
-        for batch, times in s.measured.items()
-        if len(times) == 2 and abs(times[0] - times[1]) > DISAGREE * noise * math.sqrt(2) * min(times)
-    ]
+    return [batch for batch in spread if len(measured[batch]) == 1]
 
 
 def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
@@ -199,9 +175,7 @@ def _again(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: Ste
             wanted.append(batch)
             continue
         place = curve.batches.index(batch)
-        for before, after in zip(
-            curve.batches[max(0, place - 1) :], curve.batches[max(0, place - 1) + 1 : place + 2], strict=False
-        ):
+        for before, after in pairwise(curve.batches[max(0, place - 1) : place + 2]):
             wanted += _middle(sizes, before, after)
     return wanted
 
@@ -210,10 +184,6 @@ def _middle(sizes: list[int], before: int, after: int) -> list[int]:
     """The size in the middle of a bracket; none if its ends are neighbours."""
     low, high = bisect_left(sizes, before), bisect_left(sizes, after)
     return [sizes[(low + high) // 2]] if high - low > 1 else []
-
-
-def _brackets(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    return [batch for jump in curve.jumps for batch in _middle(sizes, jump.before, jump.after)]
 
 
 def _suspicious(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
@@ -286,23 +256,6 @@ def _curved(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: St
     return wanted
 
 
-def _unsure(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    return [
-        batch
-        for jump in curve.jumps
-        if abs(jump.z) < SURE
-        for batch in (jump.before, jump.after)
-        if len(measured[batch]) == 1
-    ]
-
-
-def _gaps(sizes: list[int], measured: Mapping[int, Sequence[float]], curve: StepCurve) -> list[int]:
-    """The middle of the widest gap, as long as that is wide."""
-    places = [bisect_left(sizes, batch) for batch in curve.batches]
-    width, low = max(((b - a, a) for a, b in pairwise(places)), default=(0, 0))
-    return [sizes[low + width // 2]] if width > max(2, len(sizes) // WIDEST_GAP_SHARE) else []
-
-
-def most_probes(asked: int, settings: AdaptiveSettings | None = None) -> int:
+def most_probes(asked: int) -> int:
     """How many probes a sweep over so many batch sizes may take."""
-    return max(math.ceil((settings or AdaptiveSettings()).most_share * asked), FEWEST_PROBES)
+    return max(math.ceil(MOST_SHARE * asked), FEWEST_PROBES)

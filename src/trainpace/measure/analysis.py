@@ -2,14 +2,21 @@
 
 import statistics
 from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
 
 from trainpace.measure.adaptive import fitted_curve
-from trainpace.measure.best_batches import BestBatches, best_batches
 from trainpace.measure.changes import StepCurve, find_changes
-from trainpace.measure.repeats import Noise, noise_of, repeat_interval
 from trainpace.measure.sweep import Outcome, medians_of
+from trainpace.medians import Noise, noise_of, repeat_interval
 from trainpace.outcome import FailedProbe, Interval, Measurement
 from trainpace.records import Record
+
+LAUNCH_BOUND_COST = 1.1
+"""A step is launch-bound as long as it costs less than this many times the smallest batch's step ..."""
+LAUNCH_BOUND_SPAN = 2.0
+"""... provided that this holds to at least so many times the smallest batch."""
 
 
 class SweepPoint(Record):
@@ -30,6 +37,26 @@ class Failure(Record):
     batch: int
     failure: str
     reason: str
+
+
+class BatchChoice(Record):
+    """A batch size, its fitted step, and its throughput: fitted, and as measured."""
+
+    batch: int
+    step_ms: float
+    samples_per_second: float
+    measured_samples_per_second: float
+
+
+class BestBatches(Record):
+    """`best`: the smallest batch whose throughput cannot be told from the highest. `before_jumps`: the last measured
+    batch before each jump up, ascending. `launch_bound_until`: the largest measured batch of the flat region at the
+    start, None where there is none.
+    """
+
+    best: BatchChoice
+    before_jumps: tuple[BatchChoice, ...]
+    launch_bound_until: int | None
 
 
 class SweepAnalysis(Record):
@@ -64,8 +91,8 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
     return SweepAnalysis(
         points=points,
         failures=tuple(
-            Failure(batch=batch, failure=failures[batch].failure, reason=failures[batch].reason)
-            for batch in sorted(failures)
+            Failure(batch=batch, failure=failed.failure, reason=failed.reason)
+            for batch, failed in sorted(failures.items())
         ),
         noise=noise,
         curve=curve,
@@ -77,12 +104,50 @@ def analyse(outcomes: Sequence[Outcome]) -> SweepAnalysis:
 def _point(measured: list[Measurement], medians: list[float], noise: Noise | None) -> SweepPoint:
     step_ms = statistics.median(medians)
     first = measured[0]
+
+    def most(field: str) -> float | None:
+        return max((value for m in measured if (value := getattr(m, field)) is not None), default=None)
+
     return SweepPoint(
-        batch=first.execution.micro_batch,
-        probes=len(measured),
-        step_ms=step_ms,
+        batch=first.execution.micro_batch, probes=len(measured), step_ms=step_ms,
         interval_ms=first.interval_ms if noise is None else repeat_interval(medians, noise),
         samples_per_second=1e3 * first.execution.global_batch / step_ms,
-        peak_memory_gib=max((m.peak_memory_gib for m in measured if m.peak_memory_gib is not None), default=None),
-        reserved_memory_gib=max((m.reserved_memory_gib for m in measured if m.reserved_memory_gib is not None), default=None),
+        peak_memory_gib=most("peak_memory_gib"), reserved_memory_gib=most("reserved_memory_gib"),
     )  # fmt: skip
+
+
+def best_batches(curve: StepCurve) -> BestBatches:
+    """The batch sizes that a curve recommends.
+
+    Throughput is that of the fitted step, which averages noise away. A batch counts as the best if it is less than one
+    standard deviation of a measured step (`curve.noise`) below the highest fitted throughput, and if its own measurement
+    was not more than two deviations slower than its fit; of those, the smallest, which leaves memory and converges in
+    fewer samples.
+    """
+    batches = np.asarray(curve.batches, dtype=float)
+    fitted, measured = np.asarray(curve.fitted_ms), np.asarray(curve.step_ms)
+    throughput = 1e3 * batches / fitted
+    undisturbed = measured <= fitted * (1 + 2 * curve.noise)
+    if not undisturbed.any():
+        undisturbed[:] = True
+    good = undisturbed & (throughput >= throughput[undisturbed].max() * (1 - curve.noise))
+    before = [curve.batches.index(jump.before) for jump in curve.jumps if jump.size_ms > 0]
+    return BestBatches(
+        best=_choice(curve, int(np.flatnonzero(good)[0])), before_jumps=tuple(_choice(curve, i) for i in before),
+        launch_bound_until=_launch_bound(curve),
+    )  # fmt: skip
+
+
+def _choice(curve: StepCurve, i: int) -> BatchChoice:
+    batch, step = curve.batches[i], curve.fitted_ms[i]
+    return BatchChoice(
+        batch=batch, step_ms=step, samples_per_second=1e3 * batch / step,
+        measured_samples_per_second=1e3 * batch / curve.step_ms[i],
+    )  # fmt: skip
+
+
+def _launch_bound(curve: StepCurve) -> int | None:
+    limit_ms = LAUNCH_BOUND_COST * curve.fitted_ms[0]
+    flat = sum(1 for _ in takewhile(lambda step_ms: step_ms <= limit_ms, curve.fitted_ms))
+    last = curve.batches[flat - 1]
+    return last if last >= LAUNCH_BOUND_SPAN * curve.batches[0] else None

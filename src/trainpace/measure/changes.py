@@ -12,16 +12,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.measure.change_search import Kind, Search, Term
-from trainpace.measure.noise import LEAST_NOISE, constant_noise, levels, relative_noise
+from trainpace.measure.change_search import Floats, Kind, Search, Term
 from trainpace.records import Record
 
-Floats = NDArray[np.float64]
-
-COVERAGE = 0.9
 _Z = 1.645
 LEAST_Z = 3.0
 """A level change is at least this many deviations from nothing."""
@@ -41,6 +36,12 @@ WIDE_RANGE = 2.5
 ADDITIVE_EVIDENCE = 6.0
 """From this ratio of step times on, noise that does not grow with the step is tried too, and must fit this much better
 (twice the log-likelihood)."""
+LEAST_NOISE = 1e-3
+"""Relative. No step time is known better than this: below it, misfit of straight pieces would pass for jumps."""
+_WINDOW = 9
+_TO_DEVIATION = 1.4826 * 1.05 / np.sqrt(2)
+"""Median size of a difference of two points to their deviation; 5 % for what the local median slope takes away."""
+_PERIODIC = 0.6
 
 
 class Segment(Record):
@@ -154,8 +155,8 @@ def _check(x: Floats, y: Floats, noise: Floats | None) -> None:
 
 def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Term]]:
     """The best terms under every description of the noise that may be true; the likeliest of them counts."""
-    level = levels(y)
-    guess = relative_noise(x, y)
+    level = _levels(y)
+    guess = _relative_noise(x, y)
     tries: list[tuple[Floats, float, float]] = []  # deviations, what they are worth, evidence that they must bring
     if given is not None:
         tries.append((np.maximum(given, LEAST_NOISE) * level, KNOWN_WORTH * len(x), 0.0))
@@ -163,7 +164,7 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
         tries.append((guess * level, GUESS_WORTH, 0.0))
     if level.max() > WIDE_RANGE * level.min():
         least = 0.0 if given is None else float(np.median(given)) * float(np.median(y))
-        tries.append((np.full(len(x), max(constant_noise(x, y), least)), GUESS_WORTH, ADDITIVE_EVIDENCE))
+        tries.append((np.full(len(x), max(_constant_noise(x, y), least)), GUESS_WORTH, ADDITIVE_EVIDENCE))
     best = math.inf
     for sigma, worth, evidence in tries:
         search = Search(x, y, sigma, worth)
@@ -172,6 +173,37 @@ def _search(x: Floats, y: Floats, given: Floats | None) -> tuple[Search, list[Te
         if total < best:
             best, chosen = total, (search, terms)
     return chosen
+
+
+def _relative_noise(x: Floats, y: Floats) -> float:
+    """Standard deviation of a point relative to its level, >= LEAST_NOISE; a few jumps and outliers do not count."""
+    noise = float(np.median(np.divide(*_differences(x, y, 1))))
+    if len(x) >= 12:
+        # where odd batches cost as much as the next even one, neighbours differ and every second one does not
+        every_second = float(np.median(np.divide(*_differences(x, y, 2))))
+        noise = every_second if every_second < _PERIODIC * noise else noise
+    return max(noise * _TO_DEVIATION, LEAST_NOISE)
+
+
+def _constant_noise(x: Floats, y: Floats) -> float:
+    """The standard deviation of a point in ms, where the noise does not grow with the step."""
+    return max(float(np.median(_differences(x, y, 1)[0])) * _TO_DEVIATION, LEAST_NOISE * float(np.median(y)))
+
+
+def _levels(y: Floats) -> Floats:
+    """A running median of three, (n,), so that a lone point does not set its own weight."""
+    padded = np.pad(y, 1, mode="edge")
+    return np.asarray(np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0))
+
+
+def _differences(x: Floats, y: Floats, lag: int) -> tuple[Floats, Floats]:
+    """(sizes of differences beyond the local median slope, the level at each), each (n - lag,)."""
+    width = x[lag:] - x[:-lag]
+    slope = (y[lag:] - y[:-lag]) / width
+    window = min(_WINDOW, (len(slope) - 1) // 2 * 2 + 1)
+    padded = np.pad(slope, window // 2, mode="edge")
+    usual = np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
+    return np.abs((slope - usual) * width), (y[lag:] + y[:-lag]) / 2
 
 
 def _straightened(search: Search, terms: list[Term]) -> list[Term]:
@@ -268,20 +300,13 @@ def _curve(batches: Sequence[int], x: Floats, y: Floats, fit: _Fit) -> StepCurve
             slopes.append((t, contrast.copy()))
     line = fit.fitted - odd_ms * (x % 2)
     segments = []
-    slopes = [(t, c) for i, (t, c) in enumerate(slopes) if i + 1 == len(slopes) or slopes[i + 1][0] > t]
-    for i, (t, c) in enumerate(slopes):
-        slope, half = float(c @ fit.values), fit.half_width(c)
-        last = slopes[i + 1][0] - 1 if i + 1 < len(slopes) else n - 1
-        segments.append(
-            Segment(
-                first_batch=int(batches[t]),
-                last_batch=int(batches[last]),
-                first_ms=float(line[t]),
-                slope_ms_per_sample=slope,
-                slope_low=slope - half,
-                slope_high=slope + half,
-            )
-        )
+    starts = dict(slopes)  # of two changes at one place the later one holds
+    for (t, contrast), end in zip(starts.items(), [*list(starts)[1:], n], strict=True):
+        slope, half = float(contrast @ fit.values), fit.half_width(contrast)
+        segments.append(Segment(
+            first_batch=int(batches[t]), last_batch=int(batches[end - 1]), first_ms=float(line[t]),
+            slope_ms_per_sample=slope, slope_low=slope - half, slope_high=slope + half,
+        ))  # fmt: skip
     middle = int(np.argsort(fit.fitted)[n // 2])
     return StepCurve(
         batches=tuple(int(b) for b in batches), step_ms=tuple(float(t) for t in y),
@@ -309,17 +334,14 @@ def _jump(batches: Sequence[int], fit: _Fit, t: int, column: int) -> MeasuredJum
 def _few(batches: Sequence[int], x: Floats, y: Floats, noise: float) -> StepCurve:
     """The curve of too few points: a straight piece from each to the next."""
     slopes = np.diff(y) / np.diff(x) if len(x) > 1 else np.zeros(1)
+    lasts = [*x[:-2], x[-1]]
     segments = tuple(
         Segment(
-            first_batch=int(batches[i]),
-            last_batch=int(batches[i]) if i + 2 < len(x) else int(batches[-1]),
-            first_ms=float(y[i]),
-            slope_ms_per_sample=float(slope),
-            slope_low=None,
-            slope_high=None,
+            first_batch=int(x[i]), last_batch=int(lasts[i]), first_ms=float(y[i]), slope_ms_per_sample=float(slope),
+            slope_low=None, slope_high=None,
         )
         for i, slope in enumerate(slopes)
-    )
+    )  # fmt: skip
     times = tuple(float(t) for t in y)
     return StepCurve(
         batches=tuple(int(b) for b in batches), step_ms=times, fitted_ms=times, noise=noise, segments=segments,

@@ -1,25 +1,122 @@
-"""The gradient noise scale of a task: some steps on fresh samples of its own data set, in the process that this runs in."""
+"""The gradient noise scale, from squared lengths of gradients inside a training loop: of a part of the batch, and of the whole.
 
+Two norms a step are enough: after the first micro-batch's backward pass, when the gradients are still its own, and after the
+last one's. Under DDP the part is each rank's own share, whose gradients are seen before they are reduced.
+"""
+
+import itertools
+import math
 import operator
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.formats import map_tensors
-from trainpace.measure.noise_norms import NoiseNorms
+from trainpace.measure.device import marks_of
+from trainpace.measure.probes import Conditions
 from trainpace.outcome import MeasuredNoiseScale
-from trainpace.schedule import FEWEST_STEPS, noise_scale
-from trainpace.trace import build_task, make_optimizer
+from trainpace.schedule import FEWEST_STEPS, GradientNorms, noise_scale
+from trainpace.trace import build_task, make_optimizer, map_tensors
 
 MOST_STEPS = 500
 FIRST_STEPS = 30
 
 
+def squared_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """The squared length of all gradients that are there, in fp32, on their device: nothing waits for it.
+
+    Where gradients are sharded (DTensor) it is the whole gradient's, and every rank has to ask for it.
+    """
+    gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    whole = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]
+    return torch.stack(whole).square().sum()
+
+
+class NoiseNorms:
+    """Call `after_first` when the first micro-batch's backward pass has ended, and `after_last` before the optimizer.
+
+    A step has `parts` micro-batches, whose losses are divided by `parts`; the first one's gradients are of `samples` samples,
+    the last one's of `whole` (by default samples x parts). `loss_scale` tells what a GradScaler multiplies losses by.
+    """
+
+    def __init__(
+        self, model: nn.Module, samples: int, parts: int, whole: int | None = None,
+        loss_scale: Callable[[], float] = lambda: 1.0,
+    ) -> None:  # fmt: skip
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._samples, self._parts, self._whole, self._loss_scale = samples, parts, whole or samples * parts, loss_scale
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._first = torch.zeros(())
+
+    def after_first(self) -> None:
+        self._first = squared_norm(self._parameters) * (self._parts / self._loss_scale()) ** 2
+
+    def after_last(self) -> None:
+        self._pairs.append((self._first, squared_norm(self._parameters) / self._loss_scale() ** 2))
+
+    def norms(self) -> GradientNorms:
+        """The norms of all steps, without those whose gradients overflowed."""
+        return _norms(self._pairs, self._samples, self._whole)
+
+
+class DdpNoiseNorms:
+    """The norms under DDP without accumulation: each rank's share against the mean of all, by a hook on the gradients' exchange.
+
+    Costs a pass over the gradients and one exchange of a number. Put on before the first step; it takes the place of another
+    communication hook. Call `after_last` before the optimizer, on every rank.
+    """
+
+    def __init__(self, model: nn.parallel.DistributedDataParallel, samples: int) -> None:
+        self._model, self._samples, self._ranks = model, samples, dist.get_world_size()
+        self._own: list[torch.Tensor] = []
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def reduce(_: Any, bucket: Any) -> Any:
+            self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
+            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+        reduce.__annotations__.clear()  # DDP compares them with classes, and here they are strings
+        model.register_comm_hook(None, reduce)
+
+    def after_first(self) -> None:
+        """The hook has seen them."""
+
+    def after_last(self) -> None:
+        own = torch.stack(self._own).sum()
+        self._own.clear()
+        dist.all_reduce(own)
+        whole = squared_norm(p for p in self._model.parameters() if p.requires_grad)
+        self._pairs.append((own / self._ranks, whole))
+
+    def norms(self) -> GradientNorms:
+        """The norms of all steps, the same on every rank."""
+        return _norms(self._pairs, self._samples, self._samples * self._ranks)
+
+
+def _norms(pairs: list[tuple[torch.Tensor, torch.Tensor]], small: int, big: int) -> GradientNorms:
+    numbers = [(float(a), float(b)) for a, b in pairs]
+    finite = [(a, b) for a, b in numbers if math.isfinite(a) and math.isfinite(b)]
+    return GradientNorms(
+        small_batch=small,
+        big_batch=big,
+        small_squared=tuple(a for a, _ in finite),
+        big_squared=tuple(b for _, b in finite),
+    )
+
+
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:
-    """Train from the first weights on a shuffled pass over the data, each step in `accumulation` micro-batches of `batch_size`
-    samples, or in two halves of it where there is no accumulation, for `conditions.seconds` and FIRST_STEPS steps at least.
+    """The noise scale of a task over some steps on fresh samples of its own data set, in the process that this runs in.
+
+    It trains from the first weights, each step in `accumulation` micro-batches of `batch_size` samples, or in two halves of it
+    where there is no accumulation, for `conditions.seconds` and FIRST_STEPS steps at least.
 
     Raises TrainpaceError for a model without a data set of its own: the gradients of random samples point nowhere.
     """
@@ -39,20 +136,21 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     own = task.optimizer if c.optimizer is None else None
     optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
     gradients = NoiseNorms(model, samples, parts)
-    order = _Shuffled(len(task.dataset), c.seed)
+    order = _shuffled(len(task.dataset), c.seed)
+    marks = marks_of(c.device)
     to_device = operator.methodcaller("to", c.device)
     clock, steps, norms_s = time.perf_counter, 0, 0.0
     begin = clock()
     while steps < MOST_STEPS and (steps < FIRST_STEPS or clock() - begin < c.seconds):
         optimizer.zero_grad(set_to_none=True)
         for part in range(parts):
-            batch = map_tensors(to_device, task.collate([task.dataset[i] for i in order.take(samples)]))
+            batch = map_tensors(to_device, task.collate([task.dataset[i] for i in itertools.islice(order, samples)]))
             (task.loss(model, batch) / parts).backward()
             if part in (0, parts - 1):
-                _wait(c.device)
+                marks.wait()
                 start = clock()
                 (gradients.after_last if part else gradients.after_first)()
-                _wait(c.device)
+                marks.wait()
                 norms_s += clock() - start
         optimizer.step()
         steps += 1
@@ -66,21 +164,8 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     )  # fmt: skip
 
 
-class _Shuffled:
+def _shuffled(size: int, seed: int) -> Iterator[int]:
     """Positions of samples, shuffled anew for each pass."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self._size = size
-        self._left: list[int] = []
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def take(self, count: int) -> list[int]:
-        while len(self._left) < count:
-            self._left += torch.randperm(self._size, generator=self._generator).tolist()
-        taken, self._left = self._left[:count], self._left[count:]
-        return taken
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(size, generator=generator).tolist()

@@ -11,12 +11,19 @@ from typing import Any
 import torch
 
 from trainpace.errors import UserCodeError
-from trainpace.execution import Execution
+from trainpace.execution import NUMBER_FORMATS
 from trainpace.machine import cpu_name, environment
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.formats import allow_tf32, autocast, check_device, place_batch, place_model
-from trainpace.measure.marks import Marks, marks_of
-from trainpace.measure.memory import MemoryMeter
+from trainpace.measure.device import (
+    Marks,
+    MemoryMeter,
+    allow_tf32,
+    autocast,
+    check_device,
+    marks_of,
+    place_batch,
+    place_model,
+)
+from trainpace.measure.probes import Conditions
 from trainpace.medians import median, median_interval, warmup_steps
 from trainpace.outcome import Interval, Measurement, StepTime
 from trainpace.trace import Task, build_task, longest_first, make_optimizer
@@ -50,8 +57,8 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
             clock.settle()
     clock.settle()
     losses = [float(loss) for loss in stepper.losses]
-    if not all(math.isfinite(loss) for loss in losses) and c.precision not in ("fp16", "amp_fp16"):
-        bad = next(loss for loss in losses if not math.isfinite(loss))
+    bad = next((loss for loss in losses if not math.isfinite(loss)), None)
+    if bad is not None and NUMBER_FORMATS[c.precision].products != "fp16":
         raise UserCodeError(f"the loss of {task.name} became {bad} during the measurement.", "Lower the learning rate.")
     parts = clock.parts_ms
     totals = [sum(step) for step in parts]
@@ -67,10 +74,7 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     return Measurement(
         model=task.name,
         device=torch.cuda.get_device_name() if c.device == "cuda" else cpu_name(),
-        execution=Execution(
-            micro_batch=batch_size, accumulation=c.accumulation, precision=c.precision, optimizer=stepper.optimizer_name,
-            channels_last=c.channels_last, compile=c.compile,
-        ),
+        execution=c.execution(batch_size, stepper.optimizer_name),
         step_times_ms=tuple(steady),
         warmup_ms=tuple(totals[:warm]),
         step=StepTime(
@@ -104,10 +108,13 @@ class _Stepper:
         if c.compile:
             self._model = torch.compile(self._model)
         self._scaler = torch.amp.GradScaler(c.device) if c.precision == "amp_fp16" else None
-        self._batches = [self._place(task.make_batch(batch_size), c) for _ in range(DISTINCT_BATCHES)]
+
+        def place(batch: Any) -> Any:
+            return place_batch(batch, c.device, c.precision, c.channels_last)
+
+        self._batches = itertools.cycle([place(task.make_batch(batch_size)) for _ in range(DISTINCT_BATCHES)])
         longest = longest_first(task, batch_size)
-        self.longest = None if longest is None else self._place(longest, c)
-        self._next = 0
+        self.longest = None if longest is None else place(longest)
         self.losses: list[torch.Tensor] = []
 
     def step(self, clock: _Clock, batch: Any = None) -> None:
@@ -115,24 +122,19 @@ class _Stepper:
         clock.start()
         self._optimizer.zero_grad(set_to_none=True)
         for _ in range(self._accumulation):
-            micro = self._batches[self._next % len(self._batches)] if batch is None else batch
-            self._next += 1
+            micro = next(self._batches) if batch is None else batch
             with autocast(self._device, self._precision):
                 loss = self._task.loss(self._model, micro) / self._accumulation
-            clock.forward_done()
+            clock.mark()
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-            clock.backward_done()
+            clock.mark()
         if self._scaler is None:
             self._optimizer.step()
         else:
             self._scaler.step(self._optimizer)
             self._scaler.update()
-        clock.optimizer_done()
+        clock.mark()
         self.losses.append(loss.detach())
-
-    @staticmethod
-    def _place(batch: Any, c: Conditions) -> Any:
-        return place_batch(batch, c.device, c.precision, c.channels_last)
 
 
 class _Clock:
@@ -140,21 +142,21 @@ class _Clock:
 
     def __init__(self, marks: Marks) -> None:
         self.parts_ms: list[tuple[float, float, float]] = []
-        self.steps = 0
         self._device = marks
         self._marks: list[list[Any]] = []
 
+    @property
+    def steps(self) -> int:
+        """The number of steps that were started."""
+        return len(self.parts_ms) + len(self._marks)
+
     def start(self) -> None:
+        """A step begins."""
         self._marks.append([self._device.now()])
 
-    def forward_done(self) -> None:
+    def mark(self) -> None:
+        """A forward or a backward pass of this step ends, or its optimizer."""
         self._marks[-1].append(self._device.now())
-
-    backward_done = forward_done
-
-    def optimizer_done(self) -> None:
-        self._marks[-1].append(self._device.now())
-        self.steps += 1
 
     def settle(self) -> None:
         """Wait for the device and turn the marks into times."""

@@ -83,18 +83,13 @@ def read_suite(path: str) -> tuple[SuiteItem, ...]:
 
 def _random(n: int | None, seed: int) -> tuple[SuiteItem, ...]:
     if n is None or not 1 <= n <= MOST_ITEMS:
-        given = "no number" if n is None else f"{n}"
+        given = "no number" if n is None else n
         raise TrainpaceError(f"the random suite needs a number of models from 1 to {MOST_ITEMS}, and has {given}.")
     if not 0 <= seed < SEEDS_PER_SUITE:
         raise TrainpaceError(f"the seed {seed} of the random suite is not from 0 to {SEEDS_PER_SUITE - 1}.")
-    first = seed * SEEDS_PER_SUITE
-    return tuple(
-        SuiteItem(
-            spec=f"random:{RANDOM_FAMILIES[i % len(RANDOM_FAMILIES)]}:{first + i // len(RANDOM_FAMILIES)}",
-            batches=RANDOM_BATCHES,
-        )
-        for i in range(n)
-    )
+    drawn = (divmod(i, len(RANDOM_FAMILIES)) for i in range(n))
+    specs = (f"random:{RANDOM_FAMILIES[family]}:{seed * SEEDS_PER_SUITE + number}" for number, family in drawn)
+    return tuple(SuiteItem(spec=spec, batches=RANDOM_BATCHES) for spec in specs)
 
 
 def _item(task: dict[str, Any], where: str) -> SuiteItem:
@@ -106,23 +101,19 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
         raise TrainpaceError(f"{where} names no model.", 'Write model = "resnet50", or another model spec.')
     if is_random(spec):
         parse_random(spec)
-    precision, optimizer = task.get("precision", "fp32"), task.get("optimizer")
-    if precision not in PRECISIONS:
-        raise UnknownName(f"precision in {where}", str(precision), PRECISIONS, f"Precisions: {', '.join(PRECISIONS)}.")
-    if optimizer is not None and optimizer not in OPTIMIZERS:
-        raise UnknownName(f"optimizer in {where}", str(optimizer), OPTIMIZERS, f"Optimizers: {', '.join(OPTIMIZERS)}.")
-    length = task.get("sequence_length")
-    if length is not None and not _is_count(length):
-        raise TrainpaceError(f"sequence_length of {where} is {length!r}; it must be a whole number from 1.")
-    return SuiteItem(
-        spec=spec, batches=_batches(task.get("batch"), spec, where), precision=precision, optimizer=optimizer,
-        sequence_length=length,
-    )  # fmt: skip
+    for key, choices in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
+        if key in task and task[key] not in choices:
+            hint = f"{key.capitalize()}s: {', '.join(choices)}."
+            raise UnknownName(f"{key} in {where}", str(task[key]), choices, hint)
+    if "sequence_length" in task and not _is_count(task["sequence_length"]):
+        given = task["sequence_length"]
+        raise TrainpaceError(f"sequence_length of {where} is {given!r}; it must be a whole number from 1.")
+    usual = RANDOM_BATCHES if is_random(spec) else BATCHES
+    options = {key: value for key, value in task.items() if key not in ("model", "batch")}
+    return SuiteItem(spec=spec, batches=_batches(task["batch"], where) if "batch" in task else usual, **options)
 
 
-def _batches(value: Any, spec: str, where: str) -> tuple[int, ...]:
-    if value is None:
-        return RANDOM_BATCHES if is_random(spec) else BATCHES
+def _batches(value: Any, where: str) -> tuple[int, ...]:
     sizes = value if isinstance(value, list) else [value]
     if not sizes or not all(_is_count(size) for size in sizes):
         raise TrainpaceError(

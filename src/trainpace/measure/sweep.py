@@ -1,19 +1,19 @@
 """Many batch sizes, one probe after the other: which comes next, and what to keep when something ends it."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.measure.adaptive import next_batch
-from trainpace.measure.conditions import Conditions
-from trainpace.measure.probes import probe
-from trainpace.measure.search import next_for_largest
+from trainpace.measure.probes import Conditions, probe
 from trainpace.outcome import FailedProbe, Measurement
 from trainpace.records import Record
 
 Outcome = Measurement | FailedProbe
 ADAPTIVE_FROM = 13
 """Batch sizes from which on some are left out: below it, measuring all is as cheap as choosing."""
+RESOLUTION = 1 / 64
+"""Sizes closer than this share of the largest are the same answer."""
 
 
 class SweepPlan(Record):
@@ -45,6 +45,22 @@ def medians_of(outcomes: Sequence[Outcome]) -> dict[int, list[float]]:
     return dict(sorted(medians.items()))
 
 
+def next_for_largest(worked: Collection[int], failed: Collection[int], most: int) -> int | None:
+    """Double until a batch size fails, then bisect. None once the largest that works is known, or is `most`.
+
+    Where a smaller size failed than one that worked, sizes above the smallest failure are not trusted.
+    """
+    ceiling = min(failed, default=most + 1)
+    floor = max((n for n in worked if n < ceiling), default=0)
+    if floor >= most or ceiling <= 1:
+        return None
+    if not failed:
+        return min(2 * floor, most) if floor else 1
+    if ceiling - floor <= max(1, int(floor * RESOLUTION)):
+        return None
+    return (floor + ceiling) // 2
+
+
 def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int] = ()) -> int | None:
     """The batch size to measure next, None when all is done. Raises where the user's code fails at every size."""
     medians = medians_of(outcomes)
@@ -57,18 +73,15 @@ def next_probe(plan: SweepPlan, outcomes: Sequence[Outcome], hints: Sequence[int
     limit = min(too_large, default=None)
     if plan.until_oom:
         larger = next_for_largest(medians, failed, plan.batches[-1])
-        if larger is not None:
+        if larger is not None or not plan.also_batches:
             return larger
-        if not plan.also_batches:
-            return None
     wanted = [b for b in plan.batches if b not in failed and (limit is None or b < limit)]
     if plan.adaptive:
         return next_batch(plan.batches, medians, hints, failed) if wanted else None
     rounds = {b: len(medians.get(b, ())) for b in wanted}
-    open_ = [b for b in wanted if rounds[b] < plan.repeats]
-    if not open_:
+    now = min(rounds.values(), default=plan.repeats)
+    if now >= plan.repeats:
         return None
-    now = min(rounds[b] for b in open_)
     # in each round another order, so that a machine that slows down does not bend the curve
     order = sorted(wanted)
     random.Random(f"{plan.seed}:{now}").shuffle(order)

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.measure.conditions import Conditions
+from trainpace.measure.probes import Conditions
 from trainpace.process import serve
 from trainpace.records import to_json
 
 
 def _work(request: dict[str, Any]) -> str:
     conditions = msgspec.convert(request["conditions"], Conditions)
-    if request["verb"] == "noise_scale":
+    if request["record"] == "MeasuredNoiseScale":
         from trainpace.measure.noise_scale import measure_noise_scale
 
         return to_json(measure_noise_scale(conditions, request["batch_size"]))

@@ -1,6 +1,5 @@
 """Servers and their prices: a dated snapshot, a user's own machines, a refresh; and the ranking of them for one job."""
 
-from trainpace.offers.machines import notes_on, parse_machines
 from trainpace.offers.match import (
     Binding,
     Job,
@@ -12,10 +11,18 @@ from trainpace.offers.match import (
     nearest,
     rank,
 )
-from trainpace.offers.offer import Offer, is_stale
-from trainpace.offers.refresh import refreshed
-from trainpace.offers.snapshot import SNAPSHOT_KNOWN_ON, read_offers, snapshot, write_offers
-from trainpace.offers.transfer import EGRESS_USD_PER_GB
+from trainpace.offers.offer import (
+    EGRESS_USD_PER_GB,
+    SNAPSHOT_KNOWN_ON,
+    Offer,
+    is_stale,
+    notes_on,
+    parse_machines,
+    read_offers,
+    refreshed,
+    snapshot,
+    write_offers,
+)
 
 __all__ = [
     "EGRESS_USD_PER_GB", "SNAPSHOT_KNOWN_ON", "Binding", "Job", "Match", "Offer", "Ranking", "Rejected",

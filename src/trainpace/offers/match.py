@@ -20,8 +20,7 @@ from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast import Forecaster, Grid, Target, divisors, needed_gib, room_gib
 from trainpace.hardware import Cluster, Device
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
-from trainpace.offers.offer import Offer
-from trainpace.offers.transfer import transfer_of
+from trainpace.offers.offer import Offer, transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime
 from trainpace.records import Record
 from trainpace.schedule import Schedule
@@ -32,14 +31,14 @@ MOST_BATCH = 10**7
 """Above this a global batch is a typing mistake."""
 
 NEARLY = 0.01
-"""A simpler way (DDP before ZeRO-1 before FSDP) is taken that is slower by less than this share: forecasts do not tell closer."""
+"""A simpler sharding (DDP before ZeRO-1 before FSDP) that is slower by less than this share is taken: forecasts are no closer."""
 
 Counts = NDArray[np.int64]
 Binding = Literal["memory", "batch", "device", "deadline", "budget", "failures"]
 
 
 class Job(Record):
-    """What is to be trained, and what is allowed. `schedule` has samples and epochs, or a number of steps.
+    """The training, and what is allowed for it. `schedule` has samples and epochs, or a number of steps.
 
     precisions: those that may be used; each card takes the fastest that it can compute. most_nodes: joined nodes are tried
     in powers of two up to it. checkpointing: full recomputation, of a workload with blocks. spot: also consider spot prices.
@@ -98,7 +97,6 @@ class Match(Record):
 
     @property
     def usd_per_step(self) -> float:
-        """Dollars of the whole job for each of its steps."""
         return self.mean_usd / self.steps
 
 
@@ -129,16 +127,18 @@ def rank(
 ) -> Ranking:
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
     shapes = _Shapes(workload, job)
-    ways: list[_Way] = []
+    able: list[_Servers] = []
     rejected = []
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
+        prices = [False, True] if job.spot and offer.spot_price_usd_per_hour is not None else [False]
         for nodes in _node_counts(offer, job.most_nodes):
-            done = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
-            if isinstance(done, Forecast):
-                ways += [_Way(offer, nodes, spot, done) for spot in _price_kinds(offer, job.spot)]
+            forecast = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
+            if isinstance(forecast, Forecast):
+                able += [_Servers(offer, nodes, spot, forecast) for spot in prices]
             else:
-                rejected.append(Rejected(offer=offer, nodes=nodes, binding=done[0], reason=done[1], short_gib=done[2]))
-    matches = _matches(shapes, ways, devices, job)
+                binding, reason, short_gib = forecast
+                rejected.append(Rejected(offer=offer, nodes=nodes, binding=binding, reason=reason, short_gib=short_gib))
+    matches = _matches(shapes, able, devices, job)
     matches.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
     meets = [m for m in matches if _meets(m, job)]
     return Ranking(_with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
@@ -157,15 +157,11 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
         return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
     if not ranking.rejected:
         return None
-    short = [r for r in ranking.rejected if r.short_gib is not None]
-    if short:
-        closest = min(short, key=lambda r: r.short_gib or 0.0)
-        return "memory", closest.reason, closest
-    return ranking.rejected[0].binding, ranking.rejected[0].reason, ranking.rejected[0]
+    closest = min(ranking.rejected, key=lambda r: math.inf if r.short_gib is None else r.short_gib)
+    return closest.binding, closest.reason, closest
 
 
 def cheapest_in_time(ranking: Ranking, job: Job) -> Match | None:
-    """The cheapest over budget that meets the deadline."""
     return min((m for m in ranking.missed if _late_s(m, job) <= 0), key=lambda m: m.mean_usd, default=None)
 
 
@@ -222,7 +218,7 @@ class _Shapes:
             network_gb_per_s_per_device=None if network is None else network / count,
         )  # fmt: skip
         if device.name not in self._precisions:
-            self._precisions[device.name] = self._able(device)
+            self._precisions[device.name] = self._computed_in(device)
         precisions = self._precisions[device.name]
         if isinstance(precisions, str):
             return "device", precisions, None
@@ -241,7 +237,7 @@ class _Shapes:
             self._forecaster = Forecaster(self._workload, Target(cluster))
         return self._forecaster.on(cluster)
 
-    def _able(self, device: Device) -> list[Precision] | str:
+    def _computed_in(self, device: Device) -> list[Precision] | str:
         """The precisions that a device computes in, the fastest first; one of several that take equally long."""
         fastest: dict[tuple[Form, float], Precision] = {}
         reason = ""
@@ -265,9 +261,8 @@ class _Shapes:
         assert cluster.device.memory_gib is not None
         capacity, feasible = cluster.device.memory_gib.value, forecasts.feasible
         if not feasible.any():
-            least = float(needed_gib(forecasts.memory).min()) / room_gib(
-                1.0
-            )  # the smallest card on which one would fit
+            # the memory of the smallest card on which one would fit
+            least = float(needed_gib(forecasts.memory).min()) / room_gib(1.0)
             needs = f"needs {format_number(least)} GiB on each GPU even with the smallest micro-batch"
             return "memory", f"{needs}, {cluster.device.name} has {format_number(capacity)}", least - capacity
         by_sharding = np.where(feasible, forecasts.step_ms, math.inf).reshape(-1, len(sizes))
@@ -283,7 +278,7 @@ class _Shapes:
         )  # fmt: skip
 
 
-class _Way(NamedTuple):
+class _Servers(NamedTuple):
     """Servers of one offer at one of its prices, and the forecast on them."""
 
     offer: Offer
@@ -292,28 +287,26 @@ class _Way(NamedTuple):
     forecast: Forecast
 
 
-def _matches(shapes: _Shapes, ways: Sequence[_Way], devices: Mapping[str, Device], job: Job) -> list[Match]:
-    """Hours and dollars of the whole job in every way to do it."""
-    asked = []
-    for offer, _, spot, done in ways:
-        assert done.step is not None
-        assert done.step_time_interval_ms is not None
+def _matches(shapes: _Shapes, able: Sequence[_Servers], devices: Mapping[str, Device], job: Job) -> list[Match]:
+    """Hours and dollars of the whole job on all servers that can do it."""
+    jobs = []
+    for offer, _, spot, forecast in able:
         price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
+        assert forecast.step is not None
+        assert forecast.step_time_interval_ms is not None
         assert price is not None
         conditions = replace(
             transfer_of(offer.provider, job.data_from, job.conditions), spot=spot,
             price_usd_per_device_hour=price / offer.count, electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
         )  # fmt: skip
-        training = shapes.training(done, devices[offer.device])._replace(conditions=conditions, vcpus=offer.vcpus)
-        asked.append((training, done.step, done.step_time_interval_ms))
+        training = shapes.training(forecast, devices[offer.device])._replace(conditions=conditions, vcpus=offer.vcpus)
+        jobs.append((training, forecast.step, forecast.step_time_interval_ms))
     matches = []
-    for way, (training, _, _), (time, seconds, usd) in zip(ways, asked, job_ranges(asked), strict=True):
+    for servers, (training, _, _), (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
         assert usd is not None
         hours = replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high))
-        matches.append(
-            Match(offer=way.offer, nodes=way.nodes, spot=way.spot, forecast=way.forecast, time=time, hours=hours, usd=usd,
-                  egress_usd=training.conditions.egress_usd)
-        )  # fmt: skip
+        egress_usd = training.conditions.egress_usd
+        matches.append(Match(**servers._asdict(), time=time, hours=hours, usd=usd, egress_usd=egress_usd))
     return matches
 
 
@@ -329,21 +322,16 @@ def _too_many_failures(match: Match, conditions: JobConditions) -> str:
 
 
 def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
-    """Every way to shard, and in each every micro-batch of `share` samples a GPU."""
-    ways = _sharded_ways(cluster)
-    stages, shard_sizes = (np.repeat(column, len(sizes)) for column in zip(*ways, strict=True))
+    """Every kind of sharding, the simplest first, and in each every micro-batch of `share` samples a GPU."""
+    shardings = [(0, 0)]  # ZeRO stage, GPUs over which states are sharded (0 for all)
+    if cluster.num_devices > 1:
+        within = [(3, cluster.devices_per_node)] if cluster.nodes > 1 and cluster.devices_per_node > 1 else []
+        shardings += [(1, 0), *within, (3, 0)]
+    stages, shard_sizes = np.repeat(shardings, len(sizes), axis=0).T
     return Grid.vary(
-        base, micro_batch=np.tile(sizes, len(ways)), accumulation=np.tile(share // sizes, len(ways)), zero_stage=stages,
-        shard_size=shard_sizes, nnodes=cluster.nodes, nproc_per_node=cluster.devices_per_node,
+        base, micro_batch=np.tile(sizes, len(shardings)), accumulation=np.tile(share // sizes, len(shardings)),
+        zero_stage=stages, shard_size=shard_sizes, nnodes=cluster.nodes, nproc_per_node=cluster.devices_per_node,
     )  # fmt: skip
-
-
-def _sharded_ways(cluster: Cluster) -> list[tuple[int, int]]:
-    """(ZeRO stage, GPUs over which states are sharded, 0 for all), the simplest first."""
-    if cluster.num_devices == 1:
-        return [(0, 0)]
-    within = [(3, cluster.devices_per_node)] if cluster.nodes > 1 and cluster.devices_per_node > 1 else []
-    return [(0, 0), (1, 0), *within, (3, 0)]
 
 
 def _node_counts(offer: Offer, most: int) -> list[int]:
@@ -351,10 +339,6 @@ def _node_counts(offer: Offer, most: int) -> list[int]:
         return [1]
     most = min(most, offer.most_nodes or most)
     return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most if offer.most_nodes else 1})
-
-
-def _price_kinds(offer: Offer, spot: bool) -> list[bool]:
-    return [False, True] if spot and offer.spot_price_usd_per_hour is not None else [False]
 
 
 def _late_s(match: Match, job: Job) -> float:
@@ -376,9 +360,9 @@ def _excess(match: Match, job: Job) -> float:
 
 def _with_front(matches: list[Match]) -> list[Match]:
     """Mark those that no other beats in both hours and dollars (the Pareto front)."""
-    best, front = math.inf, set()
-    for i in sorted(range(len(matches)), key=lambda i: (matches[i].mean_hours, matches[i].mean_usd)):
-        if matches[i].mean_usd < best:
-            best = matches[i].mean_usd
+    least_usd, front = math.inf, set()
+    for i, match in sorted(enumerate(matches), key=lambda item: (item[1].mean_hours, item[1].mean_usd)):
+        if match.mean_usd < least_usd:
+            least_usd = match.mean_usd
             front.add(i)
-    return [replace(m, on_front=True) if i in front else m for i, m in enumerate(matches)]
+    return [replace(match, on_front=i in front) for i, match in enumerate(matches)]

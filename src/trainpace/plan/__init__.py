@@ -4,7 +4,7 @@ from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Outlook, P
 from trainpace.plan.evaluate import Judge, Setting, forecast_of
 from trainpace.plan.knobs import config_line
 from trainpace.plan.plan import plan_changes
-from trainpace.plan.space import Freedom
+from trainpace.plan.search import Freedom
 
 __all__ = [
     "NO_WAIT", "Change", "Choice", "DataPath", "Freedom", "Judge", "Outlook", "Plan", "Rejected", "Sensitivity",

@@ -116,7 +116,6 @@ class Plan(Record):
 
     @property
     def end(self) -> Execution:
-        """The execution after the last change."""
         return self.changes[-1].execution if self.changes else self.start
 
     @property

@@ -16,7 +16,6 @@ from trainpace.hardware import Cluster
 from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, training_of
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
 from trainpace.plan.changes import Choice, DataPath, Outlook
-from trainpace.plan.space import Space
 from trainpace.schedule import Schedule, samples_factor, total_steps
 from trainpace.workload import Workload
 
@@ -53,13 +52,12 @@ class Setting(NamedTuple):
 
     @property
     def priced(self) -> JobConditions:
-        """The conditions with the cluster's price."""
         return replace(self.conditions, price_usd_per_device_hour=self.cluster.price_usd_per_device_hour)
 
 
 class Evaluation(NamedTuple):
-    """The step and memory of every row of a space: milliseconds of a step whose data is there (NaN where there is a reason why
-    not), and of its forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none."""
+    """The step and memory of every execution of a grid: milliseconds of a step whose data is there (NaN where there is a reason
+    why not), and of its forward passes; GiB that one device must have room for. reason: positions in `reasons`, 0 for none."""
 
     step_ms: Floats
     evaluating_ms: Floats
@@ -68,7 +66,7 @@ class Evaluation(NamedTuple):
     reasons: tuple[str, ...]
 
     def why_not(self, rows: NDArray[np.int64]) -> str:
-        """The first reason among some rows."""
+        """The first reason among some executions."""
         return next((self.reasons[code] for code in self.reason[rows].tolist() if code), "")
 
 
@@ -86,22 +84,19 @@ def forecast_of(setting: Setting, execution: Execution) -> Forecast:
 
 
 def device_room_gib(cluster: Cluster) -> float:
-    """What one device has room for; infinite where nobody says."""
+    """The memory of one device that a training can use; infinite where its size is not known."""
     capacity = cluster.device.memory_gib
     return math.inf if capacity is None else room_gib(capacity.value)
 
 
-def evaluate(setting: Setting, space: Space) -> Evaluation:
-    """Every row of a space, those on the same part of the cluster together."""
-    c, n = space.columns, len(space)
-    step, evaluating, needed = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
-    reason = np.zeros(n, dtype=np.int64)
+def evaluate(setting: Setting, grid: Grid) -> Evaluation:
+    """Every execution of a grid, those on the same part of the cluster together."""
+    step, evaluating, needed = (np.full(len(grid), np.nan) for _ in range(3))
+    reason = np.zeros(len(grid), dtype=np.int64)
     reasons = [""]
-    part = c["nnodes"] << 32 | c["nproc_per_node"]
-    for key in np.unique(part).tolist():
-        rows = np.flatnonzero(part == key)
-        grid = Grid.vary(space.base, **space.rows(rows).columns)
-        forecasts = setting.on_part(key >> 32, key & 0xFFFFFFFF).at(grid)
+    for nnodes, nproc_per_node in sorted({*zip(grid.nnodes.tolist(), grid.nproc_per_node.tolist(), strict=True)}):
+        rows = np.flatnonzero((grid.nnodes == nnodes) & (grid.nproc_per_node == nproc_per_node))
+        forecasts = setting.on_part(nnodes, nproc_per_node).at(grid.at(rows))
         timed = forecasts.timed
         step[rows] = np.where(timed, forecasts.step_ms, np.nan)
         evaluating[rows] = np.where(timed, evaluating_ms(forecasts.parts, forecasts.step_ms), np.nan)
@@ -111,14 +106,10 @@ def evaluate(setting: Setting, space: Space) -> Evaluation:
             reasons.append(text)
         for clash in np.unique(forecasts.clash[forecasts.clash > 0]).tolist():
             reason[rows[forecasts.clash == clash]] = len(reasons)
-            reasons.append(_clash(CLASHES[clash]))
+            name = CLASHES[clash]
+            reasons.append("the model has no chain of alike blocks that could be divided" if name == "no blocks" else
+                           f"its {name} clashes with the model or the cluster")  # fmt: skip
     return Evaluation(step, evaluating, needed, reason, tuple(reasons))
-
-
-def _clash(name: str) -> str:
-    if name == "no blocks":
-        return "the model has no chain of alike blocks that could be divided"
-    return f"its {name} clashes with the model or the cluster"
 
 
 def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | int, data: DataPath) -> Floats:
@@ -129,41 +120,36 @@ def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | in
     return together
 
 
-def job_seconds(setting: Setting, space: Space, evaluation: Evaluation, step_ms: Floats) -> Floats:
-    """Seconds of the whole job for every row of a space at its step with the data of each path, rows x paths."""
-    c = space.columns
-    bytes_by_kind = {key: state_bytes(setting.workload, replace(space.base, precision=key[0], zero_stage=key[1], shard_size=None))
-                     for key in {*zip(c["precision"].tolist(), c["zero_stage"].tolist(), strict=True)}}  # fmt: skip
-    states = np.zeros(len(space))
-    for (precision, stage), count in bytes_by_kind.items():
-        states[(c["precision"] == precision) & (c["zero_stage"] == stage)] = count
-    steps, batch = steps_of(setting, space), c["micro_batch"] * c["accumulation"] * space.data_parallel_size()
+def job_seconds(setting: Setting, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats) -> Floats:
+    """Seconds of the whole job for every execution at its step with the data of each path, executions x paths."""
+    kinds = 4 * grid.precision + grid.zero_stage  # the stages of ZeRO are 0 to 3
+    _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
+    states = np.array([state_bytes(setting.workload, grid.execution(row)) for row in first])[kind]
+    steps, batch = _job_steps(setting, start, grid), grid.global_batch
     passes = steps * batch / (setting.schedule.samples_per_epoch or np.inf)
     training = Training(
-        steps=steps[:, None], epochs=passes[:, None], samples_per_step=batch[:, None],
-        nodes=c["nnodes"][:, None], devices=(c["nnodes"] * c["nproc_per_node"])[:, None], compiles=c["compile"][:, None],
-        conditions=setting.conditions, state_bytes=states[:, None],
+        steps=steps[:, None], epochs=passes[:, None], samples_per_step=batch[:, None], nodes=grid.nnodes[:, None],
+        devices=grid.world_size[:, None], compiles=grid.compile[:, None], conditions=setting.conditions,
+        state_bytes=states[:, None],
     )  # fmt: skip
     return training.total_s(step_ms / 1e3, np.broadcast_to(evaluation.evaluating_ms[:, None] / 1e3, step_ms.shape))
 
 
-def steps_of(setting: Setting, space: Space) -> Floats:
-    """Optimizer updates of the job for every row; infinite where nothing would be left to train on."""
-    c = space.columns
-    ranks = space.data_parallel_size()
-    batches, batch = np.unique(c["micro_batch"] * c["accumulation"] * ranks, return_inverse=True)
-    key = (c["micro_batch"] * (ranks.max() + 1) + ranks) * len(batches) + batch
+def _job_steps(setting: Setting, start: Execution, grid: Grid) -> Floats:
+    """Optimizer updates of the job for every execution; infinite where nothing would be left to train on."""
+
+    def steps_of(execution: Execution) -> float:
+        try:
+            return float(total_steps(same_work(setting, execution, start), execution))
+        except TrainpaceError:
+            return math.inf
+
+    ranks = grid.data_parallel_size
+    batches, batch = np.unique(grid.global_batch, return_inverse=True)
+    key = (grid.micro_batch * (ranks.max() + 1) + ranks) * len(batches) + batch
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    steps: Floats = np.array([job_steps(setting, space.execution(int(row)), space.base) for row in first])[inverse]
+    steps: Floats = np.array([steps_of(grid.execution(int(row))) for row in first])[inverse]
     return steps
-
-
-def job_steps(setting: Setting, execution: Execution, start: Execution) -> float:
-    """Updates of the job under another global batch."""
-    try:
-        return float(total_steps(same_work(setting, execution, start), execution))
-    except TrainpaceError:
-        return math.inf
 
 
 def same_work(setting: Setting, execution: Execution, start: Execution) -> Schedule:
@@ -184,8 +170,6 @@ def same_work(setting: Setting, execution: Execution, start: Execution) -> Sched
 
 
 class Judge:
-    """Forecasts choices one by one and remembers them."""
-
     def __init__(self, setting: Setting, start: Execution) -> None:
         self.setting = setting
         self.start = start
@@ -202,7 +186,6 @@ class Judge:
         return self._forecasts[execution]
 
     def fits(self, choice: Choice) -> bool:
-        """Can it be done at all?"""
         f = self.forecast(choice.execution)
         return not isinstance(f, str) and f.step is not None and f.fits is not False
 
@@ -232,7 +215,6 @@ class Judge:
         return math.inf if time is None else time.total_s
 
     def outlook(self, choice: Choice, changes: int) -> Outlook:
-        """A choice that can be forecast, with its figures."""
         f = self.forecast(choice.execution)
         assert not isinstance(f, str)
         time = self.job(choice)

@@ -29,10 +29,8 @@ def _sharding(e: Execution) -> str:
 
 
 def fleet_in_words(e: Execution) -> str:
-    """Nodes and GPUs of an execution."""
-    if e.nnodes == 1:
-        return f"{e.nproc_per_node} GPU{'s' if e.nproc_per_node > 1 else ''}"
-    return f"{e.nnodes} nodes of {e.nproc_per_node} GPU{'s' if e.nproc_per_node > 1 else ''}"
+    gpus = f"{e.nproc_per_node} GPU{'s' if e.nproc_per_node > 1 else ''}"
+    return gpus if e.nnodes == 1 else f"{e.nnodes} nodes of {gpus}"
 
 
 def _layout(e: Execution) -> str:
@@ -140,7 +138,6 @@ def turned(current: Choice, target: Choice, knobs: Iterable[Knob]) -> Choice | N
 
 
 def effort_of(knob: Knob, after: Choice) -> Effort:
-    """What the change takes."""
     return "code change" if knob.name == "data" and after.data.precomputed else knob.effort
 
 
@@ -165,16 +162,13 @@ def risk_of(knob: Knob, before: Choice, after: Choice, workload: Workload) -> tu
     return "none", {
         "micro-batch": "the same global batch, added up in other pieces",
         "compile": "the same arithmetic in fused kernels; compiling takes a minute at the start (assumed), or several",
-        "sharding": "the same numbers, kept elsewhere",
-        "checkpointing": "the same numbers, computed twice",
-        "offload": "the same numbers, kept elsewhere",
+        "sharding": "the same numbers, kept elsewhere", "checkpointing": "the same numbers, computed twice",
+        "offload": "the same numbers, kept elsewhere", "model parallelism": "the same numbers, computed elsewhere",
         "GPUs": "the global batch stays",
-        "model parallelism": "the same numbers, computed elsewhere",
-    }.get(knob.name, "the same numbers")
+    }.get(knob.name, "the same numbers")  # fmt: skip
 
 
 def normalises_over_batch(workload: Workload) -> bool:
-    """Does the model have batch normalisation?"""
     form = next(iter(workload.forms.values()))
     return any("batch_norm" in function for function in form.operators.function)
 

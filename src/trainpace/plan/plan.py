@@ -1,7 +1,9 @@
-"""`plan_changes`: search, choose, order, and say what was left out."""
+"""`plan_changes`: search, choose, order, and name what was left out."""
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Literal, get_args
 
 import numpy as np
 from msgspec.structs import replace
@@ -9,17 +11,16 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.job import assumptions
-from trainpace.plan.changes import NO_WAIT, Choice, DataPath, Outlook, Plan
+from trainpace.plan.alternatives import rejected, sensitivity
+from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Effort, Outlook, Plan, Risk
 from trainpace.plan.evaluate import Judge, Setting, forecast_of, part_of
-from trainpace.plan.knobs import config_line, differing
-from trainpace.plan.order import ladder
-from trainpace.plan.rejected import rejected
-from trainpace.plan.search import SearchResult, search
-from trainpace.plan.sensitivity import sensitivity
-from trainpace.plan.space import Freedom, space_of
+from trainpace.plan.knobs import Knob, config_line, differing, effort_of, risk_of, turned
+from trainpace.plan.search import Freedom, SearchResult, executions_on, is_legal, search
 from trainpace.units import format_number
 
 LARGER_FLEETS = (2, 4, 8, 16)
+_RISKS = get_args(Risk)
+_EFFORTS = get_args(Effort)
 
 
 def plan_changes(
@@ -40,9 +41,9 @@ def plan_changes(
         raise TrainpaceError(f"how it trains now cannot be forecast on this fleet: {present.reason}")
     paths = data if freedom.may("data") else data[:1]
     now = Choice(execution=start, data=paths[0])
-    result = search(setting, space_of(setting.workload, start, setting.cluster, freedom), paths)
+    result = search(setting, start, executions_on(setting.cluster, setting.workload, start, freedom), paths)
     judge = Judge(setting, start)
-    searched = len(result.space) * len(paths)
+    searched = len(result.grid) * len(paths)
     best, simplest = result.best(), result.simplest()
     if best is None or simplest is None:
         return Plan(start=start, changes=(), searched=searched, start_fits=False, reason=_what_binds(result),
@@ -52,7 +53,6 @@ def plan_changes(
         return judge.outlook(choice, len(differing(now, choice)))
 
     target = result.choice(best if to == "best" else simplest)
-    fits = judge.fits(now)
     return Plan(
         start=start,
         changes=ladder(judge, now, target),
@@ -64,7 +64,7 @@ def plan_changes(
         sensitivity=sensitivity(setting, result, judge, best),
         searched=searched,
         fitting=result.fitting,
-        start_fits=fits,
+        start_fits=judge.fits(now),
         assumed=assumptions(setting.conditions, any(e.compile for e in (start, target.execution))),
     )
 
@@ -72,14 +72,14 @@ def plan_changes(
 def _what_binds(result: SearchResult) -> str:
     needed = result.evaluation.needed_gib
     if np.isnan(result.evaluation.step_ms).all():
-        return result.evaluation.why_not(np.arange(len(result.space))) or "nothing can be forecast."
+        return result.evaluation.why_not(np.arange(len(result.grid))) or "nothing can be forecast."
     able = np.where(np.isnan(result.evaluation.step_ms), np.inf, needed)
     row = int(np.argmin(able))
     if able[row] <= result.room_gib:
         return "the job has no step: its samples do not fill one under any of these executions."
     over = able[row] - result.room_gib
     return (
-        f"memory binds: the leanest of {len(result.space):,} executions needs {format_number(able[row])} GiB a device, and"
+        f"memory binds: the leanest of {len(result.grid):,} executions needs {format_number(able[row])} GiB a device, and"
         f" {format_number(result.room_gib)} can be used, {format_number(over)} too few"
         f" ({config_line(result.choice((row, 0)))})."
     )
@@ -105,12 +105,64 @@ def _nearest(setting: Setting, start: Execution, freedom: Freedom, result: Searc
                         micro_batch=1, accumulation=1, virtual_stages=1)  # fmt: skip
         only = replace(freedom, keep=tuple({*freedom.keep, "GPUs"}), allow_global_batch=False)
         try:
-            space = space_of(setting.workload, wider, larger, only, start.global_batch)
+            grid = executions_on(larger, setting.workload, wider, only, start.global_batch)
         except TrainpaceError:
             continue
-        there = search(setting._replace(cluster=larger), space, (NO_WAIT,))
+        there = search(setting._replace(cluster=larger), wider, grid, (NO_WAIT,))
         index = there.best()
         if index is not None:
             return f"on {larger.num_devices} of these devices it would fit: {config_line(there.choice(index))}."
     device = least / result.room_gib * (cluster.device.memory_gib.value if cluster.device.memory_gib else 0.0)
     return f"a device with {format_number(device)} GiB would do; smaller samples or a smaller model would too."
+
+
+# ---- the order of changes
+
+
+def ladder(judge: Judge, start: Choice, target: Choice) -> tuple[Change, ...]:
+    """Rungs from start to target, each an execution that runs: greedy, what saves most comes first. Their savings add up.
+
+    Knobs are turned one at a time where that gives something that fits and is no slower; where none does (recomputation
+    makes room for a batch), two or more are turned together. Where the start itself does not fit, the first rung makes it fit,
+    and what it saves cannot be said.
+    """
+    rungs: list[Change] = []
+    current, fits = start, judge.fits(start)
+    while left := differing(current, target):
+        knobs, after = _next(judge, current, target, left, math.inf if not fits else judge.job_s(current))
+        rungs.append(_change(judge, knobs, current, after, fits))
+        current, fits = after, True
+    return tuple(rungs)
+
+
+def _next(
+    judge: Judge, current: Choice, target: Choice, left: Sequence[Knob], now_s: float
+) -> tuple[tuple[Knob, ...], Choice]:
+    """The fewest knobs that give something no slower that fits, among those the fastest."""
+    for count in range(1, len(left)):
+        options: list[tuple[float, int, tuple[Knob, ...], Choice]] = []
+        for i, knobs in enumerate(combinations(left, count)):
+            after = turned(current, target, knobs)
+            if after is not None and is_legal(after.execution, judge.start) and judge.fits(after):
+                options.append((judge.job_s(after), i, knobs, after))
+        if options and min(options)[0] <= now_s:
+            _, _, knobs, after = min(options)
+            return knobs, after
+    return tuple(left), target
+
+
+def _change(judge: Judge, knobs: Sequence[Knob], before: Choice, after: Choice, fitted: bool) -> Change:
+    risks = [risk_of(knob, before, after, judge.setting.workload) for knob in knobs]
+    worst = max((risk for risk, _ in risks), key=_RISKS.index)
+    reasons = dict.fromkeys(reason for risk, reason in risks if risk == worst)
+    settings: dict[str, int | str | bool] = {}
+    for knob in knobs:
+        settings |= knob.settings(after)
+    if before.execution.accumulation != after.execution.accumulation:
+        settings |= {"gradient_accumulation_steps": after.execution.accumulation}
+    return Change(
+        title=", ".join(knob.title(before, after) for knob in knobs), execution=after.execution, data=after.data,
+        forecast_saved_s=judge.job_s(before) - judge.job_s(after) if fitted else 0.0, makes_fit=not fitted,
+        effort=max((effort_of(knob, after) for knob in knobs), key=_EFFORTS.index), risk=worst, risk_reason="; ".join(reasons),
+        settings=settings,
+    )  # fmt: skip

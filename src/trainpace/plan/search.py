@@ -1,27 +1,216 @@
-"""The best of a space, and the simplest that is nearly as good."""
+"""The legal executions as one grid (a mesh of devices times batches times everything that is independent of both), the best
+of them, and the simplest that is nearly as good."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainpace.errors import TrainpaceError
+from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
+from trainpace.forecast import Grid, divisors
+from trainpace.hardware import Cluster, Device
 from trainpace.plan.changes import Choice, DataPath
 from trainpace.plan.evaluate import Evaluation, Floats, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
-from trainpace.plan.knobs import KNOBS
-from trainpace.plan.space import Space
+from trainpace.plan.knobs import KNOB_NAMES, KNOBS
+from trainpace.records import Record
+from trainpace.workload import MATRIX_KINDS, Blocks, Workload, form_of
 
+MOST_MICRO_BATCHES = 24
+"""Micro-batches tried at most, of the divisors of a rank's share; the largest and the present one are among them."""
+LEAST_TOKENS_A_RANK = 2048
+"""Context parallelism is for long sequences: below this its exchange costs more than it divides."""
+LARGEST_VIRTUAL = 8
+GLOBAL_BATCH_FACTORS = (1, 2, 4, 8)
+STEPS_DOWN = ("fp32", "tf32", "amp_bf16", "amp_fp16")
+"""Precisions in which the same weights are trained; storage in 16 bits is never chosen for the user."""
 NEARLY = 0.02
 """Share of the best job's time that fewer changes are worth: below what a forecast can tell apart."""
 
+MESH = ("nnodes", "nproc_per_node", "tp", "pp", "cp", "virtual_stages")
+OTHER = ("precision", "zero_stage", "activation_checkpointing", "offload_optimizer", "offload_parameters",
+         "sequence_parallel", "compile", "channels_last", "reshard_after_forward", "async_tensor_parallel")  # fmt: skip
+VARIED = (*MESH, "micro_batch", "accumulation", *OTHER, "pipeline_schedule")
+"""The fields that differ between the executions of a search."""
+
+
+class Freedom(Record):
+    """What the search may touch: `keep` names knobs (see KNOB_NAMES) that stay as they are."""
+
+    keep: tuple[str, ...] = ()
+    allow_global_batch: bool = False
+    allow_fp8: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.keep:
+            if name not in KNOB_NAMES:
+                raise TrainpaceError(f"{name!r} is nothing that could be kept.", f"Known: {', '.join(KNOB_NAMES)}.")
+
+    def may(self, knob: str) -> bool:
+        return knob not in self.keep
+
+
+# ---- the legal executions
+
+
+def executions_on(
+    cluster: Cluster, workload: Workload, start: Execution, freedom: Freedom, global_batch: int | None = None
+) -> Grid:
+    """Every legal execution on the cluster or on a part of it, whether it fits or not; the start is among them.
+
+    `global_batch`: samples an update, those of `start` if not given, or a multiple where `freedom` allows it.
+    """
+    blocks = next((form.blocks for form in workload.forms.values() if form.blocks is not None), None)
+    batch = global_batch or start.global_batch
+    meshes = _meshes(workload, start, cluster, freedom, blocks)
+    batched = np.array([(*mesh, *b) for mesh in meshes for b in _batches(start, mesh, freedom, batch)], dtype=np.int64)
+    if not len(batched):
+        raise TrainpaceError(
+            f"a global batch of {batch} cannot be divided over any part of these devices.",
+            "Give a global batch that is a multiple of the number of GPUs.",
+        )
+    other = _other(workload, start, cluster.device, freedom, blocks)
+    varied = {
+        name: np.repeat(batched[:, i], len(other)) for i, name in enumerate((*MESH, "micro_batch", "accumulation"))
+    }
+    for name, values in zip(OTHER, zip(*other, strict=True), strict=True):
+        varied[name] = np.tile([EXECUTION_FIELDS[name].encode(value) for value in values], len(batched))
+    plain = "1f1b" if start.pipeline_schedule == "interleaved" else start.pipeline_schedule
+    interleaved, plainly = (EXECUTION_FIELDS["pipeline_schedule"].encode(name) for name in ("interleaved", plain))
+    varied["pipeline_schedule"] = np.where(varied["virtual_stages"] > 1, interleaved, plainly)
+    grid = Grid.vary(start, **varied)
+    return grid.at(_legal(grid, start))
+
+
+def is_legal(execution: Execution, start: Execution) -> bool:
+    """Whether the fields of one execution go together as the search from `start` demands."""
+    return bool(_legal(Grid.of([execution]), start)[0])
+
+
+def _legal(grid: Grid, start: Execution) -> NDArray[np.bool_]:
+    ranks, stage = grid.data_parallel_size, grid.zero_stage
+    legal = (stage == 0) | (ranks > 1) | (stage == start.zero_stage)
+    legal &= ~grid.offload_optimizer | (stage >= 1) | (ranks == 1)
+    legal &= ~grid.offload_parameters | (stage == 3)
+    legal &= ~grid.sequence_parallel | (grid.tp > 1)
+    # torch splits products to hide their exchange in compiled code, along the sequence
+    legal &= ~grid.async_tensor_parallel | (grid.sequence_parallel & grid.compile)
+    legal &= (stage == 3) | (grid.reshard_after_forward == start.reshard_after_forward)
+    legal &= (grid.virtual_stages == 1) | (grid.accumulation % grid.pp == 0)
+    if start.shard_size is not None:
+        legal &= ranks % start.shard_size == 0
+    return np.asarray(legal)
+
+
+def _meshes(
+    workload: Workload, start: Execution, cluster: Cluster, freedom: Freedom, blocks: Blocks | None
+) -> Iterator[tuple[int, ...]]:
+    """(nnodes, nproc_per_node, tp, pp, cp, virtual_stages)."""
+    shapes = {(start.nnodes, start.nproc_per_node)}
+    if freedom.may("GPUs"):
+        most = cluster.devices_per_node
+        shapes |= {(n, most) for n in _powers(cluster.nodes)} | {(1, k) for k in _powers(most)}
+    layouts: set[tuple[int, ...]] = {(start.tp, start.pp, start.cp, start.virtual_stages)}
+    if blocks is not None and freedom.may("model parallelism"):
+        layouts |= set(_layouts(workload, blocks, max(k for _, k in shapes)))
+    for (nodes, processes), layout in product(sorted(shapes), sorted(layouts)):
+        if nodes * processes % (layout[0] * layout[1] * layout[2]) == 0:
+            yield nodes, processes, *layout
+
+
+def _layouts(workload: Workload, blocks: Blocks, devices_per_node: int) -> Iterator[tuple[int, ...]]:
+    """(tp, pp, cp, virtual_stages). Tensor parallelism stays inside a node: its exchange is never hidden."""
+    heads = max(1, blocks.heads)
+    groups = blocks.key_value_heads or heads
+    tensor = [t for t in divisors(devices_per_node) if heads % t == 0 and (groups % t == 0 or t % groups == 0)]
+    context = [1]
+    if workload.sequence_length:
+        context = [c for c in (1, 2, 4, 8) if c == 1 or workload.sequence_length >= c * LEAST_TOKENS_A_RANK]
+    for tp, pp, cp in product(tensor, divisors(blocks.count), context):
+        for virtual in divisors(blocks.count // pp) if pp > 1 else [1]:
+            if virtual <= LARGEST_VIRTUAL:
+                yield tp, pp, cp, virtual
+
+
+def _batches(start: Execution, mesh: tuple[int, ...], freedom: Freedom, batch: int) -> Iterator[tuple[int, int]]:
+    nodes, processes, tp, pp, cp, _ = mesh
+    ranks = nodes * processes // (tp * pp * cp)
+    for factor in GLOBAL_BATCH_FACTORS if freedom.allow_global_batch else (1,):
+        share, rest = divmod(batch * factor, ranks)
+        if rest:
+            continue
+        sizes = divisors(share)
+        if not freedom.may("micro-batch"):
+            sizes = [size for size in sizes if size == start.micro_batch]
+        if len(sizes) > MOST_MICRO_BATCHES:
+            spread = {sizes[i] for i in np.linspace(0, len(sizes) - 1, MOST_MICRO_BATCHES).astype(int)}
+            sizes = sorted(spread | ({start.micro_batch} & set(sizes)))
+        for size in sizes:
+            yield size, share // size
+
+
+def _other(
+    workload: Workload, start: Execution, device: Device, freedom: Freedom, blocks: Blocks | None
+) -> list[tuple[Any, ...]]:
+    """Values of the fields of OTHER, in all combinations."""
+
+    def options(knob: str, now: Any, others: Iterable[Any]) -> list[Any]:
+        return [now, *(v for v in others if v != now)] if freedom.may(knob) else [now]
+
+    kinds = {kind for form in workload.forms.values() for kind in form.operators.kind}
+    convolves = any(kind in MATRIX_KINDS and kind.startswith("conv") for kind in kinds)
+    recomputed: Sequence[Checkpointing] = (
+        ("none", "selective", "full") if blocks is not None and not workload.checkpointed else ()
+    )
+    offloaded = (start.offload_optimizer, start.offload_parameters)
+    combinations = product(
+        options("precision", start.precision, precisions(workload, start, freedom, device)),
+        options("sharding", start.zero_stage, (0, 1, 2, 3)),
+        options("checkpointing", start.activation_checkpointing, recomputed),
+        options("offload", offloaded, ((False, False), (True, False), (True, True))),
+        options("model parallelism", start.sequence_parallel, (False, True) if blocks is not None else ()),
+        options("compile", start.compile, (True,)),
+        options("memory format", start.channels_last, (True,) if convolves else ()),
+        options("sharding", start.reshard_after_forward, (True, False)),
+        options("model parallelism", start.async_tensor_parallel, (False, True) if blocks is not None else ()),
+    )
+    return [(*values[:3], *values[3], *values[4:]) for values in combinations]
+
+
+def precisions(workload: Workload, start: Execution, freedom: Freedom, device: Device) -> list[Precision]:
+    """Steps down from the present precision that the workload was traced for. FP8 only where it is allowed."""
+    allowed: list[Precision] = [start.precision]
+    if start.precision in STEPS_DOWN:
+        first = min(STEPS_DOWN.index(start.precision), STEPS_DOWN.index("amp_bf16"))
+        allowed += [p for p in STEPS_DOWN[first:] if p not in allowed]  # type: ignore[misc]
+    if freedom.allow_fp8 and "fp8" not in allowed:
+        allowed.append("fp8")
+    if device.tf32_tensor_tflops is None and start.precision != "tf32":  # where torch computes it in fp32
+        allowed = [p for p in allowed if p != "tf32"]
+    return [p for p in allowed if form_of(p) in workload.forms]
+
+
+def _powers(n: int) -> list[int]:
+    """1, 2, 4, ... below n, and n."""
+    return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
+
+
+# ---- the search
+
 
 class SearchResult(NamedTuple):
-    """All choices: rows of the space times data paths.
+    """All choices: the executions of a grid times data paths.
 
-    job_s: seconds of the whole job, rows x data paths, infinite where a choice cannot be made or does not fit.
+    job_s: seconds of the whole job, executions x data paths, infinite where a choice cannot be made or does not fit.
     changes: how many knobs each is away from the start.
     """
 
-    space: Space
+    start: Execution
+    grid: Grid
     data: tuple[DataPath, ...]
     evaluation: Evaluation
     room_gib: float
@@ -29,70 +218,55 @@ class SearchResult(NamedTuple):
     changes: NDArray[np.int64]
 
     def choice(self, index: tuple[int, int]) -> Choice:
-        """One of them."""
-        return Choice(execution=self.space.execution(index[0]), data=self.data[index[1]])
+        return Choice(execution=self.grid.execution(index[0]), data=self.data[index[1]])
 
     @property
     def fitting(self) -> int:
-        """How many can be made."""
         return int(np.isfinite(self.job_s).sum())
 
     def best(self, among: NDArray[np.bool_] | None = None) -> tuple[int, int] | None:
-        """The fastest choice, of equals the one with fewest changes; None where none can be made. `among`: rows."""
-        times = self.job_s if among is None else np.where(among[:, None], self.job_s, np.inf)
-        least = times.min(initial=np.inf)
-        return _fewest_then_fastest(self, times, least) if np.isfinite(least) else None
+        """The fastest choice, of equals the one with fewest changes; None where none can be made. `among`: executions."""
+        return self._fewest_changes(self.job_s if among is None else np.where(among[:, None], self.job_s, np.inf), 0.0)
 
     def simplest(self) -> tuple[int, int] | None:
         """The fewest changes within `NEARLY` of the best, of equals the fastest."""
-        least = self.job_s.min(initial=np.inf)
-        return _fewest_then_fastest(self, self.job_s, least * (1 + NEARLY)) if np.isfinite(least) else None
+        return self._fewest_changes(self.job_s, NEARLY)
+
+    def _fewest_changes(self, times: Floats, tolerance: float) -> tuple[int, int] | None:
+        least = times.min(initial=np.inf)
+        if not np.isfinite(least):
+            return None
+        rows, paths = np.nonzero(times <= least * (1 + tolerance))
+        pick = np.lexsort((times[rows, paths], self.changes[rows, paths]))[0]
+        return int(rows[pick]), int(paths[pick])
 
     def pareto(self) -> list[tuple[int, int]]:
         """The fastest choice of each number of devices that beats every smaller number."""
-        devices = self.space.columns["nnodes"] * self.space.columns["nproc_per_node"]
+        devices = self.grid.world_size
         front: list[tuple[int, int]] = []
-        fastest = np.inf
         for count in np.unique(devices):
             index = self.best(devices == count)
-            if index is not None and self.job_s[index] < fastest:
-                fastest = float(self.job_s[index])
+            if index is not None and (not front or self.job_s[index] < self.job_s[front[-1]]):
                 front.append(index)
         return front
 
 
-def _fewest_then_fastest(result: SearchResult, times: Floats, limit: float) -> tuple[int, int]:
-    rows, paths = np.nonzero(times <= limit)
-    pick = np.lexsort((times[rows, paths], result.changes[rows, paths]))[0]
-    return int(rows[pick]), int(paths[pick])
-
-
-def search(setting: Setting, space: Space, data: tuple[DataPath, ...]) -> SearchResult:
-    """Evaluate a whole space. The first data path is the present one."""
-    evaluation = evaluate(setting, space)
-    return search_result(setting, space, data, evaluation)
-
-
-def search_result(setting: Setting, space: Space, data: tuple[DataPath, ...], evaluation: Evaluation) -> SearchResult:
-    """What an evaluation says of a space's choices."""
-    samples = space.columns["micro_batch"] * space.columns["accumulation"]
+def search(setting: Setting, start: Execution, grid: Grid, data: tuple[DataPath, ...]) -> SearchResult:
+    """Evaluate all executions of a grid. The first data path is the present one."""
+    evaluation = evaluate(setting, grid)
+    samples = grid.micro_batch * grid.accumulation
     room = device_room_gib(setting.cluster)
     possible = np.isfinite(evaluation.step_ms) & ~(evaluation.needed_gib > room)
     step_ms = np.stack([with_data_ms(evaluation.step_ms, samples, path) for path in data], axis=-1)
-    job_s = np.where(possible[:, None], job_seconds(setting, space, evaluation, step_ms), np.inf)
-    moved = changes_of(space)[:, None] + np.array([path != data[0] for path in data], dtype=np.int64)
-    return SearchResult(space, data, evaluation, room, job_s, moved)
+    job_s = np.where(possible[:, None], job_seconds(setting, start, grid, evaluation, step_ms), np.inf)
+    turned = _changes_of(grid, start)[:, None] + np.array([path != data[0] for path in data], dtype=np.int64)
+    return SearchResult(start, grid, data, evaluation, room, job_s, turned)
 
 
-def changes_of(space: Space) -> NDArray[np.int64]:
-    """Knobs between every row and the start."""
-    c, start = space.columns, space.base
-    total = np.zeros(len(space), dtype=np.int64)
+def _changes_of(grid: Grid, start: Execution) -> NDArray[np.int64]:
+    """Knobs between every execution and the start."""
+    total = np.asarray(grid.global_batch != start.global_batch, dtype=np.int64)
     for knob in KNOBS:
-        fields = [field for field in knob.fields if field in c]
-        differs: NDArray[Any] = np.zeros(len(space), dtype=bool)
-        for field in fields:
-            differs |= c[field] != getattr(start, field)
-        total += differs
-    total += c["micro_batch"] * c["accumulation"] * space.data_parallel_size() != start.global_batch
+        if knob.fields:
+            total += np.any([~grid.has(field, getattr(start, field)) for field in knob.fields], axis=0)
     return total

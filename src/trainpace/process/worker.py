@@ -5,26 +5,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.records import write_whole
 
-Work = Callable[[dict[str, Any]], str]
 Answer = dict[str, Any]
 
 _MEMORY_WORDS = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "std::bad_alloc",
-)
-
+    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
+)  # fmt: skip
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
 
 
-def serve(work: Work) -> None:
+def serve(work: Callable[[dict[str, Any]], str]) -> None:
     """Do `work` on the request in the file `sys.argv[1]`, answer in the file `sys.argv[2]`, and end this process."""
     answer: Answer
     try:
@@ -43,11 +37,11 @@ def serve_lines() -> tuple[Iterator[Answer], IO[str]]:
     return (json.loads(line) for line in requests), answers
 
 
-def end() -> None:
+def end(exit_code: int = 0) -> NoReturn:
     """End this process at once: threads of the user's code must not keep it, and torch may abort in its own exit."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def failure_of(

@@ -1,31 +1,51 @@
-"""Verdict, why, next for the terminal."""
+"""A diagnosis for the terminal, as pictures and as a page: the verdict, why, the interventions, and what to change."""
 
-from trainpace.diagnose import IN_WORDS, Advice, Diagnosis
-from trainpace.report.columns import Column, bar, words
-from trainpace.report.phrases import span
-from trainpace.report.terminal import BAR_WIDTH, print_head, print_lines, print_next, print_table, print_verdict
-from trainpace.units import format_duration, format_number
+from trainpace.diagnose import IN_WORDS, Advice, Diagnosis, Proof
+from trainpace.outcome import Interval
+from trainpace.records import to_jsonable
+from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
+from trainpace.report.pages import page
+from trainpace.report.phrases import duration, number, percent, span
+from trainpace.report.terminal import Column, bar_column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.watch import timeline_context
+from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
+_TONES = {
+    "data": "data",
+    "host_to_device": "host_to_device",
+    "launch": "host_overhead",
+    "compute": "forward",
+    "optimizer": "optimizer",
+    "communication": "communication",
+    "straggler": "communication",
+    "logging": "backward",
+}
+_PROOFS = {
+    "cached_batch": "the same batch again and again",
+    "no_sync": "no communication between ranks",
+    "muted": "no output",
+    "few_samples": "a tiny batch",
+}
 NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or a lower precision would help."
 
 
 def print_diagnosis(d: Diagnosis, folder: str) -> None:
-    step = f"{format_number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
-    print_head(f"A step takes {step}, as recorded in {folder}")
+    step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
+    print_lines(f"A step takes {step}, as recorded in {folder}")
     most = max(d.shares, key=lambda s: s.share, default=None)
-    share = ""
+    share = roof = ""
     if most is not None and most.in_words == IN_WORDS[d.verdict]:
-        share = f", {100 * most.share:.0f} % of the step{'' if most.proved else ', seen but not proved'}"
-    roof = ""
+        share = f", {percent(most.share)} of the step{'' if most.proved else ', seen but not proved'}"
     if d.verdict == "compute" and d.share_of_roof is not None:
         roof = f" Forward and backward reach {d.share_of_roof:.0%} of the rate of a large matrix multiplication on this device."
     print_verdict(f"Verdict: {IN_WORDS[d.verdict]}{share}.{roof}")
     rows = [
-        [s.in_words, format_number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", "█" * round(BAR_WIDTH * s.share)]
+        (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
         for s in d.shares if s.share >= LEAST_SHARE
     ]  # fmt: skip
-    print_table([words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar(2)], rows)
+    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar_column(2))
+    print_table(causes, rows)
     print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in d.warnings))
     if d.advice:
         columns = [
@@ -36,7 +56,7 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
     print_lines(*(f"{a.title}: {a.how}" for a in d.advice))
     for a in d.not_worth:
         epoch = d.seconds_an_epoch(a.saves_ms)
-        saved = f"{format_number(a.saves_ms)} ms a step" if epoch is None else f"{format_duration(epoch)} an epoch"
+        saved = f"{number(a.saves_ms)} ms a step" if epoch is None else f"{duration(epoch)} an epoch"
         print_lines(f"Not worth it: {a.title} saves {saved}.")
     if not d.advice:
         print_lines(NOTHING_WORTH)
@@ -52,6 +72,63 @@ def savings(a: Advice, d: Diagnosis) -> list[str]:
     epoch = d.seconds_an_epoch(a.saves_ms)
     job = None if epoch is None or d.epochs is None else epoch * d.epochs
     return [
-        f"{format_number(a.saves_ms)} ms ({100 * a.saves_ms / d.step_ms:.0f} %)",
-        *("" if seconds is None else format_duration(seconds) for seconds in (epoch, job)), f"{format_number(a.ceiling_ms)} ms",
+        f"{number(a.saves_ms)} ms ({percent(a.saves_ms / d.step_ms)})",
+        *(duration(seconds, "") for seconds in (epoch, job)), f"{number(a.ceiling_ms)} ms",
     ]  # fmt: skip
+
+
+def shares_chart(d: Diagnosis) -> BarChart:
+    """A bar a cause, the longest first; together they are the step."""
+    shown = [s for s in d.shares if s.share >= LEAST_SHARE]
+    top = next((s for s in shown if s.cause == d.verdict), shown[0])
+    parts = [("of the step", _TONES.get(s.cause, "muted"), max(s.ms, 0.0)) for s in shown]
+    ends = [f"{number(s.ms)} ms, {s.share:.1%}{', proved' if s.proved else ''}" for s in shown]
+    bars = (bar(s.in_words, end, [part]) for s, end, part in zip(shown, ends, parts, strict=True))
+    return BarChart(
+        title="Where a step's time goes", finding=f"{top.share:.0%} of a step is {top.in_words}.",
+        label="time of the mean step", unit="ms", groups=(BarGroup(bars=tuple(bars)),),
+        note="Proved: an intervention removed the cause, and the step became shorter by this much.",
+    )  # fmt: skip
+
+
+def proofs_chart(d: Diagnosis) -> BarChart | None:
+    """The step as it is beside the step without a cause; None where no intervention was tried."""
+    if not d.proofs:
+        return None
+    strongest = max(d.proofs, key=lambda p: p.saved_ms)
+    return BarChart(
+        title="Proved by removing the cause",
+        finding=f"With {_PROOFS.get(strongest.trial, strongest.trial)} a step takes {number(strongest.without_ms)} ms"
+        f" instead of {number(strongest.plain_ms)}.",
+        label="time of a step", unit="ms",
+        groups=tuple(BarGroup(title=f"With {_PROOFS.get(p.trial, p.trial)}", bars=_proof_bars(p)) for p in d.proofs),
+        note="Whiskers: 90 % interval of the step without the cause, from alternating blocks of steps.",
+    )  # fmt: skip
+
+
+def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
+    plain = f"{number(p.plain_ms)} ms"
+    without = f"{number(p.without_ms)} ms, {number(p.saved_ms)} less"
+    low, high = max(p.plain_ms - p.high_ms, 0.0), max(p.plain_ms - p.low_ms, 0.0)
+    between = Interval(low=low, high=high, coverage=0.9, basis="alternating blocks of steps")
+    return (
+        bar("as it is", plain, [("as it is", "muted", p.plain_ms)]),
+        bar("without", without, [("without", "best", p.without_ms)], between),
+    )
+
+
+def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None) -> str:
+    """The page as text. `command`: what was run."""
+    low, high = number(d.step_ms_low), number(d.step_ms_high)
+    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {number(d.step_ms)} ms ({low} to {high})."
+    return page(
+        "diagnosis.html", f"What slows it down: {command}", [answer, *d.why], diagnosis_pictures(d), to_jsonable(d),
+        styles=() if timeline is None else ("timeline.css",), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
+        not_worth=[f"Not worth it: {a.title} saves {number(a.saves_ms)} ms a step." for a in d.not_worth],
+        nothing=NOTHING_WORTH, timeline=None if timeline is None else timeline_context(timeline),
+    )  # fmt: skip
+
+
+def diagnosis_pictures(d: Diagnosis) -> list[Picture]:
+    proved = proofs_chart(d)
+    return [shares_chart(d), *([] if proved is None else [proved])]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import written_aside
-from trainpace.report.charts.chart import Axis, Bar, BarChart, Chart, Mark, Picture, Series
-from trainpace.report.charts.palette import INK, LINE, SOFT, TONES
+from trainpace.report.charts import INK, LINE, SOFT, TONES, Axis, Bar, BarChart, Chart, Mark, Picture, Series
+from trainpace.units import format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,9 +57,8 @@ def _settings() -> Any:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise TrainpaceError(
-            "pictures as files need matplotlib, which is not installed.", "pip install 'trainpace[figures]'"
-        ) from None
+        missing = "pictures as files need matplotlib, which is not installed."
+        raise TrainpaceError(missing, "pip install 'trainpace[figures]'") from None
     return mpl.rc_context({
         "font.size": 8, "font.family": "sans-serif", "svg.hashsalt": "trainpace", "text.color": INK[0],
         "axes.labelcolor": SOFT[0], "xtick.color": SOFT[0], "ytick.color": SOFT[0], "axes.edgecolor": LINE[0],
@@ -108,8 +107,6 @@ def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
 
 def _scaled(axes: Any, which: str, axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    from trainpace.units import format_number
 
     getattr(axes, f"set_{which}label")(axis.words)
     if axis.scale != "linear":
@@ -171,12 +168,8 @@ def _mark(axes: Any, mark: Mark, taken: list[Any], points: list[Any]) -> None:
                              ha="left" if right > 0 else "right", color=colour)  # fmt: skip
         text.set_in_layout(False)
         box, room = text.get_window_extent().padded(2), axes.bbox.padded(6)
-        if (
-            room.containsx(box.x0)
-            and room.containsx(box.x1)
-            and room.containsy(box.y0)
-            and not box.count_overlaps(others)
-        ):
+        inside = room.containsx(box.x0) and room.containsx(box.x1) and room.containsy(box.y0)
+        if inside and not box.count_overlaps(others):
             text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
             taken.append(box)
             return
@@ -214,12 +207,9 @@ def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[s
     left = 0.0
     for s in bar.segments:
         if s.value > 0:
-            label = None if s.name in seen else s.name
+            look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5}
+            axes.barh(at, s.value * scale, left=left, height=0.7, label=None if s.name in seen else s.name, **look)
             seen.add(s.name)
-            colour = TONES[s.tone][0]
-            axes.barh(
-                at, s.value * scale, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.5, label=label
-            )
             left += s.value * scale
     end = left
     if bar.low is not None and bar.high is not None:

@@ -1,45 +1,63 @@
-"""Forecasts for the terminal, and as the rows of `--json`."""
+"""Forecasts for the terminal, as pictures and as a page."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from trainpace.forecast import needed_gib
+from trainpace.forecast import memory_over_step, needed_gib
 from trainpace.job import assumed_in_words
-from trainpace.outcome import STEP_PARTS, Forecast, Jump
-from trainpace.report import terminal
-from trainpace.report.chart import chart
-from trainpace.report.charts.breakdown import part_words
-from trainpace.report.charts.step_time import PROVENANCE, best_of
-from trainpace.report.columns import Column, bar, words
-from trainpace.report.phrases import bracketed, devices, interval, number
-from trainpace.report.terminal import BAR_WIDTH, print_lines, print_next, print_table
-from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.outcome import STEP_PARTS, Forecast, Jump, forecast_row
+from trainpace.records import to_jsonable
+from trainpace.report.charts import Picture, sentence
+from trainpace.report.pages import page
+from trainpace.report.phrases import bracketed, devices, duration, interval, number, percent, usd
+from trainpace.report.step_charts import memory_chart, part_words, roofline_chart, step_and_memory
+from trainpace.report.sweep_charts import (
+    FEWEST_FOR_A_PLOT,
+    best_of,
+    by_device,
+    forecast_sweep,
+    provenance,
+    scaling_chart,
+    sources,
+)
+from trainpace.report.terminal import (
+    Column,
+    bar_column,
+    print_chart,
+    print_lines,
+    print_next,
+    print_table,
+    print_verdict,
+    words,
+)
+from trainpace.units import format_count
 from trainpace.workload import Workload
 
-FEWEST_FOR_A_PICTURE = 8
+if TYPE_CHECKING:
+    from trainpace.verbs.forecast import Sweep
+
 MOST_ROWS = 24
 """Batch sizes on one device that a table lists; of more it has those that decide, and the plot has all."""
 MOST_WARNINGS = 12
+MOST_BARS = 12
 
 
 def print_forecasts(
-    workload: Workload,
-    rows: Sequence[Forecast],
-    jumps: Mapping[str, Sequence[Jump]] | None = None,
-    journal_notes: Sequence[str] = (),
-    spec: str | None = None,
-) -> None:
+    workload: Workload, rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]] | None = None,
+    journal_notes: Sequence[str] = (), spec: str | None = None,
+) -> None:  # fmt: skip
     """The answer, a table, where the time goes in a single one, the jumps over a range, how far to trust it, and what next.
 
     `journal_notes`: what the journal knows beside it. `spec`: how the user named the model.
     """
-    e = rows[0].execution
-    n, trained = workload.parameters, workload.trainable_parameters
-    frozen = "" if trained == n else f" ({format_count(trained)} trained)"
-    terminal.print_head(
-        f"{workload.model}: {format_count(n)} parameters{frozen}, {workload.sample}, {e.precision}, {e.optimizer}"
-    )
+    e, trained = rows[0].execution, workload.trainable_parameters
+    frozen = "" if trained == workload.parameters else f" ({format_count(trained)} trained)"
+    parameters = f"{format_count(workload.parameters)} parameters{frozen}"
+    print_lines(f"{workload.model}: {parameters}, {workload.sample}, {e.precision}, {e.optimizer}")
     done = [row for row in rows if row.step is not None]
-    terminal.print_verdict(*verdict(rows))
+    print_verdict(*verdict(rows))
     shown = _deciding(rows)
     priced = any(row.training_time is not None for row in rows)
     print_table(_columns(priced), [_cells(row, priced) for row in shown])
@@ -57,8 +75,7 @@ def print_forecasts(
         _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
         print_lines(*journal_notes, *assumed)
-        sources = " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in done))
-        print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
+        print_lines(f"A forecast, not a measurement: from {sources(done)}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
 
 
@@ -77,13 +94,13 @@ def verdict(rows: Sequence[Forecast]) -> tuple[str, bool | None]:
         fastest = "" if cheap is fast else f" Fastest: {_where(fast)}, {_job(fast)}."
         return f"Cheapest: {_where(cheap)}, {_job(cheap)}.{fastest}", None
     best = max(fitting, key=_throughput)
-    rate = format_number(_throughput(best))
+    rate = number(_throughput(best))
     return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.", None
 
 
 def _only(f: Forecast) -> str:
     fits = "" if f.fits is None else " It fits in memory."
-    answer = f"A step takes {_step(f)}: {format_number(_throughput(f))} samples/s.{fits}"
+    answer = f"A step takes {_step(f)}: {number(_throughput(f))} samples/s.{fits}"
     if f.training_time is None:
         return answer
     parts = {"data loading": f.training_time.data_wait_s, "evaluation": f.training_time.evaluation_s}
@@ -92,12 +109,8 @@ def _only(f: Forecast) -> str:
 
 
 def _job(f: Forecast) -> str:
-    if f.training_time is None:
-        return ""
-    between = bracketed(f.training_time_interval_s, format_duration)
-    return f"{format_duration(f.training_time.total_s)}{between}" + (
-        "" if f.cost_usd is None else f" for {format_usd(f.cost_usd)}"
-    )
+    cost = "" if f.cost_usd is None else f" for {usd(f.cost_usd)}"
+    return f"{duration(_seconds(f))}{bracketed(f.training_time_interval_s, duration)}{cost}"
 
 
 def _misfit(done: Sequence[Forecast]) -> str:
@@ -105,15 +118,16 @@ def _misfit(done: Sequence[Forecast]) -> str:
     if not needed:
         return "No: nothing here fits in memory."
     f, gib = min(needed, key=lambda row: row[1])
-    which = "it does not fit in memory" if len(done) == 1 else "none of them fits in memory. The closest"
-    has = "" if f.capacity_gib is None else f"; the device has {format_number(f.capacity_gib)} GiB"
-    need = f"needs at least {format_number(gib)} GiB, including the overhead of driver and allocator"
-    return f"No: {which}{'.' if len(done) == 1 else ','} {_where(f)}{',' if len(done) > 1 else ''} {need}{has}."
+    device_has = "" if f.capacity_gib is None else f"; the device has {number(f.capacity_gib)} GiB"
+    need = f"needs at least {number(gib)} GiB, including the overhead of driver and allocator{device_has}."
+    if len(done) == 1:
+        return f"No: it does not fit in memory. {_where(f)} {need}"
+    return f"No: none of them fits in memory. The closest, {_where(f)}, {need}"
 
 
 def _step(f: Forecast) -> str:
     assert f.step is not None
-    return f"{format_number(f.step.total_ms)} ms{bracketed(f.step_time_interval_ms, after=' in 9 of 10 cases')}"
+    return f"{number(f.step.total_ms)} ms{bracketed(f.step_time_interval_ms, after=' in 9 of 10 cases')}"
 
 
 def _where(f: Forecast) -> str:
@@ -138,13 +152,11 @@ def _seconds(f: Forecast) -> float:
 
 def _deciding(rows: Sequence[Forecast]) -> list[Forecast]:
     """All of a few; of many the ends, the powers of two, the best and the largest that fits."""
-    by_device: dict[str, list[Forecast]] = {}
-    for row in rows:
-        by_device.setdefault(row.device, []).append(row)
-    if max(map(len, by_device.values())) <= MOST_ROWS:
+    groups = [[row for row in rows if row.device == device] for device in dict.fromkeys(row.device for row in rows)]
+    if max(map(len, groups)) <= MOST_ROWS:
         return list(rows)
     shown: list[Forecast] = []
-    for swept in by_device.values():
+    for swept in groups:
         sizes = {2**i for i in range(31)} | {swept[0].execution.micro_batch, swept[-1].execution.micro_batch}
         fitting = [row for row in swept if row.step is not None and row.fits is not False]
         if fitting:
@@ -197,23 +209,19 @@ def _forecast_command(f: Forecast, spec: str) -> list[str]:
 
 
 def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
-    by_device: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.step is not None:
-            by_device.setdefault(row.device, []).append((row.execution.micro_batch, row.step.total_ms))
-    for name, points in by_device.items():
-        if len(points) < FEWEST_FOR_A_PICTURE:
+    for name, swept in by_device(rows).items():
+        points = [(f.execution.micro_batch, f.step.total_ms) for f in swept if f.step is not None]
+        if len(points) < FEWEST_FOR_A_PLOT:
             continue
         here = jumps.get(name, ())
-        title = f"{name}: step time in ms over the batch size" + (", ▲ after a jump" if here else "")
-        plot = chart(points, {jump.batch for jump in here}, title, width=terminal.console().width)
-        terminal.print_plot([*plot, ""])
+        title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if here else ''}"
+        print_chart(points, {jump.batch for jump in here}, title)
         if not here:
             print_lines("No jumps: every sample costs about the same.")
         for jump in here:
             print_lines(
-                f"Jump at batch {jump.batch}: from {format_number(jump.before_ms)} to {format_number(jump.after_ms)} ms,"
-                f" {format_number(jump.excess_ms)} ms more than one more sample usually costs."
+                f"Jump at batch {jump.batch}: from {number(jump.before_ms)} to {number(jump.after_ms)} ms,"
+                f" {number(jump.excess_ms)} ms more than one more sample usually costs."
                 f" Caused by {'; '.join(jump.causes)}."
             )
 
@@ -229,53 +237,46 @@ def _columns(priced: bool) -> list[Column]:
 
 def _cells(f: Forecast, priced: bool) -> list[str]:
     cells = [
-        fleet(f), f"{f.execution.micro_batch:,}", "-" if f.step is None else format_number(f.step.total_ms),
+        fleet(f), f"{f.execution.micro_batch:,}", "-" if f.step is None else number(f.step.total_ms),
         interval(f.step_time_interval_ms), number(f.samples_per_second),
-        "-" if f.memory is None else format_number(f.memory.allocated_gib),
-        "?" if f.fits is None else "yes" if f.fits else "NO", "-" if f.mfu is None else f"{100 * f.mfu:.0f} %",
+        "-" if f.memory is None else number(f.memory.allocated_gib), {None: "?", True: "yes", False: "NO"}[f.fits],
+        percent(f.mfu),
     ]  # fmt: skip
-    if priced:
-        cells.append("-" if f.training_time is None else format_duration(f.training_time.total_s))
-        cells.append("-" if f.cost_usd is None else format_usd(f.cost_usd))
-    return cells
+    training = None if f.training_time is None else f.training_time.total_s
+    return [*cells, duration(training), usd(f.cost_usd)] if priced else cells
 
 
 def _print_scaling(f: Forecast) -> None:
     if f.step is None or f.num_devices == 1:
         return
     total, e = f.step.total_ms, f.execution
-    sizes = {
-        "data-parallel": e.data_parallel_size,
-        "tensor-parallel": e.tp,
-        "pipeline-parallel": e.pp,
-        "context-parallel": e.cp,
-    }
-    shape = ", ".join(f"{name} size {n}" for name, n in sizes.items() if n > 1 or name == "data-parallel")
+    sizes = {"data": e.data_parallel_size, "tensor": e.tp, "pipeline": e.pp, "context": e.cp}
+    shape = ", ".join(f"{name}-parallel size {n}" for name, n in sizes.items() if n > 1 or name == "data")
     print_lines(f"Parallelism: {shape}; global batch {e.global_batch:,}.")
     if f.exposed_ms:
         kinds = sorted(f.exposed_ms.items(), key=lambda item: -item[1])
-        shown = (f"{kind.replace('_', ' ')} {format_number(ms)} ms ({100 * ms / total:.0f} %)" for kind, ms in kinds)
+        shown = (f"{kind.replace('_', ' ')} {number(ms)} ms ({percent(ms / total)})" for kind, ms in kinds)
         print_lines(f"Exposed communication, not overlapped with compute: {', '.join(shown)}.")
     if f.step.idle_ms > 0:
-        print_lines(f"Pipeline bubble: {format_number(f.step.idle_ms)} ms ({100 * f.step.idle_ms / total:.0f} %).")
+        print_lines(f"Pipeline bubble: {number(f.step.idle_ms)} ms ({percent(f.step.idle_ms / total)}).")
     if f.scaling_efficiency is None:
         print_lines("Scaling efficiency: not known, because fewer devices cannot hold this model.")
     else:
         than = f"{f.scaling_reference_devices} devices, the fewest that fit"
         reference = "one device alone" if f.scaling_reference_devices == 1 else than
-        print_lines(f"Scaling efficiency: {100 * f.scaling_efficiency:.0f} % per device, relative to {reference}.")
+        print_lines(f"Scaling efficiency: {percent(f.scaling_efficiency)} per device, relative to {reference}.")
 
 
 def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
     rows = [
-        (part_words(name), format_number(ms), f"{100 * ms / total:.0f} %", "█" * round(BAR_WIDTH * ms / total))
+        (part_words(name), number(ms), percent(ms / total), ms / total)
         for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
     ]  # fmt: skip
-    print_table((words("part of the step"), Column("ms"), Column("share"), bar(1)), rows, spaced=False)
+    print_table((words("part of the step"), Column("ms"), Column("share"), bar_column(1)), rows, spaced=False)
     heavy = [
-        (o.module or "-", o.kind, o.phase, str(o.count), format_number(o.time_ms), f"{100 * o.time_ms / total:.0f} %", o.bound)
+        (o.module or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
         for o in f.heaviest[:10]
     ]  # fmt: skip
     columns = (
@@ -288,11 +289,76 @@ def _print_breakdown(f: Forecast) -> None:
     if f.memory is not None:
         m = f.memory
         with_context = m.device_gib > m.reserved_gib  # a CPU has no driver context
-        monitor = f"; nvidia-smi would show about {format_number(m.device_gib)} GiB" if with_context else ""
+        monitor = f"; nvidia-smi would show about {number(m.device_gib)} GiB" if with_context else ""
         if f.fits and f.capacity_gib is not None and m.device_gib > f.capacity_gib:
             monitor = "; nvidia-smi would show the card as full, because torch's allocator keeps what was freed"
         print_lines(
-            f"Memory at the peak: parameters {format_number(m.parameters_gib)}, gradients {format_number(m.gradients_gib)},"
-            f" optimizer states {format_number(m.optimizer_states_gib)}, activations {format_number(m.activations_gib)}"
+            f"Memory at the peak: parameters {number(m.parameters_gib)}, gradients {number(m.gradients_gib)},"
+            f" optimizer states {number(m.optimizer_states_gib)}, activations {number(m.activations_gib)}"
             f" GiB{monitor}."
         )
+
+
+def forecast_page(
+    groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]], journal_notes: Sequence[str] = ()
+) -> str:
+    """The page as text. `journal_notes`: what the journal knows beside the forecast."""
+    rows = [row for group in groups for row in group.rows]
+    workload, first, best = groups[0].forecaster.workload, rows[0], best_of(rows)
+    e = first.execution
+    data = {
+        "record": "Forecasts", "schema_version": 1, "rows": [forecast_row(row) for row in rows], "journal": list(journal_notes),
+        "jumps": {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()},
+    }  # fmt: skip
+    accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
+    priced = any(row.training_time is not None for row in rows)
+    return page(
+        "forecast.html", f"{workload.model}: {'how long training takes' if priced else 'how long a step takes'}",
+        [verdict(rows)[0], *_trust(best), *journal_notes], forecast_pictures(groups, jumps), data, best is not None,
+        f"{format_count(workload.parameters)} parameters, {workload.sample}, {e.precision}, {e.optimizer}{accumulated}.",
+        rows=rows, best=best, heaviest=best or first, heaviest_on=device_and_batch(best or first), priced=priced, fleet=fleet,
+        reasons=[f"Not forecast: {reason}" for reason in dict.fromkeys(row.reason for row in rows if row.reason)],
+    )  # fmt: skip
+
+
+def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture]:
+    """The charts that there are data for, the most telling first."""
+    pictures: list[Picture | None] = [forecast_sweep([row for group in groups for row in group.rows], jumps)]
+    bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
+    shown = [(group, f) for group, f in bests if f is not None]
+    if shown:
+        forecasts = [f for _, f in shown]
+        pictures += step_and_memory([(device_and_batch(f), f) for f in forecasts[:MOST_BARS]], provenance(forecasts))
+        best = best_of(forecasts)
+        pictures += _inside(*next((pair for pair in shown if pair[1] is best), shown[0]))
+    return [picture for picture in pictures if picture is not None]
+
+
+def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
+    """On the best cluster alone: what happens within a step, and on fewer devices."""
+    assert best.step is not None
+    pictures: list[Picture | None] = []
+    form = group.forecaster.workload.form(best.execution.precision)
+    memory = None if best.memory is None else memory_over_step(form, best.execution, best.step, best.memory)
+    if memory is not None:
+        n = best.execution.accumulation
+        ends = best.step.forward_ms / n, (best.step.forward_ms + best.step.backward_ms) / n
+        pictures.append(memory_chart(memory, best.capacity_gib, ends))
+    roofs = group.forecaster.roofline(best.execution)
+    if roofs is not None:
+        pictures.append(roofline_chart(roofs, f"{best.device}, batch {best.execution.micro_batch}"))
+    if group.forecaster.target.cluster.num_devices > 1:
+        pictures.append(scaling_chart(group.forecaster.fewer_devices(best.execution)))
+    return pictures
+
+
+def _trust(best: Forecast | None) -> list[str]:
+    """Memory, how far to trust the figures, and warnings."""
+    if best is None:
+        return []
+    notes = ["A forecast, not a measurement: the interval should hold in 9 of 10 cases."]
+    if best.memory is not None and best.capacity_gib is not None:
+        largest = best.largest_micro_batch
+        more = "" if largest is None else f" The largest batch that fits is {largest:,}."
+        notes.insert(0, f"It needs {number(best.memory.allocated_gib)} of {number(best.capacity_gib)} GiB.{more}")
+    return notes + [sentence(f"{warning}.") for warning in best.warnings]

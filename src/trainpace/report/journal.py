@@ -1,17 +1,17 @@
-"""The journal for the terminal."""
+"""The journal, and errors of forecasts against measured runs, for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainpace.execution import Execution
-from trainpace.journal import Comparison, Difference, Entry, Ratio, Score, Scores, Sweep, printable
+from trainpace.journal import Comparison, Difference, Entry, Ratio, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
-from trainpace.report.columns import Column, words
-from trainpace.report.phrases import bracketed, devices, interval, number, plural
-from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
-from trainpace.units import format_number
+from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural
+from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
+from trainpace.validation import Row, Summary
 
 if TYPE_CHECKING:
     from trainpace.journal import Imported
@@ -35,16 +35,14 @@ def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
     shown = "" if total == len(entries) else f", of which {len(entries)} are shown"
     print_verdict(f"{plural(total, 'run')} in {place}{shown}.")
     rows = [_line(entry) for entry in entries]
-    same = [
-        i for i, c in enumerate(_LISTED) if c.name in _MAYBE_ALIKE and len({row[i] for row in rows}) == 1 < len(rows)
-    ]
+    maybe = [i for i, column in enumerate(_LISTED) if column.name in _MAYBE_ALIKE]
+    same = [i for i in maybe if len({row[i] for row in rows}) == 1 < len(rows)]
     others = [i for i in range(len(_LISTED)) if i not in same]
     print_table([_LISTED[i] for i in others], [[row[i] for i in others] for row in rows])
     if same:
         print_lines(f"All: {', '.join(rows[0][i] for i in same)}.")
-    print_next(
-        f"trainpace journal show {entries[0].id[:8]}", "everything about one run; --limit and --offset list others"
-    )
+    show = f"trainpace journal show {entries[0].id[:8]}"
+    print_next(show, "everything about one run; --limit and --offset list others")
 
 
 def print_sweeps(sweeps: Sequence[Sweep]) -> None:
@@ -67,31 +65,27 @@ def print_entry(entry: Entry) -> None:
     e, x = entry, entry.execution
     step = "" if e.step_time_ms is None else f"{number(e.step_time_ms)} ms"
     if step and (i := e.interval_ms) is not None:
-        step += bracketed(i, after=f" at {100 * i.coverage:.0f} %, {i.basis}")
-    parts = (
-        {} if e.step is None else {n.removesuffix("_ms"): getattr(e.step, n) for n in STEP_PARTS if getattr(e.step, n)}
-    )
-    memory = {
-        name: gib for name, gib in (("peak", e.peak_memory_gib), ("reserved", e.reserved_memory_gib)) if gib is not None
-    }
+        step += bracketed(i, after=f" at {percent(i.coverage)}, {i.basis}")
+    parts = {name.removesuffix("_ms"): getattr(e.step, name, 0.0) for name in STEP_PARTS}
+    memory = {"peak": e.peak_memory_gib, "reserved": e.reserved_memory_gib}
     facts = [
         ("id", e.id), ("made", f"{e.created_at} by {e.kind}"), ("model", e.model), ("device", devices(e.num_devices, e.device)),
         ("execution", ", ".join(f"{name} {getattr(x, name)}" for name in _stated(x))),
         ("shape", ", ".join(f"{n} {v}" for n, v in (("sequence length", e.sequence_length), ("image", e.image_size)) if v)),
         ("mode", e.mode), ("outcome", e.outcome if not e.reason else f"{e.outcome}: {e.reason}"), ("step", step),
-        ("parts", ", ".join(f"{name} {number(ms)}" for name, ms in parts.items())),
+        ("parts", ", ".join(f"{name} {number(ms)}" for name, ms in parts.items() if ms)),
         ("steps timed", f"{len(e.step_times_ms)} after {len(e.warmup_ms)} of warm-up" if e.step_times_ms else ""),
-        ("throughput", f"{format_number(e.samples_per_second)} samples/s" if e.samples_per_second else ""),
-        ("memory", ", ".join(f"{name} {format_number(gib)} GiB" for name, gib in memory.items())), ("forecast", _forecast(e)),
+        ("throughput", f"{number(e.samples_per_second)} samples/s" if e.samples_per_second else ""),
+        ("memory", ", ".join(f"{name} {number(gib)} GiB" for name, gib in memory.items() if gib is not None)),
+        ("forecast", _forecast(e)),
         ("sweep", e.sweep or ""), ("seed", "" if e.seed is None else str(e.seed)), ("commit", e.commit or ""),
         ("command", e.command), ("source", e.source), ("workload", e.workload_key or ""), *sorted(e.environment.items()),
         ("notes", e.notes),
     ]  # fmt: skip
     print_verdict(f"{e.outcome}: {(step or 'nothing was timed') if e.outcome == 'ok' else printable(e.reason)}")
     print_named("", [(_text(name), _text(value)) for name, value in facts if value])
-    print_next(
-        f"trainpace journal compare {e.id[:8]} ID", "this run with another: do they differ by more than the noise?"
-    )
+    compare = f"trainpace journal compare {e.id[:8]} ID"
+    print_next(compare, "this run with another: do they differ by more than the noise?")
 
 
 def print_comparison(c: Comparison) -> None:
@@ -108,7 +102,7 @@ def print_comparison(c: Comparison) -> None:
         print_table(columns, [_ratio(r) for r in c.ratios], spaced=False)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
-        print_lines(f"Best throughput: A {format_number(float(a))}, B {format_number(float(b))} samples/s.")
+        print_lines(f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s.")
 
 
 def print_imported(imported: Sequence[Imported], place: str) -> None:
@@ -139,11 +133,11 @@ def print_scores(scores: Scores) -> None:
             words(title, least=16), Column("runs"), Column("mean error %"), Column("median %", 1), Column("bias %", 2),
             Column("in interval %"),
         )  # fmt: skip
-        print_table(columns, [_score(one) for one in group], spaced=title == "device")
+        rows = [_errors(_text(s.name), s.n, s.mean_pct, s.median_pct, s.bias_pct, s.coverage_pct) for s in group]
+        print_table(columns, rows, spaced=title == "device")
     if s.coverage_pct is not None:
-        print_lines(
-            f"Of {s.n_with_interval:,} with an interval, {s.coverage_pct:.0f} % of the measured steps were inside it."
-        )
+        inside = f"{s.coverage_pct:.0f} % of the measured steps were inside it"
+        print_lines(f"Of {s.n_with_interval:,} with an interval, {inside}.")
     if scores.lately.n < s.n and scores.lately.mean_pct is not None:
         print_lines(f"The last {scores.lately.n} were off by {scores.lately.mean_pct:.1f} % on average.")
     print_next("trainpace calibrate", "measures this machine again, on which its forecasts rest")
@@ -173,7 +167,7 @@ def _forecast(e: Entry) -> str:
 
 
 def _difference(d: Difference) -> tuple[str, str, str]:
-    a, b = (format_number(v) if isinstance(v, float) else _text(v) or "-" for v in (d.a, d.b))
+    a, b = (number(v) if isinstance(v, float) else _text(v) or "-" for v in (d.a, d.b))
     return _text(d.name), a, b
 
 
@@ -198,14 +192,55 @@ def _verdict(c: Comparison) -> str:
     return f"{answer}, beyond the noise of the steps{where}; runs on different days may differ more."
 
 
-def _score(s: Score) -> tuple[str, ...]:
-    numbers = (s.mean_pct, s.median_pct, s.bias_pct, s.coverage_pct)
-    return (_text(s.name), str(s.n), *("-" if value is None else f"{value:.1f}" for value in numbers))
-
-
 def _when(created_at: str) -> str:
     return created_at[:16].replace("T", " ")
 
 
 def _text(value: str | float) -> str:
     return printable(str(value))
+
+
+WORST = 10
+
+
+def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str, Sequence[Summary]]) -> None:
+    print_verdict(_validated(overall), good=None if overall.n else False)
+    for name, group in groups.items():
+        columns = (
+            words(name, least=16), Column("runs"), Column("mean %"), Column("median %"), Column("95th %", 2), Column("bias %", 1),
+            Column("in interval %"), Column("half width %", 4), Column("memory %", 3),
+        )  # fmt: skip
+        shown = [*(s for s in group if s.n or s.unsupported), *([overall] if name == "file" else [])]
+        errors = ((s, (s.mape, s.median, s.p95, s.bias, s.coverage, s.half_width, s.memory_mape)) for s in shown)
+        print_table(columns, [_errors(s.name, s.n, *figures) for s, figures in errors], spaced=name == "file")
+    failed = sorted((row for row in rows if row.error_pct is not None), key=lambda row: -abs(row.error_pct or 0.0))
+    worst = [
+        (row.model, devices(row.num_gpus, row.gpu), row.precision, str(row.batch), number(row.measured_ms),
+         number(row.forecast_ms), f"{row.error_pct:+.0f}")
+        for row in failed[:WORST]
+    ]  # fmt: skip
+    worst_columns = (
+        words("worst", least=16), words("GPU"), words("precision", 1), Column("batch", 2), Column("measured ms"),
+        Column("forecast ms"), Column("error %"),
+    )  # fmt: skip
+    print_table(worst_columns, worst, spaced=False)
+    reasons = Counter(row.unsupported for row in rows if row.unsupported)
+    for reason, count in reasons.most_common(8):
+        print_lines(f"{count} not forecast: {reason}")
+    print_lines(
+        "Errors are (forecast - measured) / measured. In interval: share of measurements inside the forecast's 90 % interval."
+    )
+
+
+def _validated(s: Summary) -> str:
+    if s.mape is None or s.median is None or s.bias is None:
+        return f"No: none of {s.unsupported} runs could be forecast."
+    held = "" if s.coverage is None else f"; {s.coverage:.0f} % of the measurements lie in the 90 % interval"
+    return (
+        f"{s.n:,} forecasts are off by {s.mape:.1f} % on average (median {s.median:.1f} %, typically {abs(s.bias):.1f} % too"
+        f" {'long' if s.bias > 0 else 'short'}){held}."
+    )
+
+
+def _errors(name: str, n: int, *percentages: float | None) -> tuple[str, ...]:
+    return (name, str(n), *("-" if value is None else f"{value:.1f}" for value in percentages))

@@ -1,39 +1,21 @@
-"""The table of measured speed-ups, rung by rung: for the terminal, as JSON and in Markdown."""
+"""The table of measured speed-ups, rung by rung: for the terminal, as JSON, in Markdown, as pictures and as a page."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trainpace.job import assumed_in_words
-from trainpace.ladder import Climbed, Rung, RungPreview, RungResult, Setup, job_time, noise_scale_of, words_of
+from trainpace.ladder import LadderResult, LadderRow, RungPreview, job_time, noise_scale_of, rows_of, words_of
 from trainpace.outcome import Interval
 from trainpace.records import Record, to_jsonable
-from trainpace.report.chart import bars
-from trainpace.report.columns import Column, layout, words
-from trainpace.report.phrases import interval, number, span
-from trainpace.report.terminal import console, print_head, print_lines, print_plot, print_table, print_verdict
-from trainpace.schedule import learning_rate_for_noise_scale, steps_factor
-from trainpace.units import format_duration, format_number, format_usd
+from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
+from trainpace.report.pages import page
+from trainpace.report.phrases import duration, interval, noise_scale, number, plural, span, to_the_same_loss, usd
+from trainpace.report.terminal import Column, console, fits, print_bars, print_lines, print_table, print_verdict, words
 
-
-class LadderRow(Record):
-    """One rung. `ratio` is old time / new time over what was kept before, `total` over the baseline; None where nothing was
-    measured. `forecast_ms` and `measured_ms` are of the same thing: a step."""
-
-    title: str
-    forecast_ms: float | None = None
-    forecast_interval_ms: Interval | None = None
-    measured_ms: float | None = None
-    measured_interval_ms: Interval | None = None
-    ratio: float | None = None
-    total: float | None = None
-    memory_gib: float | None = None
-    job_s: float | None = None
-    cost_usd: float | None = None
-    losses: str = ""
-    kept: bool = True
-    why: str = ""
+HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 
 
 class LadderTable(Record):
@@ -45,52 +27,18 @@ class LadderTable(Record):
     verdict: tuple[str, ...] = ()
 
 
-def table_of(climbed: Climbed) -> LadderTable:
-    ladder, start = climbed.ladder, climbed.start
-    rows, precompute_s = [_row(climbed, climbed.baseline, climbed.baseline.title, 0.0)], 0.0
-    for rung, result in zip(ladder.rungs, climbed.rungs, strict=False):  # it may have stopped early
-        rows.append(_row(climbed, result, _title(rung, result), precompute_s + result.precompute_s))
-        precompute_s += result.precompute_s if result.kept else 0.0
+def table_of(result: LadderResult) -> LadderTable:
+    ladder, start = result.ladder, result.start
+    rows = rows_of(result)
     batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
         title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}",
-        what="a step", rows=tuple(rows), verdict=tuple(_verdict(climbed, rows)),
+        what="a step", rows=tuple(rows), verdict=tuple(_verdict(result, rows)),
     )  # fmt: skip
 
 
-def _title(rung: Rung, result: RungResult) -> str:
-    """With the value that was judged, where several were tried."""
-    if result.chosen is None:
-        return result.title
-    values = rung.alternatives()[result.chosen]
-    chosen = [
-        f"{key} {values[key]}" for key, value in rung.changes.items() if isinstance(value, tuple) and len(value) > 1
-    ]
-    return f"{result.title} ({', '.join(chosen)})" if chosen else result.title
-
-
-def _row(climbed: Climbed, result: RungResult, title: str, precompute_s: float) -> LadderRow:
-    best = result.best or (result.tried[0] if result.tried else None)
-    if best is None or best.measured is None:
-        return LadderRow(title=title, kept=False, why=result.reason,
-                         forecast_ms=None if best is None else best.foreseen.step_ms,
-                         forecast_interval_ms=None if best is None else best.foreseen.interval_ms)  # fmt: skip
-    measured, base = best.measured, climbed.ladder.start.execution.global_batch
-    share = best.setup.execution.global_batch / base
-    job = job_time(climbed.ladder, best, measured.median_ms, precompute_s)
-    return LadderRow(
-        title=title, forecast_ms=best.foreseen.step_ms, forecast_interval_ms=best.foreseen.interval_ms,
-        measured_ms=measured.median_ms, measured_interval_ms=measured.interval_ms,
-        ratio=None if result.gain is None else result.gain.ratio,
-        total=climbed.start.median_ms * share / measured.median_ms, memory_gib=measured.peak_memory_gib,
-        job_s=None if job is None else job.total_s, cost_usd=None if job is None else job.usd,
-        losses="" if result.losses is None else result.losses.verdict,
-        kept=result.kept, why=result.reason,
-    )  # fmt: skip
-
-
-def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
+def _verdict(result: LadderResult, rows: Sequence[LadderRow]) -> list[str]:
     first = rows[0]
     last = next((r for r in reversed(rows) if r.kept and r.total is not None), first)
     assert last.total is not None
@@ -98,65 +46,50 @@ def _verdict(climbed: Climbed, rows: Sequence[LadderRow]) -> list[str]:
     assert first.measured_ms is not None
     lines = ["No rung helped: the training stays as it is."]
     if last is not first:
-        now, before = format_duration(last.measured_ms / 1e3), format_duration(first.measured_ms / 1e3)
-        lines = [
-            f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {100 / last.total:.3g} % of the time."
-        ]
+        now, before = duration(last.measured_ms / 1e3), duration(first.measured_ms / 1e3)
+        share = f"{100 / last.total:.3g} % of the time"
+        lines = [f"{last.total:.1f}x in total: a step takes {now} instead of {before}, {share}."]
         if first.job_s is not None and last.job_s is not None:
-            cost = "" if last.cost_usd is None or first.cost_usd is None else (
-                f", {format_usd(last.cost_usd)} instead of {format_usd(first.cost_usd)}"
-            )  # fmt: skip
-            lines.append(
-                f"The whole job: {format_duration(last.job_s)} instead of {format_duration(first.job_s)}{cost}."
-            )
-    job = job_time(climbed.ladder, climbed.baseline.tried[0], last.measured_ms)
+            cost = "" if last.cost_usd is None else f", {usd(last.cost_usd)} instead of {usd(first.cost_usd)}"
+            lines.append(f"The whole job: {duration(last.job_s)} instead of {duration(first.job_s)}{cost}.")
+    job = job_time(result.ladder, result.baseline.tried[0], last.measured_ms)
     lines += [assumed_in_words(job.assumed)] if job is not None and job.assumed else []
-    lines += [*_forecasts(climbed), *_noise_scale(climbed)]
+    lines += [*_forecasts(result), *_noise_scale(result)]
     lines += [f"{r.title}: undone, {r.why.rstrip('.')}." for r in rows if not r.kept]
-    if climbed.stopped:
-        lines.append(f"Rungs not run: {climbed.stopped}.")
-    return [*lines, f"Next: use the settings that were kept in your training: {words_of(climbed.kept[0])}."]
+    if result.stopped:
+        lines.append(f"Rungs not run: {result.stopped}.")
+    return [*lines, f"Next: use the settings that were kept in your training: {words_of(result.kept[0])}."]
 
 
-def _forecasts(climbed: Climbed) -> list[str]:
+def _forecasts(result: LadderResult) -> list[str]:
     judged = [
-        (r.title, t, t.measured, t.foreseen.interval_ms) for r in (climbed.baseline, *climbed.rungs) for t in r.tried
+        (r.title, t, t.measured, t.foreseen.interval_ms) for r in (result.baseline, *result.rungs) for t in r.tried
         if t.measured is not None and t.foreseen.interval_ms is not None
     ]  # fmt: skip
     missed = [row for row in judged if not row[1].foreseen.holds(row[2].median_ms)]
-    lines = (
-        [f"Forecast intervals that contain the measurement: {len(judged) - len(missed)} of {len(judged)}."]
-        if judged
-        else []
-    )
-    return lines + [
-        f"{title} ({words_of(tried.setup)}): {format_number(measured.median_ms)} ms is outside {interval(foreseen)} ms, forecast"
+    held = HELD.format(held=len(judged) - len(missed), judged=len(judged))
+    return [held] * bool(judged) + [
+        f"{title} ({words_of(tried.setup)}): {number(measured.median_ms)} ms is outside {interval(foreseen)} ms, forecast"
         f" from {tried.foreseen.basis}."
         for title, tried, measured, foreseen in missed
     ]
 
 
-def _noise_scale(climbed: Climbed) -> list[str]:
+def _noise_scale(result: LadderResult) -> list[str]:
     """What the gradient noise scale says of more data parallelism, where the trials could tell."""
-    gathered = noise_scale_of(climbed)
+    gathered = noise_scale_of(result)
     if gathered is None:
         return []
     setup, scale = gathered
     batch = setup.execution.global_batch
     if "samples" not in scale:
-        return [
-            f"Gradient noise scale: too large to be estimated from {scale['steps']:.0f} steps of {batch} samples; run more steps"
-            " (--seconds)."
-        ]
+        few = f"{scale['steps']:.0f} steps of {batch} samples"
+        return [f"Gradient noise scale: too large to be estimated from {few}; run more steps (--seconds)."]
     samples = scale["samples"]
-    high = "no upper limit" if "high" not in scale else format_number(scale["high"])
-    rule = learning_rate_for_noise_scale(batch, 2 * batch, samples)
+    measured = noise_scale(samples, scale.get("low", 0.0), scale.get("high"), scale["steps"], batch)
     return [
-        f"Gradient noise scale: {format_number(samples)} samples (90 %: {format_number(scale.get('low', 0.0))} to {high}), from"
-        f" {scale['steps']:.0f} steps of {batch}; it grows during training. Beyond a global batch of that size more data"
-        " parallelism saves few steps.",
-        f"Global batch {2 * batch} instead of {batch}: {steps_factor(samples, batch, 2 * batch):.2f} times the steps to the same"
-        f" loss; learning rate x {rule.sgd_factor:.2f} (SGD) or x {rule.adam_factor:.2f} (Adam).",
+        f"{measured}. Beyond a global batch of that size more data parallelism saves few steps.",
+        f"To the same loss: {to_the_same_loss(batch, 2 * batch, samples)}",
     ]
 
 
@@ -177,8 +110,8 @@ def _columns(t: LadderTable) -> list[tuple[str, list[str]]]:
         "total x": ["" if r.total is None else f"{r.total:.2f}x" for r in t.rows],
         "of the time": ["" if r.total is None else f"{100 / r.total:.3g} %" for r in t.rows],
         "GiB": [number(r.memory_gib, "") for r in t.rows],
-        "whole job": ["" if r.job_s is None else format_duration(r.job_s) for r in t.rows],
-        "cost": ["" if r.cost_usd is None else format_usd(r.cost_usd) for r in t.rows],
+        "whole job": [duration(r.job_s, "") for r in t.rows],
+        "cost": [usd(r.cost_usd, "") for r in t.rows],
         "losses": [r.losses for r in t.rows],
         "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
     }
@@ -189,9 +122,9 @@ def _timed(ms: float | None, between: Interval | None) -> str:
     if ms is None:
         return ""
     if between is None or between.low == between.high:
-        return format_duration(ms / 1e3)
+        return duration(ms / 1e3)
     unit, size = ("s", 1e3) if ms >= 1e3 else ("ms", 1.0)
-    return f"{format_number(ms / size)} {unit} ({span(between.low / size, between.high / size)})"
+    return f"{number(ms / size)} {unit} ({span(between.low / size, between.high / size)})"
 
 
 _RANKS = {"rung x": 1, "result": 2, "of the time": 3, "forecast": 4, "losses": 5, "cost": 6, "whole job": 7, "GiB": 8}
@@ -202,25 +135,18 @@ _WORDS = ("rung", "losses", "result")
 def print_ladder(t: LadderTable) -> None:
     """What came of it, the table, the speed-ups as bars, and how each rung did. In a narrow terminal the intervals give way
     first, then the columns that decide least."""
-    head, rows, width = head_of(t), cells_of(t), console().width
-    print_head(t.title)
-    if t.verdict:
-        print_verdict(t.verdict[0])
+    head, rows = head_of(t), cells_of(t)
+    print_lines(t.title)
+    print_verdict(t.verdict[0])
     columns = [(words if name in _WORDS else Column)(name, _RANKS.get(name, 0)) for name in head]
-    chosen = layout(columns, rows, width)
-    if chosen is None or len(chosen.widths) < len(head):
-        timed = [name in ("forecast", f"{t.what}, measured") for name in head]
-        rows = [
-            [cell.partition(" (")[0] if cut else cell for cut, cell in zip(timed, row, strict=True)] for row in rows
-        ]
+    if not fits(columns, rows):
+        timed = [i for i, name in enumerate(head) if name in ("forecast", f"{t.what}, measured")]
+        rows = [[cell.partition(" (")[0] if i in timed else cell for i, cell in enumerate(row)] for row in rows]
     print_table(columns, rows)
-    speedups = [
-        (r.title, r.total, f"{r.total:.2f}x{'' if r.kept else ', undone'}", r.kept)
-        for r in t.rows
-        if r.total is not None
-    ]
-    if len(speedups) > 1:
-        print_plot(["Speed-up over the baseline", *bars(speedups, width), ""])
+    chart = speedups(t)
+    if chart is not None:
+        lines = [(b.label, b.total, b.said, b.segments[0].name == "kept") for b in chart.groups[0].bars]
+        print_bars("Speed-up over the baseline", lines)
     print_lines(*t.verdict[1:])
 
 
@@ -231,19 +157,19 @@ def markdown(t: LadderTable) -> str:
     return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
 
 
-def ladder_json(climbed: Climbed) -> dict[str, Any]:
-    t = table_of(climbed)
-    return {**to_jsonable(climbed), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
+def ladder_json(result: LadderResult) -> dict[str, Any]:
+    t = table_of(result)
+    return {**to_jsonable(result), "rows": msgspec.to_builtins(t.rows), "verdict": list(t.verdict)}
 
 
 def print_ahead(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> None:
     """A dry run: every rung's setups, the forecast of each, and what would be started."""
     rows = []
     for rung in ahead:
-        for setup, foreseen in zip(rung.setups, rung.foreseen, strict=True):
-            settings = words_of(setup) if isinstance(setup, Setup) else "not possible"
-            foretold = _timed(foreseen.step_ms, foreseen.interval_ms) or f"none: {foreseen.reason}"
-            rows.append([rung.title, settings, foretold])
+        for attempt in rung.attempts:
+            settings, forecast = "not possible" if attempt.failure else words_of(attempt.setup), attempt.foreseen
+            step_time = _timed(forecast.step_ms, forecast.interval_ms) or f"none: {forecast.reason}"
+            rows.append([rung.title, settings, step_time])
     print_table(("rung", "setup", "forecast of a step"), rows, left=3, title="Nothing is measured (--dry-run)")
     for text in (text for each in texts for text in each):
         console().print(text, markup=False, soft_wrap=True)  # to be copied whole
@@ -254,8 +180,72 @@ def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> 
         "record": "LadderPreview", "schema_version": 1,
         "rungs": [
             {"title": rung.title, "started": list(started),
-             "alternatives": [{"setup": msgspec.to_builtins(s), "forecast": msgspec.to_builtins(f)}
-                              for s, f in zip(rung.setups, rung.foreseen, strict=True)]}
+             "alternatives": [{"setup": a.failure or msgspec.to_builtins(a.setup), "forecast": msgspec.to_builtins(a.foreseen)}
+                              for a in rung.attempts]}
             for rung, started in zip(ahead, texts, strict=True)
         ],
     }  # fmt: skip
+
+
+def ladder_page(t: LadderTable, data: object) -> str:
+    rows = [(i > 0 and row.kept, cells) for i, (row, cells) in enumerate(zip(t.rows, cells_of(t), strict=True))]
+    return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head_of(t), rows=rows)
+
+
+def ladder_pictures(t: LadderTable) -> list[Picture]:
+    ladder, times = speedups(t), rung_times(t)
+    foreseen = any(r.forecast_ms is not None for r in t.rows)
+    return [*([] if ladder is None else [ladder]), *([times] if times.groups and (ladder is None or foreseen) else [])]
+
+
+def speedups(t: LadderTable) -> BarChart | None:
+    """Times as fast as the baseline. None where nothing but the baseline was measured."""
+    measured = [r for r in t.rows if r.total is not None]
+    if len(measured) < 2:
+        return None
+    tried, helped = plural(len(measured) - 1, "change"), sum(r.kept for r in measured) - 1
+    best = max((r.total or 0.0 for r in measured if r.kept), default=1.0)
+    outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
+    finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
+    return BarChart(
+        title="How many times as fast as the baseline", finding=finding if helped else f"None of {tried} was kept.",
+        label="times as fast as the baseline",
+        groups=(BarGroup(bars=tuple(_speedup_bar(r.title, r.total or 0.0, r.kept) for r in measured)),),
+        note="Measured, each on top of what was kept before it.",
+    )  # fmt: skip
+
+
+def _speedup_bar(title: str, total: float, kept: bool) -> Bar:
+    part = ("kept", "best", total) if kept else ("undone", "muted", total)
+    return bar(title, f"{total:.2f}x{'' if kept else ', undone'}", [part])
+
+
+def rung_times(t: LadderTable) -> BarChart:
+    """Forecast above, measured below, for each rung."""
+    groups = []
+    for r in t.rows:
+        forecast = _time_bar("forecast", r.forecast_ms, r.forecast_interval_ms)
+        both = forecast + _time_bar("measured", r.measured_ms, r.measured_interval_ms)
+        groups += [BarGroup(title=r.title, bars=both)] if both else []
+    judged = [
+        i.low <= r.measured_ms <= i.high for r in t.rows
+        if r.measured_ms is not None and (i := r.forecast_interval_ms) is not None
+    ]  # fmt: skip
+    return BarChart(
+        title=f"Forecast and measured: {t.what}",
+        finding=HELD.format(held=sum(judged), judged=len(judged)) if judged else "Measured, without forecasts.",
+        label=f"time of {t.what}", unit="s", groups=tuple(groups),
+        note="Whiskers: the 90 % interval of the forecast, and that of a repeated measurement.",
+    )  # fmt: skip
+
+
+def _time_bar(name: str, ms: float | None, between: Interval | None) -> tuple[Bar, ...]:
+    """A bar in seconds, none where there is no time; `name` is its tone, too."""
+    if ms is None:
+        return ()
+    in_s = (
+        None
+        if between is None or between.low == between.high
+        else replace(between, low=between.low / 1e3, high=between.high / 1e3)
+    )
+    return (bar(name, _timed(ms, between), [(name, name, ms / 1e3)], in_s),)

@@ -1,14 +1,15 @@
-"""A measured loader for the terminal and as JSON: its settings, the parts of a sample, the verdict, and what next."""
+"""A measured loader, and samples computed once, for the terminal and as JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from trainpace.loader import LoaderAdvice, LoaderMeasurement, LoaderPoint, Stage
+from trainpace.loader import LoaderAdvice, LoaderMeasurement, LoaderPoint
 from trainpace.records import to_jsonable
-from trainpace.report.columns import Column, words
-from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
-from trainpace.units import format_duration, format_number
+from trainpace.report.phrases import duration, interval, number, percent, plural
+from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.shards import Damage, Estimate, Precomputed
 
 _WORTH_PRECOMPUTING = 0.2
 _WORTH_PRECOMPUTING_MS = 0.05
@@ -18,9 +19,8 @@ _BUSY_SHARE = 0.1
 
 
 def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
-    print_head(
-        f"{m.target}: {m.dataset} of {m.length:,} samples, batch {m.batch_size}, {m.cores:g} cores, loader alone"
-    )
+    dataset = f"{m.dataset} of {m.length:,} samples"
+    print_lines(f"{m.target}: {dataset}, batch {m.batch_size}, {m.cores:g} cores, loader alone")
     print_verdict(verdict(m, a) + _doubt(m, a))
     columns = [
         words("workers", least=7), Column("batch ms"), Column("90 % of repeats", 2), Column("samples/s"), Column("model ms", 3),
@@ -30,7 +30,7 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
     print_table(columns, [_cells(p, a) for p in m.points])
     if m.stages:
         stages = (words("in a sample"), Column("ms"), Column("share"), Column("CPU ms", 1), words("offline?"))
-        print_table(stages, _stage_rows(m.stages), spaced=False)
+        print_table(stages, _stage_rows(m), spaced=False)
     print_lines(_sample_in_words(m), *_variants_in_words(m))
     advice = next_step(m, a)
     if "trainpace precompute" in advice and ".py:" in m.target:
@@ -42,12 +42,12 @@ def print_loader(m: LoaderMeasurement, a: LoaderAdvice) -> None:
 
 
 def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
-    saved = f"{format_duration(abs(a.saved_s_per_epoch))} an epoch ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
+    saved = f"{duration(abs(a.saved_s_per_epoch))} an epoch ({abs(a.saved_s_per_epoch) / a.epoch_now_s:.0%})"
     if a.saved_s_per_epoch <= 0:
         saved = "nothing"
-    step_ms = format_number(a.step_ms)
+    step_ms = number(a.step_ms)
     if a.compute_ms is None:
-        rate = format_number(1e3 * m.batch_size / a.step_ms)
+        rate = number(1e3 * m.batch_size / a.step_ms)
         answer = f"Verdict: with {_workers(a.workers)} the loader alone gives {rate} samples/s"
         if a.worth_it:
             answer += f", {a.now_ms / a.step_ms:.1f} times as many as with {_workers(a.workers_now)}"
@@ -55,8 +55,8 @@ def verdict(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         return answer if a.worth_it or len(m.points) == 1 else f"{answer} Other numbers of workers would save {saved}."
     data_ms = max(0.0, a.now_ms - a.compute_ms)
     answer = (
-        f"Verdict: with {_workers(a.workers_now)} a step takes {format_number(a.now_ms)} ms, of which"
-        f" {format_number(data_ms)} ms ({data_ms / a.now_ms:.0%}) is waiting for data."
+        f"Verdict: with {_workers(a.workers_now)} a step takes {number(a.now_ms)} ms, of which"
+        f" {number(data_ms)} ms ({data_ms / a.now_ms:.0%}) is waiting for data."
     )
     if a.worth_it:
         return f"{answer} With {_workers(a.workers)} it takes {step_ms} ms, which saves {saved}, start-up included."
@@ -69,23 +69,21 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
         persistent = ", persistent_workers=True" if a.keep_workers else ""
         steps.append(f"DataLoader(..., num_workers={a.workers}{persistent})")
     elif a.keep_workers:
-        startup = format_duration(a.startup_s)
+        startup = duration(a.startup_s)
         steps.append(f"persistent_workers=True, because starting the workers takes {startup} of every epoch")
     if a.compute_ms is None and a.workers == 0:
-        steps.append(
-            "give --compute-ms, the compute time of a step: workers load during it, which these figures leave out"
-        )
+        left_out = "workers load during it, which these figures leave out"
+        steps.append(f"give --compute-ms, the compute time of a step: {left_out}")
     waiting = a.compute_ms is None or a.step_ms > a.compute_ms * 1.05
     if waiting and a.offline_share > _WORTH_PRECOMPUTING and a.offline_ms > _WORTH_PRECOMPUTING_MS:
         steps.append(
-            f"trainpace precompute, which could save up to {format_number(a.offline_ms)} ms ({a.offline_share:.0%}) of every"
+            f"trainpace precompute, which could save up to {number(a.offline_ms)} ms ({a.offline_share:.0%}) of every"
             " sample, less the cost of reading it back"
         )
     elif waiting and a.limit == "cores" and m.stages:
         slowest = max(m.stages, key=lambda s: s.wall_ms)
-        steps.append(
-            f"the cores are fully used, so make {slowest.name} cheaper: it is {_share(slowest, m.stages):.0%} of a sample"
-        )
+        share = f"it is {m.share_of(slowest):.0%} of a sample"
+        steps.append(f"the cores are fully used, so make {slowest.name} cheaper: {share}")
     return f"Next: {'; then '.join(steps)}." if steps else "Next: nothing to gain from the loader; look at the compute."
 
 
@@ -100,47 +98,33 @@ def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
 
 
 def _cells(p: LoaderPoint, a: LoaderAdvice) -> list[str]:
-    spread = (
-        "" if p.interval_ms is None else f"{format_number(p.interval_ms.low)} to {format_number(p.interval_ms.high)}"
-    )
-    mark = " ◀" if p.workers == a.workers else ""
     cells = [
-        f"{p.workers}{mark}", format_number(p.batch_ms), spread, format_number(p.samples_per_second),
-        "" if p.predicted_ms is None else format_number(p.predicted_ms), f"{p.startup_s:.2f}" if p.workers else "",
+        f"{p.workers}{' ◀' if p.workers == a.workers else ''}", number(p.batch_ms), interval(p.interval_ms, ""),
+        number(p.samples_per_second), number(p.predicted_ms, ""), f"{p.startup_s:.2f}" if p.workers else "",
     ]  # fmt: skip
-    return cells if a.compute_ms is None else [*cells, format_number(a.step_ms_by_workers[p.workers])]
+    return cells if a.compute_ms is None else [*cells, number(a.step_ms_by_workers[p.workers])]
 
 
-def _stage_rows(stages: tuple[Stage, ...]) -> list[list[str]]:
+def _stage_rows(m: LoaderMeasurement) -> list[list[str]]:
     rows = []
-    for s in stages:
-        online = (
-            "no: random"
-            if s.random
-            else "no: after a random one"
-            if s.kind != "function"
-            else "no: the sample is random"
-        )
-        cpu = "" if s.cpu_ms is None else format_number(s.cpu_ms)
-        name = f"{s.name} ({s.kind})" if s.kind not in ("", "function", "transform", "transforms") else s.name
-        rows.append(
-            [name, format_number(s.wall_ms), f"{100 * _share(s, stages):.0f} %", cpu, "yes" if s.offline else online]
-        )
+    for s in m.stages:
+        earlier = "no: the sample is random" if s.kind == "function" else "no: after a random one"
+        offline = "yes" if s.offline else "no: random" if s.random else earlier
+        name = s.name if s.kind in ("", "function", "transform", "transforms") else f"{s.name} ({s.kind})"
+        rows.append([name, number(s.wall_ms), percent(m.share_of(s)), number(s.cpu_ms, ""), offline])
     return rows
 
 
 def _sample_in_words(m: LoaderMeasurement) -> str:
     s = m.sample
-    parts = [f"{format_number(min(s.cpu_ms, s.wall_ms))} ms of CPU time"]
+    parts = [f"{number(min(s.cpu_ms, s.wall_ms))} ms of CPU time"]
     if s.wait_ms > _SMALL_SHARE * s.wall_ms:
-        parts.append(f"{format_number(s.wait_ms)} ms of waiting")
+        parts.append(f"{number(s.wait_ms)} ms of waiting")
     if s.fetch_ms is not None:
-        parts.append(
-            f"{format_number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in memory"
-        )
+        parts.append(f"{number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in memory")
     note = f" Note: {s.note}" if s.note else _fits(m)
     if s.delayed_ms > _BUSY_SHARE * s.wall_ms:
-        note += f" Other work on this machine delayed it by {format_number(s.delayed_ms)} ms more."
+        note += f" Other work on this machine delayed it by {number(s.delayed_ms)} ms more."
     return f"A sample takes {', '.join(parts)} ({s.samples} samples, one thread).{note}"
 
 
@@ -148,46 +132,86 @@ def _fits(m: LoaderMeasurement) -> str:
     whole_gib = m.sample.file_bytes * m.length / 2**30
     if m.sample.cold_wall_ms is None or m.memory_gib is None or not whole_gib:
         return ""
-    if whole_gib < 0.5 * m.memory_gib:
-        return f" All files together are about {whole_gib:.2g} GiB, so memory holds them after the first epoch."
-    return f" All files together are about {whole_gib:.2g} GiB, more than fits in memory: every epoch reads them from disk again."
+    so = "so memory holds them after the first epoch"
+    if whole_gib >= 0.5 * m.memory_gib:
+        so = "more than fits in memory: every epoch reads them from disk again"
+    return f" All files together are about {whole_gib:.2g} GiB, {so}."
 
 
 def _variants_in_words(m: LoaderMeasurement) -> list[str]:
     if len(m.variants) < 2:
         return []
-    base, others = m.variants[0], m.variants[1:]
-    said = []
-    for p in others:
+    base, gains = m.variants[0], []
+    for p in m.variants[1:]:
         gain = p.samples_per_second / base.samples_per_second - 1
-        what = (
-            f"batch {p.batch_size}" if p.batch_size != base.batch_size else
-            f"prefetch_factor={p.prefetch_factor}" if p.prefetch_factor != base.prefetch_factor else "pin_memory=True"
-        )  # fmt: skip
-        said.append(f"{what} {100 * gain:+.0f} %{'' if _beyond_noise(base, p) else ' (noise)'}")
-    return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(said)}."]
-
-
-def _beyond_noise(a: LoaderPoint, b: LoaderPoint) -> bool:
-    """Whether one more run of `a`, at its own batch size, should not give what `b` gave a sample."""
-    if a.interval_ms is None:
-        return True
-    as_batch_of_a = b.batch_ms * a.batch_size / b.batch_size
-    return not a.interval_ms.low <= as_batch_of_a <= a.interval_ms.high
+        setting = "pin_memory=True"
+        if p.batch_size != base.batch_size:
+            setting = f"batch {p.batch_size}"
+        elif p.prefetch_factor != base.prefetch_factor:
+            setting = f"prefetch_factor={p.prefetch_factor}"
+        gains.append(f"{setting} {100 * gain:+.0f} %{'' if base.differs_from(p) else ' (noise)'}")
+    return [f"Samples/s with {_workers(base.workers)} and one other setting: {', '.join(gains)}."]
 
 
 def _doubt(m: LoaderMeasurement, a: LoaderAdvice) -> str:
     if m.sample.delayed_ms > _BUSY_SHARE * m.sample.wall_ms:
         return " Other work runs on this machine: measure again when it is idle."
-    if a.workers == a.workers_now or _beyond_noise(m.point(a.workers_now), m.point(a.workers)):
+    if a.workers == a.workers_now or m.point(a.workers_now).differs_from(m.point(a.workers)):
         return ""
     return " Repeats differ by as much: measure again on an idle machine."
 
 
-def _share(stage: Stage, stages: tuple[Stage, ...]) -> float:
-    total = sum(s.wall_ms for s in stages)
-    return stage.wall_ms / total if total else 0.0
-
-
 def _workers(count: int) -> str:
-    return "no workers" if count == 0 else "1 worker" if count == 1 else f"{count} workers"
+    return plural(count, "worker") if count else "no workers"
+
+
+def print_precomputed(done: Precomputed) -> None:
+    if done.shards_computed:
+        rate = number(done.samples_computed / done.seconds)
+        print_verdict(
+            f"Computed {done.samples_computed:,} samples in {duration(done.seconds)} ({rate}/s), as"
+            f" {done.shards_computed} of {done.shards_planned} shards."
+        )
+    else:
+        print_verdict("There was nothing left to compute.")
+    if done.bad:
+        print_lines(f"{done.bad:,} bad samples were skipped; bad_samples.jsonl lists their indices and the reasons.")
+    if done.finished:
+        print_lines(
+            f"{done.folder}: {done.samples:,} samples in {done.shards} shards, {format_bytes(done.total_bytes)}.",
+            f'To read them: ShardDataset("{done.folder}", transform=...) or ShardStream, from trainpace.shards.',
+        )
+        print_next(["trainpace", "precompute", "--verify", "--out", str(done.folder)], "checks every byte")
+    else:
+        written = f"{done.shards} of {done.shards_planned} shards are written"
+        print_lines(f"{written}. The part that finishes last writes the manifest.")
+
+
+def print_damage(shards: int, damaged: Sequence[Damage], folder: str) -> None:
+    if not damaged:
+        print_verdict(f"Yes: all {shards} shards are intact.", good=True)
+        return
+    print_verdict(f"No: {len(damaged)} of {shards} shards are damaged.", good=False)
+    print_lines(*(f"{one.file}: {one.problem}" for one in damaged))
+    print_next(["trainpace", "precompute", "--repair", "--out", folder], "computes them again")
+
+
+def print_estimate(e: Estimate) -> None:
+    c = e.costs
+    rows = [
+        ("computing a sample", duration(c.compute_s), "one process"),
+        ("reading it back", duration(c.read_s), f"from the page cache; {duration(c.read_cold_s)} from disk"),
+        ("precomputing once", duration(e.compute_once_s), f"{e.workers} workers"),
+        ("space on disk", format_bytes(e.total_bytes), f"{format_bytes(c.free_bytes)} free"),
+        ("an epoch now", duration(e.epoch_now_s), f"{e.workers} workers"),
+        ("an epoch after", duration(e.epoch_after_s), "from the page cache" if e.from_cache else "from disk"),
+    ]  # fmt: skip
+    shorter = f"every epoch becomes {duration(e.saved_per_epoch_s)} shorter, which pays for itself after"
+    print_verdict(f"Yes: {shorter} {e.epochs_to_pay:.1f} epochs." if e.pays else f"No: {e.reason}.", good=e.pays)
+    columns = (words(""), "", words("", least=16))
+    print_table(columns, rows, title=f"{c.samples:,} samples, {c.measured} of them measured")
+
+
+def format_bytes(size: float) -> str:
+    """MB below 100 MB, GB above."""
+    return f"{number(size / 1e9)} GB" if size >= 1e8 else f"{number(size / 1e6)} MB"

@@ -1,13 +1,15 @@
-"""A machine, and what a calibration found on it, for the terminal."""
+"""This machine, what a calibration found on it, and the hardware catalogue, for the terminal."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from trainpace.forecast import step_factor
-from trainpace.hardware import HostLinks
+from trainpace.hardware import Device, Figure, HostLinks
 from trainpace.machine import Machine, MachineProfile
-from trainpace.report.columns import words
-from trainpace.report.terminal import print_lines, print_named, print_next, print_table, print_verdict
-from trainpace.units import format_number
+from trainpace.report.phrases import number, percent
+from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
 
 STEADY, SHAKY = 0.1, 0.3
 """Drift and spread up to the first are good; beyond the second the figures say little."""
@@ -15,33 +17,23 @@ STEADY, SHAKY = 0.1, 0.3
 
 def print_machine(machine: Machine) -> None:
     cpu = machine.cpu
-    cores = [
-        f"{cpu.physical_cores} cores" if cpu.physical_cores else "",
-        f"{cpu.usable_cores:g} usable" if cpu.usable_cores else "",
+    cores = [cpu.physical_cores and f"{cpu.physical_cores} cores", cpu.usable_cores and f"{cpu.usable_cores:g} usable"]
+    caches = [size and f"{name} {size / 2**20:g} MiB" for name, size in (("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes))]
+    whole, limit = machine.memory_gib, machine.memory_limit_gib
+    lines: list[tuple[str, list[Any]]] = [
+        ("processor", [cpu.name, *cores, *caches]),
+        ("memory", [whole and f"{whole:.1f} GiB", limit and f"limited to {limit:.1f} GiB"]),
     ]
-    caches = [f"{name} {size / 2**20:g} MiB" for name, size in (("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes)) if size]
-    memory = [f"{machine.memory_gib:.1f} GiB" if machine.memory_gib else ""]
-    memory += [f"limited to {machine.memory_limit_gib:.1f} GiB" if machine.memory_limit_gib else ""]
-    lines = [("processor", [cpu.name or "", *cores, *caches]), ("memory", memory)]
     for gpu in machine.gpus:
-        link = f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}" if gpu.pcie_generation and gpu.pcie_width else ""
-        limit = f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else ""
-        size = f"{gpu.memory_gib:.0f} GiB" if gpu.memory_gib else ""
-        lines.append(("GPU", [gpu.name or "", size, link, limit, f"driver {gpu.driver}" if gpu.driver else ""]))
+        link = gpu.pcie_generation and gpu.pcie_width and f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}"
+        power = gpu.power_limit_w and f"{gpu.power_limit_w:g} W"
+        size, driver = gpu.memory_gib and f"{gpu.memory_gib:.0f} GiB", gpu.driver and f"driver {gpu.driver}"
+        lines.append(("GPU", [gpu.name, size, link, power, driver]))
     if machine.storage is not None:
         s = machine.storage
-        cached = " (from the page cache)" if s.read_from_cache else ""
-        lines.append(
-            (
-                "storage",
-                [
-                    s.filesystem or "",
-                    f"writes {s.write_gb_per_s:.2f} GB/s",
-                    f"reads {s.read_gb_per_s:.2f} GB/s{cached}",
-                ],
-            )
-        )
-    lines.append(("system", [machine.operating_system or "", machine.kernel or "", f"Python {machine.python}"]))
+        reads = f"reads {s.read_gb_per_s:.2f} GB/s{' (from the page cache)' if s.read_from_cache else ''}"
+        lines.append(("storage", [s.filesystem, f"writes {s.write_gb_per_s:.2f} GB/s", reads]))
+    lines.append(("system", [machine.operating_system, machine.kernel, f"Python {machine.python}"]))
     print_named("", [(name, ", ".join(part for part in parts if part)) for name, parts in lines])
 
 
@@ -56,39 +48,34 @@ def print_profile(profile: MachineProfile, file: str) -> None:
     ]
     if profile.allreduce is not None:
         a = profile.allreduce
-        bandwidth = "" if a.bandwidth_gb_per_s is None else f", {format_number(a.bandwidth_gb_per_s)} GB/s"
-        rows.append((f"all-reduce, {a.ranks} ranks, {a.backend}", f"{format_number(a.latency_us)} µs{bandwidth}"))
+        bandwidth = "" if a.bandwidth_gb_per_s is None else f", {number(a.bandwidth_gb_per_s)} GB/s"
+        rows.append((f"all-reduce, {a.ranks} ranks, {a.backend}", f"{number(a.latency_us)} µs{bandwidth}"))
     print_verdict(_steadiness(profile))
     print_table((words("measured"), ""), rows)
     if m.step_factors:
         scatter = float(np.std(np.log(m.step_factors), ddof=1)) if len(m.step_factors) > 1 else 0.0
         print_lines(
             f"{len(m.step_factors)} whole random networks took {step_factor(m):.2f} times the sum of their operators, with a"
-            f" scatter of {100 * scatter:.0f} %: forecasts are multiplied by that factor, and the intervals rest on the scatter."
+            f" scatter of {percent(scatter)}: forecasts are multiplied by that factor, and the intervals rest on the scatter."
         )
     print_lines(f"Profile: {file}")
     print_next("trainpace forecast resnet50 --gpu cpu", "a step on this machine; FILE.py:FUNCTION for your own model")
 
 
 def _steadiness(profile: MachineProfile) -> str:
+    spread, drift = percent(profile.spread), percent(profile.drift)
+    differences = f"Repeated passes differ by {spread} (median), and the machine drifted by {drift}."
     worst = max(profile.spread, profile.drift)
-    said = (
-        f"Repeated passes differ by {100 * profile.spread:.0f} % (median), and the machine drifted by"
-        f" {100 * profile.drift:.0f} %."
-    )
-    if worst <= STEADY:
-        return f"The machine was steady. {said}"
-    if worst <= SHAKY:
-        return f"The machine was fairly steady. {said}"
-    return (
-        f"The machine was not steady. {said} Other work ran at the same time: calibrate again when the machine is idle."
-    )
+    if worst > SHAKY:
+        other_work = "Other work ran at the same time: calibrate again when the machine is idle."
+        return f"The machine was not steady. {differences} {other_work}"
+    return f"The machine was {'steady' if worst <= STEADY else 'fairly steady'}. {differences}"
 
 
 def print_host_links(links: HostLinks, file: str) -> None:
     worst = max(links.host_us_per_mib.values(), default=0.0)
     rows = [
-        ("bandwidth of a host", f"{links.gb_per_s:.3g} GB/s, of which {100 * links.link_share:.0f} % is payload"),
+        ("bandwidth of a host", f"{links.gb_per_s:.3g} GB/s, of which {percent(links.link_share)} is payload"),
         ("start of a collective", f"{links.start_us:.0f} µs"),
         ("latency of each of its steps", f"{links.message_us:.0f} µs"),
         ("host time per MiB", f"up to {worst:.0f} µs"),
@@ -97,3 +84,35 @@ def print_host_links(links: HostLinks, file: str) -> None:
     print_table((words("between hosts, gloo"), ""), rows)
     print_lines(f"Profile: {file}")
     print_next("trainpace forecast resnet50 --gpu cpu --nodes 2", "a step on two such hosts")
+
+
+def print_catalogue(devices: Sequence[Device]) -> None:
+    rows = [
+        (d.name, d.architecture, _short(d.memory_gib), _short(d.memory_bandwidth_gb_per_s), _short(d.fp32_tflops),
+         _short(d.tf32_tensor_tflops), _short(d.fp16_tensor_tflops), _short(d.fp8_tensor_tflops), _short(d.tdp_w))
+        for d in devices
+    ]  # fmt: skip
+    print_verdict(f"{len(devices)} devices.")
+    columns = (
+        words("GPU", least=20), words("architecture", 2), Column("GiB"), Column("GB/s"), Column("fp32"), Column("tf32", 1),
+        Column("16-bit"), Column("fp8", 3), Column("W", 4),
+    )  # fmt: skip
+    print_table(columns, rows)
+    print_lines("Rates in TFLOP/s, dense, with fp32 accumulation.")
+    if devices:
+        print_next(["trainpace", "gpus", devices[0].name], "every figure of one device, with its source")
+
+
+def print_device(device: Device) -> None:
+    print_verdict(f"{device.name} ({device.vendor} {device.architecture}, {device.form_factor})")
+    if device.aliases:
+        print_lines(f"Also known as: {', '.join(device.aliases)}")
+    figures = ((name, getattr(device, name)) for name in device.__struct_fields__)
+    rows = [(name, f"{f.value:g}", f.kind, f.source) for name, f in figures if isinstance(f, Figure)]
+    print_table((words("figure", least=16), Column("value"), words("kind", 1, 6), words("source", least=16)), rows)
+    forecast = ["trainpace", "forecast", "resnet50", "--gpu", device.name]
+    print_next(forecast, "a step of a model on it; FILE.py:FUNCTION for your own model")
+
+
+def _short(figure: Figure | None) -> str:
+    return "-" if figure is None else f"{figure.value:g}"

@@ -1,8 +1,11 @@
-"""A ranking of servers for the terminal."""
+"""A ranking of servers and the offers themselves: for the terminal, as JSON, as a picture and as a page."""
 
 import datetime
 import math
 from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
@@ -11,41 +14,53 @@ from trainpace.offers import (
     Binding,
     Job,
     Match,
+    Offer,
     Ranking,
     Rejected,
     cheapest_in_time,
     fastest_within_budget,
     is_stale,
 )
-from trainpace.report.charts.servers import cheapest_and_fastest, server, usd_and_hours
-from trainpace.report.columns import Column, words
-from trainpace.report.phrases import devices, interval, number, plural
-from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
-from trainpace.units import format_duration, format_number, format_usd
+from trainpace.outcome import Interval
+from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
+from trainpace.report.pages import page
+from trainpace.report.phrases import devices, duration, interval, number, percent, plural, span, usd
+from trainpace.report.step_charts import Timed, step_breakdown
+from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.workload import Workload
 
 FEWEST_SHOWN = 3
+MOST_POINTS = 400
+"""Points of the chart beside the front: the cheapest of the rest."""
+MOST_ROWS = 60
+FIRST_ROWS = 15
+MOST_BARS = 8
+MOST_REJECTED = 12
+_UNMET: dict[Binding, str] = {
+    "memory": "No server has enough memory.", "batch": "No server can divide this global batch.",
+    "device": "No server has a GPU that can run this.", "deadline": "No server meets the deadline.",
+    "budget": "No server meets the budget.", "failures": "No server can finish this.",
+}  # fmt: skip
+Nearest = tuple[Binding, str, Match | Rejected]
+"""What binds, by how much, and the choice that comes nearest."""
 
 
 def print_ranking(
-    workload: Workload,
-    ranking: Ranking,
-    job: Job,
-    close: tuple[Binding, str, Match | Rejected] | None,
-    by: str,
-    top: int,
-    today: datetime.date,
+    workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, by: str, top: int, today: datetime.date,
     spec: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     if not ranking.matches:
         _print_none(workload, ranking, close, job)
         return
     first = ranking.matches[0]
-    print_head(f"{workload.model}: {ranked_by(ranking.matches, job, by)}")
+    print_lines(f"{workload.model}: {ranked_by(ranking.matches, job, by)}")
     shown = _shown(ranking.matches, top)
-    rank_of = {id(match): i for i, match in enumerate(ranking.matches, start=1)}
     print_verdict(" ".join(cheapest_and_fastest(ranking.matches)))
-    _print_table(shown, rank_of)
+    columns = (
+        words("#", least=3), words("server", least=14), words("region", 6), words("GPUs"), words("run", 3), Column("step ms", 2),
+        Column("hours"), Column("90 %", 1), Column("cost"), Column("GiB", 5), Column("$/1000 steps", 7), Column("kWh", 8),
+    )  # fmt: skip
+    print_table(columns, [_cells(rank, m) for rank, m in shown])
     print_lines("* No other option is both faster and cheaper.", _overhead(first, job))
     if ranking.missed:
         print_lines(f"{len(ranking.missed)} more miss the deadline or the budget.")
@@ -54,91 +69,58 @@ def print_ranking(
     if short or others:
         parts = [f"{short} with too little memory"] * bool(short) + [f"{others} for other reasons"] * bool(others)
         print_lines(f"Not listed: {', '.join(parts)} (--json says which and why).")
-    _print_notes(shown, job.conditions, today)
+    _print_notes([m for _, m in shown], job.conditions, today)
     e = first.forecast.execution
-    measure = [
-        "trainpace",
-        "measure",
-        _trainable(spec, workload),
-        "--batch",
-        str(e.micro_batch),
-        "--precision",
-        e.precision,
-    ]
-    print_next([*measure, "--device", "cuda"], "on option 1, rented for a few minutes: real steps narrow the interval")
-
-
-def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
-    return (
-        f"{matches[0].steps:,} steps of {job.global_batch:,} samples. {plural(len(matches), 'option')}, ranked by {by}."
+    # a saved workload cannot be trained, but the model that it was traced from
+    model = workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
+    run = ["--batch", str(e.micro_batch), "--precision", e.precision, "--device", "cuda"]
+    print_next(
+        ["trainpace", "measure", model, *run], "on option 1, rented for a few minutes: real steps narrow the interval"
     )
 
 
-def _trainable(spec: str | None, workload: Workload) -> str:
-    """A saved workload cannot be trained, but the model that it was traced from."""
-    return workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
+def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
+    work = f"{matches[0].steps:,} steps of {job.global_batch:,} samples"
+    return f"{work}. {plural(len(matches), 'option')}, ranked by {by}."
 
 
-def _print_table(shown: Sequence[Match], rank_of: dict[int, int]) -> None:
-    """Hours and dollars are always shown, other columns as far as they fit."""
-    columns = (
-        words("#", least=3), words("server", least=14), words("region", 6), words("GPUs"), words("run", 3), Column("step ms", 2),
-        Column("hours"), Column("90 %", 1), Column("cost"), Column("GiB", 5), Column("$/1000 steps", 7), Column("kWh", 8),
-    )  # fmt: skip
-    print_table(columns, [[f"{rank_of[id(m)]}{'*' if m.on_front else ''}", *_cells(m)] for m in shown])
-
-
-def _cells(m: Match) -> list[str]:
-    f = m.forecast
+def _cells(rank: int, m: Match) -> list[str]:
+    f, offer = m.forecast, m.offer
     assert f.step is not None
+    nodes = f"{m.nodes} x " if m.nodes > 1 else ""
+    name = f"{nodes}{offer.provider} {offer.instance_type.removeprefix('Standard_')}{' (spot)' if m.spot else ''}"
     return [
-        _named(m), m.offer.region, devices(m.offer.count, m.offer.device),
-        _run(m), format_number(f.step.total_ms), format_number(m.mean_hours),
-        interval(m.hours), format_usd(m.mean_usd),
-        format_number(f.memory.allocated_gib if f.memory else 0.0), format_number(1e3 * m.usd_per_step),
-        number(m.kwh),
+        f"{rank}{'*' if m.on_front else ''}", name, offer.region, devices(offer.count, offer.device), _run(f.execution),
+        number(f.step.total_ms), number(m.mean_hours), interval(m.hours), usd(m.mean_usd),
+        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.usd_per_step), number(m.kwh),
     ]  # fmt: skip
 
 
-def _run(m: Match) -> str:
-    execution = m.forecast.execution
-    micro = f"{execution.micro_batch}" + (f"x{execution.accumulation}" if execution.accumulation > 1 else "")
-    return " ".join(filter(None, (execution.precision, micro, _sharding(execution))))
+def _run(e: Execution) -> str:
+    """Precision, micro-batch, and ZeRO-1 or FSDP with the number of GPUs where those are not all."""
+    micro = f"{e.micro_batch}x{e.accumulation}" if e.accumulation > 1 else f"{e.micro_batch}"
+    sharding = {0: "", 3: "FSDP"}.get(e.zero_stage, f"ZeRO-{e.zero_stage}")
+    return " ".join(filter(None, (e.precision, micro, f"{sharding}/{e.shard_size}" if e.shard_size else sharding)))
 
 
-def _sharding(execution: Execution) -> str:
-    """ZeRO-1 or FSDP, and over how many GPUs where those are not all; nothing for plain data parallelism."""
-    name = {0: "", 3: "FSDP"}.get(execution.zero_stage, f"ZeRO-{execution.zero_stage}")
-    return f"{name}/{execution.shard_size}" if execution.shard_size else name
-
-
-def _shown(matches: Sequence[Match], top: int) -> list[Match]:
-    """The first `top`, and what else is on the front, thinned where that is long."""
-    front = [m for m in matches[top:] if m.on_front]
-    most = max(FEWEST_SHOWN, top // 2)
-    every = max(1, -(-len(front) // most))
-    return [*matches[:top], *front[::-every][::-1]]  # counted from the fastest, which is shown
+def _shown(matches: Sequence[Match], top: int) -> list[tuple[int, Match]]:
+    """With their ranks: the first `top`, and what else is on the front, thinned where that is long."""
+    ranked = list(enumerate(matches, 1))
+    front = [(rank, m) for rank, m in ranked[top:] if m.on_front]
+    every = max(1, math.ceil(len(front) / max(FEWEST_SHOWN, top // 2)))
+    return [*ranked[:top], *front[::-every][::-1]]  # counted from the fastest, which is shown
 
 
 def _overhead(first: Match, job: Job) -> str:
     share = 1 - first.time.goodput
-    overhead = f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
+    overhead = percent(share) if share >= 0.01 else "less than 1 %"
     line = f"Overhead of option 1 (start-up, checkpoints, failures): {overhead} of its time."
     if job.conditions.checkpoint_every_s is not None or first.time.checkpoints == 1:
         return line
-    return f"{line} Best checkpoint interval: {format_duration(first.time.checkpoint_interval_s)}."
+    return f"{line} Best checkpoint interval: {duration(first.time.checkpoint_interval_s)}."
 
 
-_UNMET: dict[Binding, str] = {
-    "memory": "No server has enough memory.", "batch": "No server can divide this global batch.",
-    "device": "No server has a GPU that can run this.", "deadline": "No server meets the deadline.",
-    "budget": "No server meets the budget.", "failures": "No server can finish this.",
-}  # fmt: skip
-
-
-def _print_none(
-    workload: Workload, ranking: Ranking, close: tuple[Binding, str, Match | Rejected] | None, job: Job
-) -> None:
+def _print_none(workload: Workload, ranking: Ranking, close: Nearest | None, job: Job) -> None:
     if close is None:
         print_verdict("No server was considered.", good=False)
         return
@@ -147,7 +129,7 @@ def _print_none(
     if binding == "failures":
         return
     if isinstance(choice, Match) and job.deadline_s is not None and job.budget_usd is not None:
-        limits = f"{format_duration(job.deadline_s)} and {format_usd(job.budget_usd)}"
+        limits = f"{duration(job.deadline_s)} and {usd(job.budget_usd)}"
         print_lines(f"No server meets both the deadline and the budget, {limits}.")
         for name, met in (
             ("Cheapest that meets the deadline", cheapest_in_time(ranking, job)),
@@ -170,7 +152,7 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
     stale = [m for m in shown if is_stale(m.offer, today)]
     if stale:
         dated = sorted({m.offer.as_of for m in stale if m.offer.as_of})
-        dates = f"{dated[0]} to {dated[-1]}" if len(dated) > 1 else dated[0] if dated else ""
+        dates = " to ".join(dict.fromkeys([*dated[:1], *dated[-1:]]))
         undated = sum(m.offer.as_of is None for m in stale)
         parts = [f"{undated} are as known on {SNAPSHOT_KNOWN_ON} and may be older"] * bool(undated)
         parts += [f"{len(stale) - undated} are from {dates}"] * bool(dates)
@@ -179,12 +161,184 @@ def _print_notes(shown: Sequence[Match], conditions: JobConditions, today: datet
         ", assuming that data loading keeps up (`trainpace loader` tells, and --loader-rate takes it into account)"
     )  # fmt: skip
     print_lines(
-        f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {format_number(conditions.device_mtbf_h or math.inf)}"
-        f" h, a spot server is preempted every {format_number(conditions.preemption_mean_h)} h, storage reads and writes"
-        f" {format_number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone."
+        f"Forecasts, not measurements{loading}. Assumed: a GPU fails every {number(conditions.device_mtbf_h or math.inf)}"
+        f" h, a spot server is preempted every {number(conditions.preemption_mean_h)} h, storage reads and writes"
+        f" {number(conditions.storage_gb_per_s)} GB/s; energy is estimated from the TDP of the GPUs alone."
     )
 
 
-def _named(m: Match) -> str:
-    nodes = f"{m.nodes} x " if m.nodes > 1 else ""
-    return f"{nodes}{m.offer.provider} {m.offer.instance_type.removeprefix('Standard_')}{' (spot)' if m.spot else ''}"
+def cost_against_time(matches: Sequence[Match]) -> Chart | None:
+    """None where nothing finishes."""
+    able = [m for m in matches if math.isfinite(m.mean_hours) and math.isfinite(m.mean_usd) and m.mean_usd > 0]
+    front = sorted((m for m in able if m.on_front), key=lambda m: m.mean_hours)
+    if not front:
+        return None
+    rest = sorted((m for m in able if not m.on_front), key=lambda m: m.mean_usd)[:MOST_POINTS]
+    cheapest, fastest = front[-1], front[0]
+    ends = [("cheapest", cheapest)] + ([] if fastest is cheapest else [("fastest", fastest)])
+    shown = f"all {len(able)}"
+    if len(able) > len(front) + len(rest):
+        shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
+    bounds = [replace(m.usd, high=m.usd.high if math.isfinite(m.usd.high) else m.mean_usd) for m in front]
+    return Chart(
+        title="Cost against time", finding=" ".join(cheapest_and_fastest(able)),
+        x=Axis(label="hours of the whole job", unit="h", scale="log10"),
+        y=Axis(label="cost of the whole job", unit="$", scale="log10"),
+        series=(
+            *([_points("worse in both time and cost", "muted", rest)] if rest else []),
+            series("no other is both faster and cheaper", "line", "best", [(m.mean_hours, m.mean_usd) for m in front]),
+            _points("the same, with the 90 % interval of the cost", "best", front, bounds),
+        ),
+        marks=tuple(
+            Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{name}: {server(m)}", tone="best")
+            for name, m in ends
+        ),
+        nearest="point", note=f"Shown: {shown}. Forecasts, not measurements.",
+    )  # fmt: skip
+
+
+def _points(name: str, tone: str, matches: Sequence[Match], bounds: Sequence[Interval] = ()) -> Series:
+    points = ((m.mean_hours, m.mean_usd) for m in matches)
+    return series(name, "points", tone, points, bounds, labels=tuple(map(server, matches)))
+
+
+def cheapest_and_fastest(matches: Sequence[Match]) -> list[str]:
+    best, fastest = min(matches, key=lambda m: m.mean_usd), min(matches, key=lambda m: m.mean_hours)
+    between = span(3600 * best.hours.low, 3600 * best.hours.high, duration)
+    sentences = [f"Cheapest: {server(best)}, {usd_and_hours(best)} ({between} in 9 of 10 cases)."]
+    return sentences if fastest is best else [*sentences, f"Fastest: {server(fastest)}, {usd_and_hours(fastest)}."]
+
+
+def usd_and_hours(m: Match) -> str:
+    return f"{usd(m.mean_usd)} in {duration(3600 * m.mean_hours)}"
+
+
+def server(choice: Match | Rejected) -> str:
+    nodes = f"{choice.nodes} x " if choice.nodes > 1 else ""
+    spot = ", spot" if isinstance(choice, Match) and choice.spot else ""
+    offer = choice.offer
+    return f"{nodes}{offer.provider} {offer.instance_type} ({devices(offer.count, offer.device)}{spot})"
+
+
+def ranking_json(
+    workload: Workload, ranking: Ranking, job: Job, close: Nearest | None, today: datetime.date
+) -> dict[str, Any]:
+    """The documented contract of `match --json`: rows in rank order, those that miss, those that cannot, what binds."""
+    binds = None
+    if close is not None:
+        binds = {"binding": close[0], "reason": close[1], "nearest": _choice_json(close[2], today)}
+    return {
+        "record": "Matches",
+        "schema_version": 1,
+        "model": workload.model,
+        "global_batch": job.global_batch,
+        "rows": [_match_json(match, today, rank) for rank, match in enumerate(ranking.matches, start=1)],
+        "missed": [_match_json(match, today) for match in ranking.missed],
+        "rejected": [
+            {**_offer_json(r.offer, r.nodes, today), "binding": r.binding, "reason": r.reason, "short_gib": r.short_gib}
+            for r in ranking.rejected
+        ],
+        "binds": binds,
+    }
+
+
+def _choice_json(choice: Match | Rejected, today: datetime.date) -> dict[str, Any]:
+    return _match_json(choice, today) if isinstance(choice, Match) else _offer_json(choice.offer, choice.nodes, today)
+
+
+def _offer_json(offer: Offer, nodes: int, today: datetime.date) -> dict[str, Any]:
+    return {
+        "provider": offer.provider, "instance_type": offer.instance_type, "region": offer.region, "gpu": offer.device,
+        "gpus_per_node": offer.count, "nodes": nodes, "num_gpus": offer.count * nodes, "price_source": offer.source,
+        "price_as_of": offer.as_of, "price_stale": is_stale(offer, today),
+    }  # fmt: skip
+
+
+def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict[str, Any]:
+    f, time = m.forecast, m.time
+    assert f.step is not None
+    assert f.step_time_interval_ms is not None
+    assert f.memory is not None
+    price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
+    return {
+        "rank": rank, **_offer_json(m.offer, m.nodes, today), "spot": m.spot, "pareto": m.on_front,
+        "price_usd_per_hour": None if price is None else price * m.nodes, "precision": f.execution.precision,
+        "batch": f.execution.micro_batch, "accumulation": f.execution.accumulation, "zero_stage": f.execution.zero_stage,
+        "shard_size": f.execution.shard_size, "steps": m.steps,
+        "step_time_ms": f.step.total_ms, "step_time_ms_low": f.step_time_interval_ms.low,
+        "step_time_ms_high": f.step_time_interval_ms.high, "usd_per_step": _finite(m.usd_per_step),
+        "hours": _finite(m.mean_hours), "hours_low": _finite(m.hours.low), "hours_high": _finite(m.hours.high),
+        "usd": _finite(m.mean_usd), "usd_low": _finite(m.usd.low), "usd_high": _finite(m.usd.high),
+        "egress_usd": m.egress_usd, "energy_kwh": None if m.kwh is None else _finite(m.kwh),
+        "goodput": time.goodput, "checkpoints": time.checkpoints, "checkpoint_interval_s": time.checkpoint_interval_s,
+        "time_s": {name: _finite(getattr(time, name)) for name in time.__struct_fields__ if name.endswith("_s")},
+        "peak_memory_gib": f.memory.allocated_gib, "capacity_gib": f.capacity_gib, "provenance": f.provenance,
+        "warnings": list(f.warnings),
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def match_page(
+    workload: Workload, ranking: Ranking, job: Job, by: str, why_none: str, data: dict[str, Any], today: datetime.date
+) -> str:
+    """The page as text. `why_none`: what binds where nothing meets the demands. `data`: `match --json`, of which the page keeps
+    the rows that it shows."""
+    matches = ranking.matches
+    shown = [(rank, m) for rank, m in enumerate(matches, 1) if rank <= MOST_ROWS or m.on_front]
+    data = {**data, "rows": [data["rows"][rank - 1] for rank, _ in shown], "missed": data["missed"][:MOST_REJECTED]}
+    data["rejected"] = []
+    sentences = [f"No server meets this. {why_none}"]
+    if matches:
+        trust = "Forecasts, not measurements: the intervals should hold in 9 of 10 cases."
+        sentences = [*cheapest_and_fastest(matches), trust]
+        stale = sum(is_stale(m.offer, today) for _, m in shown)
+        if stale:
+            sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
+    return page(
+        "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
+        ranked_by(matches, job, by) if matches else "", shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown),
+        left_out=_left_out(ranking), server=server,
+    )  # fmt: skip
+
+
+def match_pictures(ranking: Ranking) -> list[Picture]:
+    plot = cost_against_time(ranking.matches)
+    front = [m for m in ranking.matches if m.on_front]
+    shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
+    steps = [Timed("", server(m), step, m.forecast.step_time_interval_ms) for m, step in shown if step is not None]
+    return [*([] if plot is None else [plot]), *([step_breakdown(steps)] if steps else [])]
+
+
+def _left_out(ranking: Ranking) -> list[str]:
+    reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
+    more = [f"And {len(reasons) - MOST_REJECTED} more."] if len(reasons) > MOST_REJECTED else []
+    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] if ranking.missed else []
+    return [*missed, *reasons[:MOST_REJECTED], *more]
+
+
+def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
+    rows = [
+        (o.provider, o.instance_type, o.region, devices(o.count, o.device), usd(o.price_usd_per_hour),
+         usd(o.spot_price_usd_per_hour),
+         f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-", o.as_of or "undated")
+        for o in offers
+    ]  # fmt: skip
+    cheapest = min(offers, key=lambda o: o.price_usd_per_hour, default=None)
+    least = "" if cheapest is None else (
+        f", from {usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
+    )  # fmt: skip
+    print_verdict(f"{len(offers)} offers{least}.")
+    columns = (
+        words("provider"), words("server", least=16), words("region", 3), words("GPUs"), Column("$/h"), Column("spot $/h", 1),
+        Column("Gbit/s", 4), words("as of", 2, 7),
+    )  # fmt: skip
+    print_table(columns, rows)
+    stale = sum(is_stale(offer, today) for offer in offers)
+    print_lines("Gbit/s: bandwidth between servers of one kind, where several can be joined.")
+    if stale:
+        undated = f"undated ones are as known on {SNAPSHOT_KNOWN_ON} and may be older"
+        print_lines(f"{stale} prices are old: {undated}. --json shows every source.")
+        print_next("trainpace offers --refresh", "fetches today's prices")

@@ -1,4 +1,4 @@
-"""A measured sweep for the terminal and as JSON: the table, the verdict, the jumps, and the forecast beside it."""
+"""A measured sweep, and forecasts beside measurements: for the terminal, as JSON, as pictures and as pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,41 +6,31 @@ from typing import Any
 import msgspec
 
 from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint
-from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement
-from trainpace.report.chart import chart
-from trainpace.report.columns import Column, words
-from trainpace.report.terminal import (
-    console,
-    print_head,
-    print_lines,
-    print_next,
-    print_plot,
-    print_table,
-    print_verdict,
-)
-from trainpace.units import format_number
+from trainpace.outcome import Forecast, Interval, Jump, MeasuredNoiseScale, Measurement, StepTime, forecast_row
+from trainpace.records import Record
+from trainpace.report.charts import Picture
+from trainpace.report.pages import page
+from trainpace.report.phrases import interval, noise_scale, number, percent, plural, span
+from trainpace.report.step_charts import Timed, step_breakdown
+from trainpace.report.sweep_charts import FEWEST_FOR_A_PLOT, cause_of, measured_sweep, throughput
+from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
 
-FEWEST_FOR_A_PICTURE = 8
 WORTH_SAYING = 0.03
 """A batch whose throughput is this much better than the largest's is worth a sentence."""
 
 
 def print_sweep(
-    measured: Sequence[Measurement],
-    a: SweepAnalysis,
-    foreseen: Mapping[int, Forecast],
-    causes: Sequence[Jump] = (),
-    sweep: str | None = None,
-    spec: str | None = None,
-) -> None:
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = (),
+    sweep: str | None = None, spec: str | None = None,
+) -> None:  # fmt: skip
     """`foreseen` maps batch sizes to forecasts; `causes` are the forecast's own jumps, with their operators; `sweep` is its
     name in the journal; `spec` how the user named the model."""
     first = measured[0]
     e = first.execution
     accumulated = f", {e.accumulation} micro-batches a step" if e.accumulation > 1 else ""
     threads = int(first.environment.get("threads", 0)) if "gpu" not in first.environment else 0
-    where = f"{first.device}, {threads} thread{'' if threads == 1 else 's'}" if threads else first.device
-    print_head(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
+    where = f"{first.device}, {plural(threads, 'thread')}" if threads else first.device
+    print_lines(f"{first.model} on {where}: {e.precision}, {e.optimizer}{accumulated}, measured")
     answer, *others = verdict(a, causes)
     print_verdict(answer)
     columns = [
@@ -54,12 +44,12 @@ def print_sweep(
     for failure in a.failures:
         what = {"out_of_memory": "does not fit", "timeout": "took too long", "crashed": "failed"}[failure.failure]
         print_lines(f"Batch {failure.batch} {what}: {failure.reason}")
-    if len(a.points) >= FEWEST_FOR_A_PICTURE:
+    if len(a.points) >= FEWEST_FOR_A_PLOT:
         behind = [(float(b), f.step.total_ms) for b, f in sorted(foreseen.items()) if f.step is not None]
         jumped = ", ▲ after a jump" if a.curve.jumps else ""
-        title = f"Step time in ms over the batch size: ● measured{jumped}" + (", ○ forecast" if behind else "")
+        title = f"Step time in ms over the batch size: ● measured{jumped}{', ○ forecast' if behind else ''}"
         dots = [(float(p.batch), p.step_ms) for p in a.points]
-        print_plot([*chart(dots, {float(j.after) for j in a.curve.jumps}, title, behind, console().width), ""])
+        print_chart(dots, {float(jump.after) for jump in a.curve.jumps}, title, behind)
     print_lines(*others)
     if measured[-1].noise_scale is not None:
         print_lines(*noise_scale_in_words(measured[-1].noise_scale))
@@ -75,42 +65,44 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     lines = []
     best, last = a.best.best, a.points[-1]
     if len(a.points) == 1:
-        i = last.interval_ms
         lines.append(
-            f"A step of batch {last.batch} takes {format_number(last.step_ms)} ms ({format_number(i.low)} to"
-            f" {format_number(i.high)}): {format_number(last.samples_per_second)} samples/s."
+            f"A step of batch {last.batch} takes {number(last.step_ms)} ms ({interval(last.interval_ms)}):"
+            f" {number(last.samples_per_second)} samples/s."
         )
-    if len(a.points) > 1:
+    else:
         gain = best.measured_samples_per_second / last.samples_per_second - 1
         over = ""
         if best.batch != last.batch and gain > WORTH_SAYING:
-            over = f", {100 * gain:.0f} % more than at {last.batch}"
+            over = f", {percent(gain)} more than at {last.batch}"
         elif any(p.samples_per_second > best.measured_samples_per_second for p in a.points):
             over = "; no other batch size is better beyond the noise"
-        lines.append(
-            f"Best throughput: batch {best.batch}, {format_number(best.measured_samples_per_second)} samples/s{over}."
-        )
+        rate = number(best.measured_samples_per_second)
+        lines.append(f"Best throughput: batch {best.batch}, {rate} samples/s{over}.")
     if a.largest_that_fits is not None:
         lines.append(f"Largest batch that fits: {a.largest_that_fits}.")
     lines += [_jump_in_words(jump, a, causes) for jump in a.curve.jumps]
-    if not a.curve.jumps and len(a.points) >= FEWEST_FOR_A_PICTURE:
+    if not a.curve.jumps and len(a.points) >= FEWEST_FOR_A_PLOT:
         lines.append("No jumps: every sample costs about the same as the one before.")
     slopes = [s for s in a.curve.segments if s.last_batch > s.first_batch]
-    if slopes and len(a.points) >= FEWEST_FOR_A_PICTURE:
+    if slopes and len(a.points) >= FEWEST_FOR_A_PLOT:
         widest = max(slopes, key=lambda s: s.last_batch - s.first_batch)
         low, high = widest.slope_low, widest.slope_high
-        bounds = "" if low is None or high is None else f" ({format_number(low)} to {format_number(high)})"
+        bounds = "" if low is None or high is None else f" ({span(low, high)})"
         lines.append(
             f"From batch {widest.first_batch} to {widest.last_batch} one more sample costs"
-            f" {format_number(widest.slope_ms_per_sample)} ms{bounds}."
+            f" {number(widest.slope_ms_per_sample)} ms{bounds}."
         )
     if a.best.launch_bound_until is not None:
         lines.append(
             f"Up to batch {a.best.launch_bound_until} a larger batch costs next to nothing: the limit is the host, which launches"
             " the operators, not the device."
         )
-    lines.append(_noise_in_words(a))
-    return lines
+    if a.noise is None:
+        noise = "Each batch size was measured once, so the machine's noise is not known; --repeats 2 measures it."
+    else:
+        spread = f"{100 * a.noise.relative:.1f} % (standard deviation of {a.noise.degrees + 1} repeats)"
+        noise = f"Repeats in separate processes differ by {spread}."
+    return [*lines, noise]
 
 
 def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
@@ -118,10 +110,8 @@ def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
     gathered = f"Gathering it in a training loop, two norms a step, would cost {100 * cost:.1f} % of the step."
     if scale.samples is None:
         return [f"Gradient noise scale: {scale.reason} {gathered}"]
-    high = "no upper limit" if scale.high is None else format_number(scale.high)
     return [
-        f"Gradient noise scale: {format_number(scale.samples)} samples (90 %: {format_number(scale.low or 0.0)} to {high}),"
-        f" from the first {scale.steps} steps of {found.batch}; it grows during training.",
+        f"{noise_scale(scale.samples, scale.low or 0.0, scale.high, scale.steps, found.batch)}.",
         "With a global batch far below it, twice the batch needs half the steps; with one of that size, training takes twice the"
         f" fewest possible steps and samples; far beyond it, a larger batch saves next to no steps. {gathered}",
     ]
@@ -130,8 +120,6 @@ def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
 def sweep_json(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], sweep: str | None
 ) -> dict[str, Any]:
-    from trainpace.outcome import forecast_row
-
     return {
         "record": "MeasuredSweep", "schema_version": 1, "sweep": sweep, "model": measured[0].model, "device": measured[0].device,
         "environment": measured[0].environment, "execution": msgspec.to_builtins(measured[0].execution),
@@ -141,41 +129,98 @@ def sweep_json(
 
 
 def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[str]:
-    memory = "" if p.peak_memory_gib is None else format_number(p.peak_memory_gib)
     cells = [
-        f"{p.batch}{mark}", format_number(p.step_ms),
-        f"{format_number(p.interval_ms.low)} to {format_number(p.interval_ms.high)}", format_number(p.samples_per_second),
-        memory, str(p.probes),
+        f"{p.batch}{mark}", number(p.step_ms), interval(p.interval_ms), number(p.samples_per_second),
+        number(p.peak_memory_gib, ""), str(p.probes),
     ]  # fmt: skip
-    if foreseen:
-        there = foreseen.get(p.batch)
-        if there is None or there.step is None:
-            return [*cells, "", ""]
-        cells += [format_number(there.step.total_ms), f"{100 * (there.step.total_ms / p.step_ms - 1):+.0f} %"]
-    return cells
+    forecast = foreseen.get(p.batch)
+    if forecast is not None and forecast.step is not None:
+        ms = forecast.step.total_ms
+        return [*cells, number(ms), f"{100 * (ms / p.step_ms - 1):+.0f} %"]
+    return [*cells, "", ""] if foreseen else cells
 
 
 def _jump_in_words(jump: MeasuredJump, a: SweepAnalysis, causes: Sequence[Jump]) -> str:
     where = f"After batch {jump.before}" if jump.tight else f"Between batch {jump.before} and {jump.after}"
-    way = "more" if jump.size_ms > 0 else "less"
     low, high = sorted((abs(jump.low_ms), abs(jump.high_ms)))
     sentence = (
-        f"{where} the step takes {format_number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %) {way}, beyond the usual"
-        f" slope ({format_number(low)} to {format_number(high)} ms)."
+        f"{where} the step takes {number(abs(jump.size_ms))} ms ({abs(jump.percent):.0f} %)"
+        f" {'more' if jump.size_ms > 0 else 'less'}, beyond the usual slope ({span(low, high)} ms)."
     )
-    known = next((c for c in causes if jump.before < c.batch <= jump.after), None)
-    if known is not None and known.causes:
-        sentence += f" The forecast attributes it to {', '.join(known.causes)}."
+    cause = cause_of(jump, causes)
+    if cause is not None:
+        sentence += f" The forecast attributes it to {', '.join(cause.causes)}."
     choice = next((c for c in a.best.before_jumps if c.batch == jump.before), None)
     if choice is not None and jump.size_ms > 0:
-        sentence += f" Batch {jump.before} gives {format_number(choice.measured_samples_per_second)} samples/s."
+        sentence += f" Batch {jump.before} gives {number(choice.measured_samples_per_second)} samples/s."
     return sentence
 
 
-def _noise_in_words(a: SweepAnalysis) -> str:
-    if a.noise is None:
-        return "Each batch size was measured once, so the machine's noise is not known; --repeats 2 measures it."
-    return (
-        f"Repeats in separate processes differ by {100 * a.noise.relative:.1f} % (standard deviation of"
-        f" {a.noise.degrees + 1} repeats)."
-    )
+def sweep_page(
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
+) -> str:
+    first = measured[0]
+    e, probes = first.execution, sum(p.probes for p in a.points)
+    steps = {batch: f.step.total_ms for batch, f in foreseen.items() if f.step is not None}
+    return page(
+        "sweep.html", f"{first.model} on {first.device}: step time over the batch size", verdict(a, causes),
+        sweep_pictures(measured, a, foreseen, causes), sweep_json(measured, a, foreseen, None),
+        subtitle=f"Measured with {e.precision} and {e.optimizer}, {probes} probes, each in a process of its own.",
+        points=[(p, steps.get(p.batch)) for p in a.points], best=a.best.best.batch, failures=a.failures,
+        environment=[f"{name}: {value}" for name, value in sorted(first.environment.items())],
+    )  # fmt: skip
+
+
+def sweep_pictures(
+    measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
+) -> list[Picture]:
+    pictures: list[Picture] = [measured_sweep(a, foreseen, causes)]
+    if len(a.points) > 1:
+        pictures.append(throughput(a, foreseen))
+    steps = []
+    for batch in sorted({a.points[0].batch, a.best.best.batch, a.points[-1].batch}):
+        one, there = next((m for m in measured if m.execution.micro_batch == batch), None), foreseen.get(batch)
+        if one is not None:
+            steps.append(Timed(f"batch {batch}", "measured", one.step, one.interval_ms))
+        if there is not None and there.step is not None:
+            steps.append(Timed(f"batch {batch}", "forecast", there.step, there.step_time_interval_ms))
+    return [*pictures, step_breakdown(steps)] if steps else pictures
+
+
+class Pair(Record):
+    model: str
+    batch: int
+    device: str
+    forecast: StepTime
+    interval_ms: Interval
+    measured: StepTime | None = None
+    measured_ms: float | None = None
+
+    @property
+    def error_percent(self) -> float | None:
+        """(forecast - measured) / measured."""
+        return None if self.measured_ms is None else 100 * (self.forecast.total_ms / self.measured_ms - 1)
+
+
+HEAD = ("model", "batch", "device", "forecast ms", "90 % interval", "measured ms", "error")
+
+
+def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair]) -> str:
+    """The page as text. `meaning` is said first, in plain words."""
+    steps = []
+    for pair in pairs:
+        group = f"{pair.model}, batch {pair.batch}"
+        steps.append(Timed(group, f"{pair.device}, forecast", pair.forecast, pair.interval_ms))
+        if pair.measured is not None:
+            steps.append(Timed(group, f"{pair.device}, measured", pair.measured))
+    data, rows = msgspec.to_builtins(list(pairs)), cells_of_pairs(pairs)
+    return page("side_by_side.html", title, meaning, [step_breakdown(steps)], data, head=HEAD, rows=rows)
+
+
+def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:
+    """Text, row by row, under `HEAD`."""
+    return [
+        [p.model, str(p.batch), p.device, number(p.forecast.total_ms), interval(p.interval_ms),
+         number(p.measured_ms, ""), "" if p.error_percent is None else f"{p.error_percent:+.0f} %"]
+        for p in pairs
+    ]  # fmt: skip

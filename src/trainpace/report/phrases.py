@@ -1,15 +1,28 @@
-"""Pieces of sentences that several reports need."""
+"""Figures and pieces of sentences that several reports need; where there is no figure, `none` stands."""
 
 from collections.abc import Callable
 
 from trainpace.outcome import Interval
-from trainpace.units import format_number
+from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
+from trainpace.units import format_duration, format_number, format_usd
 
 Format = Callable[[float], str]
 
 
 def number(value: float | None, none: str = "-") -> str:
     return none if value is None else format_number(value)
+
+
+def duration(seconds: float | None, none: str = "-") -> str:
+    return none if seconds is None else format_duration(seconds)
+
+
+def usd(value: float | None, none: str = "-") -> str:
+    return none if value is None else format_usd(value)
+
+
+def percent(share: float | None, none: str = "-") -> str:
+    return none if share is None else f"{100 * share:.0f} %"
 
 
 def span(low: float, high: float, form: Format = format_number) -> str:
@@ -21,7 +34,7 @@ def interval(i: Interval | None, none: str = "-", form: Format = format_number) 
 
 
 def bracketed(i: Interval | None, form: Format = format_number, after: str = "") -> str:
-    """ " (9 to 11)", to stand after a value; nothing where there is no interval."""
+    """The interval as " (9 to 11)", to stand after a value; nothing where there is none."""
     return "" if i is None else f" ({interval(i, form=form)}{after})"
 
 
@@ -31,3 +44,22 @@ def plural(n: int, noun: str) -> str:
 
 def devices(n: int, name: str) -> str:
     return name if n == 1 else f"{n} x {name}"
+
+
+def noise_scale(samples: float, low: float, high: float | None, steps: float, batch: int) -> str:
+    """A measured gradient noise scale, with its 90 % interval, as a sentence without its end."""
+    end = number(high, "no upper limit")
+    return (
+        f"Gradient noise scale: {number(samples)} samples (90 %: {number(low)} to {end}), from the first {steps:.0f} steps of"
+        f" {batch}; it grows during training"
+    )
+
+
+def to_the_same_loss(old: int, new: int, scale: float) -> str:
+    """What global batch `new` needs in place of `old` at a gradient noise scale of `scale` samples."""
+    rule = learning_rate_for_noise_scale(old, new, scale)
+    return (
+        f"Global batch {new:,} needs {steps_factor(scale, old, new):.2f} times the steps and"
+        f" {samples_factor(scale, old, new):.2f} times the samples of {old:,}; learning rate x {rule.sgd_factor:.2f} with SGD,"
+        f" x {rule.adam_factor:.2f} with Adam."
+    )

@@ -1,24 +1,36 @@
-"""A plan for the terminal: the changes, the choices, what was rejected, and how sensitive the choice is."""
+"""A plan for the terminal, as pictures and as a page: changes, choices, what was rejected, how sensitive the choice is."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.job import assumed_in_words
+from trainpace.outcome import Forecast
 from trainpace.plan import Change, Outlook, Plan, Sensitivity, config_line
-from trainpace.report.columns import Column, words
-from trainpace.report.phrases import devices, plural
-from trainpace.report.terminal import print_head, print_lines, print_named, print_next, print_table, print_verdict
-from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
-from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
+from trainpace.report.pages import page
+from trainpace.report.phrases import devices, duration, number, percent, plural, to_the_same_loss, usd
+from trainpace.report.step_charts import step_and_memory
+from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
+from trainpace.units import format_count, hours_from_s
 from trainpace.workload import Workload
+
+COMPARED = (
+    "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with the same global batch unless"
+    " stated. These are forecasts, not measurements: change one thing at a time and measure."
+)
+DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and the job takes {job}."
+NOISE = 0.05
+"""Share of the job's time below which a change is noise: forecasts of two executions of one model on one GPU are not told apart
+more finely."""
 
 
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
     parameters = format_count(workload.parameters)
-    print_head(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet_of(cluster)}")
+    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet_of(cluster)}")
     target = target_of(plan)
     if target is None or plan.best is None or plan.simplest is None:
         print_verdict(f"No: {plan.reason}", good=False)
@@ -35,23 +47,14 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     print_lines(COMPARED.format(plan=plan), *([assumed_in_words(plan.assumed)] if plan.assumed else []))
 
 
-COMPARED = (
-    "{plan.fitting:,} of {plan.searched:,} configurations fit in memory and were compared, all with the same global batch unless"
-    " stated. These are forecasts, not measurements: change one thing at a time and measure."
-)
-
-
 def print_plan_next(command: Sequence[str], file: str | None, task: str | None) -> None:
     """The command that carries it out; a plan has to be kept first, by `command` with one option more."""
     if file is None:
-        print_next(
-            [*command, "--output", "plan.json"], "saves the plan; `trainpace run plan.json` then measures every change"
-        )
+        saving = "saves the plan; `trainpace run plan.json` then measures every change"
+        print_next([*command, "--output", "plan.json"], saving)
     else:
-        print_next(
-            ["trainpace", "run", file, *(["--task", task] if task else [])],
-            "makes the changes one by one, and measures each",
-        )
+        run = ["trainpace", "run", file, *(["--task", task] if task else [])]
+        print_next(run, "makes the changes one by one, and measures each")
 
 
 def fleet_of(cluster: Cluster) -> str:
@@ -67,12 +70,12 @@ def target_of(plan: Plan) -> Outlook | None:
 
 def verdict(plan: Plan, target: Outlook) -> str:
     if not plan.changes:
-        return f"Nothing to change: no other configuration is faster than {format_duration(target.job_s)}."
+        return f"Nothing to change: no other configuration is faster than {duration(target.job_s)}."
     many = plural(len(plan.changes), "change")
     if plan.now is None or not plan.start_fits:
-        return f"As it is, it does not fit in memory. With {many} it does, and the job takes {format_duration(target.job_s)}."
+        return DOES_NOT_FIT.format(many=many, job=duration(target.job_s))
     return (
-        f"{format_duration(target.job_s)} instead of {format_duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
+        f"{duration(target.job_s)} instead of {duration(plan.now.job_s)}, {plan.now.job_s / target.job_s:.3g} times"
         f" as fast, with {many}."
     )
 
@@ -80,17 +83,15 @@ def verdict(plan: Plan, target: Outlook) -> str:
 def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
     """What a recording names beside the plan, at the pace at which it was recorded."""
     if changes:
-        print_named(
-            "Changes to the script itself, at the recorded pace (not part of the plan's savings)",
-            ((a.title, f"saves {format_duration(saved_s)}. {a.how}") for a, saved_s in changes),
-        )
+        title = "Changes to the script itself, at the recorded pace (not part of the plan's savings)"
+        print_named(title, ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes))
 
 
 def _print_changes(plan: Plan, target: Outlook) -> None:
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
-        saved = ("makes it fit", "") if change.makes_fit else map(format_duration, (change.forecast_saved_s, so_far))
+        saved = ("makes it fit", "") if change.makes_fit else map(duration, (change.forecast_saved_s, so_far))
         rows.append([str(n), change.title, *saved, change.effort, change.risk])
     columns = (
         words("", least=2), words("change"), Column("saves"), Column("so far", 1), words("effort", 3), words("risk", 2),
@@ -104,23 +105,11 @@ def _print_changes(plan: Plan, target: Outlook) -> None:
 
 
 def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
-    lines = [
-        f"Times are to the same loss, at a gradient noise scale of {format_number(noise_scale)} samples: an estimate that takes"
+    estimate = (
+        f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
         " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018)."
-    ]
-    if new != old:
-        rule = learning_rate_for_noise_scale(old, new, noise_scale)
-        lines.append(
-            f"Global batch {new:,} needs {steps_factor(noise_scale, old, new):.2f} times the steps and"
-            f" {samples_factor(noise_scale, old, new):.2f} times the samples of {old:,}; learning rate x {rule.sgd_factor:.2f}"
-            f" with SGD, x {rule.adam_factor:.2f} with Adam."
-        )
-    return lines
-
-
-NOISE = 0.05
-"""Share of the job's time below which a change is noise: forecasts of two executions of one model on one GPU are not told apart
-more finely."""
+    )
+    return [estimate] if new == old else [estimate, to_the_same_loss(old, new, noise_scale)]
 
 
 def _remarks(plan: Plan, target: Outlook) -> list[str]:
@@ -128,41 +117,34 @@ def _remarks(plan: Plan, target: Outlook) -> list[str]:
     saved = [change.forecast_saved_s for change in plan.changes]
     remarks = []
     if plan.changes[0].makes_fit:
-        first = format_duration(target.job_s + math.fsum(saved))
+        first = duration(target.job_s + math.fsum(saved))
         remarks.append(
             f"As it is, it does not fit in memory. With change 1 the job takes {first}; savings count from there."
         )
     small = [
-        str(n)
-        for n, change in enumerate(plan.changes, 1)
+        str(n) for n, change in enumerate(plan.changes, 1)
         if not change.makes_fit and change.forecast_saved_s < NOISE * (target.job_s + math.fsum(saved[n:]))
-    ]
+    ]  # fmt: skip
     if small:
         which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} each save"
-        remarks.append(
-            f"{which} less than {100 * NOISE:.0f} %, too little for a forecast to be sure of: measure before keeping."
-        )
+        too_little = "too little for a forecast to be sure of: measure before keeping"
+        remarks.append(f"{which} less than {percent(NOISE)}, {too_little}.")
     return remarks
 
 
 def settings_of(change: Change) -> str:
-    return ", ".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.settings.items()
-    )
+    values = {key: str(v).lower() if isinstance(v, bool) else v for key, v in change.settings.items()}
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
     lines = []
-    if plan.now is not None:
-        lines.append(
-            ("Now", _figures(plan.now) + ("" if plan.start_fits else " (if it fitted in memory, which it does not)"))
-        )
-        lines.append(("", config_line(plan.now.choice)))
-    lines += [("Best", _figures(best)), ("", config_line(best.choice))]
-    if simplest.choice == best.choice:
-        lines.append(("Simplest", "the same: nothing with fewer changes comes within 2 % of the best"))
-    else:
-        lines += [("Simplest", _figures(simplest)), ("", config_line(simplest.choice))]
+    for name, outlook in (("Now", plan.now), ("Best", best), ("Simplest", simplest)):
+        if name == "Simplest" and simplest.choice == best.choice:
+            lines.append((name, "the same: nothing with fewer changes comes within 2 % of the best"))
+        elif outlook is not None:
+            only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
+            lines += [(name, _figures(outlook) + only_if), ("", config_line(outlook.choice))]
     print_named("", lines)
     if len(plan.pareto) > 1:
         _print_front(plan)
@@ -171,7 +153,7 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
 def _print_front(plan: Plan) -> None:
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
     rows = [
-        [str(p.num_devices), format_duration(p.job_s), *([format_usd(p.cost_usd or 0.0)] if priced else []),
+        [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []),
          f"{first.job_s * first.num_devices / (p.job_s * p.num_devices):.0%}"]
         for p in plan.pareto
     ]  # fmt: skip
@@ -179,15 +161,11 @@ def _print_front(plan: Plan) -> None:
     print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
 
 
-def _figures(outlook: Outlook) -> str:
-    n = outlook.changes
-    parts = [
-        f"{format_duration(outlook.job_s)}", f"{format_number(outlook.step_ms)} ms a step",
-        f"{format_number(outlook.needed_gib)} GiB a device",
-        "" if outlook.cost_usd is None else format_usd(outlook.cost_usd),
-        plural(n, "change") if n else "",
-    ]  # fmt: skip
-    return ", ".join(part for part in parts if part)
+def _figures(o: Outlook) -> str:
+    return ", ".join([
+        duration(o.job_s), f"{number(o.step_ms)} ms a step", f"{number(o.needed_gib)} GiB a device",
+        *([] if o.cost_usd is None else [usd(o.cost_usd)]), *([plural(o.changes, "change")] if o.changes else []),
+    ])  # fmt: skip
 
 
 def _print_sensitivity(plan: Plan) -> None:
@@ -207,3 +185,88 @@ def _flip(s: Sensitivity) -> str:
     if not s.still_fits:
         return f"the recommendation would no longer fit in memory, and the best would have {s.flips_to}"
     return f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
+
+
+def plan_page(
+    plan: Plan, workload: Workload, cluster: Cluster, data: dict[str, Any], before: Forecast | None, after: Forecast | None
+) -> str:  # fmt: skip
+    """The page as text. `before` and `after`: forecasts of how it trains now and of the plan's end. `data`: `plan --json`."""
+    choices = [("now", plan.now), ("best", plan.best), ("simplest", plan.simplest)]
+    choices += [(f"fastest with {p.num_devices}", p) for p in plan.pareto if len(plan.pareto) > 1]
+    return page(
+        "plan.html", f"{workload.model} on {fleet_of(cluster)}: what to change", _sentences(plan, target_of(plan)),
+        plan_pictures(plan, before, after), data, plan.best is not None, plan=plan, settings=settings_of, config=config_line,
+        choices=[(name, outlook) for name, outlook in choices if outlook is not None],
+    )  # fmt: skip
+
+
+def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -> list[Picture]:
+    target = target_of(plan)
+    if target is None:
+        return []
+    changes, fleet = plan_ladder(plan, target) if plan.changes else None, fleet_chart(plan.pareto)
+    both = [(name, f) for name, f in (("as it is", before), ("with the changes", after)) if f is not None]
+    return [picture for picture in (changes, *step_and_memory(both), fleet) if picture is not None]
+
+
+def _sentences(plan: Plan, target: Outlook | None) -> list[str]:
+    if target is None:
+        return [f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else [])]
+    sentences = [verdict(plan, target)]
+    if target.cost_usd is not None and plan.changes:
+        was = "" if plan.now is None or plan.now.cost_usd is None else f" instead of {usd(plan.now.cost_usd)}"
+        sentences.append(f"It costs {usd(target.cost_usd)}{was}.")
+    return [*sentences, COMPARED.format(plan=plan)]
+
+
+def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
+    """The job after each change, down to `target`: what is left of it, and what the change takes away."""
+    saved = [change.forecast_saved_s for change in plan.changes]
+    left = [target.job_s + sum(saved[i:]) for i in range(len(saved) + 1)]
+    bars = [bar("as it is", duration(left[0]), [_left(left[0])])] if plan.start_fits else []
+    for i, (change, before, after) in enumerate(zip(plan.changes, left, left[1:], strict=False), 1):
+        difference = f"{'-' if before >= after else '+'}{duration(abs(before - after))}"
+        end = f"{duration(after)} ({'makes it fit' if change.makes_fit else difference})"
+        gone = ("saved by this change", "best", hours_from_s(max(before - after, 0.0)))
+        bars.append(bar(f"{i}. {change.title}", end, [_left(after), gone]))
+    many, job = plural(len(saved), "change"), duration(target.job_s)
+    share = target.job_s / left[0] - 1
+    finding = (
+        f"{many} {'brings' if len(saved) == 1 else 'bring'} the job from {duration(left[0])} to {job},"
+        f" {abs(share):.0%} {'more' if share > 0 else 'less'}."
+    )
+    return BarChart(
+        title="The whole job, change by change",
+        finding=finding if plan.start_fits else DOES_NOT_FIT.format(many=many, job=job),
+        label="hours of the whole job", unit="h", groups=(BarGroup(bars=tuple(bars)),),
+        note="Forecasts, not measurements. Each change is applied on top of those before it.",
+    )  # fmt: skip
+
+
+def _left(seconds: float) -> tuple[str, str, float]:
+    return "left of the job", "first", hours_from_s(seconds)
+
+
+def fleet_chart(points: Sequence[Outlook]) -> Chart | None:
+    """The fastest choice with each number of GPUs: hours against GPUs, beside what perfect scaling would give."""
+    if len(points) < 2:
+        return None
+    points = sorted(points, key=lambda p: p.num_devices)
+    first, last = points[0], points[-1]
+    hours = [(p.num_devices, hours_from_s(p.job_s)) for p in points]
+    efficiency = first.job_s * first.num_devices / (last.job_s * last.num_devices)
+    costs = ("" if p.cost_usd is None else f", {usd(p.cost_usd)}" for p in points)
+    labels = (f"{p.num_devices} GPUs: {duration(p.job_s)}{cost}" for p, cost in zip(points, costs, strict=True))
+    shortest = duration(last.job_s)
+    return Chart(
+        title="Time of the job against the number of GPUs",
+        finding=f"{last.num_devices} GPUs take {shortest}, {first.num_devices} take {duration(first.job_s)}:"
+        f" {efficiency:.0%} of a perfect speed-up.",
+        x=Axis(label="GPUs", scale="log2"), y=Axis(label="hours of the whole job", unit="h", scale="log10"),
+        series=(
+            ideal_line((n, hours[0][1] * first.num_devices / n) for n, _ in hours),
+            series("the fastest option", "points", "forecast", hours, labels=tuple(labels)),
+        ),
+        marks=(Mark(axis="point", at=last.num_devices, y=hours[-1][1], text=shortest, tone="best"),),
+        nearest="point", note="Forecasts, not measurements.",
+    )  # fmt: skip

@@ -1,9 +1,9 @@
 """A schedule's answer for the terminal."""
 
 from trainpace.job import Answer
-from trainpace.report.columns import words
-from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict
-from trainpace.units import format_count, format_duration, format_number, format_usd
+from trainpace.report.phrases import duration, number, usd
+from trainpace.report.terminal import print_lines, print_next, print_table, print_verdict, words
+from trainpace.units import format_count
 
 
 def print_answer(a: Answer) -> None:
@@ -12,7 +12,7 @@ def print_answer(a: Answer) -> None:
     if a.speedups and a.time is not None:
         rows = [
             (f"{s.ratio:.4g}x", f"{s.percent_of_old_speed:.4g} %", f"{100 * s.share_of_old_time:.3g} %",
-             format_duration(s.new_time_s(a.time.total_s))) for s in a.speedups
+             duration(s.new_time_s(a.time.total_s))) for s in a.speedups
         ]  # fmt: skip
         print_table(("speed-up", "of the old speed", "of the old time", "total then"), rows, left=0, spaced=False)
         print_lines("363 % means 3.63 times as fast (old time / new time), not 363 % faster.")
@@ -40,25 +40,23 @@ def print_answer(a: Answer) -> None:
 def _print_verdict(a: Answer) -> None:
     if a.time is None:
         return
-    cost = "" if a.cost_usd is None else f" for {format_usd(a.cost_usd)}"
-    total = format_duration(a.time.total_s)
+    cost = "" if a.cost_usd is None else f" for {usd(a.cost_usd)}"
+    total = duration(a.time.total_s)
     if a.meets_limit is None or a.limit_s is None:
         print_verdict(f"The training takes {total}{cost}.")
         return
-    limit = format_duration(a.limit_s)
+    limit = duration(a.limit_s)
     if "step_time" in a.solved and a.step_time_s is not None:
-        print_verdict(
-            f"A step may take at most {format_duration(a.step_time_s)}, for the training to end within {limit}{cost}."
-        )
+        step = duration(a.step_time_s)
+        print_verdict(f"A step may take at most {step}, for the training to end within {limit}{cost}.")
     elif a.meets_limit:
         print_verdict(f"Yes: {total}{cost} is within {limit}.", good=True)
     else:
-        print_verdict(f"No: {total}{cost} is {format_duration(a.time.total_s - a.limit_s)} over {limit}.", good=False)
+        print_verdict(f"No: {total}{cost} is {duration(a.time.total_s - a.limit_s)} over {limit}.", good=False)
 
 
 def _rows(a: Answer) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    e, t = a.execution, a.time
+    e, t, rate, rows = a.execution, a.time, a.throughput_samples_per_s, []
     if e is not None:
         formula = f"{e.micro_batch} micro-batch x {e.accumulation} accumulation x {e.data_parallel_size} data parallel"
         rows.append(("global batch", f"{e.global_batch:,} samples = {formula}"))
@@ -66,32 +64,28 @@ def _rows(a: Answer) -> list[tuple[str, str]]:
             sizes = f"(tp {e.tp} x pp {e.pp} x cp {e.cp}) = {e.data_parallel_size}"
             rows.append(("data parallel", f"{e.world_size} GPUs / {sizes}"))
         if a.epoch is not None:
-            whole = a.epoch.last_step_samples == e.global_batch
-            last = "" if whole else f", the last of {a.epoch.last_step_samples} samples"
+            partial = a.epoch.last_step_samples != e.global_batch
+            last = f", the last of {a.epoch.last_step_samples} samples" if partial else ""
             rows.append(("steps per epoch", f"{a.epoch.steps:,}{last}"))
-    if a.schedule.epochs is not None:
-        rows.append(("epochs", f"{a.schedule.epochs:g}{'  <- fits' if 'epochs' in a.solved else ''}"))
-    if t is not None and t.steps:
-        rows.append(("steps", f"{t.steps:,}"))
-    if a.step_time_s is not None:
-        solved = "  <- needed" if "step_time" in a.solved else ""
-        rows.append(("step time", f"{format_duration(a.step_time_s)}{solved}"))
-        if a.throughput_samples_per_s is not None:
-            rows.append(("throughput", f"{format_number(a.throughput_samples_per_s)} samples/s{solved}"))
-            if a.schedule.sequence_length:
-                tokens = a.throughput_samples_per_s * a.schedule.sequence_length
-                rows.append(("", f"{format_count(tokens)} tokens/s"))
+    needed = "  <- needed" if "step_time" in a.solved else ""
+    fits = "  <- fits" if "epochs" in a.solved else ""
+    rows += [
+        ("epochs", "" if a.schedule.epochs is None else f"{a.schedule.epochs:g}{fits}"),
+        ("steps", f"{t.steps:,}" if t is not None and t.steps else ""),
+        ("step time", "" if a.step_time_s is None else f"{duration(a.step_time_s)}{needed}"),
+    ]
+    if a.step_time_s is not None and rate is not None:
+        rows.append(("throughput", f"{number(rate)} samples/s{needed}"))
+        if a.schedule.sequence_length:
+            rows.append(("", f"{format_count(rate * a.schedule.sequence_length)} tokens/s"))
     if a.gpus_choice is not None:
         rows.append(("data-parallel GPUs", f"{a.gpus_choice.data_parallel_size:,}  <- needed"))
     if t is not None:
-        if t.repeats > 1:
-            rows.append(("runs in sequence", f"{t.repeats}"))
         parts = {"steps": t.stepping_s, "start-up": t.startup_s, "evaluation": t.evaluation_s,
                  "checkpoints": t.checkpoint_s, "failures": t.failures_s}  # fmt: skip
-        shown = [f"{name} {format_duration(seconds)}" for name, seconds in parts.items() if seconds]
-        if len(shown) > 1:
-            rows.append(("of which", ", ".join(shown)))
-        rows.append(("training time", format_duration(t.total_s)))
-    if a.cost_usd is not None:
-        rows.append(("cost", format_usd(a.cost_usd)))
-    return rows
+        shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
+        rows += [
+            ("runs in sequence", f"{t.repeats}" if t.repeats > 1 else ""),
+            ("of which", ", ".join(shown) if len(shown) > 1 else ""), ("training time", duration(t.total_s)),
+        ]  # fmt: skip
+    return [(name, text) for name, text in (*rows, ("cost", usd(a.cost_usd, ""))) if text]

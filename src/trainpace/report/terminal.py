@@ -1,12 +1,13 @@
-"""One look for every verb: what it is about, a line of verdict, a table, notes, and a command that comes next."""
+"""One look for every verb: what it is about, a line of verdict, a table, plots in characters, notes, and what comes next."""
 
+import math
 import os
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainpace.report.columns import NARROW_GAP, Column, Layout, layout
+from trainpace.units import format_number
 
 LOG_WIDTH = 118
 LEAST_WIDTH = 20
@@ -31,6 +32,45 @@ _UNITS = (
 _NUMBER_AND_UNIT = re.compile(rf"(?<=[\d.]) (?=(?:{_UNITS})(?![\w/]))")
 _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _TIED = "\u00a0"  # textwrap does not break a line there
+GAP, NARROW_GAP = 3, 2
+LONGEST_WORD = 24
+"""A longer word (a path, the name of a server) may be broken."""
+HEIGHT, WIDEST, LEAST = 13, 92, 24
+"""Rows, about: as many as give every tick of the scale the same distance."""
+MOST_TICKS = 6
+Points = Sequence[tuple[float, float]]
+
+
+class Column(NamedTuple):
+    """One of a table's. Where there is no room, the columns of the highest `rank` are left out first; those of rank 0 stay.
+
+    `least`: words may be wrapped to this width; 0: a number, which is never wrapped.
+    """
+
+    name: str
+    rank: int = 0
+    least: int = 0
+
+    @property
+    def words(self) -> bool:
+        """Set flush left, and wrapped where it must be."""
+        return self.least > 0
+
+
+def words(name: str, rank: int = 0, least: int = 10) -> Column:
+    return Column(name, rank, least)
+
+
+def bar_column(rank: int = 0) -> Column:
+    """A column of bars, which are drawn shorter where there is less room."""
+    return Column("", rank, 8)
+
+
+class Layout(NamedTuple):
+    """The width of every column that is shown, by its index, and the blanks between two."""
+
+    widths: dict[int, int]
+    gap: int
 
 
 def console() -> Console:
@@ -46,11 +86,6 @@ def console() -> Console:
     return Console(highlight=False, emoji=False, no_color=None if forced else True, force_terminal=forced, width=width)
 
 
-def print_head(sentence: str) -> None:
-    """What was asked: the model, the machine, the conditions."""
-    _print(sentence)
-
-
 def print_verdict(sentence: str, good: bool | None = None) -> None:
     """The answer, in one sentence or two. `good`: yes or no, which the words say too."""
     out = console()
@@ -62,43 +97,49 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 
 def print_table(
-    columns: Sequence[str | Column], rows: Iterable[Sequence[str]], left: int = 1, title: str = "", spaced: bool = True
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[str | float]],
+    left: int = 1,
+    title: str = "",
+    spaced: bool = True,
 ) -> None:
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
-    columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it.
+    columns that must stay fit, every row becomes a paragraph. `spaced`: with an empty line before it. A cell that is a number is
+    a share, which is drawn as a bar.
     """
     out = console()
     made = [c if isinstance(c, Column) else Column(c, least=10 if i < left else 0) for i, c in enumerate(columns)]
-    cells = [list(row) for row in rows]
+    cells = [[cell if isinstance(cell, str) else "█" * round(BAR_WIDTH * cell) for cell in row] for row in rows]
     chosen = layout(made, cells, out.width)
     if spaced:
         out.print()
     if title:
-        print_head(title)
+        print_lines(title)
     if chosen is None:
         _print_paragraphs(out, made, cells)
         return
-    left_out = [
-        c.name for i, c in enumerate(made) if c.name and i not in chosen.widths and any(row[i] for row in cells)
-    ]
-    _write(out, _drawn(out, made, cells, chosen))
-    if left_out:
-        print_lines(f"Columns hidden for lack of width: {', '.join(left_out)}.")
+    with out.capture() as captured:
+        out.print(_drawn(out, made, cells, chosen))
+    lines = (line.rstrip() for line in captured.get().splitlines())  # a log file needs no blanks at the ends
+    out.file.write("\n".join([*lines, ""]))
+    hidden = [c.name for i, c in enumerate(made) if i not in chosen.widths and c.name and any(row[i] for row in cells)]
+    if hidden:
+        print_lines(f"Columns hidden for lack of width: {', '.join(hidden)}.")
     out.print()
 
 
 def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
     """Names in a column of their own, and what is said of them wrapped beside it, or below where there is no room."""
-    out, said = console(), list(lines)
-    if not said:
+    out, named = console(), list(lines)
+    if not named:
         return
     if title:
-        print_head(title)
-    indent, longest = 2 if title else 0, max(len(name) for name, _ in said)
+        print_lines(title)
+    indent, longest = 2 if title else 0, max(len(name) for name, _ in named)
     beside = out.width - indent - longest - NARROW_GAP
-    for name, text in said:
+    for name, text in named:
         if beside >= LEAST_WIDTH:
             block = wrapped(text, beside, "").replace("\n", "\n" + " " * (indent + longest + NARROW_GAP))
             line = f"{' ' * indent}{name:<{longest + NARROW_GAP}}{block}".rstrip()
@@ -108,24 +149,12 @@ def print_named(title: str, lines: Iterable[tuple[str, str]]) -> None:
     out.print()
 
 
-def _write(out: Console, shown: Table) -> None:
-    """A log file needs no blanks at the ends of its lines."""
-    with out.capture() as captured:
-        out.print(shown)
-    out.file.write("\n".join([*(line.rstrip() for line in captured.get().splitlines()), ""]))
-
-
 def _drawn(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], chosen: Layout) -> Table:
     named = any(columns[i].name for i in chosen.widths)
     box = _ASCII_RULE if out.options.ascii_only else _RULE
     table = Table(
-        box=box,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, chosen.gap - 1, 0, 0),
-        show_header=named,
-        header_style=HEAD,
-    )
+        box=box, show_edge=False, pad_edge=False, padding=(0, chosen.gap - 1, 0, 0), show_header=named, header_style=HEAD
+    )  # fmt: skip
     tallest = max(wrapped(columns[i].name, width, "", 1).count("\n") for i, width in chosen.widths.items())
     for i, width in chosen.widths.items():
         # headers stand on the rule; vertical="bottom" would let the cells sink too
@@ -156,14 +185,25 @@ def _print_paragraphs(out: Console, columns: Sequence[Column], rows: Sequence[Se
 
 def print_lines(*lines: str) -> None:
     """Plain lines, wrapped to the width with what follows indented; a number stays with its unit."""
-    for line in lines:
-        _print(line)
-
-
-def print_plot(lines: Iterable[str]) -> None:
-    """Lines as they are; only a title that is too long is wrapped."""
     out = console()
     for line in lines:
+        out.print(Text(wrapped(line, out.width)), soft_wrap=True)
+
+
+def print_chart(points: Points, marked: Collection[float], title: str, behind: Points = ()) -> None:
+    """The plot that `chart` makes."""
+    _print_plot(chart(points, marked, title, behind, console().width))
+
+
+def print_bars(title: str, rows: Sequence[tuple[str, float, str, bool]]) -> None:
+    """The bars that `bars` makes."""
+    _print_plot([title, *bars(rows, console().width)])
+
+
+def _print_plot(lines: Iterable[str]) -> None:
+    """Lines as they are, and an empty one; only a title that is too long is wrapped."""
+    out = console()
+    for line in (*lines, ""):
         text = Text(line if cell_len(line) <= out.width else wrapped(line, out.width))
         text.highlight_regex("[█●▲]+", BAR)
         out.print(text, soft_wrap=True)
@@ -172,19 +212,14 @@ def print_plot(lines: Iterable[str]) -> None:
 def print_next(command: str | Sequence[str], why: str = "") -> None:
     """What to do next: a command to be copied, and what it gives. Several words are quoted as a shell needs them."""
     out = console()
-    words = command if isinstance(command, str) else shlex.join(command)
-    line = f"Next: {words}"
-    text = Text()
-    text.append("Next: ", style=HEAD)
-    if len(line) > out.width:
-        words = _continued(words, out.width)
-    text.append(words, style=HEAD)
-    if why and "\n" not in words and len(line) + len(why) + 4 <= out.width:
+    line = command if isinstance(command, str) else shlex.join(command)
+    room = out.width - len("Next: ") - len(line)
+    text = Text.assemble((f"Next: {line if room >= 0 else _continued(line, out.width)}", HEAD))
+    if why and len(why) + 4 <= room:
         text.append(f"  ({why})")
     elif why:
-        text.append(
-            f"\n{textwrap.fill(why, max(LEAST_WIDTH, out.width), initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
-        )
+        indent, width = " " * 6, max(LEAST_WIDTH, out.width)
+        text.append(f"\n{textwrap.fill(why, width, initial_indent=indent, subsequent_indent=indent)}")
     out.print(text, soft_wrap=True)
 
 
@@ -193,9 +228,8 @@ def wrapped(line: str, width: int, indent: str = "  ", least: int = LEAST_WIDTH)
     tied = _NUMBER_AND_UNIT.sub(_TIED, line)
     own = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
-        tied.strip(), max(width, least), initial_indent=own, subsequent_indent=own + indent, break_on_hyphens=False,
-        break_long_words=True,
-    )  # fmt: skip
+        tied.strip(), max(width, least), initial_indent=own, subsequent_indent=own + indent, break_on_hyphens=False
+    )
     return "\n".join(lines).replace(_TIED, " ")
 
 
@@ -212,6 +246,132 @@ def _continued(command: str, width: int) -> str:
     return " \\\n".join(lines)
 
 
-def _print(line: str) -> None:
-    out = console()
-    out.print(Text(wrapped(line, out.width)), soft_wrap=True)
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all columns are shown."""
+    chosen = layout(columns, rows, console().width)
+    return chosen is not None and len(chosen.widths) == len(columns)
+
+
+def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout | None:
+    """The first that fits of: all on one line, headers on two lines, words wrapped, columns left out. None: not even the
+    columns of rank 0 fit."""
+    widest = [max((cell_len(row[i]) for row in rows), default=1) for i in range(len(columns))]
+    natural = [max(1, cell_len(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
+    wrapped_head = [max(1, _longest_word(c.name), cells) for c, cells in zip(columns, widest, strict=True)]
+    least = [_least(c, [row[i] for row in rows], wrapped_head[i]) for i, c in enumerate(columns)]
+    shown = list(range(len(columns)))
+    while True:
+        for gap in (GAP, NARROW_GAP):
+            room = width - gap * (len(shown) - 1)
+            for wished in (natural, wrapped_head):
+                if sum(wished[i] for i in shown) <= room:
+                    return Layout(_widened({i: wished[i] for i in shown}, natural, room), gap)
+        if sum(least[i] for i in shown) <= room:
+            return Layout(_squeezed({i: wrapped_head[i] for i in shown}, least, room), NARROW_GAP)
+        droppable = [i for i in shown if columns[i].rank]
+        if not droppable:
+            return None
+        shown.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
+
+
+def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[int, int]:
+    """Spare width goes to headers that then fit on one line, those that need least first."""
+    for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
+        if natural[i] - widths[i] <= room - sum(widths.values()):
+            widths[i] = natural[i]
+    return widths
+
+
+def _squeezed(widths: dict[int, int], least: Sequence[int], room: int) -> dict[int, int]:
+    while sum(widths.values()) > room:
+        widths[max((i for i in widths if widths[i] > least[i]), key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _least(column: Column, cells: Sequence[str], natural: int) -> int:
+    if not column.words:
+        return natural
+    longest = max(map(_longest_word, (column.name, *cells)))
+    return min(natural, max(column.least, min(longest, LONGEST_WORD)))
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
+
+
+def chart(points: Points, marked: Collection[float], title: str, behind: Points = (), width: int = 80) -> list[str]:
+    """Lines of a plot from zero, `width` columns wide at most: dots, a triangle where x is marked (and x below the axis), and
+    rings for a second series behind them."""
+    every = [*points, *behind]
+    left, right = min(x for x, _ in every), max(x for x, _ in every)
+    step = tick_step(max(y for _, y in every) or 1.0, MOST_TICKS - 1)
+    ticks = math.ceil((max(y for _, y in every) or step) / step - 1e-9)
+    top = ticks * step
+    rows = ticks * max(1, round((HEIGHT - 1) / ticks))
+    labels = {i * rows // ticks: format_number(i * step) for i in range(ticks + 1)}
+    margin = max(map(len, labels.values()))
+    columns = max(LEAST, min(WIDEST, width) - margin - 2)
+    cells = [[" "] * columns for _ in range(rows + 1)]
+
+    def column(x: float) -> int:
+        return round((x - left) / max(right - left, 1e-9) * (columns - 1))
+
+    def put(x: float, y: float, sign: str) -> None:
+        cells[round(y / top * rows)][column(x)] = sign
+
+    for x, y in behind:
+        put(x, y, "○")
+    for x, y in sorted(points, key=lambda point: point[0] in marked):
+        put(x, y, "▲" if x in marked else "●")
+    lines = [title]
+    for i in reversed(range(rows + 1)):
+        edge = "└" if i == 0 else "┤" if i in labels else "│"
+        body = "".join(cells[i])
+        lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
+    named = {column(x): format_number(x) for x in _ticks(left, right)}
+    lines.append(" " * (margin + 2) + beside(named, columns, 0.5))
+    jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
+    return [*lines, " " * (margin + 2) + beside(jumps, columns, 0.0)] if jumps else lines
+
+
+def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
+    """A bar each for (label, value, what is said of it, whether it counts); light where it does not. Lengths are from zero."""
+    label = min(max(len(row[0]) for row in rows), max(8, width // 3))
+    room = max(8, min(WIDEST, width) - label - max(len(row[2]) for row in rows) - 3)
+    longest = max(row[1] for row in rows) or 1.0
+    return [
+        f"{name if len(name) <= label else f'{name[: label - 1]}…':<{label}}"
+        f" {('█' if counts else '░') * max(1, round(room * value / longest))} {end}"
+        for name, value, end, counts in rows
+    ]
+
+
+def tick_step(span: float, most: int) -> float:
+    """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
+    rough = span / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9))
+
+
+def _ticks(left: float, right: float) -> Iterator[float]:
+    """The ends, and round numbers between them."""
+    yield left
+    if right > left:
+        step = max(1.0, tick_step(right - left, MOST_TICKS))
+        x = math.ceil(left / step + 0.5) * step
+        while x < right - step / 2:
+            yield x
+            x += step
+        yield right
+
+
+def beside(named: dict[int, str], columns: int, anchor: float) -> str:
+    """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
+    touch another are left out."""
+    line, at = [" "] * columns, sorted(named)
+    for i in dict.fromkeys([*at[:1], *at[-1:], *at]):
+        text = named[i]
+        start = max(0, min(i - int(anchor * (len(text) - 1)), columns - len(text)))
+        if all(c == " " for c in line[max(0, start - 1) : start + len(text) + 1]):
+            line[start : start + len(text)] = text
+    return "".join(line).rstrip()

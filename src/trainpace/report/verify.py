@@ -3,9 +3,8 @@
 from typing import Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.columns import Column, words
-from trainpace.report.terminal import print_head, print_lines, print_next, print_table, print_verdict
-from trainpace.units import format_number
+from trainpace.report.phrases import number
+from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.verify import Change, Equivalence, WayResult
 
 IN_WORDS: dict[Change, str] = {
@@ -36,9 +35,8 @@ WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
 
 def print_equivalence(found: Equivalence) -> None:
     q = found.question
-    print_head(
-        f"{q.model}: {q.steps} steps of {q.batch} samples in {q.precision}, against one process and the whole batch"
-    )
+    trained = f"{q.steps} steps of {q.batch} samples in {q.precision}"
+    print_lines(f"{q.model}: {trained}, against one process and the whole batch")
     lines = verdict(found)
     if found.equal:
         first, *lines = lines
@@ -54,13 +52,9 @@ def print_equivalence(found: Equivalence) -> None:
     if found.equal:
         print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
                    "what a part costs on a GPU; for the training, any way of dividing the batch is equally good")  # fmt: skip
-    elif found.repeated or any(way.failed for way in found.ways):
-        return
-    else:
-        print_next(
-            ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)],
-            "again, after that change",
-        )
+    elif not found.repeated and not any(way.failed for way in found.ways):
+        again = ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)]
+        print_next(again, "again, after that change")
 
 
 def _row(way: WayResult) -> list[str]:
@@ -115,7 +109,7 @@ def _first_loss(way: WayResult, found: Equivalence) -> str:
     if abs(whole - way.first_loss) <= 10 * found.question.tolerance * abs(whole):
         return "The first loss is still the same: the gradients are not."
     return (
-        f"Already the first loss differs, {format_number(way.first_loss)} in parts and {format_number(whole)} at once:"
+        f"Already the first loss differs, {number(way.first_loss)} in parts and {number(whole)} at once:"
         " the loss of a batch is not the mean of its parts' (a contrastive loss, say)."
     )
 

@@ -1,9 +1,23 @@
-"""The usual rules for the learning rate when the global batch changes. They are advice: nothing is changed."""
+"""Rules for the learning rate when the global batch changes, and the gradient noise scale, which says how large a batch may be.
+
+B_simple = tr(Sigma) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): the covariance of one sample's gradient over the
+squared length of the true one, measured from gradients of two batch sizes as in its appendix A.1. It is the critical batch
+size where the Hessian is a multiple of the identity, and within a small factor of it in their experiments. It grows during
+training.
+"""
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
+
+FEWEST_STEPS = 10
+RESAMPLES = 2000
+COVERAGE = 0.9
+SEED = 0
 
 
 class LearningRateAdvice(Record):
@@ -68,3 +82,105 @@ def learning_rate_for_noise_scale(
         raise TrainpaceError("global batches are above 0, and a noise scale is a number of samples from 0.")
     factor = (1 + noise_scale_samples / old_global_batch) / (1 + noise_scale_samples / new_global_batch)
     return NoiseScaleRule(sgd_factor=factor, adam_factor=math.sqrt(factor))
+
+
+class GradientNorms(Record):
+    """Squared lengths of gradients, one pair a step: of `small_batch` samples (the mean over micro-batches or ranks where
+    there are several) and of `big_batch` samples, the small batch's among them. Both of gradients of a mean loss."""
+
+    small_batch: float
+    big_batch: float
+    small_squared: tuple[float, ...]
+    big_squared: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.small_batch < self.big_batch:
+            raise TrainpaceError(f"batches of {self.small_batch:g} and {self.big_batch:g} samples tell no noise.",
+                                 "The smaller one is a part of the larger one.")  # fmt: skip
+        if len(self.small_squared) != len(self.big_squared):
+            raise TrainpaceError("each step has one length for the small batch and one for the big one.")
+        if any(not (math.isfinite(n) and n >= 0) for n in (*self.small_squared, *self.big_squared)):
+            raise TrainpaceError("a squared length is a number from 0.")
+
+
+class NoiseScale(Record):
+    """`samples`: the noise scale, None with a `reason` where the true gradient is not told from 0. `low` to `high` holds it in
+    90 of 100 cases; no `high` where |G|^2 may be next to nothing. Of `steps` steps, without those of other phases of training."""
+
+    samples: float | None
+    low: float | None
+    high: float | None
+    gradient_squared: float
+    covariance_trace: float
+    steps: int
+    reason: str = ""
+
+
+def noise_scale(norms: GradientNorms) -> NoiseScale:
+    """Estimate it. Raises TrainpaceError for fewer than FEWEST_STEPS.
+
+    Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both unbiased
+    (McCandlish et al. 2018, appendix A.1); the ratio is of their means over the steps, since the mean of ratios is biased.
+
+    The interval is a bootstrap of blocks of consecutive steps, n^(1/3) long (Künsch 1989; Hall et al. 1995): steps beside each
+    other have alike gradients. It knows nothing of how the scale drifts.
+    """
+    small, big = np.array(norms.small_squared), np.array(norms.big_squared)
+    b, n = norms.small_batch, len(small)
+    whole = norms.big_batch
+    if n < FEWEST_STEPS:
+        raise TrainpaceError(f"{n} steps are too few to tell a noise scale.", f"Take {FEWEST_STEPS} or more.")
+    gradient = (whole * big - b * small) / (whole - b)
+    trace = (small - big) / (1 / b - 1 / whole)
+    means = _resampled_means(np.stack([gradient, trace], axis=-1))
+    tail = (1 - COVERAGE) / 2
+    signal, noise = float(gradient.mean()), float(trace.mean())
+    if not np.quantile(means[:, 0], tail) > 0 or not signal > 0:
+        return NoiseScale(
+            samples=None, low=None, high=None, gradient_squared=signal, covariance_trace=noise, steps=n,
+            reason=f"the true gradient is not told from 0 in {n} steps of {whole:g} samples: noise is far larger."
+            " More steps or a larger batch would tell.",
+        )  # fmt: skip
+    ratios = means[:, 1] / np.where(means[:, 0] > 0, means[:, 0], np.nan)
+    ratios = np.where(np.isnan(ratios), np.inf, ratios)
+    low, high = np.quantile(ratios, [tail, 1 - tail], method="nearest")
+    # a covariance has no negative trace, though an unbiased estimate of a small one may be
+    return NoiseScale(
+        samples=max(0.0, noise / signal), low=max(0.0, float(low)), high=max(0.0, float(high)) if math.isfinite(high) else None,
+        gradient_squared=signal, covariance_trace=noise, steps=n,
+    )  # fmt: skip
+
+
+def steps_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
+    """Updates to the same loss with another global batch, over those with the old one.
+
+    steps = S_min (1 + B_noise / B) (McCandlish et al. 2018, section 2), each batch at its own best learning rate.
+    """
+    _check(noise_scale_samples, old_batch, new_batch)
+    return (1 + noise_scale_samples / new_batch) / (1 + noise_scale_samples / old_batch)
+
+
+def samples_factor(noise_scale_samples: float, old_batch: float, new_batch: float) -> float:
+    """Samples to the same loss with another global batch over those with the old one: samples = E_min (1 + B / B_noise)."""
+    _check(noise_scale_samples, old_batch, new_batch)
+    if not noise_scale_samples:
+        return new_batch / old_batch
+    return (1 + new_batch / noise_scale_samples) / (1 + old_batch / noise_scale_samples)
+
+
+def _check(noise: float, *batches: float) -> None:
+    if not (math.isfinite(noise) and noise >= 0) or not all(math.isfinite(b) and b > 0 for b in batches):
+        raise TrainpaceError("a noise scale is a number of samples from 0, and a global batch is above 0.")
+
+
+def _resampled_means(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(RESAMPLES, 2) means over blocks drawn with replacement from (n, 2) values; the series is closed to a circle."""
+    n = len(pairs)
+    length = max(1, round(n ** (1 / 3)))
+    blocks = -(-n // length)
+    starts = np.random.default_rng(SEED).integers(0, n, size=(RESAMPLES, blocks))
+    # sums of blocks from running sums, so that no array of RESAMPLES x n x 2 is made
+    running = np.concatenate([np.zeros((1, 2)), np.cumsum(np.concatenate([pairs, pairs[:length]]), axis=0)])
+    sums = running[starts + length] - running[starts]
+    means: NDArray[np.float64] = sums.sum(axis=1) / (blocks * length)
+    return means

@@ -1,6 +1,8 @@
-"""How much work a training run is: samples, batches, micro-batches, steps."""
+"""The work of a training run: samples, batches, micro-batches, steps; and the speed-up of one."""
 
 import math
+from itertools import accumulate
+from operator import mul
 from typing import Literal
 
 from trainpace.errors import Contradiction, TrainpaceError
@@ -44,7 +46,7 @@ class Schedule(Record):
                 "Give one of them.",
             )
         if self.tokens is not None and self.sequence_length is None:
-            raise TrainpaceError("tokens need a sequence length to become samples.", "Add --sequence-length.")
+            raise TrainpaceError("tokens need a sequence length to become samples.", "Add `sequence_length`.")
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -79,7 +81,7 @@ def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
     """
     samples = schedule.samples_per_epoch
     if samples is None:
-        raise TrainpaceError("how many samples an epoch has is not known.", "Add --samples or --tokens.")
+        raise TrainpaceError("how many samples an epoch has is not known.", "Add `samples` or `tokens`.")
     per_micro_step = execution.micro_batch * execution.data_parallel_size
     micro_steps = samples // per_micro_step if schedule.drop_last else -(-samples // per_micro_step)
     whole, left_over = divmod(micro_steps, execution.accumulation)
@@ -107,7 +109,7 @@ def total_steps(schedule: Schedule, execution: Execution) -> int:
     """Optimizer updates of one run: ceil(epochs x steps per epoch), or `max_steps` where that is fewer."""
     if schedule.epochs is None:
         if schedule.max_steps is None:
-            raise TrainpaceError("the length of the run is not known.", "Add --epochs or --max-steps.")
+            raise TrainpaceError("the length of the run is not known.", "Add `epochs` or `max_steps`.")
         return schedule.max_steps
     product = schedule.epochs * epoch_steps(schedule, execution).steps
     # 0.1 epochs of 10 steps is 1.0000000000000002 in floating point, and is one step
@@ -128,3 +130,35 @@ def accumulation_for_global_batch(global_batch: int, micro_batch: int, data_para
         f"Nearest global batches: {' and '.join(str(n) for n in nearest)};"
         f" or a micro-batch that divides {global_batch}.",
     )
+
+
+class SpeedUp(Record):
+    """A measured speed-up as the ratio of old to new time; above 1 is faster.
+
+    "363 %" reads in two ways. The sources of this project mean the ratio of old to new time (363 % = 3.63 times as fast,
+    27.5 % of the old time); "faster by 363 %" would be 4.63 times as fast. Reports say which of the two they use.
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.ratio) and self.ratio > 0):
+            raise TrainpaceError(f"a speed-up of {self.ratio} is not above 0.")
+
+    @property
+    def share_of_old_time(self) -> float:
+        """New time / old time: 0.0465 for a ratio of 21.53."""
+        return 1 / self.ratio
+
+    @property
+    def percent_of_old_speed(self) -> float:
+        """2153 for a ratio of 21.53."""
+        return 100 * self.ratio
+
+    def new_time_s(self, old_time_s: float) -> float:
+        return old_time_s / self.ratio
+
+
+def cumulative(rungs: list[SpeedUp]) -> list[SpeedUp]:
+    """Each rung against the start, from each rung against the one before it."""
+    return [SpeedUp(ratio=product) for product in accumulate((rung.ratio for rung in rungs), mul)]

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.shards.computing import Damage, Precomputed, estimate, precompute, read_plan, verify
+    from trainpace.shards.computing import Damage, Precomputed, Settings, estimate, precompute, read_plan, verify
     from trainpace.shards.dataset import ShardDataset, ShardStream
-    from trainpace.shards.dataset_file import WANTED, is_task, load_dataset, made_by
+    from trainpace.shards.plan import array_script, part_of
     from trainpace.shards.precompute_estimate import Estimate
-    from trainpace.shards.slurm_array import array_script, part_of
-    from trainpace.shards.work import Settings
+    from trainpace.shards.user_dataset import WANTED, is_task, load_dataset, made_by
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -4,14 +4,17 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
-from trainpace.process import Pool
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput, UserCodeError, os_reason
+from trainpace.process import DiskFull, Pool
 from trainpace.records import Record, load, save, to_json, write_whole
 from trainpace.shards.folder import damage, finished_shard
 from trainpace.shards.plan import (
@@ -28,10 +31,40 @@ from trainpace.shards.plan import (
 )
 from trainpace.shards.precompute_estimate import Estimate, SampleCosts, decide
 from trainpace.shards.precompute_worker import Inspection
-from trainpace.shards.work import Progress, Settings, Work
+from trainpace.units import format_number
 
 _LOCK = ".lock"
 _WORKER = "trainpace.shards.precompute_worker"
+_SPARE = 1.02
+"""Room for headers and for samples that are larger than those looked at."""
+_SPARE_BYTES = 2**20
+_AHEAD = 2
+"""Shards that a worker has at a time: it computes one while it writes the other."""
+
+
+class Settings(Record):
+    """What to compute, where to, and by how many processes. `max_bad`: the share of samples that may be set aside;
+    `repair`: shards to compute again."""
+
+    target: str
+    folder: str
+    workers: int
+    shard_samples: int | None = None
+    max_bad: float = 0.05
+    part: int = 0
+    parts: int = 1
+    again: bool = False
+    repair: tuple[int, ...] = ()
+
+
+class Progress(NamedTuple):
+    """How far a part is, in samples. `bad`: those of `done` that were set aside; `new`: computed by this run, in `seconds`."""
+
+    done: int
+    wanted: int
+    bad: int
+    new: int
+    seconds: float
 
 
 class Precomputed(Record):
@@ -71,12 +104,18 @@ def precompute(
     begun = time.monotonic()
     with _alone(folder, settings), Pool(_WORKER, settings.target, settings.workers, note) as pool:
         plan = _agreed_plan(pool, folder, settings)
-        _set_aside(folder, settings.repair)
-        computed = Work(pool, plan, folder, settings, tell).run()
-    shards = [finished_shard(folder, number) for number in range(plan.shards)]
-    there = [shard for shard in shards if shard is not None]
+        if settings.repair:
+            (folder / MANIFEST).unlink(missing_ok=True)
+        for number in settings.repair:  # removed, so that they are computed again
+            shard_record(folder, number).unlink(missing_ok=True)
+            shard_file(folder, number).unlink(missing_ok=True)
+        computed = _Work(pool, plan, folder, settings, tell).run()
+    there = [shard for number in range(plan.shards) if (shard := finished_shard(folder, number)) is not None]
     if len(there) == plan.shards:
-        _finish(folder, plan, there)
+        manifest = Manifest(plan=plan, shards=tuple(there))
+        lines = [json.dumps({"index": b.index, "reason": b.reason}) + "\n" for shard in there for b in shard.bad]
+        write_whole(folder / BAD_SAMPLES, "".join(lines))
+        save(manifest, folder / MANIFEST)
     return Precomputed(
         folder=str(folder), samples=sum(s.samples for s in there), bad=sum(len(s.bad) for s in there), shards=len(there),
         shards_computed=len(computed), samples_computed=sum(s.samples for s in computed), seconds=time.monotonic() - begun,
@@ -104,25 +143,15 @@ def verify(folder: Path) -> tuple[ShardPlan, list[Damage]]:
     damaged = []
     for number in range(plan.shards):
         file = shard_file(folder, number)
-        problem: str | None
         try:
             shard = load(shard_record(folder, number), Shard)
             agreed = recorded.get(number, shard)
-            problem = damage(folder, agreed) or (None if shard == agreed else "its record is not the manifest's")
+            problem = damage(folder, agreed) or ("" if shard == agreed else "its record is not the manifest's")
         except UnreadableInput:
             problem = "its record cannot be read" if file.exists() else "missing"
-        if problem is not None:
+        if problem:
             damaged.append(Damage(number=number, file=file.name, problem=problem))
     return plan, damaged
-
-
-def _set_aside(folder: Path, numbers: tuple[int, ...]) -> None:
-    """Remove these shards, so that they are computed again."""
-    if numbers:
-        (folder / MANIFEST).unlink(missing_ok=True)
-    for number in numbers:
-        shard_record(folder, number).unlink(missing_ok=True)
-        shard_file(folder, number).unlink(missing_ok=True)
 
 
 def read_plan(folder: Path) -> ShardPlan:
@@ -140,7 +169,7 @@ def _make_ready(folder: Path) -> None:
         others = [p.name for p in folder.iterdir() if not p.name.startswith(".")]
         (folder / _LOCK).open("w").close()
     except OSError as error:
-        raise UnreadableInput(f"cannot use {folder}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot use {folder}: {os_reason(error)}.") from None
     if others and PLAN not in others:
         raise TrainpaceError(f"{folder} holds other files ({others[0]}).", "Give a new or empty folder.")
 
@@ -177,8 +206,9 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
         samples, rows = shard_sizes(
             seen.samples, seen.sample_bytes, settings.workers * settings.parts, settings.shard_samples
         )
+        file, _, name = settings.target.rpartition(":")
         plan = ShardPlan(
-            target=_absolute(settings.target), samples=seen.samples, shard_samples=samples, group_rows=rows,
+            target=f"{os.path.abspath(file)}:{name}", samples=seen.samples, shard_samples=samples, group_rows=rows,
             layout=seen.layout, fingerprint=seen.fingerprint, probe_bytes=seen.sample_bytes, probe_s=seen.sample_s,
         )  # fmt: skip
         if _write_first(folder / PLAN, to_json(plan) + "\n"):
@@ -188,8 +218,9 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
         now = msgspec.convert(answer["fingerprint"], Fingerprint)
     plan = read_plan(folder)
     changes = plan.fingerprint.differences(now)
-    if plan.target.rpartition(":")[2] != settings.target.rpartition(":")[2]:
-        changes.insert(0, f"it was {plan.target.rpartition(':')[2]}")
+    before = plan.target.rpartition(":")[2]
+    if before != settings.target.rpartition(":")[2]:
+        changes.insert(0, f"it was {before}")
     if settings.shard_samples not in (None, plan.shard_samples):
         changes.append(f"--shard-samples was {plan.shard_samples}")
     if changes:
@@ -215,13 +246,99 @@ def _write_first(path: Path, text: str) -> bool:
     return True
 
 
-def _finish(folder: Path, plan: ShardPlan, shards: list[Shard]) -> None:
-    manifest = Manifest(plan=plan, shards=tuple(shards))
-    lines = [json.dumps({"index": b.index, "reason": b.reason}) + "\n" for b in manifest.bad()]
-    write_whole(folder / BAD_SAMPLES, "".join(lines))
-    save(manifest, folder / MANIFEST)
+class _Work:
+    """Hands the missing shards of one part out to workers, while the disk has room and not too many samples are bad."""
+
+    def __init__(
+        self, pool: Pool, plan: ShardPlan, folder: Path, settings: Settings, tell: Callable[[Progress], None]
+    ) -> None:
+        self._pool, self._plan, self._folder, self._settings, self._tell = pool, plan, folder, settings, tell
+        mine = plan.part(settings.part, settings.parts)
+        there = {number: finished_shard(folder, number) for number in mine}
+        self._todo = deque(number for number, shard in there.items() if shard is None)
+        finished = [shard for shard in there.values() if shard is not None]
+        self._shards, self._finished = len(mine), len(finished)
+        self._wanted = sum(len(plan.range_of(number)) for number in mine)
+        self._before = self._done = sum(shard.stop - shard.first for shard in finished)
+        self._bad = sum(len(shard.bad) for shard in finished)
+        self._under_way: dict[int, list[int]] = {worker: [] for worker in range(settings.workers)}
+        self._partial: dict[int, tuple[int, int]] = {}
+        self._largest = plan.probe_bytes * plan.shard_samples
+        self._full: DiskFull | None = None
+        self._request = {"do": "shard", "plan": msgspec.to_builtins(plan), "folder": str(folder)}
+
+    def run(self) -> list[Shard]:
+        """Compute the shards that are missing. Raises `DiskFull` or `UserCodeError`; finished shards stay finished."""
+        self._make_room()
+        computed: list[Shard] = []
+        begun = time.monotonic()
+        for worker in list(self._under_way) * _AHEAD:
+            self._hand_out(worker)
+        answers = self._pool.answers(self._doing)
+        while any(self._under_way.values()):
+            try:
+                worker, answer = next(answers)
+            except DiskFull as error:
+                hint = (
+                    f"{self._finished} of {self._shards} shards are kept; make room, then run the same command again."
+                )
+                raise DiskFull(f"{self._folder} has run full.", hint) from error
+            if "progress" in answer:
+                self._partial[answer["number"]] = (answer["progress"], answer["bad"])
+            elif "shard" in answer:
+                computed.append(self._take(worker, msgspec.convert(answer["shard"], Shard)))
+                self._hand_out(worker)
+            done = self._done + sum(samples for samples, _ in self._partial.values())
+            bad = self._bad + sum(count for _, count in self._partial.values())
+            self._tell(Progress(done, self._wanted, bad, done - self._before, time.monotonic() - begun))
+            if bad > self._settings.max_bad * self._wanted:
+                last = computed[-1].bad[-1].reason if computed and computed[-1].bad else answer.get("reason", "")
+                raise UserCodeError(
+                    f"{bad} samples could not be computed, more than --max-bad {100 * self._settings.max_bad:g} % of"
+                    f" {self._wanted} (the last: {last}).",
+                    "Mend the dataset, or allow more.",
+                )
+        if self._full is not None:
+            raise self._full
+        return computed
+
+    def _make_room(self) -> None:
+        """Remove the half-written files of a killed run. Raises DiskFull where the rest will not fit."""
+        for number in self._todo:
+            for rest in self._folder.glob(f".{shard_file(self._folder, number).name}.*"):
+                rest.unlink(missing_ok=True)
+        needed = (self._wanted - self._before) * self._plan.probe_bytes * _SPARE
+        free = shutil.disk_usage(self._folder).free
+        if self._todo and needed + _SPARE_BYTES > free:
+            hint = "Give a folder on a larger disk."
+            raise DiskFull(f"{_gb(needed)} are needed, and {self._folder} has room for {_gb(free)}.", hint)
+
+    def _hand_out(self, worker: int) -> None:
+        """Give a worker a shard if there is one and room for it; else what is under way may still end."""
+        if not self._todo or self._full is not None:
+            return
+        free = shutil.disk_usage(self._folder).free
+        if (sum(map(len, self._under_way.values())) + 1) * self._largest * _SPARE + _SPARE_BYTES > free:
+            hint = "Make room, then run the same command again: it goes on where it stopped."
+            self._full = DiskFull(f"stopped before {self._folder} would run full: {_gb(free)} are left.", hint)
+            return
+        number = self._todo.popleft()
+        self._under_way[worker].append(number)
+        self._pool.ask(worker, **self._request, number=number)
+
+    def _take(self, worker: int, shard: Shard) -> Shard:
+        self._under_way[worker].remove(shard.number)
+        self._partial.pop(shard.number, None)
+        self._largest = max(self._largest, shard.file_bytes)
+        self._finished += 1
+        self._done += shard.stop - shard.first
+        self._bad += len(shard.bad)
+        return shard
+
+    def _doing(self, worker: int) -> str:
+        covered = [self._plan.range_of(number) for number in self._under_way[worker]]
+        return f"computing samples {covered[0].start} to {covered[-1].stop - 1}" if covered else "waiting"
 
 
-def _absolute(target: str) -> str:
-    file, _, name = target.rpartition(":")
-    return f"{os.path.abspath(file)}:{name}"
+def _gb(size: float) -> str:
+    return f"{format_number(size / 1e9)} GB" if size >= 1e8 else f"{format_number(size / 1e6)} MB"

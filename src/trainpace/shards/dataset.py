@@ -1,4 +1,9 @@
-"""Read precomputed shards back: map-style (`ShardDataset`), or streamed in a shuffled, resumable order (`ShardStream`)."""
+"""Read precomputed shards back: map-style (`ShardDataset`), or streamed in a shuffled, resumable order (`ShardStream`).
+
+The order of a stream and its division over ranks are pure functions of a seed. The row groups of all shards are permuted;
+the resulting sequence is cut into buffers of some thousand samples, and each buffer is permuted in itself. Nothing has to
+be read to know the n-th sample, so a position is all the state there is.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from torch.utils.data import default_collate as torch_collate
 
 from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.shards.epoch_order import EpochOrder, Span, cut, remaining, share
 from trainpace.shards.reader import ShardReader
 
 Transform = Callable[[Any], Any]
+Span = tuple[int, int]
+"""Positions `start` to `stop` (not included) of an epoch's sequence."""
 _MOST_CHANGES = 32
 _STREAM_OPTIONS = {"batch_size", "collate_fn", "drop_last", "shuffle"}
 
@@ -147,7 +153,6 @@ class ShardLoader:
                 f"{', '.join(taken)}: for the stream, not for its loader.", f"ShardStream(folder, ..., {taken[0]}=...)"
             )
         self.loader = DataLoader(stream, batch_size=None, **options)
-        self._history: list[Span] = []
         self._batches = 0
         self._resumed = False
 
@@ -171,11 +176,10 @@ class ShardLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """How far this epoch is: equal on every rank after the same number of steps, so one rank's copy is enough."""
-        taken = (self.stream.world_size, self._batches * self.stream.batch_size)
-        return {
-            "epoch": self.stream.epoch, "history": [*self._history, taken] if self._batches else list(self._history),
-            **self._settings(),
-        }  # fmt: skip
+        history = self.stream.history
+        if self._batches:
+            history.append((self.stream.world_size, self._batches * self.stream.batch_size))
+        return {"epoch": self.stream.epoch, "history": history, **self._settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the batches of `state`, also with another number of ranks or workers."""
@@ -189,15 +193,12 @@ class ShardLoader:
         self._resumed = True
 
     def _begin(self, epoch: int, history: Sequence[Span] = ()) -> None:
-        self._history, self._batches = list(history), 0
+        self._batches = 0
         self.stream.place(epoch, history)
 
     def _settings(self) -> dict[str, Any]:
-        s = self.stream
-        return {
-            "seed": s.seed, "shuffle": s.shuffle, "buffer_samples": s.buffer_samples, "batch_size": s.batch_size,
-            "drop_last": s.drop_last, "samples": len(s.reader),
-        }  # fmt: skip
+        names = ("seed", "shuffle", "buffer_samples", "batch_size", "drop_last")
+        return {name: getattr(self.stream, name) for name in names} | {"samples": len(self.stream.reader)}
 
 
 def _batch(
@@ -227,3 +228,78 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise TrainpaceError(f"rank {rank} of {world_size} is no place.", "Give both: rank from 0 to world_size - 1.")
     return rank, world_size
+
+
+class EpochOrder:
+    """The sequence of one epoch. `group_sizes`: samples of every row group; without `shuffle` it is 0, 1, 2, ..."""
+
+    def __init__(
+        self, group_sizes: np.ndarray, seed: int, epoch: int, buffer_samples: int = 10_000, shuffle: bool = True
+    ) -> None:
+        self.samples = int(group_sizes.sum())
+        self._seed, self._buffer, self._shuffle = (seed, epoch), max(1, buffer_samples), shuffle
+        groups = np.arange(len(group_sizes))
+        if shuffle:
+            groups = np.random.default_rng((*self._seed, 0)).permutation(groups)
+        sizes = group_sizes[groups]
+        self._ends = np.cumsum(sizes)
+        # sample = position + shift, within one row group
+        firsts = np.concatenate([[0], np.cumsum(group_sizes)])[:-1]
+        self._shifts = firsts[groups] - (self._ends - sizes)
+        self._buffered: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+
+    def at(self, start: int, stop: int) -> np.ndarray:
+        """Samples at the positions `start` to `stop` (not included)."""
+        parts = []
+        while start < stop:
+            number = start // self._buffer
+            first = number * self._buffer
+            part = self._permuted(number)[start - first : stop - first]
+            parts.append(part)
+            start += len(part)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _permuted(self, number: int) -> np.ndarray:
+        if self._buffered[0] != number:
+            first = number * self._buffer
+            positions = np.arange(first, min(first + self._buffer, self.samples))
+            if self._shuffle:
+                positions = np.random.default_rng((*self._seed, 1, number)).permutation(positions)
+            samples = positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
+            self._buffered = (number, samples)
+        return self._buffered[1]
+
+
+def share(spans: Sequence[Span], rank: int, world_size: int, multiple: int = 1, even: bool = False) -> list[Span]:
+    """The part of `rank`: contiguous, disjoint from the others', and together with them everything.
+
+    Where the count does not divide, the first ranks take one more. `even`: all take the same whole multiple of `multiple`, and
+    what is left at the end is nobody's.
+    """
+    total = sum(stop - start for start, stop in spans)
+    if even:
+        each = total // (world_size * multiple) * multiple
+        return cut(spans, rank * each, (rank + 1) * each)
+    each, more = divmod(total, world_size)
+    first = rank * each + min(rank, more)
+    return cut(spans, first, first + each + (rank < more))
+
+
+def remaining(spans: Sequence[Span], world_size: int, taken: int, multiple: int = 1, even: bool = False) -> list[Span]:
+    """What is left once each of `world_size` ranks has taken the first `taken` of its share, in the order of the ranks."""
+    left: list[Span] = []
+    for rank in range(world_size):
+        mine = share(spans, rank, world_size, multiple, even)
+        left += cut(mine, taken, sum(stop - start for start, stop in mine))
+    return left
+
+
+def cut(spans: Sequence[Span], first: int, last: int) -> list[Span]:
+    """The positions of `spans` from the `first` to the `last` (not included), counted over all of them."""
+    parts, before = [], 0
+    for start, stop in spans:
+        low, high = max(first - before, 0), min(last - before, stop - start)
+        if low < high:
+            parts.append((start + low, start + high))
+        before += stop - start
+    return parts

@@ -52,12 +52,8 @@ def _in_words(dataset: Any, index: int, a: Encoded, b: Encoded, differing: list[
     message = (
         f"sample {index} comes out differently each time it is computed ({f'{where}{_by_how_much(a, b)}'.strip(' ,')})"
     )
-    transform = random_transform(dataset, index)
-    if transform is not None:
-        return f"{message}: {transform} is random."
-    line = _drawing_line(dataset, index)
-    if line is not None:
-        return f"{message}: {line}."
+    if cause := random_transform(dataset, index) or _drawing_line(dataset, index):
+        return f"{message}: {cause}."
     if drew:
         return f"{message}: it draws from the generator of {' and '.join(drew)}."
     return f"{message}, and not by a generator of Python, numpy or torch: by one of its own, the time, or what it did before."
@@ -69,7 +65,7 @@ def random_transform(dataset: Any, index: int) -> str | None:
         members = list(owner.transforms)
         inputs: dict[int, Any] = {}
         try:
-            owner.transforms = [_Recording(member, i, inputs) for i, member in enumerate(members)]
+            owner.transforms = [_recording(member, i, inputs) for i, member in enumerate(members)]
             with contextlib.suppress(Exception), random_states.restored():
                 dataset[index]
         finally:
@@ -77,20 +73,19 @@ def random_transform(dataset: Any, index: int) -> str | None:
         for i, member in enumerate(members):
             tried = i in inputs and not hasattr(member, "transforms")
             if tried and random_states.gives_two_results(member, inputs[i], {}, _TRIALS):
-                what = type(member).__name__ if not hasattr(member, "__name__") else member.__name__
-                return f"{what}, transform {i + 1} of {len(members)} in {name},"
+                what = getattr(member, "__name__", type(member).__name__)
+                return f"{what}, transform {i + 1} of {len(members)} in {name}, is random"
     return None
 
 
-class _Recording:
-    """Calls a transform and stores a copy of its input."""
+def _recording(member: Any, number: int, inputs: dict[int, Any]) -> Callable[..., Any]:
+    """The transform, which also stores a copy of its input."""
 
-    def __init__(self, member: Any, number: int, inputs: dict[int, Any]) -> None:
-        self._member, self._number, self._inputs = member, number, inputs
+    def call(*values: Any) -> Any:
+        inputs[number] = copy.deepcopy(values)
+        return member(*values)
 
-    def __call__(self, *values: Any) -> Any:
-        self._inputs[self._number] = copy.deepcopy(values)
-        return self._member(*values)
+    return call
 
 
 def _composes(owner: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -111,26 +106,19 @@ def _composes(owner: Any, name: str, depth: int, seen: set[int]) -> Iterator[tup
 
 def _drawing_line(dataset: Any, index: int) -> str | None:
     """The line of the user's code during which a generator moved on, found by looking at the generators after every line."""
-    messages: list[str] = []
-    seen = 0
-    before = ("", 0, "")
-    state = random_states.states()
+    message: str | None = None
+    seen, before, state = 0, ("", 0, ""), random_states.states()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal state, seen, before
+        nonlocal message, seen, before, state
         file = frame.f_code.co_filename
-        if not is_users(file):
+        if message or seen >= _MOST_LINES or not is_users(file):
             return None
         seen += 1
-        if messages or seen > _MOST_LINES:
-            return None
         now = random_states.states()
-        moved = random_states.moved(state, now)
-        if moved and before[1]:
+        if before[1] and (moved := random_states.moved(state, now)):
             name, line, function = before
-            messages.append(
-                f"{Path(name).name} line {line} ({function}) draws from the generator of {' and '.join(moved)}"
-            )
+            message = f"{Path(name).name} line {line} ({function}) draws from the generator of {' and '.join(moved)}"
         state, before = now, (file, frame.f_lineno, frame.f_code.co_name)
         return trace
 
@@ -141,7 +129,7 @@ def _drawing_line(dataset: Any, index: int) -> str | None:
             dataset[index]
         finally:
             sys.settrace(traced)
-    return messages[0] if messages else None
+    return message
 
 
 def _by_how_much(a: Encoded, b: Encoded) -> str:

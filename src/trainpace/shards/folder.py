@@ -60,7 +60,7 @@ def write_shard(
                 arrays = [part.rows(rows) for part in parts]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=plan.group_rows)
         file_bytes, crc32 = _sum(aside, to_disk=True)
-        starts = _starts(pa.parquet.read_metadata(aside), parts, len(samples), plan.group_rows)
+        starts = _starts(pa.parquet.read_metadata(aside), parts, plan.group_rows)
         os.replace(aside, target)
     except BaseException:
         aside.unlink(missing_ok=True)
@@ -83,8 +83,8 @@ def finished_shard(folder: Path, number: int) -> Shard | None:
         return None
 
 
-def damage(folder: Path, shard: Shard) -> str | None:
-    """The problem with a shard's file, after reading every byte of it; None where there is none."""
+def damage(folder: Path, shard: Shard) -> str:
+    """The problem with a shard's file, after reading every byte of it; "" where there is none."""
     path = shard_file(folder, shard.number)
     try:
         size, crc32 = _sum(path)
@@ -96,7 +96,7 @@ def damage(folder: Path, shard: Shard) -> str | None:
         return f"truncated: {size:,} of {shard.file_bytes:,} bytes"
     if size > shard.file_bytes:
         return f"longer than written: {size:,} in place of {shard.file_bytes:,} bytes"
-    return None if crc32 == shard.crc32 else "changed: its checksum is another than when it was written"
+    return "" if crc32 == shard.crc32 else "changed: its checksum is another than when it was written"
 
 
 def _sum(path: Path, to_disk: bool = False) -> tuple[int, int]:
@@ -140,9 +140,9 @@ class _Column:
         values, shapes = [e.values[i] for _, e in samples], {e.shapes[i] for _, e in samples}
         if field.kind == "bool":
             values = [int(value) for value in values]
-        self.shape = next(iter(shapes)) if field.kind in SHAPED and len(shapes) == 1 else None
-        if self.shape is not None and not (values and len(values[0])):
-            self.shape = None  # Parquet has no binary values of a fixed length of nothing
+        # Parquet has no binary values of a fixed length of nothing
+        fixed = field.kind in SHAPED and len(shapes) == 1 and len(values[0]) > 0
+        self.shape = next(iter(shapes)) if fixed else None
         plain = {"int": pa.int64(), "float": pa.float64(), "bool": pa.int32(), "str": pa.string(), "bytes": pa.binary()}
         kind = plain.get(field.kind) or (pa.binary(len(values[0])) if self.shape is not None else pa.binary())
         self.parts = [_Plain(pa, field.name, kind, values)]
@@ -156,16 +156,15 @@ class _Column:
         return Column(starts=starts[value], width=value.width, shape=self.shape, shape_starts=shape_starts)
 
 
-def _starts(metadata: Any, parts: Sequence[_Plain], samples: int, group_rows: int) -> dict[_Plain, tuple[int, ...]]:
+def _starts(metadata: Any, parts: Sequence[_Plain], group_rows: int) -> dict[_Plain, tuple[int, ...]]:
     """File offsets of the values of every row group, by column."""
-    offsets_of: dict[_Plain, tuple[int, ...]] = {}
-    for c, part in enumerate(parts):
-        offsets = []
-        for g in range(metadata.num_row_groups):
-            chunk = metadata.row_group(g).column(c)
-            rows = slice(g * group_rows, min((g + 1) * group_rows, samples))
-            header = chunk.total_compressed_size - part.value_bytes(rows)
-            assert 0 < header < _LONGEST_HEADER, "a column chunk is one page with a header of a few dozen bytes"
-            offsets.append(chunk.data_page_offset + header)
-        offsets_of[part] = tuple(offsets)
-    return offsets_of
+
+    def start(group: int, column: int, part: _Plain) -> int:
+        chunk = metadata.row_group(group).column(column)
+        rows = slice(group * group_rows, (group + 1) * group_rows)
+        header: int = chunk.total_compressed_size - part.value_bytes(rows)
+        assert 0 < header < _LONGEST_HEADER, "a column chunk is one page with a header of a few dozen bytes"
+        return int(chunk.data_page_offset) + header
+
+    groups = range(metadata.num_row_groups)
+    return {part: tuple(start(g, c, part) for g in groups) for c, part in enumerate(parts)}

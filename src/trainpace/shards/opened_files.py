@@ -72,7 +72,11 @@ def drop(paths: Iterable[str]) -> str:
     for path in files:
         drop_file(path)
     looked_at = files[:: max(1, len(files) // _LOOKED_AT)]
-    still_cached = sum(_is_cached(path) for path in looked_at)
+    still_cached = 0
+    for path in looked_at:
+        with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            still_cached += size > 0 and (share_in_cache(file.fileno(), size, samples=1) or 0.0) > 0
     time.sleep(0.01)  # asking whether a page is there has started to read it
     for path in looked_at:
         drop_file(path)
@@ -88,13 +92,6 @@ def drop_file(path: str) -> None:
         with contextlib.suppress(OSError):
             os.fsync(file.fileno())  # a page that was not yet written cannot be dropped
         drop_from_cache(file.fileno())
-
-
-def _is_cached(path: str) -> bool:
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        return size > 0 and (share_in_cache(file.fileno(), size, samples=1) or 0.0) > 0
-    return False
 
 
 def _is_data(path: str) -> bool:

@@ -1,9 +1,10 @@
-"""The records of a precomputed folder: its plan, one record a shard, and the manifest of all shards."""
+"""The records of a precomputed folder: its plan, one record a shard, and the manifest of all; and its division over nodes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
@@ -100,24 +101,15 @@ class Manifest(Record):
     plan: ShardPlan
     shards: tuple[Shard, ...]
 
-    @property
-    def samples(self) -> int:
-        """Samples that can be read back: those of the source without the bad ones."""
-        return sum(shard.samples for shard in self.shards)
-
-    def bad(self) -> Iterator[BadSample]:
-        for shard in self.shards:
-            yield from shard.bad
-
 
 def shard_sizes(samples: int, sample_bytes: float, workers: int, shard_samples: int | None = None) -> tuple[int, int]:
     """(samples a shard, samples a row group): about 64 MiB and 1 MiB, yet enough shards for all workers to end together."""
-    groups = max(1, min(GROUP_SAMPLES, round(GROUP_BYTES / max(sample_bytes, 1.0))))
-    if sample_bytes * GROUP_SAMPLES < GROUP_BYTES:
-        groups = min(1000, round(GROUP_BYTES / max(sample_bytes, 1.0)))
+    sample_bytes = max(sample_bytes, 1.0)
+    fitting = round(GROUP_BYTES / sample_bytes)
+    groups = min(1000, fitting) if sample_bytes * GROUP_SAMPLES < GROUP_BYTES else max(1, min(GROUP_SAMPLES, fitting))
     if shard_samples is None:
-        shard_samples = max(1, round(SHARD_BYTES / max(sample_bytes, 1.0)))
-        shard_samples = min(shard_samples, max(1, math.ceil(samples / (_SHARDS_A_WORKER * workers))), 100_000)
+        balanced = math.ceil(samples / (_SHARDS_A_WORKER * workers))
+        shard_samples = max(1, min(round(SHARD_BYTES / sample_bytes), balanced, 100_000))
         if shard_samples > groups:
             shard_samples = math.ceil(shard_samples / groups) * groups
     return shard_samples, min(groups, shard_samples)
@@ -132,9 +124,42 @@ def shard_record(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:06d}.json"
 
 
-def parse_part(text: str) -> tuple[int, int]:
-    """``2/8`` is the second of eight: (1, 8)."""
-    part, slash, parts = text.partition("/")
-    if not slash or not part.isdecimal() or not parts.isdecimal() or not 1 <= int(part) <= int(parts):
-        raise TrainpaceError(f"{text!r} is not a part.", "Write I/N, from 1/N to N/N.")
-    return int(part) - 1, int(parts)
+def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """(part from 0, parts): as stated (``2/8`` is the second of eight: (1, 8)), else this task's place in its Slurm array,
+    else all of it."""
+    if stated is not None:
+        part, _, parts = stated.partition("/")
+        if not part.isdecimal() or not parts.isdecimal() or not 1 <= int(part) <= int(parts):
+            raise TrainpaceError(f"{stated!r} is not a part.", "Write I/N, from 1/N to N/N.")
+        return int(part) - 1, int(parts)
+    try:
+        count = int(environment["SLURM_ARRAY_TASK_COUNT"])
+        number, first = int(environment["SLURM_ARRAY_TASK_ID"]), int(environment["SLURM_ARRAY_TASK_MIN"])
+        step = int(environment.get("SLURM_ARRAY_TASK_STEP") or 1)
+    except (KeyError, ValueError):
+        return 0, 1
+    place, odd = divmod(number - first, step)
+    if odd or not 0 <= place < count:
+        raise TrainpaceError("the Slurm array's tasks are not numbered evenly.", "Say which part this is: --part I/N.")
+    return place, count
+
+
+def array_script(target: str, folder: str, parts: int, workers: int, hours: float, options: str = "") -> str:
+    """A batch script for sbatch, of `parts` array tasks with `workers` cores each. Source: sbatch's manual, --array.
+
+    A task that is requeued computes only what it had not finished. The one that ends last writes the manifest.
+    """
+    minutes = max(10, round(60 * hours))
+    command = f"trainpace precompute {shlex.quote(target)} --out {shlex.quote(folder)} --workers $SLURM_CPUS_PER_TASK"
+    return f"""#!/bin/bash
+#SBATCH --job-name=precompute
+#SBATCH --array=1-{parts}
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task={workers}
+#SBATCH --time={minutes // 60:02d}:{minutes % 60:02d}:00
+#SBATCH --requeue
+#SBATCH --output=precompute-%A_%a.log
+
+srun {command}{" " + options if options else ""}
+"""

@@ -2,18 +2,20 @@
 
 import math
 import os
+import random
+import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from trainpace.errors import UnreadableInput, UserCodeError
+from trainpace.errors import UnreadableInput, os_reason
 from trainpace.records import Record, save
 from trainpace.shards import opened_files
 from trainpace.shards.determinism import computed_twice
 from trainpace.shards.folder import write_shard
 from trainpace.shards.plan import MANIFEST, Fingerprint, Manifest, ShardPlan, shard_sizes
-from trainpace.shards.samples import Encoded, encode, spread
+from trainpace.shards.samples import Encoded, spread, timed_samples
 
 _WARM_SHARE = 0.7
 """Share of the memory up to which shards are read from the page cache after the first epoch."""
@@ -61,45 +63,27 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
 
     Raises `NotDeterministic`, as the work itself would.
     """
-    import random
-
     import torch
 
     from trainpace.shards.dataset import ShardDataset
 
-    total, times, encoded_samples = len(dataset), [], []
-    deadline = time.perf_counter() + seconds
-    order = list(spread(most, total))
+    order = list(spread(most, len(dataset)))
     random.Random(0).shuffle(order)
-    layout, reason = None, ""
-    for index in order:
-        start = time.perf_counter()
-        try:
-            sample = dataset[index]
-            times.append(time.perf_counter() - start)
-            encoded = encode(sample, layout)
-        except Exception as error:
-            reason = f"sample {index}: {type(error).__name__}: {error}"
-            continue
-        layout = encoded.layout
-        encoded_samples.append((index, encoded))
-        if time.perf_counter() > deadline:
-            break
-    for index, _ in encoded_samples[:_COMPUTED_TWICE]:
+    samples = list(timed_samples(dataset, order, seconds))
+    for index, _, _ in samples[:_COMPUTED_TWICE]:
         computed_twice(dataset, index)
-    if layout is None:
-        raise UserCodeError(f"not one of {len(order)} samples looked at could be computed ({reason}).")
+    n = len(samples)
     beside = next(p for p in Path(folder).resolve().parents if p.is_dir())
     try:
         aside = tempfile.TemporaryDirectory(dir=beside, prefix=".trainpace-estimate-")
     except OSError as error:
-        raise UnreadableInput(f"cannot write into {beside}: {(error.strerror or str(error)).lower()}.") from None
+        raise UnreadableInput(f"cannot write into {beside}: {os_reason(error)}.") from None
     with aside as place:
-        _write(Path(place), target, [(i, sample) for i, (_, sample) in enumerate(encoded_samples)])
+        _write(Path(place), target, [sample for _, sample, _ in samples])
         data = ShardDataset(place)
-        positions = list(range(len(encoded_samples)))
+        positions = list(range(n))
         random.Random(1).shuffle(positions)
-        batches = [positions[i : i + 32] for i in range(0, len(positions), 32)]
+        batches = [positions[i : i + 32] for i in range(0, n, 32)]
         file = next(Path(place).glob("*.parquet"))
         size = file.stat().st_size
         # opening and mapping happen once a shard, not once a sample
@@ -110,8 +94,8 @@ def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: 
     free = os.statvfs(beside)
     torch.set_num_threads(1)
     return SampleCosts(
-        samples=total, measured=len(encoded_samples), compute_s=sum(times) / len(times), sample_bytes=size / len(encoded_samples),
-        read_s=warm / len(encoded_samples), read_cold_s=max(cold, warm) / len(encoded_samples),
+        samples=len(dataset), measured=n, compute_s=statistics.fmean(seconds for _, _, seconds in samples),
+        sample_bytes=size / n, read_s=warm / n, read_cold_s=max(cold, warm) / n,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), free_bytes=free.f_bavail * free.f_frsize,
     )  # fmt: skip
 
@@ -148,13 +132,14 @@ def decide(
     )  # fmt: skip
 
 
-def _write(folder: Path, target: str, encoded_samples: list[tuple[int, Encoded]]) -> None:
-    n, size = len(encoded_samples), sum(sample.size_bytes for _, sample in encoded_samples) / len(encoded_samples)
+def _write(folder: Path, target: str, samples: list[Encoded]) -> None:
+    n, size = len(samples), statistics.fmean(sample.size_bytes for sample in samples)
     plan = ShardPlan(
-        target=target, samples=n, shard_samples=n, group_rows=shard_sizes(n, size, 1, n)[1], layout=encoded_samples[0][1].layout,
+        target=target, samples=n, shard_samples=n, group_rows=shard_sizes(n, size, 1, n)[1], layout=samples[0].layout,
         fingerprint=Fingerprint(code={}, packages={}, source={}), probe_bytes=size, probe_s=0.0,
     )  # fmt: skip
-    save(Manifest(plan=plan, shards=(write_shard(folder, plan, 0, encoded_samples, ()),)), folder / MANIFEST)
+    shard = write_shard(folder, plan, 0, list(enumerate(samples)), ())
+    save(Manifest(plan=plan, shards=(shard,)), folder / MANIFEST)
 
 
 def _timed(data: Any, batches: list[list[int]]) -> float:

@@ -4,8 +4,8 @@ Reads one JSON request a line and answers in JSON lines. What the user's code pr
 """
 
 import errno
-import json
 import os
+import statistics
 import sys
 import threading
 import time
@@ -16,15 +16,14 @@ from typing import IO, Any
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.errors import TrainpaceError
 from trainpace.process import failure_of, serve_lines
 from trainpace.records import Record
-from trainpace.shards.dataset_file import load_dataset
 from trainpace.shards.determinism import computed_twice
-from trainpace.shards.fingerprint import SETTINGS, fingerprint, settings_of
 from trainpace.shards.folder import import_pyarrow, write_shard
 from trainpace.shards.plan import BadSample, Fingerprint, ShardPlan
-from trainpace.shards.samples import Encoded, Layout, UnsupportedSample, encode, spread
+from trainpace.shards.samples import Encoded, Layout, encode, reason_of, spread, timed_samples
+from trainpace.shards.user_dataset import SETTINGS, fingerprint, load_dataset, settings_of
 
 _PROGRESS_S = 0.5
 _LOOKED_AT = 8
@@ -41,29 +40,15 @@ class Inspection(Record):
     sample_bytes: float
 
 
-def inspect(dataset: Any, target: str, settings: str, looked_at: int = _LOOKED_AT) -> Inspection:
+def inspect(dataset: Any, target: str, settings: str) -> Inspection:
     """Compute some samples spread over the dataset twice. Raises `NotDeterministic`, or where not one can be computed."""
-    total, times, sizes, reason = len(dataset), [], [], ""
-    layout: Layout | None = None
-    begun = time.perf_counter()
-    for index in spread(looked_at, total):
-        start = time.perf_counter()
-        try:
-            encode(dataset[index], layout)
-        except Exception as error:
-            reason = f"sample {index}: {_reason(error)}"
-            continue
-        times.append(time.perf_counter() - start)
-        sample = computed_twice(dataset, index)
-        layout = sample.layout
-        sizes.append(sample.size_bytes)
-        if time.perf_counter() - begun > _LOOKING_S:
-            break
-    if layout is None:
-        raise UserCodeError(f"not one of {min(looked_at, total)} samples looked at could be computed ({reason}).")
+    times, samples = [], []
+    for index, _, seconds in timed_samples(dataset, spread(_LOOKED_AT, len(dataset)), _LOOKING_S):
+        times.append(seconds)
+        samples.append(computed_twice(dataset, index))
     return Inspection(
-        samples=total, layout=layout, fingerprint=fingerprint(dataset, target, settings), sample_s=sorted(times)[len(times) // 2],
-        sample_bytes=sum(sizes) / len(sizes),
+        samples=len(dataset), layout=samples[-1].layout, fingerprint=fingerprint(dataset, target, settings),
+        sample_s=sorted(times)[len(times) // 2], sample_bytes=statistics.fmean(s.size_bytes for s in samples),
     )  # fmt: skip
 
 
@@ -80,18 +65,11 @@ def compute(
         except MemoryError:
             raise
         except Exception as error:
-            bad.append(BadSample(index=index, reason=_reason(error)))
+            bad.append(BadSample(index=index, reason=reason_of(error)))
         if time.monotonic() - reported_at > _PROGRESS_S:
             reported_at = time.monotonic()
             progress(len(computed) + len(bad), len(bad), bad[-1].reason if bad else "")
     return computed, bad
-
-
-def _reason(error: Exception) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if isinstance(error, UnsupportedSample):
-        return text
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 class _Worker:
@@ -119,14 +97,13 @@ class _Worker:
 
     def _answer(self, do: str, **request: Any) -> None:
         if do == "inspect":
-            self._send(inspection=msgspec.to_builtins(inspect(self._dataset, self._target, self._settings)))
+            self._send(inspection=inspect(self._dataset, self._target, self._settings))
         elif do == "fingerprint":
-            now = fingerprint(self._dataset, self._target, self._settings)
-            self._send(fingerprint=msgspec.to_builtins(now))
+            self._send(fingerprint=fingerprint(self._dataset, self._target, self._settings))
         elif do == "estimate":
             from trainpace.shards.precompute_estimate import estimate_here
 
-            self._send(estimate=msgspec.to_builtins(estimate_here(self._dataset, self._target, **request["options"])))
+            self._send(estimate=estimate_here(self._dataset, self._target, **request["options"]))
         else:
             self._compute(msgspec.convert(request["plan"], ShardPlan), request["number"], Path(request["folder"]))
 
@@ -146,7 +123,7 @@ class _Worker:
 
     def _write(self, *shard: Any) -> None:
         try:
-            self._send(shard=msgspec.to_builtins(write_shard(*shard)))
+            self._send(shard=write_shard(*shard))
         except Exception as error:
             self._fail(error)  # at once: the main thread may be waiting for a request that will not come
 
@@ -160,14 +137,10 @@ class _Worker:
 
     def _send(self, **answer: Any) -> None:
         with self._sending:
-            self._answers.write(json.dumps(answer) + "\n")
+            self._answers.write(msgspec.json.encode(answer).decode() + "\n")
             self._answers.flush()
 
 
-def _serve(target: str) -> None:
-    requests, answers = serve_lines()
-    _Worker(target, answers).serve(requests)
-
-
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    requests, answers = serve_lines()
+    _Worker(sys.argv[1], answers).serve(requests)

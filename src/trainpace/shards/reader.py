@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import struct
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpace.errors import UnreadableInput
+from trainpace.errors import UnreadableInput, os_reason
 from trainpace.records import load
 from trainpace.shards.plan import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.shards.samples import SHAPED, Field, spoken
@@ -46,10 +45,8 @@ class ShardReader:
         counts = np.array([shard.samples for shard in shards], dtype=np.int64)
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
-        self._bounds: list[int] = self._ends.tolist()
         groups = [len(shard.index_starts) for shard in shards]
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
-        self._groups: list[int] = self._first_group.tolist()
         self._columns = [_Placed(field, [shard.columns[c] for shard in shards]) for c, field in enumerate(self.fields)]
         self._index = _Placed(
             Field(name="index", kind="int"), [Column(starts=shard.index_starts, width=8) for shard in shards]
@@ -58,7 +55,7 @@ class ShardReader:
         self._maps: list[memoryview | None] = [None] * len(shards)
 
     def __len__(self) -> int:
-        return self._bounds[-1]
+        return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder}
@@ -74,15 +71,11 @@ class ShardReader:
         )
 
     def sample(self, position: int) -> Any:
-        if not 0 <= position < len(self):
-            raise IndexError(f"position {position} of {len(self)} samples")
-        shard = bisect_right(self._bounds, position)
-        group, row = divmod(position - (self._bounds[shard - 1] if shard else 0), self.group_rows)
-        return self.build([self._leaf(c, shard, self._groups[shard] + group, row) for c in self._columns])
+        return self.samples([position])[0]
 
     def samples(self, positions: Sequence[int] | np.ndarray) -> list[Any]:
         """Several samples that share no memory."""
-        shards, groups, rows = (part.tolist() for part in self._locate(np.asarray(positions, dtype=np.int64)))
+        shards, groups, rows = (part.tolist() for part in self._locate(positions))
         return [
             self.build([self._leaf(column, shard, group, row) for column in self._columns])
             for shard, group, row in zip(shards, groups, rows, strict=True)
@@ -90,16 +83,17 @@ class ShardReader:
 
     def batch(self, positions: Sequence[int] | np.ndarray, allocate: Allocate) -> Any:
         """What torch's default_collate makes of these samples, each copied once, to its place in the batch."""
-        where = self._locate(np.asarray(positions, dtype=np.int64))
+        where = self._locate(positions)
         return self.build([self._gather(column, where, allocate) for column in self._columns])
 
     def source_indices(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
         """The indices in the source of these positions."""
-        where = self._locate(np.asarray(positions, dtype=np.int64))
+        where = self._locate(positions)
         return self._bytes(self._index, where, np.empty(8 * len(where[0]), np.uint8)).view("<i8").reshape(-1)
 
-    def _locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _locate(self, positions: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(shard, row group over all shards, row within it)."""
+        positions = np.asarray(positions, dtype=np.int64)
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"position {positions.max()} of {len(self)} samples")
         shards = np.searchsorted(self._ends, positions, side="right")
@@ -173,7 +167,7 @@ class ShardReader:
             except (FileNotFoundError, ValueError):  # mmap's word for an empty file
                 whole = None
             except OSError as error:
-                raise UnreadableInput(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+                raise UnreadableInput(f"{path} cannot be read: {os_reason(error)}.") from None
             if whole is None or len(whole) != record.file_bytes:
                 raise UnreadableInput(
                     f"{path} is {'not as long as it was written' if path.exists() else 'missing'}.",
@@ -200,15 +194,16 @@ class _Placed:
     def decode(self, raw: bytearray, shape: tuple[int, ...] | None) -> Any:
         kind = self.field.kind
         if kind == "tensor":
-            if not raw:
-                return torch.empty(shape or (), dtype=self.torch_dtype)
-            return torch.frombuffer(raw, dtype=self.torch_dtype).reshape(shape or ())
-        if kind == "array":
-            return np.frombuffer(raw, dtype=self.field.dtype).reshape(shape or ())
-        if kind == "scalar":
-            return np.frombuffer(raw, dtype=self.field.dtype)[0]
+            flat = torch.frombuffer(raw, dtype=self.torch_dtype) if raw else torch.empty(0, dtype=self.torch_dtype)
+            return flat.reshape(shape or ())
+        if kind in ("array", "scalar"):
+            values = np.frombuffer(raw, dtype=self.field.dtype)
+            return values.reshape(shape or ()) if kind == "array" else values[0]
         if kind == "image":
-            return _picture(raw, self.field.dtype, shape or ())
+            from PIL import Image
+
+            assert shape is not None
+            return Image.frombytes(self.field.dtype, (shape[1], shape[0]), bytes(raw))
         if kind == "int":
             return int.from_bytes(raw, "little", signed=True)
         if kind == "float":
@@ -225,10 +220,3 @@ def _torch_dtype(field: Field) -> torch.dtype:
     if field.kind in ("array", "scalar"):
         return torch.from_numpy(np.empty(0, np.dtype(field.dtype).newbyteorder("="))).dtype
     return torch.float64 if field.kind == "float" else torch.int64
-
-
-def _picture(raw: bytearray, mode: str, shape: tuple[int, ...]) -> Any:
-    from PIL import Image
-
-    height, width = shape[:2]
-    return Image.frombytes(mode, (width, height), bytes(raw))

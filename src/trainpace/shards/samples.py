@@ -2,11 +2,13 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from trainpace.errors import UserCodeError
 from trainpace.records import Record
 
 Kind = Literal["tensor", "array", "scalar", "image", "int", "float", "bool", "str", "bytes"]
@@ -14,6 +16,7 @@ SHAPED = frozenset({"tensor", "array", "scalar", "image"})
 """Kinds whose bytes need a shape to be read."""
 
 _INT64 = range(-(2**63), 2**63)
+_PLAIN = (bool, int, float, str, bytes)
 
 
 class UnsupportedSample(ValueError):
@@ -62,24 +65,20 @@ def encode(sample: Any, layout: Layout | None = None) -> Encoded:
     fields, values, shapes = [], [], []
     for name, leaf in leaves:
         kind, dtype, value, shape = _encode_leaf(spoken(name), leaf)
-        fields.append((name, kind, dtype))
+        fields.append(Field(name=name, kind=kind, dtype=dtype))
         values.append(value)
         shapes.append(shape)
-    if layout is not None:
-        expected = [(f.name, f.kind, f.dtype) for f in layout.fields]
-        if fields != expected or json.dumps(structure) != layout.structure:
-            unequal = _unequal(structure, json.loads(layout.structure), "")
-            raise UnsupportedSample(unequal or _difference(fields, expected))
-        return Encoded(layout, values, shapes)
-    names = [name for name, _, _ in fields]
-    if not names:
-        raise UnsupportedSample("the sample is empty")
-    if len(set(names)) < len(names):
-        raise UnsupportedSample(
-            f"two parts of the sample have the name {next(n for n in names if names.count(n) > 1)!r}"
-        )
-    made = tuple(Field(name=name, kind=kind, dtype=dtype) for name, kind, dtype in fields)
-    return Encoded(Layout(structure=json.dumps(structure), fields=made), values, shapes)
+    if layout is None:
+        names = [name for name, _ in leaves]
+        if not names:
+            raise UnsupportedSample("the sample is empty")
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise UnsupportedSample(f"two parts of the sample have the name {twice!r}")
+        layout = Layout(structure=json.dumps(structure), fields=tuple(fields))
+    elif tuple(fields) != layout.fields or json.dumps(structure) != layout.structure:
+        unequal = _unequal(structure, json.loads(layout.structure), "")
+        raise UnsupportedSample(unequal or _difference(fields, layout.fields))
+    return Encoded(layout, values, shapes)
 
 
 def same(a: Encoded, b: Encoded) -> list[str]:
@@ -148,18 +147,11 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
         if leaf.mode not in ("L", "RGB", "RGBA", "I", "F"):
             raise UnsupportedSample(f"{name} is a picture of mode {leaf.mode}; convert it to RGB or L")
         return "image", leaf.mode, pixels.tobytes(), pixels.shape
-    if isinstance(leaf, bool):
-        return "bool", "", leaf, None
-    if isinstance(leaf, int):
-        if leaf not in _INT64:
-            raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
-        return "int", "", int(leaf), None
-    if isinstance(leaf, float):
-        return "float", "", float(leaf), None
-    if isinstance(leaf, str):
-        return "str", "", str(leaf), None
-    if isinstance(leaf, bytes):
-        return "bytes", "", bytes(leaf), None
+    if isinstance(leaf, int) and leaf not in _INT64:
+        raise UnsupportedSample(f"{name} is an integer beyond 64 bits")
+    for plain in _PLAIN:
+        if isinstance(leaf, plain):
+            return plain.__name__, "", plain(leaf), None  # type: ignore[return-value,arg-type]
     raise UnsupportedSample(f"{name} is a {type(leaf).__name__}, which no column can keep")
 
 
@@ -185,18 +177,48 @@ def _unequal(structure: Any, expected: Any, name: str) -> str | None:
     return None
 
 
-def _difference(fields: list[Any], expected: list[Any]) -> str:
-    for (name, kind, dtype), (_, kind_, dtype_) in zip(fields, expected, strict=False):
-        if (kind, dtype) != (kind_, dtype_):
-            return f"{spoken(name)} is {kind} {dtype}".rstrip() + f", in the other samples {kind_} {dtype_}".rstrip()
+def _difference(fields: Sequence[Field], expected: Sequence[Field]) -> str:
+    for one, other in zip(fields, expected, strict=False):
+        if (one.kind, one.dtype) != (other.kind, other.dtype):
+            usual = f"{other.kind} {other.dtype}".rstrip()
+            return f"{spoken(one.name)} is {one.kind} {one.dtype}".rstrip() + f", in the other samples {usual}"
     return f"it has {len(fields)} parts in another arrangement than the other samples, which have {len(expected)}"
 
 
-def spread(count: int, total: int) -> Iterator[int]:
+def spread(count: int, total: int) -> Sequence[int]:
     """`count` indices spread evenly over range(total), ends included; all of them where there are fewer."""
     if total <= count:
-        yield from range(total)
-    elif count == 1:
-        yield 0
-    else:
-        yield from (i * (total - 1) // (count - 1) for i in range(count))
+        return range(total)
+    return [i * (total - 1) // max(count - 1, 1) for i in range(count)]
+
+
+def timed_samples(dataset: Any, indices: Sequence[int], seconds: float) -> Iterator[tuple[int, Encoded, float]]:
+    """(index, sample, seconds to compute it) of as many indices as the time allows, without the bad samples.
+
+    Raises `UserCodeError` where not one of them can be computed.
+    """
+    layout, reason = None, ""
+    deadline = time.perf_counter() + seconds
+    for index in indices:
+        start = time.perf_counter()
+        try:
+            sample = dataset[index]
+            spent = time.perf_counter() - start
+            encoded = encode(sample, layout)
+        except Exception as error:
+            reason = f"sample {index}: {reason_of(error)}"
+            continue
+        layout = encoded.layout
+        yield index, encoded, spent
+        if time.perf_counter() > deadline:
+            return
+    if layout is None:
+        raise UserCodeError(f"not one of {len(indices)} samples looked at could be computed ({reason}).")
+
+
+def reason_of(error: Exception) -> str:
+    """The reason why a sample is bad, in one line."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, UnsupportedSample):
+        return text
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

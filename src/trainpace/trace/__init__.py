@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.trace.chain import longest_chain
+    from trainpace.trace.blocks import longest_chain
     from trainpace.trace.generator import RANDOM_FAMILIES, is_random, parse_random
-    from trainpace.trace.operators import Row, rows_of
-    from trainpace.trace.packaged import packaged_models, packaged_workload
+    from trainpace.trace.operators import Row, map_tensors, rows_of
     from trainpace.trace.task import Task, build_task, longest_first, make_optimizer
     from trainpace.trace.trace import on_meta, trace_task
-    from trainpace.trace.workloads import is_saved, load_workload, trace_many, workload_on_its_way
+    from trainpace.trace.workloads import (
+        is_saved,
+        load_workload,
+        packaged_models,
+        packaged_workload,
+        trace_many,
+        workload_on_its_way,
+    )
 
 __getattr__, __all__ = exports(__name__, __file__)

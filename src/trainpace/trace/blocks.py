@@ -1,19 +1,65 @@
-"""From recorded steps to `Blocks`: what runs, and what is kept, in one of a model's repeated blocks."""
+"""A model's repeated blocks: the longest chain of alike modules, and what runs and is kept in one of them.
 
-from collections.abc import Sequence
+The second is read from recorded steps and gives `Blocks`.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 from torch import nn
 
-from trainpace.trace.chain import LEAST_SHARE, Chain
 from trainpace.trace.recorder import AFTER, BEFORE, Origin, Recorder
 from trainpace.trace.roles import Division, Step, divide_block, divide_vocabulary
 from trainpace.workload import ATTENTION, GEMM, MATRIX_KINDS, Blocks, Role
 
+SHORTEST = 4
+"""Alike blocks that make a chain. ResNet-50's longest stage has 5 of them, and fails for its share of the model."""
+
+LEAST_SHARE = 0.5
+"""The share of the model's parameters, or of its forward FLOPs, that blocks must hold to be worth cutting along."""
+_BYTES = (
+    "input_bytes", "saved_bytes", "sharded_saved_bytes", "attention_saved_bytes", "working_bytes", "outside_saved_bytes",
+    "after_saved_bytes", "after_working_bytes",
+)  # fmt: skip
 _HOST_KINDS = frozenset({"view", "module"})
 _PRODUCTS = frozenset({"gemm", "embedding"})
 _SUMS = frozenset({"add", "add_"})
+
+
+class Chain(NamedTuple):
+    """Consecutive children of one class whose parameters have the same names and shapes, in order."""
+
+    name: str
+    modules: tuple[nn.Module, ...]
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters in one block."""
+        return sum(p.numel() for p in self.modules[0].parameters())
+
+
+def longest_chain(model: nn.Module) -> Chain | None:
+    """The chain that holds the most parameters, the longer of two that hold as many; None without one of SHORTEST.
+
+    Modules that alternate between two classes or shapes (dense and expert layers in turn) are no chain.
+    """
+    chains = [chain for chain in _chains(model) if len(chain.modules) >= SHORTEST and chain.parameters]
+    return max(chains, key=lambda c: (c.parameters * len(c.modules), len(c.modules)), default=None)
+
+
+def _chains(model: nn.Module) -> Iterator[Chain]:
+    for name, parent in model.named_modules():
+        children = list(parent.named_children())
+        if len(children) >= SHORTEST:
+            for _, run in groupby(children, key=lambda child: _form(child[1])):
+                members = list(run)
+                yield Chain(f"{name}.{members[0][0]}".strip("."), tuple(module for _, module in members))
+
+
+def _form(module: nn.Module) -> tuple[object, ...]:
+    return type(module), *((name, p.shape) for name, p in module.named_parameters())
 
 
 class Layout(NamedTuple):
@@ -77,13 +123,9 @@ def _ran_in_order(chain: Chain, run: Recorder) -> bool:
 def _is_most(chain: Chain, run: Recorder) -> bool:
     if chain.parameters * len(chain.modules) >= LEAST_SHARE * run.parameter_count:
         return True
-    rows = [
-        (row.flops, origin.place)
-        for row, phase, origin in zip(run.rows, run.phases, run.origins, strict=True)
-        if phase == "forward" and row.kind in MATRIX_KINDS
-    ]
-    inside = sum(flops for flops, place in rows if place > BEFORE)
-    return inside > 0 and inside >= LEAST_SHARE * sum(flops for flops, _ in rows)
+    products = [r for r in run.recorded if r.phase == "forward" and r.row.kind in MATRIX_KINDS]
+    inside = sum(r.row.flops for r in products if r.origin.place > BEFORE)
+    return inside > 0 and inside >= LEAST_SHARE * sum(r.row.flops for r in products)
 
 
 def blocks_of(
@@ -104,37 +146,26 @@ def blocks_of(
     constant = np.maximum(sizes[0] - slope * batches[0], 0.0)
     pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
     heads, key_value_heads = _heads(layout, described)
-    names = {value: described.parameter_names[value] for value in layout.inside.divided | layout.outside.divided
-             if value in described.parameter_names}  # fmt: skip
-    numbers = {value: described.shape_of(name).numel() for value, name in names.items()}
     count = len(layout.chain.modules)
-    within = sum(number for value, number in numbers.items() if value in layout.inside.divided)
-    vocabulary = {value: n for value, n in numbers.items() if value in layout.outside.divided}
+    numbers = {value: described.shape_of(name).numel() for value, name in described.parameter_names.items()}
     return Blocks(
         module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
         count=count,
         heads=heads,
         key_value_heads=key_value_heads,
         parameters=layout.chain.parameters,
-        tensor_parameters=within // count,
+        tensor_parameters=sum(n for value, n in numbers.items() if value in layout.inside.divided) // count,
         outside_parameters=described.parameter_count - count * layout.chain.parameters,
-        outside_tensor_parameters=sum(vocabulary.values()),
+        outside_tensor_parameters=sum(n for value, n in numbers.items() if value in layout.outside.divided),
         tied_parameters=_tied(described),
         operator_counts=np.where(inside, counts, 0),
         roles=tuple(roles),
-        input_bytes=pairs[0],
-        saved_bytes=pairs[1],
-        sharded_saved_bytes=pairs[2],
-        attention_saved_bytes=pairs[3],
-        working_bytes=pairs[4],
-        outside_saved_bytes=pairs[5],
-        after_saved_bytes=pairs[6],
-        after_working_bytes=pairs[7],
+        **dict(zip(_BYTES, pairs, strict=True)),
     )
 
 
 def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
-    """The eight byte figures of `Blocks` in its order, at the run's batch size, of a block in the middle of the chain."""
+    """The figures named in `_BYTES`, at the run's batch size, of a block in the middle of the chain."""
     middle = len(layout.chain.modules) // 2 + 1
     saved = sharded = attention = before = after = up_to_here = 0.0
     for _, call, size, _ in run.saved:
@@ -149,13 +180,13 @@ def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
             attention += size * (call in layout.inside.core)
         up_to_here += size * (BEFORE < place <= middle)
     saved_in_all = sum(storage.size for storage in run.saved)
-    phase = "backward" if "backward" in run.phases else "forward"
+    phase = "backward" if any(r.phase == "backward" for r in run.recorded) else "forward"
     working = after_working = 0.0
-    for origin, at, (_, alive), aside in zip(run.origins, run.phases, run.alive, run.set_aside, strict=True):
-        if origin.place == middle and at == phase:
-            working = max(working, alive - aside - before - up_to_here)
-        elif origin.place == AFTER and at != "optimizer":
-            after_working = max(after_working, alive - saved_in_all)
+    for r in run.recorded:
+        if r.origin.place == middle and r.phase == phase:
+            working = max(working, r.activation_bytes - r.set_aside_bytes - before - up_to_here)
+        elif r.origin.place == AFTER and r.phase != "optimizer":
+            after_working = max(after_working, r.activation_bytes - saved_in_all)
     entered = run.entered[middle - 1][2]
     return np.array([entered, saved, sharded, attention, working, before + after, after, after_working])
 
@@ -166,12 +197,10 @@ def _heads(layout: Layout, run: Recorder) -> tuple[int, int]:
     Queries, keys and values together are (heads + 2 x key-value heads) x head dim wide.
     """
     assert run.steps is not None
-    attention = [row for row, origin, phase in zip(run.rows, run.origins, run.phases, strict=True)
-                 if origin.place == 1 and phase == "forward" and row.kind == "attention"]  # fmt: skip
-    feeding = [call for call in layout.inside.attention_inputs if run.places[call] == 1]
-    products = [(row, origin.call) for row, origin, phase in zip(run.rows, run.origins, run.phases, strict=True)
-                if origin.place == 1 and phase == "forward" and row.kind == "gemm"]  # fmt: skip
-    width = sum(row.dims[GEMM.n] for row, call in products if call in feeding)
+    first = [(r.row, r.origin.call) for r in run.recorded if r.origin.place == 1 and r.phase == "forward"]
+    attention = [row for row, _ in first if row.kind == "attention"]
+    products = [(row, call) for row, call in first if row.kind == "gemm"]
+    width = sum(row.dims[GEMM.n] for row, call in products if call in layout.inside.attention_inputs)
     if attention:
         heads, head_dim = attention[0].dims[ATTENTION.heads], attention[0].dims[ATTENTION.head_size]
     else:

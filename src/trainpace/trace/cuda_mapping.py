@@ -6,15 +6,19 @@ attention, and autocast's casts by the two lists of torch's documentation ("CUDA
 """
 
 import contextlib
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torch.utils.checkpoint
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from trainpace.trace.operators import map_tensors
 from trainpace.workload import Form
 
 _TO_HALF = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_transpose1d
@@ -53,9 +57,9 @@ class CudaMapping(TorchFunctionMode):
             kwargs["device"] = "meta"
         if self._amp:
             if func in self._to_half:
-                args, kwargs = _map_tensors((args, kwargs), self._half)
+                args, kwargs = map_tensors(self._half, (args, kwargs))
             elif func in self._to_fp32:
-                args, kwargs = _map_tensors((args, kwargs), _fp32)
+                args, kwargs = map_tensors(_fp32, (args, kwargs))
         if func in self._dropout and not self._cpu:
             return _dropout(*args, **kwargs)
         if func in self._attention:
@@ -109,25 +113,17 @@ def checkpoints_see_through(mapping: CudaMapping) -> Iterator[None]:
         function.__kwdefaults__.update(saved)
 
 
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None) -> torch.Tensor:
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, train: bool | None = None) -> Any:
     active = training if train is None else train
     if not active or p == 0:
         return x
-    dropped: torch.Tensor = torch.native_dropout(x, p, True)[0]
-    return dropped
+    return torch.native_dropout(x, p, True)[0]
 
 
 def _attention(
-    fused: bool,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
+    fused: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
     """CUDA's choice: flash for 16-bit without a mask, else memory-efficient (torch's sdp_utils order of preference).
 
     Fused kernels take 4 dimensions; other inputs run as plain products and a softmax.
@@ -136,31 +132,47 @@ def _attention(
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     if q.dim() != 4 or not fused:
         plain = torch.ops.aten._scaled_dot_product_attention_math
-        unfused: torch.Tensor = plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
-        return unfused
+        return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)[0]
     if q.dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.shape[-1] <= 256:
-        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-    else:
-        bias = None
-        if attn_mask is not None:
-            bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        out = torch.ops.aten._scaled_dot_product_efficient_attention(
-            q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale
-        )[0]
-    result: torch.Tensor = out
-    return result
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    bias = None
+    if attn_mask is not None:
+        bias = attn_mask.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(q, k, v, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
 
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-def _map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if isinstance(tree, list | tuple):
-        return type(tree)([_map_tensors(part, change) for part in tree]) if type(tree) in (list, tuple) else tree
-    if isinstance(tree, dict):
-        return {key: _map_tensors(part, change) for key, part in tree.items()}
-    return tree
+@contextlib.contextmanager
+def unpacked_sequences() -> Iterator[None]:
+    """Say that no sample holds several sequences; transformers would look at the values of position ids to find out."""
+    masking = sys.modules.get("transformers.masking_utils")
+    original = getattr(masking, "find_packed_sequence_indices", None)
+    if masking is None or original is None:
+        yield
+        return
+    masking.find_packed_sequence_indices = lambda _: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        masking.find_packed_sequence_indices = original  # type: ignore[attr-defined]
+
+
+def fuse_mpt_attention(model: nn.Module) -> None:
+    """MPT is trained by llm-foundry with FlashAttention, which adds ALiBi's bias inside; transformers has only plain products."""
+    for module in model.modules():
+        if type(module).__name__ == "MptAttention":
+            module.forward = types.MethodType(_mpt_attention, module)
+
+
+def _mpt_attention(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+    batch, length = hidden_states.shape[:2]
+    parts = self.Wqkv(hidden_states).chunk(3, dim=2)
+    q, k, v = (part.reshape(batch, length, self.n_heads, self.head_dim).transpose(1, 2) for part in parts)
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    out: torch.Tensor = self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+    return out, None

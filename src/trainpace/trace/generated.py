@@ -10,19 +10,20 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from trainpace.errors import TrainpaceError
-from trainpace.trace.architectures import Activation, Cnn, Mlp, Norm, Rnn, Stage, Transformer
-from trainpace.trace.generator import architecture
+from trainpace.trace.generator import Activation, Cnn, Mlp, Norm, Rnn, Stage, Transformer, architecture
 
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU,
     "hardswish": nn.Hardswish,
 }  # fmt: skip
-Build = tuple[nn.Module, Callable[[int], tuple[torch.Tensor, torch.Tensor]], str, int | None]
-"""Model, make_batch, one sample in words, sequence length."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+MakeBatch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+Build = tuple[nn.Module, Loss, MakeBatch, str, int | None]
+"""Model, loss of (output, target), make_batch, one sample in words, sequence length."""
 
 
-def build_generated(spec: str, sequence_length: int | None, image_size: int | None) -> tuple[Build, bool]:
-    """The model of ``random:FAMILY:SEED`` with its batches, and whether it regresses (else it classifies).
+def build_generated(spec: str, sequence_length: int | None, image_size: int | None) -> Build:
+    """The model of ``random:FAMILY:SEED`` with its loss and batches.
 
     Another sequence length or image size than the drawn one keeps every width. Raises `TrainpaceError` where the
     architecture has none.
@@ -44,12 +45,10 @@ def build_generated(spec: str, sequence_length: int | None, image_size: int | No
         if isinstance(drawn, Transformer):
             drawn = msgspec.structs.replace(drawn, sequence_length=(image_size // drawn.patch) ** 2)
     if isinstance(drawn, Mlp):
-        return _mlp(drawn), drawn.regression
+        return _mlp(drawn)
     if isinstance(drawn, Cnn):
-        return (_Cnn(drawn), *_images(drawn.channels, drawn.image_size, drawn.classes), None), False
-    if isinstance(drawn, Rnn):
-        return _rnn(drawn), drawn.task == "regress"
-    return _transformer(drawn), False
+        return _of_images(_Cnn(drawn), drawn.channels, drawn.image_size, drawn.classes)
+    return _rnn(drawn) if isinstance(drawn, Rnn) else _transformer(drawn)
 
 
 def _mlp(a: Mlp) -> Build:
@@ -68,7 +67,8 @@ def _mlp(a: Mlp) -> Build:
         target = torch.randn(n, a.outputs) if a.regression else torch.randint(0, a.outputs, (n,))
         return torch.randn(n, a.inputs), target
 
-    return nn.Sequential(*layers), make_batch, f"{a.inputs} numbers", None
+    loss = F.mse_loss if a.regression else _cross_entropy
+    return nn.Sequential(*layers), loss, make_batch, f"{a.inputs} numbers", None
 
 
 class _Residual(nn.Module):
@@ -76,9 +76,8 @@ class _Residual(nn.Module):
         super().__init__()
         self.body, self.shortcut, self.after = body, shortcut or nn.Identity(), after or nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.after(self.body(x) + self.shortcut(x))
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.after(self.body(x) + self.shortcut(x))
 
 
 class _SqueezeExcitation(nn.Module):
@@ -87,17 +86,11 @@ class _SqueezeExcitation(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         inner = max(8, channels // 16)
-        self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, inner, 1),
-            nn.ReLU(),
-            nn.Conv2d(inner, channels, 1),
-            nn.Sigmoid(),
-        )
+        squeeze = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, inner, 1), nn.ReLU()]
+        self.gate = nn.Sequential(*squeeze, nn.Conv2d(inner, channels, 1), nn.Sigmoid())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = x * self.gate(x)
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.gate(x)
 
 
 class _Cnn(nn.Module):
@@ -120,9 +113,8 @@ class _Cnn(nn.Module):
             head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_drop(a.dropout), nn.Linear(width, a.classes)]
         self.head = nn.Sequential(*head)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.head(self.stages(self.stem(x)))
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.stages(self.stem(x)))
 
     def _conv(
         self, n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True
@@ -198,12 +190,11 @@ class _Rnn(nn.Module):
         self.dropout = nn.Dropout(a.dropout)
         self.head = nn.Linear(a.hidden * (2 if a.bidirectional else 1), a.outputs)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         out, _ = self.recurrent(self.embedding(x))
         if self.a.task == "classify":
             out = out.mean(1) if self.a.pooling == "mean" else out[:, -1]
-        scores: torch.Tensor = self.head(self.dropout(out))
-        return scores
+        return self.head(self.dropout(out))
 
 
 def _rnn(a: Rnn) -> Build:
@@ -215,7 +206,8 @@ def _rnn(a: Rnn) -> Build:
         return x, torch.randint(0, a.outputs, (n,) if a.task == "classify" else size)
 
     unit = "tokens" if a.vocabulary else f"steps of {a.inputs} numbers"
-    return _Rnn(a), make_batch, f"{a.sequence_length} {unit}", a.sequence_length
+    loss = F.mse_loss if a.task == "regress" else _cross_entropy
+    return _Rnn(a), loss, make_batch, f"{a.sequence_length} {unit}", a.sequence_length
 
 
 class _Attention(nn.Module):
@@ -234,7 +226,7 @@ class _Attention(nn.Module):
             self.register_buffer("cosine", angles.cos(), persistent=False)
             self.register_buffer("sine", angles.sin(), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         a, size = self.a, self.head_size
         n, length, _ = x.shape
         parts = self.qkv(x).split([a.heads * size, a.kv_heads * size, a.kv_heads * size], dim=-1)
@@ -245,8 +237,7 @@ class _Attention(nn.Module):
             k, v = (t.repeat_interleave(a.heads // a.kv_heads, dim=1) for t in (k, v))
         dropout = a.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=a.kind == "decoder")
-        y: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, a.width))
-        return y
+        return self.out(mixed.transpose(1, 2).reshape(n, length, a.width))
 
     def _turn(self, x: torch.Tensor) -> torch.Tensor:
         """Rotary positions (Su et al. 2021), halves paired."""
@@ -264,15 +255,14 @@ class _FeedForward(nn.Module):
         self.dropout = nn.Dropout(a.dropout)
         self.down = nn.Linear(a.feed_forward, a.width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.up(x)
         if self.gated:
             gate, x = x.chunk(2, dim=-1)
             x = self.activation(gate) * x
         else:
             x = self.activation(x)
-        y: torch.Tensor = self.down(self.dropout(x))
-        return y
+        return self.down(self.dropout(x))
 
 
 class _Layer(nn.Module):
@@ -283,13 +273,12 @@ class _Layer(nn.Module):
         self.first, self.second = _sequence_norm(a), _sequence_norm(a)
         self.dropout = nn.Dropout(a.dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         if self.norm_first:
             x = x + self.dropout(self.attention(self.first(x)))
             return x + self.dropout(self.feed_forward(self.second(x)))
         x = self.first(x + self.dropout(self.attention(x)))
-        y: torch.Tensor = self.second(x + self.dropout(self.feed_forward(x)))
-        return y
+        return self.second(x + self.dropout(self.feed_forward(x)))
 
 
 class _Transformer(nn.Module):
@@ -322,20 +311,19 @@ class _Transformer(nn.Module):
         if a.tied:
             self.head.weight = self.embedding.weight  # type: ignore[assignment]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.embedding(x)
         if self.a.patch:
             x = x.transpose(1, 2)
         if self.a.positions != "rotary":
             x = x + self.positions.to(x.dtype)
         x = self.norm(self.layers(self.dropout(x)))
-        scores: torch.Tensor = self.head(x.mean(1) if self.a.kind == "encoder" else x)
-        return scores
+        return self.head(x.mean(1) if self.a.kind == "encoder" else x)
 
 
 def _transformer(a: Transformer) -> Build:
     if a.patch:
-        return (_Transformer(a), *_images(3, a.image_size, a.classes), None)
+        return _of_images(_Transformer(a), 3, a.image_size, a.classes)
 
     def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         size = (n, a.sequence_length)
@@ -343,7 +331,7 @@ def _transformer(a: Transformer) -> Build:
         decoder = a.kind == "decoder"
         return tokens, torch.randint(0, a.vocabulary, size) if decoder else torch.randint(0, a.classes, (n,))
 
-    return _Transformer(a), make_batch, f"{a.sequence_length} tokens", a.sequence_length
+    return _Transformer(a), _cross_entropy, make_batch, f"{a.sequence_length} tokens", a.sequence_length
 
 
 def _sequence_norm(a: Transformer) -> nn.Module:
@@ -360,15 +348,13 @@ def _drop(p: float) -> list[nn.Module]:
     return [nn.Dropout(p)] if p else []
 
 
-def _images(channels: int, side: int, classes: int) -> tuple[Callable[[int], tuple[torch.Tensor, torch.Tensor]], str]:
+def _of_images(model: nn.Module, channels: int, side: int, classes: int) -> Build:
     def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(n, channels, side, side), torch.randint(0, classes, (n,))
 
-    return make_batch, f"{channels} x {side} x {side} image"
+    return model, _cross_entropy, make_batch, f"{channels} x {side} x {side} image", None
 
 
-def loss_of(regression: bool) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """Mean squared error, or cross-entropy over the last dim of (n, classes) or (n, length, classes) scores."""
-    if regression:
-        return F.mse_loss
-    return lambda scores, labels: F.cross_entropy(scores.flatten(0, -2), labels.flatten())
+def _cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean over the last dim of (n, classes) or (n, length, classes) scores."""
+    return F.cross_entropy(scores.flatten(0, -2), labels.flatten())

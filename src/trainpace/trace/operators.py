@@ -5,7 +5,7 @@ modules entered.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,11 +51,15 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
         return [_gemm(name, args[first], args[second], inputs, outputs)]
     if name in ("convolution", "_convolution"):
         row = _convolution("conv", args[0], args[1], args[3], args[6], args[8], out)
-        return [row] if args[2] is None else [row, _bias(out)]  # cuDNN's result gets its bias from a kernel of its own
+        if args[2] is None:
+            return [row]
+        size = _bytes([out])  # cuDNN's result gets its bias from a kernel of its own
+        sizes = OtherSizes(out.numel(), out.numel())
+        return [row, Row("elementwise", "conv_bias", _is_half([out]), 1, float(out.numel()), size, size, sizes)]
     if name == "convolution_backward":
         return _convolution_backward(args, out)
     if "scaled_dot_product" in name:
-        return [_attention(name, args, inputs, outputs)]
+        return [_attention(func, name, args, inputs, outputs)]
     if name.startswith(("_foreach", "_fused_")) and isinstance(args[0], list | tuple):
         return _foreach(name, inputs, outputs, mutates=name.endswith("_"))
     read, written = _bytes(inputs), _bytes(outputs)
@@ -71,13 +75,6 @@ def rows_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) ->
         sizes = sizes._replace(extent=kind.extent(name, args, inputs))
     flops = sum(sizes[:2]) / 2 if kind.flops is None else kind.flops(name, args, inputs, outputs)
     return [Row(kind.name, name, _is_half(outputs or inputs), 1, flops, read, written, sizes)]
-
-
-def _bias(y: torch.Tensor) -> Row:
-    size = _bytes([y])
-    return Row(
-        "elementwise", "conv_bias", _is_half([y]), 1, float(y.numel()), size, size, OtherSizes(y.numel(), y.numel())
-    )
 
 
 def _gemm(name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
@@ -97,12 +94,10 @@ def _convolution(
     y: torch.Tensor,
 ) -> Row:
     """`kind` names which of input, weight and output is written; the FLOPs are the same for all three."""
-    per_position = weight[0].numel() if not transposed else weight.numel() // weight.shape[0]
-    positions = y.shape[0] * math.prod(y.shape[2:]) if not transposed else x.shape[0] * math.prod(x.shape[2:])
-    channels = weight.shape[0]
-    flops = 2.0 * positions * channels * per_position
-    parts = {"conv": y, "conv_dgrad": x, "conv_wgrad": weight}
-    written = parts[kind]
+    positions = x if transposed else y
+    per_channel = weight.numel() // weight.shape[0]
+    flops = 2.0 * positions.shape[0] * math.prod(positions.shape[2:]) * weight.shape[0] * per_channel
+    written = {"conv": y, "conv_dgrad": x, "conv_wgrad": weight}[kind]
     read = _bytes(t for t in (x, weight, y) if t is not written)
 
     def three(sizes: Iterable[int]) -> tuple[int, ...]:
@@ -124,33 +119,23 @@ def _is_channels_last(x: torch.Tensor) -> bool:
 def _convolution_backward(args: Sequence[Any], out: Any) -> list[Row]:
     grad, x, weight, _, stride = args[:5]
     transposed, groups, mask = args[7], args[9], args[10]
-    rows = []
-    if mask[0]:
-        rows.append(_convolution("conv_dgrad", x, weight, stride, transposed, groups, grad))
-    if mask[1]:
-        rows.append(_convolution("conv_wgrad", x, weight, stride, transposed, groups, grad))
+    kinds = [kind for kind, wanted in zip(("conv_dgrad", "conv_wgrad"), mask, strict=False) if wanted]
+    rows = [_convolution(kind, x, weight, stride, transposed, groups, grad) for kind in kinds]
     if mask[2]:
-        bias = _bytes([out[2]])
-        rows.append(
-            Row(
-                "reduction",
-                "conv_bias_backward",
-                _is_half([grad]),
-                1,
-                float(grad.numel()),
-                _bytes([grad]),
-                bias,
-                OtherSizes(grad.numel(), 1),
-            )
-        )
+        sizes, flops = OtherSizes(grad.numel(), 1), float(grad.numel())
+        read, written = _bytes([grad]), _bytes([out[2]])
+        rows.append(Row("reduction", "conv_bias_backward", _is_half([grad]), 1, flops, read, written, sizes))
     return rows
 
 
-def _attention(name: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Row:
+def _attention(
+    func: Any, name: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> Row:
     """Fused attention: 2 products forward, 5 backward, halved where causal (FlashAttention, arXiv:2205.14135)."""
     backward = "backward" in name
     q, k = (args[1], args[2]) if backward else (args[0], args[1])
-    causal = _is_causal(name, args)
+    names = [argument.name for argument in func._schema.arguments]
+    causal = dict(zip(names, args, strict=False)).get("is_causal") is True
     batch, heads, q_length, head_dim = q.shape
     k_length = k.shape[-2]
     products = 5 if backward else 2
@@ -159,18 +144,6 @@ def _attention(name: str, args: Sequence[Any], inputs: list[torch.Tensor], outpu
     kind = "attention_backward" if backward else "attention"
     launches = 2 if backward else 1
     return Row(kind, name.strip("_"), _is_half([q]), launches, flops, _bytes(inputs), _bytes(outputs), sizes)
-
-
-def _is_causal(name: str, args: Sequence[Any]) -> bool:
-    position = {
-        "_scaled_dot_product_flash_attention": 4,
-        "_scaled_dot_product_flash_attention_backward": 11,
-        "_scaled_dot_product_efficient_attention": 6,
-        "_scaled_dot_product_efficient_attention_backward": 11,
-        "_scaled_dot_product_flash_attention_for_cpu": 4,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
-    }.get(name)
-    return position is not None and len(args) > position and args[position] is True
 
 
 def _foreach(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], mutates: bool) -> list[Row]:
@@ -183,18 +156,8 @@ def _foreach(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor],
     launches = max(-(-tensors // FOREACH_TENSORS_PER_LAUNCH), math.ceil(elements / FOREACH_ELEMENTS_PER_LAUNCH))
     written = _bytes(outputs) if outputs else (elements * on_device[0].element_size() if mutates else 0.0)
     sizes = OtherSizes(int(sum(t.numel() for t in on_device)), int(sum(t.numel() for t in outputs)))
-    return [
-        Row(
-            "optimizer",
-            name,
-            _is_half(on_device),
-            launches,
-            float(sizes.elements_in),
-            _bytes(on_device),
-            written,
-            sizes,
-        )
-    ]
+    flops, read = float(sizes.elements_in), _bytes(on_device)
+    return [Row("optimizer", name, _is_half(on_device), launches, flops, read, written, sizes)]
 
 
 def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -209,12 +172,18 @@ def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
     """All tensors in nested lists and dicts."""
     if isinstance(tree, torch.Tensor):
         yield tree
-    elif isinstance(tree, list | tuple):
-        for part in tree:
+    elif isinstance(tree, list | tuple | dict):
+        for part in tree.values() if isinstance(tree, dict) else tree:
             yield from tensors_in(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from tensors_in(part)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Nested lists, tuples and dicts with `function` applied to every tensor."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, part) for key, part in tree.items()}
+    return type(tree)(map_tensors(function, part) for part in tree) if isinstance(tree, list | tuple) else tree
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:
@@ -222,10 +191,8 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> float:
     total = 0
     for t in tensors:
         if t.device.type == "meta":
-            elements = 1
-            for size, stride in zip(t.shape, t.stride(), strict=True):
-                elements *= size if stride else min(size, 1)
-            total += elements * t.element_size()
+            sizes = (size if stride else min(size, 1) for size, stride in zip(t.shape, t.stride(), strict=True))
+            total += math.prod(sizes) * t.element_size()
     return float(total)
 
 

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,23 @@ class Origin(NamedTuple):
     call: int
 
 
+@dataclass(slots=True)
+class Recorded:
+    """A row, the phase and module that it ran in, and the bytes alive meanwhile.
+
+    `set_aside_bytes` are of activations that no block works with: gradients of parameters that have not been accumulated yet, and
+    what the backward pass made outside of the blocks (a head's gradient waits for its embedding's).
+    """
+
+    row: Row
+    phase: Phase
+    module: str
+    origin: Origin
+    gradient_bytes: float
+    activation_bytes: float
+    set_aside_bytes: float
+
+
 class Alive(NamedTuple):
     """A storage: its number, the call that made it (-1: before the step), its bytes, the row at which it was made."""
 
@@ -32,7 +50,7 @@ class Alive(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Sees every ATen call below autograd. Read `rows`, `phases`, `modules`, `origins` and `alive` afterwards.
+    """Sees every ATen call below autograd. Read `recorded` afterwards.
 
     A backward call is traced to the forward call whose autograd node runs it, by the node's sequence number, as
     torch.profiler does; a call that recomputes activations, by its position in the block. `with_steps` keeps the calls
@@ -43,20 +61,14 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.phase: Phase = "forward"
         self.recording = True
-        self.rows: list[Row] = []
-        self.phases: list[Phase] = []
-        self.modules: list[str] = []
-        self.alive: list[tuple[float, float]] = []
-        """(gradient bytes, activation bytes) while each row's operator runs."""
+        self.recorded: list[Recorded] = []
+        self.parameter_bytes = self.optimizer_bytes = 0.0
+        """Bytes of parameters and buffers, and of the optimizer's states."""
         self._gradient_bytes = 0.0
         self._activation_bytes = 0.0
-        self.origins: list[Origin] = []
         self.places: list[int] = []
         """The place of each forward call."""
         self.steps: dict[int, Step] | None = {} if with_steps else None
-        self.set_aside: list[float] = []
-        """The activation bytes at each row that no block works with: gradients of parameters that have not been accumulated
-        yet, and what the backward pass made outside of the blocks (a head's gradient waits for its embedding's)."""
         self.entered: list[tuple[int, torch.Size, float, int]] = []
         """Blocks in the order in which they ran: (number, shape, bytes and value of the hidden state)."""
         self.left: list[int] = []
@@ -100,7 +112,7 @@ class Recorder(TorchDispatchMode):
 
     def _record_birth(self, key: int, call: int, size: float) -> None:
         self._values += 1
-        self._born[key] = Alive(self._values, call, size, len(self.rows))
+        self._born[key] = Alive(self._values, call, size, len(self.recorded))
 
     def _value(self, tensor: torch.Tensor) -> int:
         born = self._born.get(tensor.untyped_storage()._cdata)
@@ -146,8 +158,8 @@ class Recorder(TorchDispatchMode):
         if key in self._outside:
             self._outside_bytes -= self._outside.pop(key)
         elif key in self._born:
-            for row in range(self._born[key].row, len(self.rows)):
-                self.set_aside[row] += size
+            for recorded in self.recorded[self._born[key].row :]:
+                recorded.set_aside_bytes += size
         self._activation_bytes -= size
         self._gradient_bytes += size
 
@@ -211,12 +223,8 @@ class Recorder(TorchDispatchMode):
         )
 
     def _append(self, row: Row, module: str) -> None:
-        self.rows.append(row)
-        self.phases.append(self.phase)
-        self.origins.append(self._origin)
-        self.modules.append(module)
-        self.alive.append((self._gradient_bytes, self._activation_bytes))
-        self.set_aside.append(self._outside_bytes)
+        alive = (self._gradient_bytes, self._activation_bytes, self._outside_bytes)
+        self.recorded.append(Recorded(row, self.phase, module, self._origin, *alive))
 
     def _name(self, args: Any) -> str:
         for argument in args[:3]:
@@ -229,13 +237,13 @@ class Recorder(TorchDispatchMode):
         return self._module if self.phase == "forward" else ""
 
     def _track(self, out: Any) -> None:
-        if isinstance(out, torch.Tensor):
-            if out.device.type != "meta":
-                return
-            storage = out.untyped_storage()
+        for tensor in tensors_in(out):
+            if tensor.device.type != "meta":
+                continue
+            storage = tensor.untyped_storage()
             key = storage._cdata
             if key in self._storages:
-                return
+                continue
             size = float(storage.nbytes())
             self._activation_bytes += size
             self._record_birth(key, self._origin.call, size)
@@ -250,14 +258,9 @@ class Recorder(TorchDispatchMode):
                 self._outside_bytes -= self._outside.pop(key, 0.0)
 
             self._storages[key] = weakref.ref(storage, freed)
-        elif isinstance(out, list | tuple):
-            for part in out:
-                self._track(part)
 
 
-def _batch_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _batch_norm(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     mean, inverse_deviation = (torch.empty(x.shape[1], dtype=torch.float32, device="meta") for _ in range(2))
     return torch.empty_like(x), mean, inverse_deviation
 
@@ -265,10 +268,11 @@ def _batch_norm(
 def _batch_norm_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, *rest: Any
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    mask = rest[-1]
-    of_weight = None if weight is None else torch.empty_like(weight)
-    of_bias = None if weight is None else torch.empty_like(weight)
-    return torch.empty_like(x) if mask[0] else None, of_weight if mask[1] else None, of_bias if mask[2] else None
+    of_input, of_weight, of_bias = (
+        torch.empty_like(like) if wanted and like is not None else None
+        for like, wanted in zip((x, weight, weight), rest[-1], strict=True)
+    )
+    return of_input, of_weight, of_bias
 
 
 _DETACH = torch.ops.aten.detach.default

@@ -3,18 +3,21 @@
 import contextlib
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
+from trainpace.records import read_bytes
 from trainpace.trace import zoo
-from trainpace.trace.generated import build_generated, loss_of
+from trainpace.trace.cuda_mapping import fuse_mpt_attention
+from trainpace.trace.generated import build_generated
 from trainpace.trace.generator import is_random
-from trainpace.trace.transformers_mapping import fuse_mpt_attention
+from trainpace.trace.operators import tensors_in
 from trainpace.user_file import load_name
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -23,9 +26,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
 }
-
-
 LOOKED_AT = 1000
+TASK = "FILE.py:FUNCTION must return (model, loss, optimizer, dataset)"
 
 
 class Task(NamedTuple):
@@ -44,7 +46,7 @@ class Task(NamedTuple):
     sample: str
     sequence_length: int | None = None
     dataset: Any = None
-    collate: Callable[[Sequence[Any]], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
 
 
 def build_task(
@@ -78,9 +80,8 @@ def build_task(
             model = models.get_model(name, weights=None, weights_backbone=None)  # which others would download
         except TypeError:
             model = models.get_model(name, weights=None)
-        return _image_task(
-            spec, model, _square((3, 299, 299) if name == "inception_v3" else (3, 224, 224), image_size), 1000
-        )
+        side = image_size or (299 if name == "inception_v3" else 224)
+        return _image_task(spec, model, (3, side, side), 1000)
     if kind in ("", "torchvision"):
         if name not in zoo.MODELS:
             raise UnknownName(
@@ -90,9 +91,9 @@ def build_task(
                 "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, random:FAMILY:SEED, FILE.py:FUNCTION.",
             )
         entry = zoo.MODELS[name]
-        shape = _square(entry.input_shape, image_size)
-        model = entry.build(image_size=shape[-1]) if entry.takes_image_size else entry.build()
-        return _image_task(spec, model, shape, entry.classes)
+        side = image_size or 224
+        model = entry.build(image_size=side) if entry.takes_image_size else entry.build()
+        return _image_task(spec, model, (3, side, side), 1000)
     raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "random:", "FILE.py:"])
 
 
@@ -120,45 +121,41 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
 
 
 def _generated(spec: str, sequence_length: int | None, image_size: int | None) -> Task:
-    (model, make_batch, sample, length), regression = build_generated(spec, sequence_length, image_size)
-    criterion = loss_of(regression)
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return criterion(model(batch[0]), batch[1])
-
-    return Task(spec, model, _forward_of_first, loss, make_batch, None, sample, length)
+    model, criterion, make_batch, sample, length = build_generated(spec, sequence_length, image_size)
+    return Task(spec, model, _forward, _loss_by(criterion), make_batch, None, sample, length)
 
 
-def _forward_of_first(model: nn.Module, batch: Any) -> Any:
-    return model(batch[0])
+def _forward(model: nn.Module, batch: Any) -> Any:
+    return model(*batch[:-1])
 
 
-def _square(shape: tuple[int, ...], image_size: int | None) -> tuple[int, ...]:
-    return shape if image_size is None else (shape[0], image_size, image_size)
+def _loss_by(criterion: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], Any]:
+    """The loss of a model on a batch of (input, ..., target)."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        *inputs, target = batch
+        return criterion(model(*inputs), target)
+
+    return loss
 
 
 def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> Task:
-    criterion = nn.CrossEntropyLoss()
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        images, labels = batch
-        out = model(images)
-        value: torch.Tensor = criterion(out[0] if isinstance(out, tuple) else getattr(out, "logits", out), labels)
-        return value
+    def criterion(out: Any, labels: torch.Tensor) -> torch.Tensor:
+        scores = out[0] if isinstance(out, tuple) else getattr(out, "logits", out)
+        return nn.functional.cross_entropy(scores, labels)
 
     def make_batch(n: int) -> Any:
         return torch.randn(n, *shape), torch.randint(0, classes, (n,))
 
-    return Task(name, model, _forward_of_first, loss, make_batch, None, " x ".join(map(str, shape)) + " image")
+    return Task(name, model, _forward, _loss_by(criterion), make_batch, None, " x ".join(map(str, shape)) + " image")
 
 
 def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
     transformers = _import("transformers", "transformers")
     transformers.logging.set_verbosity_error()
+    text = read_bytes(path)
     try:
-        values = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise UnreadableInput(f"cannot read {path}: {(error.strerror or str(error)).lower()}.") from None
+        values = json.loads(text)
     except ValueError as error:
         raise UnreadableInput(f"{path} is not valid JSON ({error}).") from None
     if not isinstance(values, dict) or "model_type" not in values:
@@ -198,9 +195,8 @@ def _transformer(path: str, sequence_length: int | None, image_size: int | None,
             return batch | {"labels": torch.randint(0, config.num_labels, (n,))}
         return batch | {"labels": torch.randint(0, vocabulary, (n, length))}
 
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        value: torch.Tensor = model(**batch).loss
-        return value
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return model(**batch).loss
 
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(input_ids=batch["input_ids"])
@@ -216,9 +212,6 @@ def _longer_positions(config: Any, sequence_length: int | None) -> None:
     for name in ("max_position_embeddings", "max_seq_len"):
         if endless and sequence_length and (getattr(config, name, None) or sequence_length) < sequence_length:
             setattr(config, name, sequence_length)
-
-
-TASK = "FILE.py:FUNCTION must return (model, loss, optimizer, dataset)"
 
 
 def _from_file(path: Path, function: str) -> Task:
@@ -244,30 +237,18 @@ def _from_file(path: Path, function: str) -> Task:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not len(dataset):
         raise TrainpaceError(f"the dataset of {path}:{function} needs __len__ above 0 and __getitem__.")
     first = dataset[0]
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        *inputs, target = batch
-        value: torch.Tensor = criterion(model(*inputs), target)
-        return value
-
     if not isinstance(first, tuple | list) or len(first) < 2:
         raise TrainpaceError(
             f"a sample of {path}:{function} is a {type(first).__name__}.", "It should be (input, ..., target)."
         )
-
-    own_collate = getattr(dataset, "collate_fn", None) or collate
+    own_collate = getattr(dataset, "collate_fn", None) or default_collate
 
     def make_batch(n: int) -> Any:
         return own_collate([dataset[i % len(dataset)] for i in range(n)])
 
-    shape = " x ".join(str(s) for s in getattr(first[0], "shape", ())) or type(first[0]).__name__
-
-    def forward(model: nn.Module, batch: Any) -> Any:
-        return model(*batch[:-1])
-
-    return Task(
-        f"{path.name}:{function}", model, forward, loss, make_batch, optimizer, shape, None, dataset, own_collate
-    )
+    shape = " x ".join(map(str, getattr(first[0], "shape", ()))) or type(first[0]).__name__
+    name, loss = f"{path.name}:{function}", _loss_by(criterion)
+    return Task(name, model, _forward, loss, make_batch, optimizer, shape, None, dataset, own_collate)
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -287,13 +268,6 @@ def recompute_activations(model: nn.Module) -> None:
         )
 
 
-def collate(samples: Sequence[Any]) -> Any:
-    """torch's own default collation."""
-    from torch.utils.data import default_collate
-
-    return default_collate(list(samples))
-
-
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     """A new optimizer by name over the trainable parameters."""
     if name not in OPTIMIZERS:
@@ -307,15 +281,14 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise TrainpaceError(
-            f"{package} cannot be imported ({str(error).splitlines()[0]}).", f"pip install 'trainpace[{package}]'."
-        ) from None
-    except RuntimeError as error:
-        raise TrainpaceError(
-            f"{package} does not load beside this torch ({str(error).splitlines()[0]}).",
-            f"Install the {package} build that belongs to this torch.",
-        ) from None
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        if isinstance(error, ImportError):
+            raise TrainpaceError(
+                f"{package} cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
+            ) from None
+        hint = f"Install the {package} build that belongs to this torch."
+        raise TrainpaceError(f"{package} does not load beside this torch ({reason}).", hint) from None
 
 
 def longest_first(task: Task, n: int) -> Any | None:
@@ -327,16 +300,8 @@ def longest_first(task: Task, n: int) -> Any | None:
         return None
     assert task.collate is not None, "a task with a data set knows how to make batches of it"
     looked = min(len(task.dataset), LOOKED_AT)
-    sizes = [_elements(task.dataset[i]) for i in range(looked)]
+    sizes = [sum(t.numel() for t in tensors_in(task.dataset[i])) for i in range(looked)]
     if len(set(sizes)) == 1:
         return None
     longest = sorted(range(looked), key=lambda i: -sizes[i])[:n]
     return task.collate([task.dataset[longest[i % len(longest)]] for i in range(n)])
-
-
-def _elements(sample: Any) -> int:
-    if isinstance(sample, torch.Tensor):
-        return sample.numel()
-    if isinstance(sample, dict):
-        return sum(_elements(part) for part in sample.values())
-    return sum(map(_elements, sample)) if isinstance(sample, list | tuple) else 0

@@ -1,15 +1,54 @@
 """``python -m trainpace.trace.worker``: trace model specs in a process of its own."""
 
 import gc
+import importlib
+import importlib.util
 import json
+import sys
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.process import explain, serve
 from trainpace.records import save, to_json
 from trainpace.workload import Variant, Workload
+
+COMPILER = "torch._dynamo"
+
+
+class _StandIn(ModuleType):
+    """Keeps torch from importing its compiler for a trace, which compiles nothing: a quarter of a small model's tracing time.
+
+    Optimizers, dispatch modes and `out=` wrappers mark functions as not to be compiled, and import `torch._dynamo` for it. This
+    does that much. Asked for anything else, as by a model that calls torch.compile, it gives way to the module itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(COMPILER)
+        self.__spec__ = importlib.util.find_spec(COMPILER)
+
+    @staticmethod
+    def disable(function: Any, *_: Any, **__: Any) -> Any:
+        return function
+
+    @staticmethod
+    def graph_break(*_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # the import system looks for these
+            raise AttributeError(name)
+        if sys.modules.get(COMPILER) is self:
+            del sys.modules[COMPILER]
+        return getattr(importlib.import_module(COMPILER), name)
+
+
+def keep_torch_light() -> None:
+    """Put the stand-in in the compiler's place, unless it is there already. For a process that only traces."""
+    if COMPILER not in sys.modules:
+        sys.modules[COMPILER] = _StandIn()
 
 
 def _work(request: dict[str, Any]) -> str:
@@ -29,7 +68,6 @@ def _work(request: dict[str, Any]) -> str:
 
 def _tracer() -> Callable[..., Workload]:
     gc.disable()  # of what importing torch makes nothing is garbage, and looking for it again and again takes a tenth of the time
-    from trainpace.trace.light_torch import keep_torch_light
     from trainpace.trace.trace import trace
 
     keep_torch_light()

@@ -1,17 +1,30 @@
-"""Get a Workload: from its file, or by tracing a spec in a child process."""
+"""Get a Workload: from its file, from the package for a built-in model, or by tracing a spec in a child process.
+
+``zoo_workloads/NAME.VARIANT.json.gz`` holds a workload in all three number forms, where VARIANT is an optimizer, or a mode in
+which none steps, so that a forecast of a built-in model needs no torch. ``make zoo-workloads`` traces them with the torch of
+requirements.lock.
+"""
 
 import contextlib
+import gzip
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from trainpace import records
 from trainpace.errors import UserCodeError
 from trainpace.process import run_isolated, started_isolated
-from trainpace.trace.packaged import packaged_workload
 from trainpace.workload import PLAIN, Form, Variant, Workload
 
 TRACE_TIMEOUT_S = 300.0
+_WORKER = "trainpace.trace.worker"
+FOLDER = Path(__file__).parent / "zoo_workloads"
+OPTIMIZERS = ("sgd", "sgd_momentum", "adam", "adamw")
+VARIANTS = {name: Variant(name) for name in OPTIMIZERS}
+VARIANTS |= {"forward_backward": Variant(mode="forward_backward"), "inference": Variant(mode="inference")}
 
 
 def load_workload(
@@ -42,7 +55,7 @@ def workload_on_its_way(
         yield lambda: packaged
         return
     request = {"spec": spec, "forms": list(forms), "variant": variant._asdict()}
-    with started_isolated("trainpace.trace.worker", request, timeout_s, f"tracing {spec}") as answer:
+    with started_isolated(_WORKER, request, timeout_s, f"tracing {spec}") as answer:
         yield lambda: records.from_json(answer(), Workload, f"the trace of {spec}")
 
 
@@ -61,18 +74,37 @@ def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float
         file: {"spec": spec, "forms": [form], "variant": variant._asdict()}
         for file, (spec, form, variant) in models.items()
     }
+    what = f"tracing {len(models)} models"
     try:
-        reasons: dict[str, str] = json.loads(
-            run_isolated(
-                "trainpace.trace.worker", {"files": requests}, timeout_s * len(models), f"tracing {len(models)} models"
-            )
-        )
-        return reasons
+        return dict(json.loads(run_isolated(_WORKER, {"files": requests}, timeout_s * len(models), what)))
     except UserCodeError as error:
         if len(models) == 1:
             return dict.fromkeys(models, str(error))
-    reasons = {}
+    reasons: dict[str, str] = {}
     for file, one in models.items():
         if not Path(file).is_file():
             reasons |= trace_many({file: one}, timeout_s)
     return reasons
+
+
+def packaged_models() -> list[str]:
+    """The names of the built-in models, in order."""
+    return sorted(file.name.removesuffix(".inference.json.gz") for file in FOLDER.glob("*.inference.json.gz"))
+
+
+def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Workload | None:
+    """The packaged trace of a built-in model, None for everything else."""
+    name = re.fullmatch(r"(?:torchvision:)?(\w+)", spec)
+    optimizer = variant.optimizer or "sgd_momentum"
+    usual = Variant(mode=variant.mode, image_size=variant.image_size and 224)
+    if not name or optimizer not in OPTIMIZERS or variant._replace(optimizer=None) != usual:
+        return None
+    file = packaged_file(name[1], optimizer if variant.mode == "train" else variant.mode)
+    if not file.is_file():
+        return None
+    workload = records.from_json(gzip.decompress(file.read_bytes()), Workload, str(file))
+    return replace(workload, model=spec, forms={form: workload.forms[form] for form in forms})
+
+
+def packaged_file(name: str, variant: str) -> Path:
+    return FOLDER / f"{name}.{variant}.json.gz"

@@ -6,19 +6,16 @@ MobileNetV2: Sandler et al. 2018.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 _VGG = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 _RESNET = {
-    "resnet18": (False, (2, 2, 2, 2)),
-    "resnet34": (False, (3, 4, 6, 3)),
-    "resnet50": (True, (3, 4, 6, 3)),
-    "resnet101": (True, (3, 4, 23, 3)),
-    "resnet152": (True, (3, 8, 36, 3)),
-}
+    "resnet18": (False, (2, 2, 2, 2)), "resnet34": (False, (3, 4, 6, 3)), "resnet50": (True, (3, 4, 6, 3)),
+    "resnet101": (True, (3, 4, 23, 3)), "resnet152": (True, (3, 8, 36, 3)),
+}  # fmt: skip
 
 
 def vgg(convolutions: tuple[int, ...], classes: int = 1000, image_size: int | None = None) -> nn.Module:
@@ -57,9 +54,8 @@ class _Residual(nn.Module):
         if stride != 1 or channels != out:
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.relu(self.body(x) + self.shortcut(x))
-        return y
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.relu(self.body(x) + self.shortcut(x))
 
 
 def resnet(bottleneck: bool, blocks: tuple[int, ...], classes: int = 1000) -> nn.Module:
@@ -108,11 +104,9 @@ def mobilenet_v2(classes: int = 1000) -> nn.Module:
 
 
 class Entry(NamedTuple):
-    """How to build a model, and what it is fed."""
+    """How to build a model, which takes images of 3 x 224 x 224 and tells 1,000 classes apart."""
 
     build: Callable[..., nn.Module]
-    input_shape: tuple[int, ...] = (3, 224, 224)
-    classes: int = 1000
     takes_image_size: bool = False
 
 

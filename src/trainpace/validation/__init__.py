@@ -1,13 +1,31 @@
 """Forecasts against measured runs: read the runs, forecast each under its own conditions, and sum up the errors."""
 
-from trainpace.validation.conditions import Case, case_of, execution_of, measured_ms, mode_of
-from trainpace.validation.evaluate import PAGEABLE_COPY_GB_PER_S, Row, evaluate, forecast_case, trace_file
-from trainpace.validation.peaks import stated_peak_gib
-from trainpace.validation.runs import CONDITIONS, Run, read_runs, run_of
-from trainpace.validation.summary import Summary, by, family_of, summarise
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CONDITIONS", "PAGEABLE_COPY_GB_PER_S", "Case", "Row", "Run", "Summary", "by", "case_of", "evaluate",
-    "execution_of", "family_of", "forecast_case", "measured_ms", "mode_of", "read_runs", "run_of", "stated_peak_gib",
-    "summarise", "trace_file",
-]  # fmt: skip
+from trainpace.lazy import exports
+
+if TYPE_CHECKING:
+    from trainpace.validation.conditions import (
+        Case,
+        as_precision,
+        case_of,
+        execution_of,
+        measured_ms,
+        mode_of,
+        read_parallelism,
+    )
+    from trainpace.validation.rows import (
+        PAGEABLE_COPY_GB_PER_S,
+        Row,
+        Summary,
+        by,
+        evaluate,
+        family_of,
+        forecast_case,
+        stated_peak_gib,
+        summarise,
+        trace_file,
+    )
+    from trainpace.validation.runs import Run, first_bytes, number, read_runs, read_table, run_of
+
+__getattr__, __all__ = exports(__name__, __file__)

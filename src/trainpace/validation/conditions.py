@@ -9,10 +9,11 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from msgspec.structs import replace
+
 from trainpace.errors import TrainpaceError
-from trainpace.execution import PRECISIONS, Engine, Execution, Precision
+from trainpace.execution import PRECISIONS, Execution, PipelineSchedule, Precision
 from trainpace.hardware import Cluster, Device, find_device
-from trainpace.validation.parallelism import Parallelism, read_parallelism
 from trainpace.validation.runs import Run
 from trainpace.workload import Form, Mode, Variant, form_of
 
@@ -72,11 +73,10 @@ def case_of(run: Run, folder: Path) -> Case:
     variant = Variant(
         optimizer=_optimizer(run) if execution.optimizer != "none" else "sgd",
         sequence_length=int(run.seq_len) if run.seq_len and is_transformer else None,
-        image_size=int(run.img_size) if run.img_size and not is_transformer else None,
-        mode=mode_of(run),
+        image_size=int(run.img_size) if run.img_size and not is_transformer else None, mode=mode_of(run),
         legacy=version is not None and version < ((2, 1, 1) if is_transformer else (2, 0, 0)),
         checkpointing=execution.activation_checkpointing == "full" and execution.tp * execution.pp * execution.cp == 1,
-    )
+    )  # fmt: skip
     assumed = [run.assumed] if run.assumed else []
     network = network_gb_per_s(run.interconnect, execution.nproc_per_node)
     if network is None and execution.nnodes > 1:
@@ -84,66 +84,91 @@ def case_of(run: Run, folder: Path) -> Case:
         network = HOPPER_NETWORK_GB_PER_S if newer else TYPICAL_NETWORK_GB_PER_S
         assumed.append(f"a network of {network:g} GB/s a GPU")
     cluster = Cluster(
-        device=device,
-        devices_per_node=execution.nproc_per_node,
-        nodes=execution.nnodes,
+        device=device, devices_per_node=execution.nproc_per_node, nodes=execution.nnodes,
         network_gb_per_s_per_device=network,
-    )
+    )  # fmt: skip
     return Case(
-        run=run,
-        spec=spec,
-        form=form_of(execution.precision),
-        variant=variant,
-        execution=execution,
-        cluster=cluster,
-        measured_ms=measured_ms(run, execution),
-        host=_host(run, device),
-        peak=run.peak_memory_kind or "allocated",
+        run=run, spec=spec, form=form_of(execution.precision), variant=variant, execution=execution, cluster=cluster,
+        measured_ms=measured_ms(run, execution), host=_host(run, device), peak=run.peak_memory_kind or "allocated",
         attention=run.attention or ("flash1" if version is not None and version < (2, 2) else "flash2"),
         loads_all_kernels=version is not None and version < (1, 13),  # torch before was built for CUDA up to 11.6
         assumed=", ".join(assumed),
-    )
+    )  # fmt: skip
 
 
 def execution_of(run: Run) -> Execution:
     """How a run was executed. Raises `TrainpaceError` for sizes that do not go together."""
     stated = read_parallelism(run.parallelism)
-    nodes = max(1, int(run.num_nodes or 1))
-    gpus = max(1, int(run.num_gpus or 1))
+    nodes, gpus, shards = max(1, int(run.num_nodes or 1)), max(1, int(run.num_gpus or 1)), stated.world_size
     if gpus % nodes:
         raise TrainpaceError(f"{gpus} GPUs cannot be divided over {nodes} nodes.")
-    shards = stated.tp * stated.pp * stated.cp
     if gpus % shards:
         raise TrainpaceError(f"{gpus} GPUs cannot be divided by tp x pp x cp = {shards}.")
-    batch, accumulation = _batches(run, stated, gpus // shards)
-    if stated.activation_offload:
+    batch, accumulation = _batches(run, stated.pp, gpus // shards)
+    if "act_cpu_offload=True" in run.parallelism:
         raise TrainpaceError("activations offloaded to the host are not forecast.")
-    engine: Engine = "data_parallel" if stated.is_data_parallel_module else "ddp"
-    return Execution(
-        micro_batch=batch,
-        accumulation=accumulation,
-        nnodes=nodes,
-        nproc_per_node=gpus // nodes,
-        tp=stated.tp,
-        pp=stated.pp,
-        cp=stated.cp,
-        engine=run.engine or engine,
-        precision=_precision(run),
-        optimizer=_optimizer(run) if mode_of(run) == "train" else "none",
-        zero_stage=stated.zero_stage,
-        shard_size=gpus // nodes if stated.sharded_in_node and nodes > 1 else None,
-        reshard_after_forward=stated.reshard_after_forward,
-        activation_checkpointing=stated.checkpointing,
-        sequence_parallel=stated.tp > 1 and stated.sequence_parallel,
-        async_tensor_parallel=stated.tp > 1 and stated.async_tensor_parallel,
-        pipeline_schedule=stated.pipeline_schedule,
-        virtual_stages=stated.virtual_stages,
+    in_node = nodes > 1 and re.search(r"\bfsdp=\w*HYBRID", run.parallelism, re.IGNORECASE)
+    return replace(
+        stated, micro_batch=batch, accumulation=accumulation, nnodes=nodes, nproc_per_node=gpus // nodes,
+        engine=run.engine or stated.engine, precision=_precision(run),
+        optimizer=_optimizer(run) if mode_of(run) == "train" else "none", shard_size=gpus // nodes if in_node else None,
         compile=run.compile in ("compile", "xla"),
         channels_last=run.memory_format == "nhwc" or run.framework.startswith("tensorflow"),
-    )
+    )  # fmt: skip
 
 
-def _batches(run: Run, stated: Parallelism, ranks: int) -> tuple[int, int]:
+def read_parallelism(text: str) -> Execution:
+    """One data-parallel rank, as a text such as ``fsdp=8,tp=8,pp=8(Interleaved 1F1B),async_tp,ac=full`` states it.
+
+    The words are the field's: `zero=1` is a ZeRO stage, `interleave=3` and `vp=3` are three virtual stages a device,
+    `gpipe` and `interleaved` pipeline schedules, `sp` sequence parallelism, `ac=full|selective|none` activation
+    checkpointing. `fsdp=32` counts the ranks that shard, `fsdp=FULL_SHARD` names torch's strategy. `DataParallel` is
+    torch's module of that name. Raises `TrainpaceError` for sizes of 0, a ZeRO stage above 3, and expert parallelism,
+    which is not forecast.
+    """
+    tp, pp, cp, experts = (_size(text, name, 1) for name in ("tp", "pp", "cp", "ep"))
+    zero = _size(text, "zero", 0)
+    if experts > 1:
+        raise TrainpaceError(f"expert parallelism (ep={experts}) is not forecast.")
+    if 0 in (tp, pp, cp) or zero > 3:
+        raise TrainpaceError(f"parallelism {text!r} is not understood.")
+    sharding = re.search(r"\bfsdp(?:=(\w+))?", text)
+    strategy = (sharding[1] or "").upper() if sharding else ""
+    # one data-parallel rank shards nothing; but FSDP shards over context-parallel ranks too, as torchtitan does
+    shards = sharding and strategy != "NO_SHARD" and not (strategy == "1" and cp == 1)
+    virtual_stages, schedule = _pipeline(text, pp)
+    checkpointing = re.search(r"\bac=(full|selective)", text)
+    return Execution(
+        nproc_per_node=tp * pp * cp, tp=tp, pp=pp, cp=cp,
+        engine="data_parallel" if "DataParallel" in text and "Distributed" not in text else "ddp",
+        virtual_stages=virtual_stages, pipeline_schedule=schedule,
+        zero_stage=3 if shards else zero,  # type: ignore[arg-type]
+        # torchtitan keeps parameters gathered under a pipeline, whose micro-batches would gather them again and again
+        reshard_after_forward="SHARD_GRAD_OP" not in strategy and "ZERO2" not in strategy and pp == 1,
+        activation_checkpointing=checkpointing[1] if checkpointing else "none",  # type: ignore[arg-type]
+        sequence_parallel=tp > 1 and bool(re.search(r"\bsp\b(?!=[01])|\bsp=1", text)),
+        async_tensor_parallel=tp > 1 and "async_tp" in text,
+    )  # fmt: skip
+
+
+def _pipeline(text: str, pp: int) -> tuple[int, PipelineSchedule]:
+    """(virtual stages a device, schedule). An interleaved schedule whose stages are not stated has two a device, as in torch."""
+    if pp == 1:
+        return 1, "1f1b"
+    if re.search(r"\bgpipe\b", text, re.IGNORECASE):
+        return 1, "gpipe"
+    stages = _size(text, "vp", 0) or _size(text, "interleave", 0) or 1
+    if stages == 1 and "interleaved" in text.lower():
+        stages = 2
+    return (stages, "interleaved") if stages > 1 else (1, "1f1b")
+
+
+def _size(text: str, name: str, default: int) -> int:
+    match = re.search(rf"(?<![a-z_]){name}=(\d+)", text)
+    return int(match[1]) if match else default
+
+
+def _batches(run: Run, pp: int, ranks: int) -> tuple[int, int]:
     """(micro-batch, accumulation)."""
     whole, batch, accumulation = run.global_batch, run.batch_per_gpu, run.grad_accum
     if accumulation is None and whole and batch:
@@ -152,7 +177,7 @@ def _batches(run: Run, stated: Parallelism, ranks: int) -> tuple[int, int]:
             raise TrainpaceError(
                 f"a global batch of {whole:g} is not a multiple of {batch:g} samples on each of {ranks} ranks."
             )
-    if accumulation is None and stated.pp > 1:
+    if accumulation is None and pp > 1:
         raise TrainpaceError("the run states neither a global batch nor accumulation, which a pipeline needs.")
     accumulation = max(1, int(accumulation or 1))
     batch = batch or (whole or 0) / ranks / accumulation
@@ -187,9 +212,14 @@ def _precision(run: Run) -> Precision:
         raise TrainpaceError(
             "FP8 with a scale for every row is not forecast: its quantising kernels are not in the trace."
         )
-    if run.precision not in PRECISIONS:
-        raise TrainpaceError(f"precision {run.precision!r} is not one of {', '.join(PRECISIONS)}.")
-    return run.precision
+    return as_precision(run.precision)
+
+
+def as_precision(word: str) -> Precision:
+    """A precision by name. Raises TrainpaceError for an unknown one."""
+    if word not in PRECISIONS:
+        raise TrainpaceError(f"precision {word!r} is not one of {', '.join(PRECISIONS)}.")
+    return word
 
 
 def mode_of(run: Run) -> Mode:
@@ -203,12 +233,11 @@ def mode_of(run: Run) -> Mode:
 
 def _optimizer(run: Run) -> str:
     name = run.optimizer.lower()
-    if "adamw" in name or "lamb" in name:
-        return "adamw"
-    if "adam" in name:
-        return "adam"
     if "sgd" in name:
         return "sgd_momentum" if "momentum" in name else "sgd"
+    for word, optimizer in (("adamw", "adamw"), ("lamb", "adamw"), ("adam", "adam")):
+        if word in name:
+            return optimizer
     return "adamw" if run.seq_len else "sgd_momentum"
 
 

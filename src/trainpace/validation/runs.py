@@ -5,22 +5,22 @@ each holds. An empty field was not stated. Other columns are left out.
 """
 
 import csv
-import io
-import math
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.execution import Engine
-from trainpace.records import Record, read_bytes
+from trainpace.records import Record
 
 
 class Run(Record):
     """One measured run as its source states it. Numbers are None and texts empty where it states nothing.
 
     engine: how gradients are exchanged, an engine of `Execution`. attention: fused attention's kernels. peak_memory_kind: what
-    peak_mem_gib counts. host_copy: does each step copy its samples from pageable memory? cudnn_benchmark: does cuDNN choose
-    convolutions by trying them (torch.backends.cudnn.benchmark)? assumed: what whoever made the table had to assume.
+    peak_mem_gib counts. host_copy: whether each step copies its samples from pageable memory. cudnn_benchmark: whether cuDNN
+    chooses convolutions by trying them (torch.backends.cudnn.benchmark). assumed: assumptions of the table's author.
     """
 
     index: int
@@ -60,22 +60,13 @@ class Run(Record):
     peak_mem_gib: float | None = None
 
 
-CONDITIONS = ("engine", "attention", "peak_memory_kind", "host_copy", "cudnn_benchmark", "assumed")
-"""Columns that came later than the others."""
 _CHOICES = {name: get_args(kind) for name, kind in get_type_hints(Run).items() if get_origin(kind) is Literal}
-_NUMBERS = [
-    name for name, default in zip(Run.__struct_fields__[1:], Run.__struct_defaults__, strict=True) if default is None
-]
-_TEXTS = [name for name in Run.__struct_fields__ if name not in (*_NUMBERS, "index")]
+_DEFAULTS = dict(zip(Run.__struct_fields__[1:], Run.__struct_defaults__, strict=True))
 
 
 def read_runs(path: Path) -> list[Run]:
     """Every row of a CSV or Parquet file. Raises `UnreadableInput` for a file that is neither, or has no model column."""
-    data = read_bytes(path)
-    if data[:4] == b"PAR1":
-        columns, rows = _parquet(path, data)
-    else:
-        columns, rows = _csv(path, data)
+    columns, rows = read_table(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(
             f"{path} has neither a column model_spec nor model.", "trainpace validate --help lists the columns."
@@ -83,51 +74,80 @@ def read_runs(path: Path) -> list[Run]:
     return [run_of(path, index, row) for index, row in enumerate(rows)]
 
 
-def _csv(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
-    try:
-        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""))
-        return list(reader.fieldnames or []), list(reader)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UnreadableInput(f"{path} is neither Parquet nor CSV text ({error}).") from None
-
-
-def _parquet(path: Path, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise TrainpaceError(
-            "reading Parquet needs pyarrow.", "pip install 'trainpace[parquet]', or give CSV."
-        ) from None
-    try:
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(data))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UnreadableInput(f"{path} is no readable Parquet file ({str(error).splitlines()[0]}).") from None
-    columns = [name for name in (*_NUMBERS, *_TEXTS) if name in table.column_names]
-    return table.column_names, table.select(columns).to_pylist()
-
-
 def run_of(path: Path, index: int, row: dict[str, Any]) -> Run:
     """One row. Raises `UnreadableInput` for a number that is none, and for a word that its column does not know."""
     values: dict[str, Any] = {"index": index}
     row = {"file": path.stem, **{name: value for name, value in row.items() if name != "file" or value}}
-    for name in _TEXTS:
+    for name, default in _DEFAULTS.items():
         value = row.get(name)
-        values[name] = "" if value is None or value != value else str(value).strip()  # a NaN is unlike itself
+        if default is None:
+            try:
+                values[name] = number(value)
+            except TrainpaceError as error:
+                raise UnreadableInput(f"{path} row {index}, column {name}: {error.message}") from None
+        else:
+            values[name] = "" if value is None or value != value else str(value).strip()  # a NaN is unlike itself
     for name, choices in _CHOICES.items():
         if values[name] not in choices:
             raise UnreadableInput(
                 f"{path} row {index}: {name} is {values[name]!r}; it should be one of {', '.join(choices[1:])}, or empty."
             )
-    for name in _NUMBERS:
-        value = row.get(name)
-        if value is None or str(value).strip().lower() in ("", "nan", "none"):
-            continue
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise UnreadableInput(f"{path} row {index}: {name} is {value!r}, which is no number.") from None
-        if not math.isfinite(number) or number < 0:
-            raise UnreadableInput(f"{path} row {index}: {name} is {value}; it should be a finite number from 0.")
-        values[name] = number
     return Run(**values)
+
+
+def number(value: Any) -> float | None:
+    """A finite number from 0; None for an empty field. Raises TrainpaceError for anything else."""
+    if value is None or str(value).strip().lower() in ("", "nan", "none"):
+        return None
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        result = -1.0
+    if not 0 <= result < float("inf"):
+        raise TrainpaceError(f"{str(value)[:40]!r} is not a finite number from 0.")
+    return result
+
+
+def read_table(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """The columns of a CSV or Parquet file, and an iterator over its rows. Raises `UnreadableInput` for another file."""
+    lines = _parquet(path) if first_bytes(path)[:4] == b"PAR1" else _csv(path)
+    columns = list(next(lines, ()))
+    return columns, (dict(zip(columns, line, strict=False)) for line in lines if line)
+
+
+def first_bytes(path: Path) -> bytes:
+    """The first 64 bytes of a file. Raises `UnreadableInput`."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64)
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path}: {os_reason(error)}.") from None
+    except ValueError as error:  # a NUL byte in the name
+        raise UnreadableInput(f"cannot read {str(path)!r}: {error}.") from None
+
+
+def _csv(path: Path) -> Iterator[Sequence[Any]]:
+    """The names of the columns, then the rows."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a run of many steps is a long record
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from csv.reader(file)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UnreadableInput(f"{path} is neither Parquet nor CSV text ({error}).") from None
+
+
+def _parquet(path: Path) -> Iterator[Sequence[Any]]:
+    """The names of the columns, then the rows."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise TrainpaceError("reading Parquet needs pyarrow.", "pip install 'trainpace[data]', or give CSV.") from None
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        yield file.schema_arrow.names
+        for batch in file.iter_batches(10_000):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UnreadableInput(f"{path} is not a readable Parquet file ({reason}).") from None

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch import Job, Launcher
-from trainpace.process import run_isolated
+from trainpace.process import run_isolated, run_ranks
 from trainpace.records import load
-from trainpace.verify.compare import Difference, difference_of_files
 from trainpace.verify.question import (
     CHANGES,
-    FORMATS,
     INITIAL,
-    LEAST_MOVED,
     RANKS,
     WEIGHTS,
     Change,
@@ -31,108 +32,132 @@ from trainpace.verify.question import (
     WayResult,
 )
 
+FLOOR = 1e-3
+"""Share of the model's root mean square that is the least size that a tensor's difference is held against. A tensor that starts
+at 0 and whose gradient is 0 but for rounding (a key's bias in attention) holds nothing but noise."""
+LEAST_MOVED = 100.0
+"""The weights must move by so many times the difference, or equality says nothing."""
+FORMATS: tuple[Change, ...] = ("fp32", "fp64")
+WORKER = "trainpace.verify.worker"
+
 Tell = Callable[[str], None]
-_Found = dict[tuple[Change, ...], Difference | None]
 
 
-def verify(question: Question, launcher: Launcher, tell: Tell = lambda _: None) -> Equivalence:
+def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
     """Raises UserCodeError and its kin where the model cannot be trained in one process; what only one way cannot do is an
     answer. `tell` hears what begins."""
-    launcher.check()
     with tempfile.TemporaryDirectory(prefix="trainpace-verify-") as folder:
-        trainings = _Trainings(question, launcher, Path(folder), tell)
+        trainings = _Trainings(question, Path(folder), tell)
+        whole = Variant(way="whole")
         tell("training every way")
-        trainings.run([Variant(way="whole"), *(Variant(way=way) for way in question.ways)])
-        facts = trainings.facts(Variant(way="whole"))
-        results = [trainings.result(way) for way in question.ways]
+        trainings.run([whole, *(Variant(way=way) for way in question.ways)])
+        results = [trainings.result(Variant(way=way)) for way in question.ways]
         repeated = None
-        apart = [r.way for r in results if not r.equal and not r.failed]
+        apart = [result.way for result in results if not result.equal and not result.failed]
         if apart:
-            repeated = trainings.repeated()
-            # where one process does not repeat itself, no change would tell anything
-            causes = _causes(trainings, apart) if not repeated else {}
-            results = [
-                msgspec.structs.replace(r, cause=causes[r.way][0], tried=causes[r.way][1]) if r.way in causes else r
-                for r in results
-            ]
-    return Equivalence(question=question, ways=tuple(results), facts=facts, repeated=repeated)
+            again = Variant(way="again")
+            trainings.run([again])
+            repeated = trainings.result(again).difference
+            if not repeated:  # where one process does not repeat itself, no change would tell anything
+                causes = _causes(trainings, apart)
+                results = [replace(r, **causes.get(r.way, {})) for r in results]
+        return Equivalence(question=question, ways=tuple(results), facts=trainings.facts(whole), repeated=repeated)
 
 
 def candidates(question: Question, facts: Facts, way: Way) -> tuple[Change, ...]:
     """Changes that can matter for a way, by what was seen of the model, its batches and the question."""
-    sizes = question.sizes(way)
     can: dict[Change, bool] = {
-        "fp32": question.precision != "fp32", "weight_by_samples": len(set(sizes)) > 1,
+        "fp32": question.precision != "fp32", "weight_by_samples": len(set(question.sizes(way))) > 1,
         "weight_by_targets": facts.uneven_targets, "sum": True, "no_hooks": facts.hooks > 0,
         "whole_batch_norm": facts.batch_norms > 0, "no_dropout": facts.random, "fp64": True,
     }  # fmt: skip
     return tuple(change for change in CHANGES if can[change])
 
 
-def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, tuple[tuple[Change, ...], tuple[Tried, ...]]]:
-    """For each way, the changes that make it equal, and all that were tried.
+class Difference(NamedTuple):
+    """The largest relative difference, NaN where a number is, and the tensor that has it."""
 
-    One at a time first. Where none is enough, several together, at most one of a kind (a weight, a number format), from
-    which one after another is left out as long as equality stays.
-    """
+    relative: float
+    tensor: str
+
+
+def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]) -> Difference:
+    """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most. A tensor counts as no smaller than FLOOR x the root mean
+    square of all a."""
+    names = sorted(a)
+    assert names == sorted(b), "two trainings of one model have the same parameters"
+    count, squares = 0, 0.0
+    for name in names:
+        count += a[name].size
+        squares += float(np.sum(np.square(a[name], dtype=np.float64)))
+    floor = FLOOR * math.sqrt(squares / max(1, count))
+    worst = Difference(0.0, names[0] if names else "")
+    for name in names:
+        if not a[name].size:
+            continue
+        apart = float(np.max(np.abs(a[name].astype(np.float64) - b[name])))
+        scale = max(float(np.max(np.abs(a[name]))), float(np.max(np.abs(b[name]))), floor)
+        relative = apart / scale if scale else apart
+        if not math.isfinite(relative):
+            return Difference(math.nan, name)
+        if relative > worst.relative:
+            worst = Difference(relative, name)
+    return worst
+
+
+def difference_of_files(a: Path, b: Path) -> Difference:
+    """The difference of two ``.npz`` files, read a tensor at a time."""
+    with np.load(a) as left, np.load(b) as right:
+        return difference(left, right)
+
+
+def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, Any]]:
+    """For each way, `cause` and `tried` of its result."""
     can = {way: candidates(trainings.question, trainings.facts(Variant(way=way)), way) for way in apart}
     trainings.tell("changing one thing at a time")
     trainings.run_pairs(Variant(way=way, changes=(change,)) for way in apart for change in can[way])
-    causes = {}
-    for way in apart:
-        tried: _Found = {(change,): trainings.difference(Variant(way=way, changes=(change,))) for change in can[way]}
-        alone = [change for change in can[way] if trainings.is_equal(Variant(way=way, changes=(change,)))]
-        cause: tuple[Change, ...] = (alone[0],) if alone else ()
-        if not alone:
-            cause = _together(trainings, way, can[way], tried)
-        causes[way] = (
-            cause,
-            tuple(Tried(changes=c, difference=None if d is None else d.relative) for c, d in tried.items()),
-        )
-    return causes
+    return {way: _cause(trainings, way, can[way]) for way in apart}
 
 
-def _together(trainings: _Trainings, way: Way, can: Sequence[Change], tried: _Found) -> tuple[Change, ...]:
-    free = [c for c in can if c not in (*WEIGHTS, *FORMATS)]
+def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, Any]:
+    """The changes that make a way equal, and all that were tried: one at a time first; where none is enough, several together, at
+    most one of a kind (a weight, a number format), from which one after another is left out as long as equality stays."""
+    results: dict[tuple[Change, ...], WayResult] = {}
+
+    def equal_under(changes: tuple[Change, ...]) -> bool:
+        if changes not in results:
+            variant = Variant(way=way, changes=changes)
+            if len(changes) > 1:
+                trainings.tell(f"changing {len(changes)} things together ({way})")
+            trainings.run_pairs([variant])
+            results[changes] = trainings.result(variant)
+        return results[changes].equal
+
+    alone = [(change,) for change in can if equal_under((change,))]
+    cause = alone[0] if alone else next(filter(equal_under, _combinations(can)), ())
+    for change in cause if len(cause) > 1 else ():
+        fewer = tuple(c for c in cause if c != change)
+        if equal_under(fewer):
+            cause = fewer
+    return {"cause": cause, "tried": tuple(Tried(changes=c, difference=r.difference) for c, r in results.items())}
+
+
+def _combinations(can: Sequence[Change]) -> list[tuple[Change, ...]]:
+    """All changes that are of no kind, with each weight and each number format."""
+    free = [change for change in can if change not in (*WEIGHTS, *FORMATS)]
     if not free and "fp32" not in can:
-        return ()
-    weights = [[], *([w] for w in WEIGHTS if w in can)]
-    formats = [["fp32"]] if "fp32" in can else [[], ["fp64"]]
-    for weight in weights:
-        for number_format in formats:
-            changes = _ordered((*free, *weight, *number_format))
-            if len(changes) < 2:
-                continue
-            trainings.tell(f"changing {len(changes)} things together ({way})")
-            trainings.run_pairs([Variant(way=way, changes=changes)])
-            tried[changes] = trainings.difference(Variant(way=way, changes=changes))
-            if trainings.is_equal(Variant(way=way, changes=changes)):
-                return _fewest(trainings, way, changes, tried)
-    return ()
-
-
-def _fewest(trainings: _Trainings, way: Way, changes: tuple[Change, ...], tried: _Found) -> tuple[Change, ...]:
-    for change in changes:
-        fewer = tuple(c for c in changes if c != change)
-        if fewer not in tried:
-            trainings.run_pairs([Variant(way=way, changes=fewer)])
-            tried[fewer] = trainings.difference(Variant(way=way, changes=fewer))
-        if trainings.is_equal(Variant(way=way, changes=fewer)):
-            changes = fewer
-    return changes
-
-
-def _ordered(changes: Iterable[str]) -> tuple[Change, ...]:
-    wanted = set(changes)
-    return tuple(change for change in CHANGES if change in wanted)
+        return []
+    weights: list[tuple[Change, ...]] = [(), *((weight,) for weight in WEIGHTS if weight in can)]
+    formats: list[tuple[Change, ...]] = [("fp32",)] if "fp32" in can else [(), ("fp64",)]
+    together = [sorted((*free, *weight, *form), key=CHANGES.index) for weight in weights for form in formats]
+    return [tuple(changes) for changes in together if len(changes) > 1]
 
 
 class _Trainings:
     """The trainings of one question: each is run once, and leaves its weights in a folder."""
 
-    def __init__(self, question: Question, launcher: Launcher, folder: Path, tell: Tell) -> None:
-        self.question, self.tell = question, tell
-        self._launcher, self._folder = launcher, folder
+    def __init__(self, question: Question, folder: Path, tell: Tell) -> None:
+        self.question, self.tell, self._folder = question, tell, folder
         self._failed: dict[str, str] = {}
 
     def run_pairs(self, variants: Iterable[Variant]) -> None:
@@ -140,100 +165,66 @@ class _Trainings:
         self.run([both for variant in variants for both in (variant.whole, variant)])
 
     def run(self, variants: Sequence[Variant]) -> None:
-        """Train what is not there yet: one process first, ranks after it."""
-        missing = {v.key: v for v in variants if not self._is_there(v) and v.key not in self._failed}
-        alone = [v for v in missing.values() if v.way not in RANKS]
-        if alone:
-            self._run_alone(alone)
-        ranks = [v for v in missing.values() if v.way in RANKS]
-        while ranks:
-            self._run_ranks(ranks)
-            ranks = [v for v in ranks if not self._is_there(v) and v.key not in self._failed]
+        """Train what has not been trained yet: one process first, ranks after it."""
+        in_one_process = self._missing(v for v in variants if v.way not in RANKS)
+        if in_one_process:
+            request = self._request(in_one_process) | {"first": not self._weights(INITIAL).exists()}
+            what = f"training {self.question.model} in one process"
+            self._failed |= json.loads(run_isolated(WORKER, request, self.question.timeout_s, what))
+        while on_ranks := self._missing(v for v in variants if v.way in RANKS):
+            self._run_ranks(on_ranks)
 
-    def result(self, way: Way) -> WayResult:
-        """The result of a way without changes."""
-        variant = Variant(way=way)
-        difference, moved = self.difference(variant), self._moved(variant)
-        losses = self.facts(variant).losses if self._is_there(variant) else ()
+    def result(self, variant: Variant) -> WayResult:
+        """How far a variant is from the one that it is compared with. It is equal where the difference is within the tolerance,
+        and small beside how far the weights moved."""
+        way, whole = variant.way, variant.whole
+        apart = moved = None
+        losses: tuple[float, ...] = ()
+        if self._is_there(whole):
+            moved = self._difference(INITIAL, whole.key)
+        if self._is_there(variant):
+            apart = self._difference(whole.key, variant.key) if self._is_there(whole) else None
+            losses = self.facts(variant).losses
+        tolerance = self.question.tolerance
+        equal = (
+            apart is not None
+            and moved is not None
+            and (apart.relative <= tolerance <= moved.relative and LEAST_MOVED * apart.relative <= moved.relative)
+        )
         return WayResult(
-            way=way, sizes=self.question.sizes(way), difference=_number(difference),
-            worst="" if difference is None else difference.tensor,
-            moved=_number(moved), equal=self.is_equal(variant), failed=self._failed.get(variant.key, ""),
-            first_loss=losses[0] if losses else None,
+            way=way, sizes=self.question.sizes(way), difference=None if apart is None else apart.relative,
+            worst="" if apart is None else apart.tensor, moved=None if moved is None else moved.relative, equal=equal,
+            first_loss=losses[0] if losses else None, failed=self._failed.get(variant.key, ""),
         )  # fmt: skip
 
     def facts(self, variant: Variant) -> Facts:
-        """The facts of a training that has been run."""
         return load(self._folder / f"{variant.key}.json", Facts)
 
-    def repeated(self) -> float | None:
-        """The difference between two trainings that should be the same bit for bit."""
-        again = Variant(way="again")
-        self.run([again])
-        return _number(self.difference(again))
-
-    def difference(self, variant: Variant) -> Difference | None:
-        """The difference from the variant that it is compared with; None where one of the two failed."""
-        if not (self._is_there(variant) and self._is_there(variant.whole)):
-            return None
-        difference = difference_of_files(self._weights(variant.whole.key), self._weights(variant.key))
-        return difference if difference.relative == difference.relative else None
-
-    def is_equal(self, variant: Variant) -> bool:
-        """Whether the difference is within the tolerance, and small beside how far the weights moved."""
-        difference, moved = self.difference(variant), self._moved(variant)
-        if difference is None or moved is None:
-            return False
-        tolerance = self.question.tolerance
-        return (
-            difference.relative <= tolerance <= moved.relative and LEAST_MOVED * difference.relative <= moved.relative
-        )
-
-    def _moved(self, variant: Variant) -> Difference | None:
-        if not self._is_there(variant.whole):
-            return None
-        return difference_of_files(self._weights(INITIAL), self._weights(variant.whole.key))
-
-    def _run_alone(self, variants: Sequence[Variant]) -> None:
-        request = self._request(variants) | {"first": not self._weights(INITIAL).exists()}
-        what = f"training {self.question.model} in one process"
-        answer = run_isolated("trainpace.verify.worker", request, self.question.timeout_s, what)
-        self._failed |= json.loads(answer)
-
     def _run_ranks(self, variants: Sequence[Variant]) -> None:
-        request, result = self._folder / "request.json", self._folder / "result.json"
-        result.unlink(missing_ok=True)
-        request.write_text(json.dumps(self._request(variants) | {"result": str(result)}))
-        job = Job(
-            name="verify", program=("-m", "trainpace.verify.rank", str(request)), folder=str(self._folder / "launch"),
-            result=str(result), nproc_per_node=self.question.ranks, timeout_s=self.question.timeout_s,
-        )  # fmt: skip
-        ended = self._launcher.run(job)
-        if ended.state == "cancelled":
-            raise TrainpaceError("the ranks were cancelled.")
-        for variant in variants:
-            sentences = sorted(self._folder.glob(f"{variant.key}.failed-*"))
-            if sentences:
-                self._failed[variant.key] = sentences[0].read_text()
-            elif not self._is_there(variant):
-                self._failed[variant.key] = ended.reason or f"its ranks ended without an answer ({ended.state})."
-            else:
-                continue
-            return  # those behind it have not been tried
+        """Train until all are done, or one has failed."""
+        q, store = self.question, self._folder / "store"
+        store.unlink(missing_ok=True)
+        requests = [self._request(variants) | {"rank": rank, "store": store.as_uri()} for rank in range(q.ranks)]
+        try:
+            run_ranks(WORKER, requests, q.timeout_s, f"training {q.model} on {q.ranks} ranks")
+        except TrainpaceError as error:
+            for variant in self._missing(variants)[:1]:
+                self._failed[variant.key] = str(error)
 
-    def _request(self, variants: Sequence[Variant]) -> dict[str, object]:
-        return {
-            "question": msgspec.to_builtins(self.question),
-            "variants": msgspec.to_builtins(list(variants)),
-            "folder": str(self._folder),
-        }
+    def _request(self, variants: Sequence[Variant]) -> dict[str, Any]:
+        request = {"question": self.question, "variants": variants, "folder": str(self._folder)}
+        return dict(msgspec.to_builtins(request))
+
+    def _difference(self, a: str, b: str) -> Difference | None:
+        apart = difference_of_files(self._weights(a), self._weights(b))
+        return None if math.isnan(apart.relative) else apart
+
+    def _missing(self, variants: Iterable[Variant]) -> list[Variant]:
+        """The variants that have neither been trained nor failed, each once."""
+        return list({v.key: v for v in variants if not self._is_there(v) and v.key not in self._failed}.values())
 
     def _is_there(self, variant: Variant) -> bool:
         return (self._folder / f"{variant.key}.json").exists()
 
     def _weights(self, key: str) -> Path:
         return self._folder / f"{key}.npz"
-
-
-def _number(difference: Difference | None) -> float | None:
-    return None if difference is None or difference.relative != difference.relative else difference.relative

@@ -1,8 +1,12 @@
-"""Train one variant on the samples that the seed and the step alone decide, and keep its weights."""
+"""Train one variant on the samples that the seed and the step alone decide, and keep its weights.
+
+A variant's changes are interventions in the model, its loss and its generators, to see whether a difference goes away.
+"""
 
 import contextlib
+import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +14,35 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
-from trainpace.measure import map_tensors
 from trainpace.records import to_json, write_whole
-from trainpace.trace import Task, build_task, make_optimizer
-from trainpace.verify.changes import (
-    dropout_off,
-    hooks_of,
-    loss_weight,
-    statistics_of_next_batch,
-    targets_of,
-    training_batch_norms,
-)
-from trainpace.verify.question import INITIAL, RANKS, Facts, Question, Variant
+from trainpace.trace import Task, build_task, make_optimizer, map_tensors
+from trainpace.verify.question import INITIAL, RANKS, Change, Facts, Question, Variant
 
 _SAMPLES, _MODEL, _STEPS = 1, 2, 3
+IGNORED = -100
+"""The target that torch's losses leave out, and that transformers pads labels with."""
 
 
 def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> None:
-    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last.
-
-    The first training of all also leaves the weights that it began with; the others begin with those.
-    """
-    q, changes = question, variant.changes
+    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last. The first
+    training of all also leaves the weights that it began with; the others begin with those."""
+    q, changes, on_ranks = question, variant.changes, variant.way in RANKS
     torch.use_deterministic_algorithms(True, warn_only=True)
     _seed(q.seed, _MODEL)
     task = build_task(q.model, q.sequence_length, q.image_size)
-    model = _begin(task.model, folder)
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    model = task.model
+    _begin(model, folder)
     optimizer = task.optimizer if q.optimizer is None else None
     optimizer = optimizer or make_optimizer(q.optimizer or "sgd_momentum", model)
     precision = "fp64" if "fp64" in changes else "fp32" if "fp32" in changes else q.precision
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model.to(dtype=dtype).train()
     norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
-    model, optimizer = _wrapped(model, optimizer, names, variant)
+    model = _wrapped(model, optimizer, variant)
     losses: list[float] = []
     draws = uneven = False
     autocast = torch.autocast("cpu", torch.bfloat16) if precision == "amp_bf16" else contextlib.nullcontext()
@@ -62,106 +60,82 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
             before = torch.get_rng_state()
             optimizer.zero_grad(set_to_none=True)
             loss_of_step = 0.0
-            for i in [rank] if variant.way in RANKS else range(len(parts)):
+            for i in [rank] if on_ranks else range(len(parts)):
                 weight = loss_weight(changes, i, sizes, targets)
                 with autocast:
                     loss = task.loss(model, parts[i])
                 # ranks take the mean of their gradients, so that a rank's own share of the batch counts so many times
-                shares = len(sizes) if variant.way in RANKS else 1
-                (loss * weight * shares).backward()
+                (loss * weight * (len(sizes) if on_ranks else 1)).backward()
                 loss_of_step += float(loss.detach()) * weight
             draws |= not torch.equal(before, torch.get_rng_state())
             optimizer.step()
-            losses.append(_sum(loss_of_step) if variant.way in RANKS else loss_of_step)
-    parameters = _parameters(model)
+            if on_ranks:
+                total = torch.tensor(loss_of_step, dtype=torch.float64)
+                dist.all_reduce(total)
+                loss_of_step = float(total)
+            if np.isfinite(loss_of_step):  # JSON has no place for the others
+                losses.append(loss_of_step)
+    parameters = _parameters(task.model)
     if rank == 0:
-        _save(folder / f"{variant.key}.npz", parameters)
-        facts = Facts(losses=_finite(losses), batch_norms=len(norms), random=draws, hooks=hooks, uneven_targets=uneven)
+        np.savez(folder / f"{variant.key}.npz", **parameters)
+        facts = Facts(losses=tuple(losses), batch_norms=len(norms), random=draws, hooks=hooks, uneven_targets=uneven)
         write_whole(folder / f"{variant.key}.json", to_json(facts))
 
 
-def _begin(model: nn.Module, folder: Path) -> nn.Module:
-    states, arrays = folder / f"{INITIAL}.pt", folder / f"{INITIAL}.npz"
+def _begin(model: nn.Module, folder: Path) -> None:
+    """Give the model the weights that the first training of all began with."""
+    states = folder / f"{INITIAL}.pt"
     if states.exists():
         model.load_state_dict(torch.load(states, weights_only=True))
     else:
         torch.save(model.state_dict(), states)
-        _save(arrays, _parameters(model))
-    return model
+        np.savez(folder / f"{INITIAL}.npz", **_parameters(model))
 
 
-def _wrapped(
-    model: nn.Module, optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str], variant: Variant
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model in its engine, and the optimizer over the parameters that it has there."""
+def _wrapped(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant) -> nn.Module:
+    """The model in its engine; the optimizer gets the parameters that it has there."""
     if variant.way == "ddp":
-        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True), optimizer
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if variant.way == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        names = {parameter: name for name, parameter in model.named_parameters()}
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         sharded = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
-    return model, optimizer
+    return model
 
 
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
     """The step's samples, divided into parts. Those of a data set are drawn one by one, each with a seed of its own, so that
     random augmentation gives every way the same ones."""
+    parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
     if task.dataset is None:
         _seed(q.seed, _SAMPLES, step)
-        return list(_divided(task.make_batch(q.batch), sizes))
+        batch = task.make_batch(q.batch)
+        return [map_tensors(operator.itemgetter(part), batch) for part in parts]
     assert task.collate is not None, "a task with a data set knows how to make batches of it"
     order = np.random.default_rng((q.seed, step * q.batch // len(task.dataset))).permutation(len(task.dataset))
     samples = []
     for i in range(step * q.batch, (step + 1) * q.batch):
         _seed(q.seed, _SAMPLES, i)
         samples.append(task.dataset[int(order[i % len(order)])])
-    ends = np.cumsum(sizes)
-    return [task.collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-
-
-def _divided(batch: Any, sizes: tuple[int, ...]) -> Iterator[Any]:
-    if isinstance(batch, torch.Tensor):
-        yield from batch.split(list(sizes))
-    elif isinstance(batch, dict):
-        for values in zip(*(_divided(value, sizes) for value in batch.values()), strict=True):
-            yield dict(zip(batch, values, strict=True))
-    else:
-        for values in zip(*(_divided(value, sizes) for value in batch), strict=True):
-            yield type(batch)(values)
+    return [task.collate(samples[part]) for part in parts]
 
 
 def _place(batch: Any, dtype: torch.dtype) -> Any:
     return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
 
 
-def _parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    found = {}
-    for name, parameter in inner.named_parameters():
+def _parameters(model: nn.Module) -> dict[str, Any]:
+    arrays = {}
+    for name, parameter in model.named_parameters():
         value: Any = parameter.detach()
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        found[name] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return found
-
-
-def _sum(value: float) -> float:
-    """The sum over all ranks."""
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total)
-
-
-def _save(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-
-
-def _finite(losses: list[float]) -> tuple[float, ...]:
-    """The finite losses; JSON has no place for the others."""
-    return tuple(loss for loss in losses if np.isfinite(loss))
+        arrays[name] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return arrays
 
 
 def _seed(*numbers: int) -> None:
@@ -170,3 +144,89 @@ def _seed(*numbers: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
+
+
+def loss_weight(changes: Sequence[Change], part: int, sizes: Sequence[int], targets: Sequence[int]) -> float:
+    """The weight of a part's loss. Without a change it is what training loops use: one over the number of parts."""
+    if "sum" in changes:
+        return 1.0
+    if "weight_by_targets" in changes and any(targets):
+        return targets[part] / sum(targets)
+    if "weight_by_samples" in changes:
+        return sizes[part] / sum(sizes)
+    return 1 / len(sizes)
+
+
+def targets_of(batch: Any) -> int:
+    """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100. The first of a row
+    of labels in a dictionary is left out where there are several: language models predict the next one."""
+    labels = batch.get("labels") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
+    if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+        return 0
+    if isinstance(batch, dict) and labels.dim() > 1:
+        labels = labels[..., 1:]
+    return int((labels != IGNORED).sum())
+
+
+def training_batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The batch norms that normalise by the statistics of the batch at hand."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and (m.training or m.running_mean is None)]
+
+
+@contextlib.contextmanager
+def statistics_of_next_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """A context in which running statistics become those of the one batch that runs; afterwards they normalise every batch."""
+    for norm in norms:
+        if norm.running_mean is None:
+            like = norm.weight if norm.weight is not None else torch.zeros(())
+            norm.running_mean = like.new_zeros(norm.num_features).detach()
+            norm.running_var = like.new_ones(norm.num_features).detach()
+            norm.track_running_stats = True
+        norm.momentum = 1.0
+        norm.train()
+    yield
+    for norm in norms:
+        norm.eval()
+
+
+def hooks_of(model: nn.Module, remove: bool) -> int:
+    """The number of hooks on gradients of parameters, which act on each part of a batch; they are removed if asked."""
+    count = 0
+    for parameter in model.parameters():
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(parameter, name, None)
+            count += len(hooks or ())
+            if hooks and remove:
+                hooks.clear()
+    return count
+
+
+class _NoDropout(TorchFunctionMode):
+    """Turns off dropout in functional calls as well, whose probability is no attribute of a module."""
+
+    _DROPPING = (
+        F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+    )  # fmt: skip
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._DROPPING:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """No dropout: modules named so do not train, probabilities that modules keep are 0, and so are those of calls."""
+    for module in model.modules():
+        if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
+            module.eval()
+        for name, value in list(vars(module).items()):
+            if "drop" in name.lower() and isinstance(value, float):
+                setattr(module, name, 0.0)
+    with _NoDropout():
+        yield

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError, os_reason
-from trainpace.records import write_whole
+from trainpace.records import make_folder, write_whole
 from trainpace.watch.inside.trail import ASIDE
 
 INJECT = Path(__file__).parent / "inject"
@@ -48,10 +48,7 @@ def watch(
         )
     started = time.time()
     note = {"command": list(command), "started": started, "seconds": None, "exit_code": None, "trials": trials}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainpaceError(f"cannot record into {folder}: {os_reason(error)}.") from None
+    make_folder(folder)
     write_whole(folder / COMMAND_FILE, json.dumps(note))
     around = environment(folder, os.environ, trials)
     if trials is None:
@@ -82,9 +79,8 @@ def _run(command: Sequence[str], around: Mapping[str, str], output: int | None) 
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {n: signal.signal(n, lambda n, _: process.send_signal(n)) for n in PASSED_ON}
-        before[signal.SIGINT] = signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # the terminal sends it to the command as well
+        # the terminal sends it to the command as well
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return process.wait()
     finally:

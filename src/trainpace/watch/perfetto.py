@@ -57,10 +57,8 @@ def trace_events(processes: Iterable[Process]) -> Iterator[Event]:
         yield from _process_events(process, pid, process.shift_ns - zero_ns)
         for i, lane in enumerate(process.workers):
             yield from _thread(pid, FIRST_WORKER + i, lane.label)
-            for path in lane.paths:
-                for r in records_of(path):
-                    if isinstance(r, Fetch):
-                        yield _fetch(r, pid, FIRST_WORKER + i, process.shift_ns - zero_ns)
+            for r in lane.fetches():
+                yield _fetch(r, pid, FIRST_WORKER + i, process.shift_ns - zero_ns)
 
 
 def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event]:
@@ -99,24 +97,24 @@ def _outer_first(events: list[Event]) -> list[Event]:
 def _step(r: Step, pid: int, shift_ns: int) -> Event:
     parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
     about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
-    return _complete(
-        f"step {r.number}", "step", pid, STEPS, r.start_ns + shift_ns, r.end_ns + shift_ns - APART_NS, about
-    )
+    return _complete(r, f"step {r.number}", "step", pid, STEPS, shift_ns, about, APART_NS)
 
 
 def _span(r: Span, name: str, pid: int, tid: int, shift_ns: int) -> Event:
-    return _complete(name, PARTS[r.part], pid, tid, r.start_ns + shift_ns, r.end_ns + shift_ns, {"part": PARTS[r.part]})
+    return _complete(r, name, PARTS[r.part], pid, tid, shift_ns, {"part": PARTS[r.part]})
 
 
 def _fetch(r: Fetch, pid: int, tid: int, shift_ns: int) -> Event:
     about = {"samples": r.samples, "cpu_ms": r.cpu_ns / 1e6, "collate_ms": r.collate_ns / 1e6}
-    return _complete("fetch", "fetch", pid, tid, r.start_ns + shift_ns, r.end_ns + shift_ns, about)
+    return _complete(r, "fetch", "fetch", pid, tid, shift_ns, about)
 
 
-def _complete(name: str, category: str, pid: int, tid: int, start_ns: int, end_ns: int, about: Event) -> Event:
+def _complete(
+    r: Step | Span | Fetch, name: str, category: str, pid: int, tid: int, shift_ns: int, about: Event, cut_ns: int = 0
+) -> Event:
     return {
-        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start_ns / 1e3,
-        "dur": max(0, end_ns - start_ns) / 1e3, "args": about,
+        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": (r.start_ns + shift_ns) / 1e3,
+        "dur": max(0, r.end_ns - cut_ns - r.start_ns) / 1e3, "args": about,
     }  # fmt: skip
 
 

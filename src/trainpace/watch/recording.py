@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import dropwhile, groupby, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,8 +15,8 @@ from trainpace.errors import UnreadableInput
 from trainpace.medians import mean_and_half_width, median, median_interval
 from trainpace.records import Record, read_bytes
 from trainpace.watch.command import COMMAND_FILE
-from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.trails import header_of, records_of
+from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
+from trainpace.watch.trails import fetches_of, records_of, trails_of
 
 WARM_UP_STEPS = 3
 OCCASIONAL = ("checkpoint", "evaluation", "loader_start", "trainpace")
@@ -63,6 +63,13 @@ class Block(Record):
     steps: int
     step_ms: float
     parts_ms: dict[str, float]
+
+
+NOTED = (
+    "rank", "world_size", "host", "cpus", "torch", "threads", "optimizer", "optimizer_settings", "optimizer_numbers",
+    "optimizer_tensors", "model", "wrapped", "parameters", "ddp", "optimizer_variants_ms", "skips_sync", "matmul_gflops",
+)  # fmt: skip
+"""The fields of `Rank` that the recorder itself wrote, under the same names."""
 
 
 class Rank(Record):
@@ -134,22 +141,14 @@ def read_recording(folder: Path) -> Recording:
         command, seconds, code = tuple(about["command"]), about["seconds"], about["exit_code"]
     except (ValueError, KeyError, TypeError):
         raise UnreadableInput(f"{folder / COMMAND_FILE} is damaged.", "Record the command again.") from None
-    processes = [(h, list(records_of(p))) for p in sorted(folder.glob("process-*.trail")) if (h := header_of(p))]
-    workers: dict[tuple[str, int], list[Fetch]] = defaultdict(list)
-    for path in folder.glob("worker-*.trail"):
-        if header := header_of(path):
-            workers[header["host"], header["parent"]] += [r for r in records_of(path) if isinstance(r, Fetch)]
-    ranks = [
-        _rank(header, records, workers.get((header["host"], header["pid"]), []))
-        for header, records in processes
-        if sum(isinstance(r, Step) for r in records) > 1
-    ]
+    processes = [(trail.header, list(records_of(trail.path)), trail.workers) for trail in trails_of(folder)]
+    ranks = [_rank(*process) for process in processes if sum(isinstance(r, Step) for r in process[1]) > 1]
     longest = {r.rank: r for r in sorted(ranks, key=lambda r: r.steps)}
     left_out = len(ranks) - len(longest)
     also = f"{left_out} more process{'es' if left_out > 1 else ''} trained as the same rank, for no more steps, and are left out."
     return Recording(
         command=command, seconds=seconds, exit_code=code, ranks=tuple(r for _, r in sorted(longest.items())),
-        seen=_seen(processes) if not ranks else also if left_out else "",
+        seen=_seen([records for _, records, _ in processes]) if not ranks else also if left_out else "",
     )  # fmt: skip
 
 
@@ -165,24 +164,25 @@ def _batches_per_step(loader: Loader | None, micro_steps: float, samples: float)
     return min(backward, max(1.0, float(round(batches)))) if batches >= 0.5 else backward
 
 
-def _seen(processes: Sequence[tuple[dict[str, Any], list[Any]]]) -> str:
-    """A description of a command that trained no steps."""
+def _seen(processes: Sequence[Sequence[Any]]) -> str:
+    """What a command that trained no steps did instead; `processes` holds the records of each."""
     if not processes:
         return ("No Python process of this command imported torch. (A Python started with -I, -E or -S, or in a container "
                 "or on another machine, is not seen.)")  # fmt: skip
-    records = [r for _, records in processes for r in records]
-    batches = sum(isinstance(r, Span) and r.part == PARTS.index("data") for r in records)
-    forwards = sum(isinstance(r, Span) and r.part == PARTS.index("forward") for r in records)
+    records = [r for process in processes for r in process]
+    spans = Counter(r.part for r in records if isinstance(r, Span))
     steps = sum(isinstance(r, Step) for r in records)
-    what = [f"{n} {name}{'' if n == 1 else 's' if name[-1] != 'h' else 'es'}" for n, name in
-            ((batches, "batch"), (forwards, "model call"), (steps, "optimizer step")) if n]  # fmt: skip
+    counts = (spans[DATA], "batch", "es"), (spans[FORWARD], "model call", "s"), (steps, "optimizer step", "s")
+    what = [f"{count} {name}{'' if count == 1 else plural}" for count, name, plural in counts if count]
     many = f"{len(processes)} process{'es' if len(processes) > 1 else ''} imported torch"
     return f"{many}; seen: {', '.join(what) or 'no batch of a DataLoader, no model call, no optimizer step'}."
 
 
-def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[Fetch]) -> Rank:
+def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tuple[Path, int]]) -> Rank:
     steps = [r for r in records if isinstance(r, Step)]
-    notes: dict[str, Any] = {}
+    in_workers = [fetch for path, _ in workers for fetch in fetches_of(path)]
+    notes: dict[str, Any] = {"torch": "", "threads": 1, **header}
+    notes |= {"rank": header["rank"] or 0, "world_size": header["world_size"] or 1}
     loaders, models, counted = [], [], []
     for note in (r for r in records if isinstance(r, dict)):
         if "loader" in note:
@@ -192,7 +192,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
         elif "counted" in note:
             counted.append(note["counted"])
         else:
-            notes.update(note)
+            notes |= note
     plain = [s for s in steps if s.trial == 0]
     programme_starts = notes.get("warm_up_steps", 0)
     steady = [s for s in plain if s.number >= max(min(WARM_UP_STEPS, len(plain) // 3), programme_starts)] or plain[1:]
@@ -202,22 +202,16 @@ def _rank(header: dict[str, Any], records: Sequence[Any], in_workers: Sequence[F
     parts = _parts(steady) | _occasional(steps, steady, loader)
     step_ms = math.fsum(parts.values())
     model = max(models, key=lambda m: m["parameters"], default={})
-    fetches = list(in_workers) or [r for r in records if isinstance(r, Fetch)]
-    rank, world = notes.get("rank", header["rank"]), notes.get("world_size", header["world_size"])
+    fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
+    as_noted = {name: value for name, value in (notes | model).items() if name in NOTED}
     return Rank(
-        rank=rank or 0, world_size=world or 1, host=header["host"], steps=len(steady), step_ms=step_ms,
+        **as_noted, steps=len(steady), step_ms=step_ms,
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,
         micro_steps=fmean(s.micro_steps for s in steady), samples_per_step=fmean(s.samples for s in steady),
-        cpus=header["cpus"], torch=notes.get("torch", ""), threads=notes.get("threads", 1),
         loader=loader, fetch=_fetch_cost(fetches, bool(in_workers)),
-        optimizer=notes.get("optimizer", ""), optimizer_settings=notes.get("settings", {}),
-        optimizer_numbers=notes.get("numbers", 0), optimizer_tensors=notes.get("tensors", 0),
-        model=model.get("model", ""), wrapped=model.get("wrapped") or "", parameters=model.get("parameters", 0),
-        ddp=notes.get("ddp", {}), lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
-        optimizer_variants_ms=notes.get("optimizer_variants_ms", {}), skips_sync=notes.get("skips_sync", False),
+        lines=_lines(notes.get("samples", [])), blocks=tuple(_blocks(steps)),
         operators=_middle(counted, "operators"), flops=_middle(counted, "flops"),
         large_operators_ms=_middle(counted, "large_operators_ns") / 1e6 if counted and "cuda" not in notes else None,
-        matmul_gflops=notes.get("matmul_gflops", 0.0),
         first_step_ms=ms(steps[0]), reserved_gib=max(s.reserved_gib for s in steps),
         allocator_retries=steps[-1].allocator_retries, complete="ended" in notes,
         median_ms=median_ms, median_ms_low=median_ms_low, median_ms_high=median_ms_high,
@@ -229,7 +223,6 @@ def _middle(counted: Sequence[dict[str, Any]], name: str) -> Any:
 
 
 def ms(step: Step) -> float:
-    """A step's milliseconds."""
     return (step.end_ns - step.start_ns) / 1e6
 
 
@@ -274,17 +267,13 @@ def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, fl
 
 def _blocks(steps: Sequence[Step]) -> Iterable[Block]:
     settling = TRIALS.index("settling")
-    begun = next((i for i, s in enumerate(steps) if s.trial == settling), None)
-    run: list[Step] = []
-    for step in (*(steps[begun:] if begun is not None else ()), None):
-        if run and (step is None or step.trial != run[-1].trial):
-            if run[-1].trial != settling:
-                parts = _parts(run)
-                total = math.fsum(v for part, v in parts.items() if part not in OCCASIONAL)
-                yield Block(trial=TRIALS[run[-1].trial], steps=len(run), step_ms=total, parts_ms=parts)
-            run = []
-        if step is not None:
-            run.append(step)
+    under_trials = dropwhile(lambda step: step.trial != settling, steps)
+    for trial, group in groupby(under_trials, key=lambda step: step.trial):
+        if trial != settling:
+            run = list(group)
+            parts = _parts(run)
+            total = math.fsum(v for part, v in parts.items() if part not in OCCASIONAL)
+            yield Block(trial=TRIALS[trial], steps=len(run), step_ms=total, parts_ms=parts)
 
 
 def _training_loader(notes: Sequence[dict[str, Any]], steps: Sequence[Step]) -> Loader | None:
@@ -314,11 +303,11 @@ def _fetch_cost(fetches: Sequence[Fetch], in_workers: bool) -> FetchCost | None:
 
 
 def _lines(samples: Sequence[Sequence[Any]]) -> tuple[Line, ...]:
-    totals: dict[str, int] = defaultdict(int)
-    for part, _, _, seen in samples:
-        totals[part] += seen
+    totals: Counter[str] = Counter()
+    for part, _, _, count in samples:
+        totals[part] += count
     return tuple(
-        Line(part=part, line=line, called=called, share=seen / totals[part])
-        for part, line, called, seen in samples
+        Line(part=part, line=line, called=called, share=count / totals[part])
+        for part, line, called, count in samples
         if line
     )

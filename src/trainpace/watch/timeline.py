@@ -3,14 +3,14 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.watch.inside.recorder import KEEPS
-from trainpace.watch.inside.trail import EVALUATION, FORWARD, OTHER, PARTS, TRAINPACE, TRIALS, Fetch, Span, Step
+from trainpace.watch.inside.trail import EVALUATION, FORWARD, OTHER, PARTS, TRAINPACE, TRIALS, Span, Step
 from trainpace.watch.recording import WARM_UP_STEPS
 from trainpace.watch.trails import Process, WorkerLane, read_processes, records_of
 
@@ -48,7 +48,6 @@ class Lane(Record):
     steps: tuple[StepMark, ...] = ()
 
     def ms_of(self, part: str) -> float:
-        """Milliseconds of a part in the window."""
         return math.fsum(b.end_ms - b.start_ms for b in self.bars if b.part == part)
 
 
@@ -100,13 +99,8 @@ def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
 
 def _runs(steps: Iterable[Step]) -> list[list[Step]]:
     """Runs of consecutive step numbers; spans are not kept for every step."""
-    runs: list[list[Step]] = []
-    for step in steps:
-        if runs and step.number == runs[-1][-1].number + 1:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    return runs
+    grouped = groupby(enumerate(steps), key=lambda item: item[1].number - item[0])
+    return [[step for _, step in run] for _, run in grouped]
 
 
 def _requested_steps(detailed: Sequence[Step], requested: range) -> Sequence[Step]:
@@ -154,11 +148,10 @@ def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
 
 
 def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterable[Bar]:
-    for path in lane.paths:
-        for r in records_of(path):
-            if isinstance(r, Fetch) and r.start_ns < window.end_ns and r.end_ns > window.start_ns:
-                name = f"{r.samples} sample{'' if r.samples == 1 else 's'}"
-                yield Bar(part="fetch", name=name, start_ms=window.ms(r.start_ns), end_ms=window.ms(r.end_ns))
+    for r in lane.fetches():
+        if r.start_ns < window.end_ns and r.end_ns > window.start_ns:
+            name = f"{r.samples} sample{'' if r.samples == 1 else 's'}"
+            yield Bar(part="fetch", name=name, start_ms=window.ms(r.start_ns), end_ms=window.ms(r.end_ns))
 
 
 def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterable[Bar]:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import mmap
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +22,21 @@ class WorkerLane(NamedTuple):
     first_ns: int
     last_ns: int
 
+    def fetches(self) -> Iterator[Fetch]:
+        for path in self.paths:
+            yield from fetches_of(path)
+
     @property
     def label(self) -> str:
         return f"worker {self.worker}" + (f" of loader {self.loader}" if self.loader > 1 else "")
+
+
+class ProcessTrail(NamedTuple):
+    """The trail of a process that imported torch, its header, and the trails of its loaders' workers with their numbers."""
+
+    path: Path
+    header: dict[str, Any]
+    workers: list[tuple[Path, int]]
 
 
 class Process(NamedTuple):
@@ -47,22 +59,28 @@ def read_processes(folder: Path) -> list[Process]:
 
     Raises UnreadableInput for a folder without a trail, or a file that is not one.
     """
-    headers = [(path, header) for path in sorted(folder.glob("process-*.trail")) if (header := header_of(path))]
-    if not headers:
+    processes = [_process(trail) for trail in trails_of(folder)]
+    if not processes:
         raise UnreadableInput(f"{folder} holds no recording.", "Make one: trainpace watch -- python train.py")
-    workers = defaultdict(list)
-    for path in sorted(folder.glob("worker-*.trail")):
-        if header := header_of(path):
-            workers[header.get("host", ""), header["parent"]].append((path, int(header["worker"])))
-    processes = [
-        _process(path, header, _lanes(workers[header.get("host", ""), header["pid"]])) for path, header in headers
-    ]
     processes = [p for p in processes if p[0].steps] or processes
     processes.sort(key=lambda pair: (pair[0].rank, pair[0].first_ns))
     (first, zero), *_ = processes
     return [
         p._replace(shift_ns=0 if p.host == first.host else int(clock) - int(zero)) for p, clock in processes
     ]  # clocks of one host agree better than its processes' readings of the wall clock
+
+
+def trails_of(folder: Path) -> list[ProcessTrail]:
+    """The trails of the folder's processes, each with those of its workers."""
+    workers = defaultdict(list)
+    for path in sorted(folder.glob("worker-*.trail")):
+        if header := header_of(path):
+            workers[header["host"], header["parent"]].append((path, int(header["worker"])))
+    return [
+        ProcessTrail(path, header, workers[header["host"], header["pid"]])
+        for path in sorted(folder.glob("process-*.trail"))
+        if (header := header_of(path))
+    ]
 
 
 def header_of(path: Path) -> dict[str, Any] | None:
@@ -79,6 +97,10 @@ def records_of(path: Path) -> Iterator[Step | Span | Fetch | dict[str, Any]]:
         yield from records_from(data, data.find(b"\n") + 1)
 
 
+def fetches_of(path: Path) -> Iterator[Fetch]:
+    return (r for r in records_of(path) if isinstance(r, Fetch))
+
+
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
@@ -90,8 +112,9 @@ def _readable(path: Path) -> Iterator[None]:
         raise UnreadableInput(f"{path} cannot be read ({what}).", "Record the command again.") from None
 
 
-def _process(path: Path, header: dict[str, Any], workers: tuple[WorkerLane, ...]) -> tuple[Process, float]:
+def _process(trail: ProcessTrail) -> tuple[Process, float]:
     """The process, and the offset of its clock from the wall clock."""
+    path, header, workers = trail
     rank, steps, first, spans = header.get("rank"), 0, None, False
     detailed = []
     for r in records_of(path):
@@ -106,21 +129,19 @@ def _process(path: Path, header: dict[str, Any], workers: tuple[WorkerLane, ...]
         elif isinstance(r, dict) and "rank" in r:
             rank = r["rank"]
     process = Process(
-        path, rank or 0, header["pid"], header.get("host", ""), 0, first or 0, steps, tuple(detailed), workers
+        path, rank or 0, header["pid"], header["host"], 0, first or 0, steps, tuple(detailed), _lanes(workers)
     )
     return process, header.get("clock_to_wall_ns", 0)
 
 
-def _lanes(trails: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
+def _lanes(workers: Sequence[tuple[Path, int]]) -> tuple[WorkerLane, ...]:
     """Lanes of workers: workers with one number share a lane unless two loaders had them at the same time."""
     lives = []
-    for path, worker in trails:
-        first = last = None
-        for r in records_of(path):
-            if isinstance(r, Fetch):
-                first, last = first or r, r
-        if first is not None and last is not None:
-            lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last.end_ns))
+    for path, worker in workers:
+        fetches = fetches_of(path)
+        if first := next(fetches, None):
+            last = deque(fetches, maxlen=1) or [first]
+            lives.append(WorkerLane(worker, 1, (path,), first.start_ns, last[0].end_ns))
     lanes: list[WorkerLane] = []
     for life in sorted(lives, key=lambda w: w.first_ns):
         free = next((i for i, w in enumerate(lanes) if w.worker == life.worker and w.last_ns <= life.first_ns), None)

@@ -8,12 +8,11 @@ from trainpace.errors import UnknownName, UnreadableInput
 from trainpace.journal.entry import Entry, Sweep
 from trainpace.journal.importing.huggingface import is_huggingface, read_huggingface
 from trainpace.journal.importing.mlflow import is_mlflow_db, is_mlruns, read_mlflow
-from trainpace.journal.importing.own import RECORDS, read_own
-from trainpace.journal.importing.reading import Given, Item, Skipped, columns_and_rows, opened
-from trainpace.journal.importing.runs import read_published
-from trainpace.journal.importing.timm import is_timm, read_timm
+from trainpace.journal.importing.reading import Given, Item, Skipped, columns_and_rows
+from trainpace.journal.importing.tables import RECORDS, is_timm, read_own, read_published, read_timm
 from trainpace.journal.store import Journal
 from trainpace.records import Record
+from trainpace.validation import first_bytes
 
 FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {
     "trainpace": read_own, "runs": read_published, "timm": read_timm, "hf": read_huggingface, "mlflow": read_mlflow,
@@ -57,9 +56,8 @@ def format_of(path: Path) -> str:
         if is_mlruns(path):
             return "mlflow"
         raise _unknown(path)
-    with opened(path) as file:
-        head = file.read(16)
-    if head == b"SQLite format 3\x00":
+    head = first_bytes(path)
+    if head[:16] == b"SQLite format 3\x00":
         if is_mlflow_db(path):
             return "mlflow"
         raise UnreadableInput(f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}.")

@@ -12,16 +12,9 @@ from typing import Any
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.journal.entry import Entry
-from trainpace.journal.importing.reading import (
-    UNKNOWN,
-    ContentIds,
-    Given,
-    Item,
-    Skipped,
-    imported,
-    number,
-    opened,
-)  # fmt: skip
+from trainpace.journal.importing.reading import UNKNOWN, ContentIds, Given, Item, imported, run_or_reason
+from trainpace.records import read_bytes
+from trainpace.validation import number
 
 _ROUNDED_BELOW = 0.1
 """Steps per second are rounded to three decimals; below this value that exceeds half a per cent."""
@@ -36,10 +29,7 @@ def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
     data = _load(path)
     if not is_huggingface(data):
         raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
-    try:
-        yield _entry(path, data, given, ContentIds().of(data))
-    except TrainpaceError as error:
-        yield Skipped(error.message)
+    yield run_or_reason(_entry, path, data, given, ContentIds().of(data))
 
 
 def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
@@ -67,10 +57,9 @@ def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
         notes.append("the batch is samples a step, over all devices and accumulation")
     execution = Execution(
         micro_batch=micro or step_samples,
-        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1,
-        precision=given.precision,
+        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1, precision=given.precision,
         optimizer=UNKNOWN,
-    )
+    )  # fmt: skip
     if execution.accumulation > 1:
         notes.append(f"{execution.accumulation} micro-batches a step, accumulated or on several devices")
     losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
@@ -91,8 +80,7 @@ def _model(config: Path) -> str:
 
 
 def _load(path: Path) -> Any:
-    with opened(path) as file:
-        try:
-            return json.loads(file.read())
-        except (ValueError, RecursionError) as error:
-            raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
+    try:
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None

@@ -4,42 +4,43 @@ A run is imported if it states a model, a batch size and a precision, and logged
 of the names below, which Hugging Face's, Lightning's and our own loggers use. Only a name's last component counts.
 """
 
+import contextlib
 import datetime
 import os
 import re
 import sqlite3
 import statistics
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from trainpace.configs import parse_yaml
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
-from trainpace.journal.importing.reading import UNKNOWN, Given, Item, Skipped, as_precision, imported, number
+from trainpace.journal.importing.reading import PRECISION_NAMES, UNKNOWN, Given, Item, imported, run_or_reason
 from trainpace.records import read_bytes
+from trainpace.validation import as_precision, number
 
-LARGEST_VALUE_BYTES = 1 << 20
+LARGEST_VALUE = 1 << 20
+"""Characters of a param that are read."""
 
-_MODEL = "model_name_or_path model_name _name_or_path model architecture arch backbone".split()
-_BATCH = "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size".split()
-_ACCUMULATION = "gradient_accumulation_steps accumulate_grad_batches grad_accum".split()
-_DEVICES = "world_size num_devices num_gpus n_gpu".split()
-_OPTIMIZER = "optimizer optimizer_name optim opt".split()
-_DEVICE = "gpu_name device_name gpu".split()
-_SEQUENCE = "max_seq_length sequence_length seq_len block_size".split()
-_IMAGE = "image_size img_size".split()
+_NAMES = {
+    "model": "model_name_or_path model_name _name_or_path model architecture arch backbone",
+    "batch": "per_device_train_batch_size micro_batch_size micro_batch train_batch_size batch_size",
+    "accumulation": "gradient_accumulation_steps accumulate_grad_batches grad_accum",
+    "devices": "world_size num_devices num_gpus n_gpu",
+    "optimizer": "optimizer optimizer_name optim opt",
+    "device": "gpu_name device_name gpu",
+    "sequence": "max_seq_length sequence_length seq_len block_size",
+    "image": "image_size img_size",
+    "seed": "seed",
+}
+"""The names of params that state a condition, the surest first."""
 _STEP_MS = "step_time_ms train_step_time_ms".split()
 _STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
 _SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
-_PRECISIONS: dict[str, Precision] = {
-    "32": "fp32", "32-true": "fp32", "fp32": "fp32", "float32": "fp32", "no": "fp32", "tf32": "tf32", "16": "amp_fp16",
-    "16-mixed": "amp_fp16", "amp": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16", "bf16-true": "bf16",
-    "float16": "fp16", "bfloat16": "bf16",
-}  # fmt: skip
 _MIXED: dict[str, Precision] = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 
 
@@ -59,7 +60,7 @@ def is_mlruns(path: Path) -> bool:
 
 def is_mlflow_db(path: Path) -> bool:
     try:
-        with closing(_connected(path)) as connection:
+        with contextlib.closing(_connected(path)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error:
         return False
@@ -69,37 +70,31 @@ def is_mlflow_db(path: Path) -> bool:
 def read_mlflow(path: Path, given: Given) -> Iterator[Item]:
     """Every run of a store that is not deleted."""
     for logged in _folder_runs(path) if path.is_dir() else _database_runs(path):
-        try:
-            yield _entry(logged, given)
-        except TrainpaceError as error:
-            yield Skipped(error.message)
+        yield run_or_reason(_entry, logged, given)
 
 
 def _entry(logged: Logged, given: Given) -> Entry:
     params = {_last(key): value for key, value in sorted(logged.params.items())}
     metrics = {_last(key): values for key, values in sorted(logged.metrics.items())}
-    model = _first(params, _MODEL)
+    model, batch = _stated(params, "model"), _whole(params, "batch")
     if not model:
         raise TrainpaceError("the run states no model (params such as model_name).")
-    batch = _whole(params, _BATCH)
     if not batch:
         raise TrainpaceError("the run states no batch size (params such as batch_size).")
     execution = Execution(
-        micro_batch=batch,
-        accumulation=_whole(params, _ACCUMULATION) or 1,
-        nproc_per_node=_whole(params, _DEVICES) or 1,
-        precision=given.precision or _precision(params),
-        optimizer=_first(params, _OPTIMIZER).removesuffix("_torch") or UNKNOWN,
-    )
+        micro_batch=batch, accumulation=_whole(params, "accumulation") or 1,
+        nproc_per_node=_whole(params, "devices") or 1, precision=given.precision or _precision(params),
+        optimizer=_stated(params, "optimizer").removesuffix("_torch") or UNKNOWN,
+    )  # fmt: skip
     try:
         moment = datetime.datetime.fromtimestamp(logged.start_ms / 1e3, datetime.UTC)
     except (ValueError, OverflowError, OSError):
         raise TrainpaceError("the run's start is not a valid time.") from None
     return imported(
-        given, content_id(f"mlflow {logged.run_id}"), given.device or _first(params, _DEVICE), created_at=utc_text(moment),
+        given, content_id(f"mlflow {logged.run_id}"), given.device or _stated(params, "device"), created_at=utc_text(moment),
         model=printable(model), num_devices=execution.world_size, execution=execution,
-        sequence_length=_whole(params, _SEQUENCE), image_size=_whole(params, _IMAGE), step_time_ms=_step_ms(metrics, execution),
-        seed=_whole(params, ["seed"]), source=f"mlflow {logged.run_id}",
+        sequence_length=_whole(params, "sequence"), image_size=_whole(params, "image"),
+        step_time_ms=_step_ms(metrics, execution), seed=_whole(params, "seed"), source=f"mlflow {logged.run_id}",
     )  # fmt: skip
 
 
@@ -123,19 +118,20 @@ def _precision(params: dict[str, str]) -> Precision:
         if word in _MIXED:
             return _MIXED[word]
     elif word := (params.get("precision") or params.get("dtype") or "").lower().removeprefix("torch."):
-        return _PRECISIONS.get(word) or as_precision(word)
+        return PRECISION_NAMES.get(word) or as_precision(word)
     elif "fp16" in params or "bf16" in params:  # Hugging Face: neither means fp32
         on = [name for name in ("fp16", "bf16") if params.get(name, "").lower() in ("true", "1")]
-        return {"fp16": _MIXED["fp16"], "bf16": _MIXED["bf16"]}[on[0]] if on else "fp32"
+        return _MIXED[on[0]] if on else "fp32"
     raise TrainpaceError("the run states no precision that is known: give --precision.")
 
 
-def _first(params: dict[str, str], names: list[str]) -> str:
-    return next((params[name].strip() for name in names if params.get(name, "").strip() not in ("", "None")), "")
+def _stated(params: dict[str, str], condition: str) -> str:
+    values = (params.get(name, "").strip() for name in _NAMES[condition].split())
+    return next((value for value in values if value not in ("", "None")), "")
 
 
-def _whole(params: dict[str, str], names: list[str]) -> int | None:
-    text = _first(params, names)
+def _whole(params: dict[str, str], condition: str) -> int | None:
+    text = _stated(params, condition)
     return int(number(text) or 0) if text else None
 
 
@@ -150,12 +146,12 @@ def _folder_runs(path: Path) -> Iterator[Logged]:
         run = meta.parent
         if ".trash" in meta.parts or (not (run / "params").is_dir() and not (run / "metrics").is_dir()):
             continue  # an experiment's, a model's, or a deleted run
-        data = parse_yaml(_text(meta), str(meta))
+        data = parse_yaml(_text(meta)[:LARGEST_VALUE], str(meta))
         if not isinstance(data, dict) or data.get("lifecycle_stage") == "deleted":
             continue
         start = data.get("start_time")
-        params = {key: _text(file).strip() for key, file in _files(run / "params")}
-        metrics = {key: _metric(file) for key, file in _files(run / "metrics")}
+        params = {key: _text(file)[:LARGEST_VALUE].strip() for key, file in _files(run / "params")}
+        metrics = {key: _values(_text(file)) for key, file in _files(run / "metrics")}
         yield Logged(run.name, float(start) if isinstance(start, int | float) else 0.0, params, metrics)
 
 
@@ -169,18 +165,15 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _text(file: Path) -> str:
-    return read_bytes(file)[:LARGEST_VALUE_BYTES].decode("utf-8", "replace")
+    return read_bytes(file).decode("utf-8", "replace")
 
 
-def _metric(file: Path) -> list[float]:
+def _values(text: str) -> list[float]:
     """The values in lines of ``timestamp value step``."""
     values = []
-    for line in read_bytes(file).decode("utf-8", "replace").splitlines():
-        words = line.split()
-        try:
-            values.append(float(words[1]))
-        except (IndexError, ValueError):
-            continue
+    for line in text.splitlines():
+        with contextlib.suppress(IndexError, ValueError):
+            values.append(float(line.split()[1]))
     return values
 
 
@@ -194,18 +187,16 @@ def _database_runs(path: Path) -> Iterator[Logged]:
     chosen = (
         "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage IS NOT 'deleted' ORDER BY start_time, run_uuid"
     )
+    values = "SELECT key, value FROM {} WHERE run_uuid = ?"
     try:
-        with closing(_connected(path)) as connection:
+        with contextlib.closing(_connected(path)) as connection:
             for run_id, start in connection.execute(chosen).fetchall():
-                params = {key: str(value) for key, value in _of_run(connection, "params", run_id)}
+                params = dict(connection.execute(values.format("params"), (run_id,)).fetchall())
                 metrics: dict[str, list[float]] = {}
-                for key, value in _of_run(connection, "metrics", run_id):
+                for key, value in connection.execute(values.format("metrics"), (run_id,)).fetchall():
                     if isinstance(value, int | float):
                         metrics.setdefault(key, []).append(float(value))
-                yield Logged(str(run_id), float(start or 0), params, metrics)
+                texts = {key: str(value) for key, value in params.items()}
+                yield Logged(str(run_id), float(start or 0), texts, metrics)
     except sqlite3.Error as error:
         raise UnreadableInput(f"{path} cannot be read: {error}.") from None
-
-
-def _of_run(connection: sqlite3.Connection, table: str, run_id: Any) -> list[tuple[str, Any]]:
-    return connection.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", (run_id,)).fetchall()

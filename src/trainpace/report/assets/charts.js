@@ -1,6 +1,6 @@
-// Draws Chart records (see trainpace/report/charts/chart.py) with uPlot. A page holds, for each, a figure of class "chart" with an
+// Draws Chart records (see trainpace/report/charts.py) with uPlot. A page holds, for each, a figure of class "chart" with an
 // element of class "plot", in it one of class "tip" and one of class "said", and the record as a JSON script element
-// (trainpace/report/pages/figure.py makes it). Figures are drawn when the page has loaded, and those that come later (htmx,
+// (trainpace/report/templates/figures.html makes it). Figures are drawn when the page has loaded, and those that come later (htmx,
 // what-if) as soon as they are in the page. To change one in place: trainpaceCharts.draw(figure, record).
 (() => {
   "use strict";

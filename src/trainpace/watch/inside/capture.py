@@ -7,10 +7,12 @@ mean of the outputs, which is noted; models with sharded parameters (FSDP2, ZeRO
 """
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from trainpace.watch.inside.recorder import Recorder
 from trainpace.watch.inside.trail import TRAINPACE
+from trainpace.watch.inside.trials import size_of
 
 CAPTURED_IN_STEP = 1
 WORKLOAD_FILE = "workload.json"
@@ -18,17 +20,39 @@ FORMS: Any = ("fp32", "amp", "half")
 
 
 class _Shape(NamedTuple):
-    """A placeholder for a tensor of the batch."""
-
     sizes: tuple[int, ...]
     dtype: Any
 
 
 class _FromOutput(NamedTuple):
-    """A placeholder for a tensor of the model's output that the loss received."""
+    """A placeholder for a tensor of the model's output that the loss received: its position among them."""
 
-    path: tuple[Any, ...]
+    position: int
     sizes: tuple[int, ...]
+
+
+class _Arguments(NamedTuple):
+    """The arguments of a call with placeholders for their tensors, and how they are nested."""
+
+    values: list[Any]
+    nesting: Any
+
+    def made(self, n: int, of: int, output: Any = None) -> tuple[Any, Any]:
+        """(args, kwargs) for `n` samples where the call had `of`, on the meta device."""
+        import torch
+        from torch.utils._pytree import tree_unflatten
+
+        def scaled(sizes: tuple[int, ...]) -> tuple[int, ...]:
+            return (n * (sizes[0] // of), *sizes[1:]) if sizes and sizes[0] % of == 0 else sizes
+
+        made = list(self.values)
+        for i, value in enumerate(made):
+            if isinstance(value, _Shape):
+                made[i] = torch.empty(scaled(value.sizes), dtype=value.dtype, device="meta")
+            elif isinstance(value, _FromOutput):
+                made[i] = _tensors(output)[value.position].reshape(scaled(value.sizes))
+        args, kwargs = tree_unflatten(made, self.nesting)
+        return args, kwargs
 
 
 class Capture:
@@ -40,39 +64,46 @@ class Capture:
         self.model: Any = None
         self.optimizer: Any = None
         self.name = ""
-        self.arguments: Any = None
+        self.arguments = _Arguments([], None)
         self.output: Any = None
         self.criterion: Any = None
-        self.criterion_arguments: Any = None
+        self.criterion_arguments = _Arguments([], None)
+        self.has_loss = False
+
+    def attempt(self, part: Callable[..., None], *args: Any) -> None:
+        """Do a part of the capture; where it fails, note why there is none."""
+        try:
+            part(*args)
+        except Exception as error:
+            self.model = None
+            self.recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
 
     def before(self, model: Any, args: Any, kwargs: Any) -> None:
         """Called before an outermost module runs with gradients."""
         recorder = self.recorder
         if recorder.steps != CAPTURED_IN_STEP or recorder.trials is not None or os.environ.get("RANK", "0") != "0":
             return
-        from trainpace.watch.inside.patches import size_of
-
+        has_parameters = any(True for _ in model.parameters())
         depth = recorder.enter(TRAINPACE)
         try:
-            if self.model is None and any(True for _ in model.parameters()):
+            if self.model is None and has_parameters:
                 self.batch_size = size_of((args, kwargs))
-                self.arguments = _described((args, kwargs), None)
+                self.arguments = _described(args, kwargs)
                 self.name = type(model).__qualname__
                 self.model, self.optimizer = _on_meta(recorder, model)
-            elif self.output is not None and self.criterion is None and not any(True for _ in model.parameters()):
+            elif self.output is not None and self.criterion is None and not has_parameters:
                 self.made_by(model, args, kwargs)
         finally:
             recorder.leave(depth, "capture")
 
     def made_by(self, criterion: Any, args: Any, kwargs: Any) -> None:
         """Called before a module or function that makes the loss, which it does if it receives the model's output."""
-        described = _described((args, kwargs), self.output)
-        if _mentions_output(described):
+        described = _described(args, kwargs, _tensors(self.output))
+        if any(isinstance(value, _FromOutput) for value in described.values):
             self.criterion, self.criterion_arguments = criterion, described
             self.output = None
 
     def after(self, output: Any) -> None:
-        """Called with the model's output."""
         if self.model is not None and self.recorder.steps == CAPTURED_IN_STEP and self.criterion is None:
             self.output = output
 
@@ -88,23 +119,21 @@ class Capture:
         from trainpace.records import save
         from trainpace.trace import Task, trace_task
 
+        shapes = [value.sizes for value in self.arguments.values if isinstance(value, _Shape) and value.sizes]
         task = Task(
             name=self.name, model=self.model, forward=self.forward, loss=self.loss, make_batch=self.make_batch,
-            optimizer=self.optimizer, sample=self.sample(), dataset=None,
+            optimizer=self.optimizer, dataset=None,
+            sample=", ".join("x".join(map(str, sizes[1:])) or "number" for sizes in shapes),
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             save(trace_task(task, FORMS), os.path.join(folder, WORKLOAD_FILE))
         seen = "called" if self.criterion is not None else "output" if self.has_loss else "mean of the outputs"
         self.recorder.trail.note({"workload": WORKLOAD_FILE, "loss": seen})
 
-    has_loss = False
-
     def make_batch(self, n: int) -> Any:
-        """The model's arguments for n samples."""
-        return _made(self.arguments, n, self.batch_size, None)
+        return self.arguments.made(n, self.batch_size)
 
     def forward(self, model: Any, batch: Any) -> Any:
-        """Call the model as the script did."""
         args, kwargs = batch
         return model(*args, **kwargs)
 
@@ -112,20 +141,14 @@ class Capture:
         """The loss: by the module that made it, else the output's own, else a mean."""
         output = self.forward(model, batch)
         if self.criterion is not None:
-            leaves = [t for _, t in _leaves(batch)]
-            args, kwargs = _made(self.criterion_arguments, leaves[0].shape[0], self.batch_size, output)
+            args, kwargs = self.criterion_arguments.made(_tensors(batch)[0].shape[0], self.batch_size, output)
             return self.criterion(*args, **kwargs)
         own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if own is not None and own.dim() == 0:
             self.has_loss = True
             return own
-        means = [t.float().mean() for _, t in _leaves(output) if t.is_floating_point() and t.requires_grad]
+        means = [t.float().mean() for t in _tensors(output) if t.is_floating_point() and t.requires_grad]
         return sum(means[1:], means[0])
-
-    def sample(self) -> str:
-        """The shapes of the model's arguments, in words."""
-        sizes = [s.sizes[1:] for _, s in _leaves(self.arguments, _Shape) if s.sizes]
-        return ", ".join("x".join(map(str, s)) or "number" for s in sizes)
 
 
 def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:
@@ -141,57 +164,26 @@ def _on_meta(recorder: Recorder, model: Any) -> tuple[Any, Any]:
     return copied, stepper
 
 
-def _leaves(value: Any, kind: Any = None, path: tuple[Any, ...] = ()) -> Any:
-    if kind is None:
-        import torch
+def _tensors(value: Any) -> list[Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves
 
-        kind = torch.Tensor
-    if isinstance(value, kind):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _leaves(part, kind, (*path, key))
-    elif isinstance(value, list | tuple):
-        for i, part in enumerate(value):
-            yield from _leaves(part, kind, (*path, i))
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _described(value: Any, output: Any) -> Any:
+def _described(args: Any, kwargs: Any, output: Sequence[Any] = ()) -> _Arguments:
+    from torch.utils._pytree import tree_flatten
+
+    values, nesting = tree_flatten((args, kwargs))
+    return _Arguments([_placeholder(value, output) for value in values], nesting)
+
+
+def _placeholder(value: Any, output: Sequence[Any]) -> Any:
     if hasattr(value, "is_floating_point") and hasattr(value, "shape"):
-        if output is not None:
-            for path, tensor in _leaves(output):
-                if tensor is value or (tensor.numel() == value.numel() and tensor.data_ptr() == value.data_ptr()):
-                    return _FromOutput(path, tuple(value.shape))
+        for i, tensor in enumerate(output):
+            if tensor is value or (tensor.numel() == value.numel() and tensor.data_ptr() == value.data_ptr()):
+                return _FromOutput(i, tuple(value.shape))
         return _Shape(tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return {k: _described(v, output) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_described(v, output) for v in value]
-        return parts if isinstance(value, list) else tuple(parts)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(f"an argument of type {type(value).__name__}")
     return value
-
-
-def _mentions_output(described: Any) -> bool:
-    return any(True for _ in _leaves(described, _FromOutput))
-
-
-def _made(described: Any, n: int, of: int, output: Any) -> Any:
-    import torch
-
-    def scaled(sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return (n * (sizes[0] // of), *sizes[1:]) if sizes and sizes[0] % of == 0 else sizes
-
-    if isinstance(described, _Shape):
-        return torch.empty(scaled(described.sizes), dtype=described.dtype, device="meta")
-    if isinstance(described, _FromOutput):
-        for key in described.path:
-            output = output[key]
-        return output.reshape(scaled(described.sizes))
-    if isinstance(described, dict):
-        return {k: _made(v, n, of, output) for k, v in described.items()}
-    if isinstance(described, list | tuple):
-        parts = [_made(v, n, of, output) for v in described]
-        return parts if isinstance(described, list) else tuple(parts)
-    return described

@@ -54,14 +54,16 @@ def _collectives(module: ModuleType, recorder: Recorder) -> None:
 def _data_parallel(module: Any, recorder: Recorder) -> None:
     kind = module.DistributedDataParallel
     kind.forward = trials.unsynchronised(recorder, kind.forward)
-    begin = kind.__init__
 
-    @functools.wraps(begin)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        _ddp.add(self)
+    def remembered(begin: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(begin)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            begin(self, *args, **kwargs)
+            _ddp.add(self)
 
-    kind.__init__ = init
+        return init
+
+    _patch(kind, "__init__", remembered)
 
 
 def note_ddp(recorder: Recorder) -> None:
@@ -79,19 +81,16 @@ def note_ddp(recorder: Recorder) -> None:
 
 
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
-    _patch(getattr(module, "Trainer", None), "save_checkpoint", lambda f: _lightning_checkpoint(recorder, f))
+    def aside(save: Callable[..., Any]) -> Callable[..., Any]:
+        save_aside = trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, "save_checkpoint"))
 
+        @functools.wraps(save)
+        def call(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+            return save_aside(self, filepath if recorder.trials is None else str(filepath), *args, **kwargs)
 
-def _lightning_checkpoint(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
-    charged = recorder.wraps(save, CHECKPOINT, "save_checkpoint")
+        return call
 
-    @functools.wraps(save)
-    def call(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.trials is None:
-            return charged(self, filepath, *args, **kwargs)
-        return trials.checkpoints(recorder, lambda path, f: charged(self, f, *args, **kwargs))(None, str(filepath))
-
-    return call
+    _patch(getattr(module, "Trainer", None), "save_checkpoint", aside)
 
 
 def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
@@ -126,14 +125,14 @@ def _saving(recorder: Recorder, name: str) -> Callable[[Any], Any]:
 
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
-    """Skip safetensors' files, which compiled code writes and no audit hook sees."""
+    """Files that compiled code writes, which no audit hook sees."""
 
     def aside(save: Callable[..., Any]) -> Callable[..., Any]:
-        aside_of = trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, "save_file"))
+        save_aside = trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, "save_file"))
 
         @functools.wraps(save)
         def call(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:  # named as safetensors names them
-            return aside_of(tensors, filename, *args, **kwargs)
+            return save_aside(tensors, filename, *args, **kwargs)
 
         return call
 
@@ -149,19 +148,22 @@ def _deepspeed(module: ModuleType, recorder: Recorder) -> None:
     if recorder.losses is not None:
         _patch(engine, "backward", lambda f: recorder.losses.within(f, engine=True))
     _patch(engine, "save_checkpoint", _saving(recorder, "checkpoint"))
-    step = engine.step
-    charged = recorder.wraps(step, OTHER, "engine.step")
 
-    @functools.wraps(step)
-    def engine_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.step_is_the_engines = True  # its optimizer steps once a parameter group
-        last = self.is_gradient_accumulation_boundary()
-        result = charged(self, *args, **kwargs)
-        if last:
-            recorder.ends_step()
-        return result
+    def ending(step: Callable[..., Any]) -> Callable[..., Any]:
+        charged = recorder.wraps(step, OTHER, "engine.step")
 
-    engine.step = engine_step
+        @functools.wraps(step)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder.step_is_the_engines = True  # its optimizer steps once a parameter group
+            last = self.is_gradient_accumulation_boundary()
+            result = charged(self, *args, **kwargs)
+            if last:
+                recorder.ends_step()
+            return result
+
+        return call
+
+    _patch(engine, "step", ending)
 
 
 def _micro_step(recorder: Recorder, backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Hooks in torch itself: the loader, the outermost module, backward, the optimizer, copies, checkpoints."""
+"""Hooks in torch itself: the outermost module, backward, the optimizer, copies, checkpoints."""
 
 import builtins
 import contextlib
@@ -12,16 +12,12 @@ from typing import Any
 
 from trainpace.watch.inside import trials
 from trainpace.watch.inside.capture import CAPTURED_IN_STEP, Capture
-from trainpace.watch.inside.fetches import watch_fetchers
-from trainpace.watch.inside.late import when_imported
 from trainpace.watch.inside.recorder import Recorder, get_ident
 from trainpace.watch.inside.trail import (
     BACKWARD,
     CHECKPOINT,
-    DATA,
     FORWARD,
     HOST_TO_DEVICE,
-    LOADER_START,
     LOGGING,
     OPTIMIZER,
     SYNCHRONISATION,
@@ -31,12 +27,15 @@ from trainpace.watch.inside.trail import (
 LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "binary_cross_entropy_with_logits", "l1_loss", "smooth_l1_loss")
 
 
-def install(torch: Any, recorder: Recorder, folder: str) -> None:
+def install(torch: Any, recorder: Recorder) -> None:
     recorder.capture = Capture(recorder)
     calls = _Calls(torch, recorder)
     if recorder.trials is None:
         calls.losses(torch.nn.functional)
-    _optimizers(torch, recorder)
+    optimizers, hooks = _Optimizers(recorder), sys.modules["torch.optim.optimizer"]
+    hooks.register_optimizer_step_pre_hook(optimizers.before)
+    hooks.register_optimizer_step_post_hook(optimizers.after)
+    torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
     torch.autograd.backward = _counted(recorder, torch.autograd.backward)
     if recorder.losses is not None:
         torch.autograd.backward = recorder.losses.within(torch.autograd.backward)
@@ -48,15 +47,9 @@ def install(torch: Any, recorder: Recorder, folder: str) -> None:
     torch.save = torch.serialization.save = trials.checkpoints(
         recorder, recorder.wraps(torch.save, CHECKPOINT, "torch.save")
     )
-    when_imported("torch.utils.data.dataloader", lambda module: _loader(module, recorder))
-    when_imported("torch.utils.data._utils.fetch", lambda module: watch_fetchers(module, recorder, folder))
     _outputs(recorder)
 
-    def after_first(step: Step) -> None:
-        if step.number == 0:
-            _copies(torch, recorder)
-
-    recorder.after_step.append(after_first)
+    recorder.after_step.append(lambda step: _copies(torch, recorder) if step.number == 0 else None)
 
 
 # ---- modules
@@ -101,7 +94,7 @@ class _Calls:
             try:
                 output = original(module, *args, **kwargs)
                 if recorder.steps == CAPTURED_IN_STEP:
-                    self.captured(lambda: recorder.capture.after(output))
+                    recorder.capture.attempt(recorder.capture.after, output)
                 return output
             finally:
                 recorder.leave(depth, type(module).__name__)
@@ -116,7 +109,7 @@ class _Calls:
         if self.torch.is_grad_enabled():
             model = core(module)
             if recorder.steps == CAPTURED_IN_STEP:
-                self.captured(lambda: recorder.capture.before(model, args, kwargs))
+                recorder.capture.attempt(recorder.capture.before, model, args, kwargs)
             if module.training:
                 if id(model) not in self.trained:
                     self.trained.add(id(model))
@@ -129,16 +122,15 @@ class _Calls:
     def losses(self, functional: Any) -> None:
         """Watch losses called as functions outside modules, only during the captured step and only then wrapped:
         TorchScript cannot compile wrapped functions."""
-        watched = {}
+        watched, capture = {}, self.recorder.capture
 
         def watch(name: str) -> None:
             plain = getattr(functional, name)
 
             @functools.wraps(plain)
             def call(*args: Any, **kwargs: Any) -> Any:
-                capture = self.recorder.capture
                 if not self.is_compiling() and not self.inside and capture.output is not None:
-                    self.captured(lambda: capture.made_by(plain, args, kwargs))
+                    capture.attempt(capture.made_by, plain, args, kwargs)
                 return plain(*args, **kwargs)
 
             watched[name] = plain, call
@@ -149,19 +141,12 @@ class _Calls:
                 for name in LOSSES:
                     watch(name)
             elif step.number == CAPTURED_IN_STEP:
-                self.recorder.capture.output = None  # its memory is the script's
+                capture.output = None  # its memory is the script's
                 for name, (plain, call) in watched.items():
                     if getattr(functional, name) is call:  # else it is the script's own by now
                         setattr(functional, name, plain)
 
         self.recorder.after_step.append(at_step)
-
-    def captured(self, what: Callable[[], None]) -> None:
-        try:
-            what()
-        except Exception as error:
-            self.recorder.capture.model = None
-            self.recorder.trail.note({"no_workload": f"{type(error).__name__}: {error}"})
 
     def narrow(self, step: Step) -> None:
         if step.number != 1:
@@ -182,7 +167,7 @@ class _Calls:
 def _note_model(recorder: Recorder, module: Any, model: Any) -> None:
     recorder.trail.note({
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "wrapped": type(module).__name__ if module is not model else None,
+        "wrapped": type(module).__name__ if module is not model else "",
         "parameters": sum(p.numel() for p in model.parameters() if type(p).__name__ != "UninitializedParameter"),
     })  # fmt: skip
 
@@ -244,99 +229,11 @@ def _note_optimizer(recorder: Recorder, optimizer: Any) -> None:
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
     recorder.trail.note({
         "optimizer": type(optimizer).__name__,
-        "settings": {k: v for k, v in group.items() if isinstance(v, int | float | bool | None)},
-        "tensors": sum(len(g["params"]) for g in optimizer.param_groups),
-        "numbers": sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
+        "optimizer_settings": {k: v for k, v in group.items() if isinstance(v, int | float | bool | None)},
+        "optimizer_tensors": sum(len(g["params"]) for g in optimizer.param_groups),
+        "optimizer_numbers": sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
     })  # fmt: skip
     recorder.optimizer = weakref.ref(optimizer)
-
-
-def _optimizers(torch: Any, recorder: Recorder) -> None:
-    watched = _Optimizers(recorder)
-    hooks: Any = sys.modules["torch.optim.optimizer"]
-    hooks.register_optimizer_step_pre_hook(watched.before)
-    hooks.register_optimizer_step_post_hook(watched.after)
-    torch.optim.Optimizer.zero_grad = recorder.wraps(torch.optim.Optimizer.zero_grad, OPTIMIZER, "zero_grad")
-
-
-# ---- data
-
-
-def _loader(module: Any, recorder: Recorder) -> None:
-    iterator, loader = module._BaseDataLoaderIter, module.DataLoader
-    plain_next, plain_iter = iterator.__next__, loader.__iter__
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    @functools.wraps(plain_next)
-    def next_batch(self: Any) -> Any:
-        if get_ident() != recorder.thread:
-            return plain_next(self)
-        recorder.begins_batch()
-        first = not self.__dict__.get("_trainpace_begun", False)
-        if first:
-            self._trainpace_begun = True
-        depth = recorder.enter(LOADER_START if first and self._num_workers else DATA)
-        try:
-            batch = trials.batch(recorder, self, plain_next)
-            recorder.fetched_samples += size_of(batch)
-            return batch
-        finally:
-            recorder.leave(depth, "first batch" if first else "next batch")
-
-    @functools.wraps(plain_iter)
-    def start(self: Any) -> Any:
-        if get_ident() != recorder.thread:
-            return plain_iter(self)
-        with contextlib.suppress(Exception):
-            if self not in seen:
-                seen.add(self)
-                _note_loader(recorder, self)
-        recorder.begins_batch()
-        return recorder.charged(LOADER_START if self.num_workers else DATA, "start of the loader", plain_iter, self)
-
-    iterator.__next__, loader.__iter__ = next_batch, start
-
-
-def size_of(batch: Any, deep: int = 3) -> int:
-    """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
-    try:
-        return _size_of(batch, deep)
-    except Exception:  # a batch of the user's own kind, whose attributes may be anything
-        return 0
-
-
-def _size_of(batch: Any, deep: int) -> int:
-    shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if deep and isinstance(batch, dict):
-        batch = list(batch.values())
-    elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
-        batch = list(batch.data.values())
-    if deep and isinstance(batch, list | tuple):
-        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
-    return 0
-
-
-def _note_loader(recorder: Recorder, loader: Any) -> None:
-    def length(of: Any) -> int | None:
-        try:
-            return len(of)
-        except Exception:
-            return None
-
-    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-    asked_before = loader._IterableDataset_len_called
-    batches = length(loader)
-    # else the loader warns of a length that the script never asked for
-    loader._IterableDataset_len_called = asked_before
-    recorder.trail.note({
-        "loader": id(loader), "dataset": f"{type(loader.dataset).__module__}.{type(loader.dataset).__qualname__}",
-        "samples_in_dataset": length(loader.dataset), "batches": batches,
-        "batch_size": loader.batch_size or getattr(sampler, "batch_size", None), "workers": loader.num_workers,
-        "prefetch_factor": loader.prefetch_factor, "pin_memory": bool(loader.pin_memory),
-        "persistent_workers": bool(loader.persistent_workers),
-    })  # fmt: skip
 
 
 # ---- copies, synchronisation, output
@@ -377,10 +274,6 @@ def _copies(torch: Any, recorder: Recorder) -> None:
 
 
 def _outputs(recorder: Recorder) -> None:
-    for owner, function, name in (
-        (builtins, "print", "print"),
-        (os, "fsync", "fsync"),
-        (logging.Handler, "handle", "logging"),
-    ):
-        charged = recorder.wraps(getattr(owner, function), LOGGING, name)
-        setattr(owner, function, trials.muted(recorder, charged))
+    for owner, name in ((builtins, "print"), (os, "fsync"), (logging.Handler, "handle")):
+        charged = recorder.wraps(getattr(owner, name), LOGGING, "logging" if name == "handle" else name)
+        setattr(owner, name, trials.muted(recorder, charged))

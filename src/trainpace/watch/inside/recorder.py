@@ -1,12 +1,13 @@
 """The training thread's time: every nanosecond is charged to the part that runs, so that the parts add up to the step."""
 
+import contextlib
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from trainpace.watch.inside.late import warn
 from trainpace.watch.inside.trail import CHECKPOINT, EVALUATION, OTHER, PARTS, TRAINPACE, Step, TrailWriter
 
 now_ns = time.perf_counter_ns
@@ -19,6 +20,12 @@ SPANS_AGAIN_EVERY, SPANS_AGAIN_FOR = 1000, 10
 
 KEEPS = (EVALUATION, CHECKPOINT, TRAINPACE)
 """Parts that also cover everything that runs inside them."""
+
+
+def warn(message: str) -> None:
+    """Print one line on stderr: a failure of ours must not become one of the script's."""
+    with contextlib.suppress(Exception):  # a closed stderr
+        sys.stderr.write(f"trainpace: warning: {message}\n")
 
 
 class Recorder:
@@ -51,13 +58,18 @@ class Recorder:
         self._spent = [0] * len(PARTS)
         self._evaluating = self._evaluating_before = self._unsure = False
 
+    def _charge(self) -> int:
+        """Charge the time since the last mark to the part that runs; returns the present time."""
+        now = now_ns()
+        self._pending[self.part] += now - self._mark
+        self._mark = now
+        return now
+
     # ---- spans
 
     def enter(self, part: int) -> int:
         """Begin a part on the training thread; returns the depth for `leave`."""
-        now = now_ns()
-        self._pending[self.part] += now - self._mark
-        self._mark = now
+        now = self._charge()
         self._stack.append((self.part, now))
         if self.part not in KEEPS:
             self.part = part
@@ -67,9 +79,7 @@ class Recorder:
 
     def leave(self, depth: int, name: str) -> None:
         """End a part, and all parts inside it that an exception left open."""
-        now = now_ns()
-        self._pending[self.part] += now - self._mark
-        self._mark = now
+        now = self._charge()
         if depth >= len(self._stack):
             return
         before, start = self._stack[depth]
@@ -82,7 +92,6 @@ class Recorder:
         self.part = before
 
     def charged(self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function on the training thread, charged to a part."""
         depth = self.enter(part)
         try:
             return function(*args, **kwargs)
@@ -90,8 +99,6 @@ class Recorder:
             self.leave(depth, name)
 
     def wraps(self, function: Callable[..., Any], part: int, name: str) -> Callable[..., Any]:
-        """The function, charged to a part."""
-
         @functools.wraps(function)
         def charged(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != self.thread:
@@ -119,9 +126,7 @@ class Recorder:
         Without `surely`, the call is an evaluation if the next batch follows, and training if a call with gradients
         follows, as where a GAN's generator makes images for its discriminator.
         """
-        now = now_ns()
-        self._pending[self.part] += now - self._mark
-        self._mark = now
+        self._charge()
         self._evaluating = evaluating
         self._unsure = evaluating and not surely
         if self._unsure:
@@ -132,23 +137,14 @@ class Recorder:
         self._settle()
 
     def _settle(self) -> None:
-        spent, pending = self._spent, self._pending
-        if self._evaluating:
-            evaluation = sum(pending) - pending[CHECKPOINT] - pending[TRAINPACE]
-            spent[EVALUATION] += evaluation
-            spent[CHECKPOINT] += pending[CHECKPOINT]
-            spent[TRAINPACE] += pending[TRAINPACE]
-        else:
-            for i, value in enumerate(pending):
-                spent[i] += value
+        for part, ns in enumerate(self._pending):
+            self._spent[EVALUATION if self._evaluating and part not in KEEPS else part] += ns
         self._pending = [0] * len(PARTS)
 
     # ---- steps
 
     def ends_step(self) -> None:
-        now = now_ns()
-        self._pending[self.part] += now - self._mark
-        self._mark = now
+        now = self._charge()
         self._evaluating = False
         self._settle()
         step = Step(
@@ -173,7 +169,5 @@ class Recorder:
         if now - self._flushed > FLUSH_NS:
             self.trail.flush()
             self._flushed = now
-        now = now_ns()
-        self._pending[TRAINPACE] += now - self._mark
-        self._mark = now
+        self._charge()
         self.part = part

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import mmap
 
-VERSION = 1
+VERSION = 2
 
 PARTS = (
     "other", "data", "loader_start", "host_to_device", "forward", "backward", "optimizer", "communication",
@@ -35,8 +35,9 @@ ASIDE = ".trainpace-trial"
 
 _STEP = struct.Struct(f"<cBHIqqIff{len(PARTS)}q")
 _SPAN = struct.Struct("<cBBHIqq")
-_FETCH = struct.Struct("<cBHIqqqq")
+_FETCH = struct.Struct("<chxIqqqq")
 _JSON = struct.Struct("<cI")
+_FORMS = {b"S": _STEP, b"P": _SPAN, b"F": _FETCH, b"J": _JSON}
 
 
 class Step(NamedTuple):
@@ -102,10 +103,9 @@ class TrailWriter:
         self._append(_SPAN.pack(b"P", part, depth & 0xFF, number, thread & 0xFFFFFFFF, start_ns, end_ns))
 
     def fetch(self, fetch: Fetch) -> None:
-        self._append(_FETCH.pack(b"F", fetch.worker & 0xFF, 0, *fetch[1:]))
+        self._append(_FETCH.pack(b"F", *fetch))
 
     def note(self, content: dict[str, Any]) -> None:
-        """Append any other content, as JSON."""
         text = json.dumps(content).encode()
         self._append(_JSON.pack(b"J", len(text)) + text)
 
@@ -123,26 +123,14 @@ class TrailWriter:
         except OSError:
             whole = False
         if not whole:
-            self._close()
+            self.close()
 
-    def forget(self) -> None:
-        """Drop the file in a forked child; it is the parent's."""
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the trail here; a forked child does at once, since the file is its parent's."""
         with contextlib.suppress(OSError):
             os.close(self._file)
         self._file = -1
         self._waiting.clear()
-
-
-def read_trail(data: bytes) -> tuple[dict[str, Any], list[Step | Span | Fetch | dict[str, Any]]]:
-    """(header, records in order) of a trail's bytes. A record cut off at the end is left out.
-
-    Raises ValueError for anything but a trail of this version.
-    """
-    line, newline, _ = data.partition(b"\n")
-    return read_header(line + newline), list(records_from(data, len(line) + 1))
 
 
 def read_header(line: bytes) -> dict[str, Any]:
@@ -157,26 +145,21 @@ def records_from(data: bytes | mmap.mmap, at: int) -> Iterator[Step | Span | Fet
     """The records from byte `at` on; one cut off at the end is left out."""
     while at < len(data):
         kind = data[at : at + 1]
-        if kind == b"J":
-            if at + _JSON.size > len(data):
-                return
-            size = _JSON.unpack_from(data, at)[1]
-            at += _JSON.size
-            if at + size > len(data):
-                return
-            yield json.loads(data[at : at + size])
-            at += size
-            continue
-        form = {b"S": _STEP, b"P": _SPAN, b"F": _FETCH}.get(kind)
+        form = _FORMS.get(kind)
         if form is None:
             raise ValueError(f"an unknown record at byte {at}")
-        if at + form.size > len(data):
+        begin, at = at, at + form.size
+        if at > len(data):
             return
-        values = form.unpack_from(data, at)
-        at += form.size
+        values = form.unpack_from(data, begin)[1:]
         if kind == b"S":
-            yield Step._make((*values[1:9], tuple(values[9:])))
+            yield Step._make((*values[:8], values[8:]))
         elif kind == b"P":
-            yield Span(*values[1:])
+            yield Span(*values)
+        elif kind == b"F":
+            yield Fetch(*values)
         else:
-            yield Fetch(values[1] - 256 if values[1] > 127 else values[1], *values[3:])
+            begin, at = at, at + values[0]
+            if at > len(data):
+                return
+            yield json.loads(data[begin:at])

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from trainpace.watch.inside.operators import count_one_step, note_optimizers, note_rate
+from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import ASIDE, LOGGING, TRIALS, Step
 
@@ -56,13 +56,12 @@ class Trials:
         self.on_device: dict[int, Any] = {}
         self.asides: set[str] = set()
         self.stock = 0
-        self.programme: list[tuple[int, int]] | None = None
+        self.programme: list[tuple[int, int, int]] | None = None
         self.left = 0
         self.logging_ns = 0
         self.counting: Callable[[], None] | None = None
 
     def at_step(self, step: Step) -> None:
-        """Count the step, and change to the next block where one ends."""
         if self.counting is not None:
             with contextlib.suppress(Exception):
                 self.counting()
@@ -77,10 +76,10 @@ class Trials:
                     self.counting = count_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
             if step.number + 1 >= self.warm_up:
-                self.programme = [(kind, steps) for kind, steps in self.agreed("plan", self.planned(step.number))]
+                self.programme = [tuple(block) for block in self.agreed("plan", self.planned(step.number))]
                 if not self.only_steps:
                     self.look_around()
-                names = [TRIALS[trial] for trial, _ in self.programme]
+                names = [TRIALS[counted_as] for _, counted_as, _ in self.programme]
                 self.recorder.trail.note({"programme": names, "warm_up_steps": self.warm_up})
                 self.advance()
             return
@@ -88,9 +87,9 @@ class Trials:
         if self.left <= 0:
             self.advance()
 
-    def planned(self, steps: int) -> list[tuple[int, int]]:
-        """The blocks, each after settling steps; after a block without data, with as many more steps as the loader had
-        prefetched."""
+    def planned(self, steps: int) -> list[tuple[int, int, int]]:
+        """The blocks: (trial, the trial as which steps are counted, steps). Settling steps come before each, and before one with
+        data as many more as the loader had prefetched."""
         most = max(self._steps_fed.values(), default=0)  # an evaluation's dataset is not read for every step
         self.remembered = {key: batch for key, batch in self.remembered.items() if 2 * self._steps_fed[key] >= most}
         self.device = self.elsewhere()
@@ -99,27 +98,23 @@ class Trials:
             kinds += [CACHED_BATCH] if self.device is None else [CACHED_BATCH, BATCH_ON_DEVICE]
         kinds += [MUTED] if self.logging_ns > LEAST_LOGGING_NS * max(1, steps) else []
         kinds = [k for k in kinds if TRIALS[k] not in self.without]
-        programme: list[tuple[int, int]] = []
-        for _ in range(self.rounds):
-            for kind in (PLAIN, *kinds):
-                settling = SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)
-                programme += [(SETTLING, settling), (kind, self.block)]
+        order = [PLAIN, *kinds] * self.rounds
         few = CACHED_BATCH in kinds and "few_samples" not in self.without
         if few and all(map(_may_be_few, self.remembered.values())):
-            for _ in range(2):  # last, since a script may not bear it
-                for kind in (FEW_SAMPLES, CACHED_BATCH):
-                    programme += [(SETTLING, SETTLE_STEPS), (kind, self.block)]
-        return [(self.settling_as(programme, i), n) for i, (_, n) in enumerate(programme)]
+            order += [FEW_SAMPLES, CACHED_BATCH] * 2  # last, since a script may not bear it
+        programme: list[tuple[int, int, int]] = []
+        for kind in order:
+            settling = SETTLE_STEPS + (self.stock if kind not in REPLACING else 0)
+            programme += [(kind, SETTLING, settling), (kind, kind, self.block)]
+        return programme
 
     def look_around(self) -> None:
         """Time the best rates of the device and the optimizer, while there are gradients."""
         thread, self.recorder.thread = self.recorder.thread, -1  # these steps are none of the script's
-        try:
-            with contextlib.suppress(Exception):
-                note_rate(self.recorder)
-                note_optimizers(self.recorder)
-        finally:
-            self.recorder.thread = thread
+        with contextlib.suppress(Exception):
+            note_rate(self.recorder)
+            note_optimizers(self.recorder)
+        self.recorder.thread = thread
 
     def elsewhere(self) -> Any:
         """The training device, None where it is the host."""
@@ -128,20 +123,12 @@ class Trials:
             return None if device.type == "cpu" else device
         return None
 
-    @staticmethod
-    def settling_as(programme: list[tuple[int, int]], i: int) -> int:
-        """A settling block runs as the block after it; its trial number marks it as not counted."""
-        kind = programme[i][0]
-        return kind if kind != SETTLING else -programme[i + 1][0] - 1
-
     def advance(self) -> None:
         """Start the next block, or end the run."""
         if not self.programme or self.agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns):
             end(self.recorder)
             return
-        kind, self.left = self.programme.pop(0)
-        self.recorder.active_trial = kind if kind >= 0 else -kind - 1
-        self.recorder.trial = kind if kind >= 0 else SETTLING
+        self.recorder.active_trial, self.recorder.trial, self.left = self.programme.pop(0)
 
     def agreed(self, about: str, answer: Any) -> Any:
         """The first rank's answer for all: ranks that took different branches would wait for each other until a timeout."""
@@ -158,9 +145,6 @@ class Trials:
         return answer
 
     def keep(self, batch: Any, iterator: Any) -> None:
-        """Remember a batch of the warm-up."""
-        from trainpace.watch.inside.patches import size_of
-
         key, size = id(iterator._dataset), size_of(batch)
         self._fetched_from.add(key)
         if key not in self.remembered or size >= self.remembered[key].size:
@@ -193,15 +177,12 @@ def _many() -> bool:
 
 
 def _may_be_few(remembered: _RememberedBatch) -> bool:
-    from trainpace.watch.inside.patches import size_of
-
     with contextlib.suppress(Exception):
         return remembered.size >= 4 * FEW and size_of(_copy(remembered.batch, remembered.size, FEW)) == FEW
     return False
 
 
 def install(recorder: Recorder) -> None:
-    """Start the programme that the environment asks for."""
     settings = settings_of(os.environ)
     if settings:
         recorder.trials = Trials(recorder, settings)
@@ -255,6 +236,27 @@ def batch(recorder: Recorder, iterator: Any, fetch: Callable[[Any], Any]) -> Any
     return fetched
 
 
+def size_of(batch: Any, deep: int = 3) -> int:
+    """Samples in a batch: the first dimension of the first tensor in it; 0 without a tensor."""
+    try:
+        return _size_of(batch, deep)
+    except Exception:  # a batch of the user's own kind, whose attributes may be anything
+        return 0
+
+
+def _size_of(batch: Any, deep: int) -> int:
+    shape = getattr(batch, "shape", None) if not isinstance(batch, dict) else None
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    if deep and isinstance(batch, dict):
+        batch = list(batch.values())
+    elif deep and hasattr(batch, "data") and isinstance(batch.data, dict):
+        batch = list(batch.data.values())
+    if deep and isinstance(batch, list | tuple):
+        return next((n for part in batch if (n := _size_of(part, deep - 1))), 0)
+    return 0
+
+
 def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
     """Copies of the tensors in new containers, which scripts may empty; `keep` of `size` samples; on a device."""
     if isinstance(value, dict):
@@ -282,8 +284,6 @@ def _copy(value: Any, size: int, keep: int, device: Any = None) -> Any:
 
 
 class _SkippedCollective:
-    """A placeholder for the result of a skipped collective."""
-
     def wait(self, *args: Any) -> bool:
         return True
 
@@ -349,8 +349,6 @@ def unsynchronised(recorder: Recorder, forward: Callable[..., Any]) -> Callable[
 
 
 def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    """An output function that is skipped under the trial without output."""
-
     @functools.wraps(function)
     def maybe(*args: Any, **kwargs: Any) -> Any:
         if recorder.active_trial == MUTED and get_ident() == recorder.thread:

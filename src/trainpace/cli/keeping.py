@@ -1,0 +1,150 @@
+"""The journal, at the terminal and in the browser."""
+
+import runpy
+
+import click
+
+from trainpace import report, verbs
+from trainpace.cli.command import View, command_of, echo_json
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record, to_jsonable
+from trainpace.verbs import journal as verb
+from trainpace.verbs.request import Request
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def journal(context: click.Context) -> int:
+    """Every measured run: list, show, compare, import, export, and how good the forecasts were.
+
+    \b
+    trainpace journal list --model resnet --since 2026-11-01
+    trainpace journal import benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv
+    trainpace journal compare 3fa2 91bc
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+    return 0
+
+
+def _list(request: verb.ListRequest, view: View) -> int:
+    """List runs, the newest first."""
+    listing = verb.list_runs(request)
+    if view.json:
+        echo_json([to_jsonable(row) for row in (listing.sweeps if request.sweeps else listing.runs)])
+    elif request.sweeps:
+        report.print_sweeps(listing.sweeps)
+    else:
+        report.print_entries(listing.runs, listing.total, listing.place)
+    return 0
+
+
+def show(request: verb.ShowRequest, view: View) -> int:
+    """Show all of one run. ID is its id, or the first digits of it."""
+    entry = verb.show(request)
+    echo_json(to_jsonable(entry)) if view.json else report.print_entry(entry)
+    return 0
+
+
+def compare(request: verb.CompareRequest, view: View) -> int:
+    """Compare two runs or two sweeps: what differs, the parts of the step, and whether the ratio is beyond the noise.
+
+    Exit code 1 if they have no batch size in common that was timed on both sides.
+    """
+    comparison = verb.compare_runs(request)
+    echo_json(to_jsonable(comparison)) if view.json else report.print_comparison(comparison)
+    return 0 if comparison.ratios else 1
+
+
+def _import(request: verb.ImportRequest, view: View) -> int:
+    """Bring in runs from elsewhere; what is there already is not doubled.
+
+    FILE is an export of a journal, what `measure --output` wrote, a table with the columns of `trainpace validate`, timm's
+    benchmark CSV, Hugging Face's all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db.
+    A file that cannot be read is left out whole, and the exit code is 2; 1 if a file held no run.
+    """
+    imports, place = verb.import_runs(request)
+    if view.json:
+        echo_json({**to_jsonable(imports), "files": [to_jsonable(one) for one in imports.files]})
+    else:
+        report.print_imported(list(imports.files), place)
+        for refused in imports.refused:
+            click.echo(f"trainpace: nothing imported: {refused.reason}", err=True)
+    if imports.refused:
+        return 2
+    return 0 if all(one.new + one.already_there for one in imports.files) else 1
+
+
+def export(request: verb.ExportRequest, view: View) -> int:
+    """Write runs to a file, the oldest first; without filters, all runs and sweeps. Importing it gives the same again.
+
+    With --to, runs go into an experiment tracker; those that are there already, by their id, are not added again.
+
+    \b
+    trainpace journal export runs.parquet
+    trainpace journal export --to mlflow mlruns
+    WANDB_MODE=offline trainpace journal export --to wandb my-project
+    """
+    done = verb.export_runs(request)
+    into = f"{done.records:,} runs added to {request.to}'s" if request.to else f"{done.records:,} records in"
+    return _answer(done, f"{into} {done.file}", view)
+
+
+def merge(request: verb.MergeRequest, view: View) -> int:
+    """Bring in all runs and sweeps of another journal, OTHER, a path or URL; those that are here already stay as they are."""
+    done = verb.merge(request)
+    return _answer(done, f"{done.new:,} new from {done.source}, {done.already_there:,} were there already", view)
+
+
+def annotate(request: verb.AnnotateRequest, view: View) -> int:
+    """Write TEXT as the notes of a run, in place of what was there."""
+    entry = verb.annotate(request)
+    return _answer(entry, f"{entry.id[:8]}: {entry.notes}", view)
+
+
+def delete(request: verb.DeleteRequest, view: View) -> int:
+    """Delete runs for good."""
+    done = verb.delete(request)
+    return _answer(done, f"deleted {', '.join(id_[:8] for id_ in done.deleted)}", view)
+
+
+def path(request: verb.JournalRequest, view: View) -> int:
+    """Say where the journal is, its schema version, and how many runs it holds."""
+    facts = verb.path(request)
+    words = f"{facts.journal} ({facts.database}, schema version {facts.database_version}, {facts.runs:,} runs)"
+    return _answer(facts, words, view)
+
+
+def score(request: verb.FilteredRequest, view: View) -> int:
+    """Say how good the forecasts were that were made before their runs. Exit code 1 if there are none."""
+    scores = verb.score(request)
+    echo_json(to_jsonable(scores)) if view.json else report.print_scores(scores)
+    return 0 if scores.overall.n else 1
+
+
+def _answer(done: Record, words: str, view: View) -> int:
+    echo_json(to_jsonable(done)) if view.json else report.print_verdict(words)
+    return 0
+
+
+for function in (_list, show, compare, _import, export, merge, annotate, delete, path, score):
+    journal.add_command(command_of(function))
+
+
+def serve(request: verbs.serve.ServeRequest, view: Request) -> int:
+    """Show the journal, and what-if, in the browser.
+
+    Listens on loopback, so that only this machine reaches it. It only reads the journal; of models it knows the built-in ones
+    and the workloads that `trainpace forecast --save-workload` left in the data folder's workloads/.
+
+    \b
+    trainpace serve
+    trainpace serve --port 9000 --journal team.db
+    """
+    try:  # a program of its own, as by `python -m trainpace.web`: a face starts another, and imports nothing of it
+        runpy.run_module("trainpace.web", {"REQUEST": request}, run_name="__main__")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("trainpace"):
+            raise
+        raise TrainpaceError(f"the dashboard needs {error.name}.", "pip install 'trainpace[serve]'") from None
+    return 0

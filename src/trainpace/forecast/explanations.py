@@ -1,0 +1,167 @@
+"""What explains a forecast: its heaviest operators, jumps over the batch size, the roofline, memory over the course of a step.
+
+A step grows by about the same time with every sample. Where one more sample costs far more (another wave of thread
+blocks, another tile, another algorithm), there is a jump: the batch before it is the better choice. The roofline sets operators
+against the roofs of a device (Williams, Waterman and Patterson 2009): work per byte, and the rate it reaches.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trainpace.execution import Execution
+from trainpace.forecast.kernels import KernelTimes
+from trainpace.forecast.rates import Peak, matrix_peak
+from trainpace.hardware import Device
+from trainpace.outcome import Memory, OperatorShare, StepTime
+from trainpace.units import BYTES_PER_GIB
+from trainpace.workload import Counts, Floats, Operators, TracedForm, at_batch
+
+LEAST_SHARE = 0.02
+"""A jump is at least this share of the step ..."""
+LEAST_OVER_SLOPE = 3.0
+"""... and this many times what a sample usually costs around it."""
+WINDOW = 8
+"""Samples on either side over which the usual cost is taken."""
+MOST_CAUSES = 3
+MOST_HEAVIEST = 10
+MOST_POINTS = 40
+AGREES = 0.02
+"""Share of the forecast's peak by which a curve's highest moment may differ from it; beyond, the curve is not shown."""
+
+
+def find_jumps(batches: Sequence[int], step_ms: Floats) -> list[tuple[int, float]]:
+    """(index of the first batch after the jump, milliseconds beyond the usual slope), for ascending batch sizes."""
+    if len(batches) < 4:
+        return []
+    sizes = np.asarray(batches, dtype=float)
+    slope = np.diff(step_ms) / np.diff(sizes)
+    jumps = []
+    for i, here in enumerate(slope):
+        around = np.concatenate([slope[max(0, i - WINDOW) : i], slope[i + 1 : i + 1 + WINDOW]])
+        usual = max(float(np.median(around)), 0.0)
+        excess = (here - usual) * (sizes[i + 1] - sizes[i])
+        if excess > LEAST_SHARE * step_ms[i] and here > LEAST_OVER_SLOPE * max(usual, 1e-9):
+            jumps.append((i + 1, float(excess)))
+    return jumps
+
+
+def jump_causes(operators: Operators, growth: Floats) -> tuple[str, ...]:
+    """The rows that grow most, by the seconds of their `growth` beyond proportion."""
+    order = np.argsort(-growth)[:MOST_CAUSES]
+    return tuple(
+        f"{operators.module[j] or operators.kind[j]} ({operators.kind[j]}, {operators.phase[j]})"
+        for j in order
+        if growth[j] > 0.1 * max(growth[order[0]], 1e-12)
+    )
+
+
+def heaviest(operators: Operators, times: KernelTimes, repeats: Counts) -> tuple[OperatorShare, ...]:
+    """The rows that take most device time in a step in which each runs `repeats` times, and what bounds each."""
+    shares = []
+    for i in np.argsort(-times.device_s * repeats)[:MOST_HEAVIEST]:
+        device_s = float(times.device_s[i])
+        if device_s <= 0:
+            break
+        bounds = {"compute": times.compute_s, "memory": times.memory_s, "launch": times.latency_s}
+        shares.append(
+            OperatorShare(
+                module=operators.module[i], kind=operators.kind[i], phase=operators.phase[i], count=int(operators.count[i]),
+                time_ms=1e3 * float(times.device_s[i] * repeats[i]),
+                bound=max(bounds, key=lambda name: bounds[name][i]),  # type: ignore[arg-type]
+                share_of_roof=max(float(times.compute_s[i]), float(times.memory_s[i])) / device_s,
+            )
+        )  # fmt: skip
+    return tuple(shares)
+
+
+class RooflinePoint(NamedTuple):
+    """A row of alike operators: FLOP/byte, TFLOP/s as forecast, milliseconds of a step."""
+
+    name: str
+    intensity: float
+    tflops: float
+    time_ms: float
+
+
+class Roofline(NamedTuple):
+    """The heaviest operators that do arithmetic, heaviest first, under the datasheet's roofs; they take `share` of the device's
+    time."""
+
+    points: tuple[RooflinePoint, ...]
+    peak_tflops: float
+    bandwidth_gb_per_s: float
+    share: float
+
+
+def peak_flop_per_s(device: Device, operators: Operators, execution: Execution) -> float | None:
+    """The rate of the fastest format that the operators use; None where no such rate is known."""
+    peaks = [matrix_peak(device, execution.precision, half) for half in set(operators.half.tolist())]
+    return max((peak.flop_per_s for peak in peaks if isinstance(peak, Peak)), default=None)
+
+
+def roofline_of(table: Operators, seconds: Floats, execution: Execution, device: Device) -> Roofline | None:
+    """A rank's operators, which take `seconds`; None where a roof is not known."""
+    peak = peak_flop_per_s(device, table, execution)
+    if peak is None or device.memory_bandwidth_gb_per_s is None:
+        return None
+    batch, count = execution.micro_batch, table.count
+    flops = at_batch(table.flops, batch) * count
+    moved = (at_batch(table.read_bytes, batch) + at_batch(table.written_bytes, batch)) * count
+    works = (flops > 0) & (moved > 0) & (seconds > 0)
+    rows = [int(i) for i in np.argsort(-seconds) if works[i]][:MOST_POINTS]
+    points = tuple(
+        RooflinePoint(
+            name=f"{table.module[i] or table.function[i]}, {table.kind[i]}, {table.phase[i]}",
+            intensity=float(flops[i] / moved[i]), tflops=float(flops[i] / seconds[i] / 1e12), time_ms=1e3 * float(seconds[i]),
+        )
+        for i in rows
+    )  # fmt: skip
+    if not points:
+        return None
+    share = float(seconds[rows].sum() / seconds.sum())
+    return Roofline(points, peak / 1e12, device.memory_bandwidth_gb_per_s.value, share)
+
+
+class MemoryOverStep(NamedTuple):
+    """GiB alive at ascending milliseconds of the last micro-step and the update; parameters and states stay all the time."""
+
+    at_ms: Floats
+    gradients_gib: Floats
+    activations_gib: Floats
+    parameters_gib: float
+    optimizer_states_gib: float
+
+    @property
+    def total_gib(self) -> Floats:
+        return self.gradients_gib + self.activations_gib + self.parameters_gib + self.optimizer_states_gib
+
+
+def memory_over_step(form: TracedForm, execution: Execution, step: StepTime, memory: Memory) -> MemoryOverStep | None:
+    """The memory at the trace's moments; None where the execution has others (it shards, cuts or recomputes), or the trace has
+    none.
+
+    Within a phase a moment lies where the bytes moved up to it lie, which is nearly its time where memory traffic binds.
+    """
+    moments = form.memory.moments
+    if not len(moments) or execution.world_size != execution.data_parallel_size or execution.zero_stage:
+        return None
+    ends = np.cumsum(
+        [step.forward_ms / execution.accumulation, step.backward_ms / execution.accumulation, step.optimizer_ms]
+    )
+    phase = moments[:, 0].astype(int)
+    starts = np.concatenate([[0.0], ends[:-1]])
+    at_ms = starts[phase] + (ends - starts)[phase] * np.clip(moments[:, 1], 0.0, 1.0)
+    gradients = moments[:, 2]
+    whole = float(form.memory.peaks[:, 0].max())
+    if execution.accumulation > 1:
+        gradients = np.full_like(gradients, whole)
+    if execution.data_parallel_size > 1 and execution.engine != "data_parallel":
+        gradients = gradients + whole  # the buckets of DDP
+    activations = np.maximum(moments[:, 3] + moments[:, 4] * execution.micro_batch, 0.0)
+    curve = MemoryOverStep(
+        at_ms, gradients / BYTES_PER_GIB, activations / BYTES_PER_GIB, memory.parameters_gib, memory.optimizer_states_gib
+    )  # fmt: skip
+    agrees = abs(float(curve.total_gib.max()) - memory.allocated_gib) <= AGREES * memory.allocated_gib
+    return curve if agrees else None

@@ -1,0 +1,193 @@
+"""What one rank runs and what its kernels cost, by repeated block, before the blocks and behind them.
+
+Tensor parallelism divides a column's weight by outputs and a row's by inputs (Shoeybi et al. 2019), and whatever lies
+between them by heads or features. Sequence parallelism divides the rest along the sequence (Korthikanti et al. 2022).
+Context parallelism divides the tokens everywhere; attention keeps whole keys and values. Sizes shrink in the table itself, so
+that small products are as slow as small products are. Limits: keys and values are divided by as much as queries, although
+more ranks than key-value heads hold copies; under context parallelism their reads are divided although they are whole.
+
+Selective recomputation repeats attention's products, softmax and dropout where these are kernels of their own (Korthikanti et
+al. 2022, section 5). Where attention is one fused kernel it keeps nothing that could be given up; selective then means what it
+means in torchtitan: the results of attention and of every second product are kept, all else is repeated
+(models/llama3/parallelize.py, option "op").
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from trainpace.forecast.kernels import KernelTable
+from trainpace.forecast.target import RankTimes
+from trainpace.workload import (
+    ATTENTION,
+    ATTENTION_KINDS,
+    CONV,
+    CONVOLUTION_KINDS,
+    GEMM,
+    Blocks,
+    Flags,
+    Floats,
+    Operators,
+    multiplies_activations,
+)
+
+REPEATED_PRODUCTS = 0.5
+
+
+def rank_operators(operators: Operators, blocks: Blocks | None, tp: int, cp: int, sequence_parallel: bool) -> Operators:
+    """The operators of one of tp x cp ranks, in a table of the same rows. Optimizer rows stay whole."""
+    if blocks is None or tp * cp == 1:
+        return operators
+    kind, phase = np.array(operators.kind), np.array(operators.phase)
+    works = phase != "optimizer"
+    dims = operators.dims.astype(np.float64)
+    if cp > 1:
+        _divide_tokens(dims, kind, works, cp)
+    tokens = np.where(works, float(cp), 1.0)
+    tables = {
+        name: getattr(operators, name) / np.stack([np.ones_like(tokens), tokens], axis=1)
+        for name in ("flops", "read_bytes", "written_bytes")
+    }
+    if tp > 1:
+        role = np.where(works, np.array(blocks.roles), "")
+        _divide_features(dims, tables, kind, role, phase, tp, sequence_parallel)
+    return replace(operators, dims=dims, **tables)
+
+
+def _divide_tokens(dims: Floats, kind: NDArray[np.str_], works: Flags, cp: int) -> None:
+    products = (kind == "gemm") & works
+    batched = products & (dims[:, GEMM.batch, 1] > 0)  # products inside attention, one a sample and head
+    dims[batched, GEMM.m] /= cp
+    for axis in (GEMM.m, GEMM.k):  # tokens are the rows of an output, or what a weight's gradient sums over
+        dims[products & ~batched, axis, 1] /= cp
+    dims[np.isin(kind, ATTENTION_KINDS), ATTENTION.queries] /= cp
+
+
+def _divide_features(
+    dims: Floats, tables: dict[str, Floats], kind: NDArray[np.str_], role: NDArray[np.str_], phase: NDArray[np.str_], tp: int,
+    sequence_parallel: bool,
+) -> None:  # fmt: skip
+    weight = (kind == "gemm") & np.isin(role, ("column", "row")) & (dims[:, GEMM.batch, 1] == 0)
+    of_weight = weight & (dims[:, GEMM.k, 1] > 0) & (dims[:, GEMM.m, 1] == 0)  # a weight's gradient sums over tokens
+    forward = weight & (phase == "forward")
+    column, row = role == "column", role == "row"
+    m, n, k = GEMM.m, GEMM.n, GEMM.k
+    axis = np.select(
+        [forward & column, forward & row, of_weight & column, of_weight & row, weight & column], [n, k, m, n, k], n
+    )
+    old_read, old_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
+    rows = np.flatnonzero(weight)
+    dims[rows, axis[rows]] /= tp
+    new_read, new_written = _product(dims, m, k) + _product(dims, k, n), _product(dims, m, n)
+    for name, old, new in (("read_bytes", old_read, new_read), ("written_bytes", old_written, new_written)):
+        share = np.divide(new, old, out=np.full_like(new, 1.0), where=old > 0)
+        tables[name][weight] *= share[weight]
+    tables["flops"][weight] /= tp
+    divided = (role == "sharded") | (column & ~weight)
+    if sequence_parallel:
+        divided |= (role == "replicated") | (row & ~weight)
+    divided &= ~np.isin(kind, CONVOLUTION_KINDS)
+    dims[divided & (kind == "gemm"), GEMM.batch] /= tp
+    dims[divided & np.isin(kind, ATTENTION_KINDS), ATTENTION.heads] /= tp
+    for table in tables.values():
+        table[divided] /= tp
+
+
+def _product(dims: Floats, a: int, b: int) -> Floats:
+    """Coefficients of the product of two sizes of which at most one grows with the batch."""
+    x, y = dims[:, a], dims[:, b]
+    return np.stack([x[:, 0] * y[:, 0], x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]], axis=1)
+
+
+def gives_up_attention(blocks: Blocks) -> bool:
+    """Whether attention keeps products and softmax for its backward pass, which selective recomputation can give up."""
+    return max(blocks.attention_saved_bytes) > 0
+
+
+def repeated_share(operators: Operators, blocks: Blocks | None) -> Floats:
+    """The share of each row's forward operators inside the blocks that selective recomputation repeats, from 0 to 1 (n)."""
+    if blocks is None:
+        return np.zeros(len(operators))
+    kind = np.array(operators.kind)
+    if gives_up_attention(blocks):
+        share = (multiplies_activations(operators) | np.isin(kind, ("attention", "softmax"))).astype(np.float64)
+    else:
+        share = np.select([kind == "attention", kind == "gemm"], [0.0, REPEATED_PRODUCTS], 1.0)
+    return np.where((np.array(operators.phase) == "forward") & (blocks.operator_counts > 0), share, 0.0)
+
+
+def kept_bytes(operators: Operators, blocks: Blocks) -> tuple[float, float]:
+    """Bytes that one block keeps under selective recomputation where attention is fused: its input and the results that are
+    not repeated. Affine in the batch size: (constant, per sample)."""
+    kind = np.array(operators.kind)
+    results = (np.array(operators.phase) == "forward") & np.isin(kind, ("gemm", "attention"))
+    share = np.where(kind == "attention", 1.0, 1 - REPEATED_PRODUCTS) * results * blocks.operator_counts / blocks.count
+    constant, slope = (share[:, None] * operators.written_bytes).sum(axis=0).tolist()
+    return blocks.input_bytes[0] + constant, blocks.input_bytes[1] + slope
+
+
+class StageCosts(NamedTuple):
+    """Milliseconds by execution, n, or n x 2 for forward and backward: device and host time of one block, of what lies
+    before the blocks and behind them, and of the whole optimizer step; of a block's attention (device, forward), and of what
+    selective recomputation repeats of a block. start: the host's time outside of the phases."""
+
+    block_device: Floats
+    first_device: Floats
+    last_device: Floats
+    optimizer_device: Floats
+    attention_device: Floats
+    repeated_device: Floats
+    block_host: Floats
+    first_host: Floats
+    last_host: Floats
+    optimizer_host: Floats
+    repeated_host: Floats
+    start: Floats
+
+    @classmethod
+    def of(cls, rows: Floats) -> StageCosts:
+        """From rows as `RankTable.costs` gives them."""
+        device, host = rows[:, :9], rows[:, 9:18]
+        return cls(
+            device[:, 0:2], device[:, 2:4], device[:, 4:6], device[:, 6], device[:, 7], device[:, 8],
+            host[:, 0:2], host[:, 2:4], host[:, 4:6], host[:, 6], host[:, 8], rows[:, 18],
+        )  # fmt: skip
+
+
+class RankTable:
+    """The operators of one rank, ready for a kernel model, and the share of each row that runs in each part of a stage."""
+
+    def __init__(self, operators: Operators, blocks: Blocks | None) -> None:
+        self.operators, self.kernels = operators, KernelTable(operators)
+        kind, phase = np.array(operators.kind), np.array(operators.phase)
+        forward, backward, self.updates = (phase == name for name in ("forward", "backward", "optimizer"))
+        self.grouped = np.isin(kind, CONVOLUTION_KINDS) & (operators.dims[:, CONV.groups].sum(axis=1) > 1)
+        self.half = bool(operators.half.any())
+        if blocks is None:
+            self.inside = block = np.zeros(len(operators))
+            first, core = np.ones(len(operators), dtype=bool), np.zeros(len(operators), dtype=bool)
+        else:
+            self.inside = blocks.operator_counts / operators.count
+            block = self.inside / blocks.count
+            first = (kind == "embedding") | np.array([name.startswith("embedding") for name in operators.function])
+            if blocks.heads:
+                first |= np.isin(kind, CONVOLUTION_KINDS)  # that cut an image into patches
+            # attention's own rows: fused, or its products of two activations and their softmax
+            core = multiplies_activations(operators) | np.isin(kind, (*ATTENTION_KINDS, "softmax"))
+            core &= (blocks.operator_counts > 0) & forward
+        parts = (block, (1 - self.inside) * first, (1 - self.inside) * ~first)
+        self._weights = np.array([
+            *(part * phase for part in parts for phase in (forward, backward)),
+            self.updates, block * core, block * repeated_share(operators, blocks),
+        ], dtype=np.float64)  # fmt: skip
+
+    def costs(self, timed: RankTimes) -> Floats:
+        """What `StageCosts.of` reads, a row a batch size. No row's numbers depend on the other rows'."""
+        device = 1e3 * timed.times.device_s
+        columns = [(device * weight).sum(axis=1) for weight in self._weights]
+        columns += [np.full(len(device), (timed.host_ms * weight).sum()) for weight in self._weights]
+        return np.stack([*columns, np.full(len(device), timed.start_ms)], axis=1)

@@ -1,1 +1,0 @@
-"""Runs exported to other experiment trackers, under the names that `journal.importing` reads."""

@@ -1,0 +1,148 @@
+"""The kinds of operators: their names, the ATen calls that belong to them, and the assumptions about their time.
+
+An entry of `KINDS` is all that a new kind needs: traces, saved workloads, the constants that are fitted and the kernel model
+read this table.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """One kind of operators.
+
+    traffic: the classes of its memory traffic, the usual one first, each with a first guess of the share of the bandwidth that
+    it reaches; `make fit` replaces the guesses (the constants `traffic_*`). functions: names of ATen calls without their
+    overload, with the class of their traffic. extent: (name, arguments, inputs) -> the length that decides its time besides its
+    elements. flops: (name, arguments, inputs, outputs) -> FLOPs; half the elements read and written where it is not given.
+    compute_s: (FLOPs, FLOP/s in fp32 without matrix units, extent) -> seconds of arithmetic, all arrays; FLOPs at half that rate
+    where it is not given. Tensors may be asked for `shape`, `dim()` and `numel()`.
+    """
+
+    name: str
+    traffic: Mapping[str, float] = {}
+    functions: Mapping[str, str] = {}
+    extent: Callable[[str, Sequence[Any], Sequence[Any]], int] | None = None
+    flops: Callable[[str, Sequence[Any], Sequence[Any], Sequence[Any]], float] | None = None
+    compute_s: Callable[[Any, Any, Any], Any] | None = None
+    is_matrix: bool = False
+
+    @property
+    def usual_traffic(self) -> str:
+        """The class of traffic of calls that name none; matrix operators share one constant."""
+        return next(iter(self.traffic), self.name)
+
+
+def _calls(**calls: str) -> dict[str, str]:
+    """The class of traffic of each ATen call, from the calls of each class."""
+    return {call: traffic for traffic, names in calls.items() for call in names.split()}
+
+
+def _normalised(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
+    """Elements that one mean is taken over."""
+    x = args[0]
+    if "layer_norm" in name or "rms_norm" in name:
+        shape = args[2] if "backward" in name else args[1]
+        return math.prod(shape) if isinstance(shape, list | tuple) else int(x.shape[-1])
+    return int(x.numel() // max(1, int(x.shape[1] if x.dim() > 1 else 1)))
+
+
+def _summed(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
+    """Elements that one sum of exponentials is taken over."""
+    x = args[0]
+    return int(x.shape[args[2] if "backward" in name else args[1]]) if x.dim() else 1
+
+
+def _window(name: str, args: Sequence[Any], inputs: Sequence[Any]) -> int:
+    """Elements of one pooling window."""
+    if "adaptive" in name:
+        sizes = [t.numel() for t in inputs]
+        return max(1, max(sizes) // max(1, min(sizes)))
+    kernel = args[2] if "backward" in name else args[1]
+    return math.prod(kernel) if isinstance(kernel, list | tuple) else 1
+
+
+_KINDS = (
+    # calls that no kind names are elementwise; the optimizer's updates move bytes as well
+    Kind("elementwise", traffic={"elementwise": 0.8}),
+    Kind("optimizer", traffic={"optimizer": 0.8}),
+    Kind(
+        "embedding",
+        traffic={"embedding": 0.5, "embedding_backward": 0.2},
+        functions=_calls(
+            embedding="embedding index index_select gather",
+            embedding_backward="embedding_dense_backward scatter scatter_add index_put index_put_ index_add index_add_"
+            " _index_put_impl_",
+        ),
+    ),
+    # work of the host alone: metadata calls, and modules entered
+    Kind("view"),
+    Kind("module"),
+    # these run on matrix units; their times are in `trainpace.forecast.matrix`
+    Kind("gemm", is_matrix=True),
+    Kind("conv", is_matrix=True),
+    Kind("conv_dgrad", is_matrix=True),
+    Kind("conv_wgrad", is_matrix=True),
+    Kind("attention", is_matrix=True),
+    Kind("attention_backward", is_matrix=True),
+    Kind(
+        "copy",
+        traffic={"copy": 0.7},
+        functions=_calls(copy="_to_copy copy_ clone cat stack split_with_sizes_copy constant_pad_nd roll flip"),
+    ),
+    Kind(
+        "fill",
+        traffic={"fill": 0.8},
+        functions=_calls(
+            fill="zeros ones full zeros_like ones_like full_like fill_ zero_ new_zeros new_ones new_full arange"
+            " scalar_tensor eye tril triu"
+        ),
+    ),
+    Kind(
+        "norm",
+        traffic={
+            "batch_norm": 0.6, "batch_norm_inference": 0.9, "batch_norm_backward": 0.6, "batch_norm_nhwc": 0.6,
+            "batch_norm_backward_nhwc": 0.5, "layer_norm": 0.7, "layer_norm_backward": 0.4,
+        },
+        functions=_calls(
+            batch_norm="native_batch_norm cudnn_batch_norm _native_batch_norm_legit",
+            batch_norm_inference="native_batch_norm_inference",
+            batch_norm_backward="native_batch_norm_backward",
+            layer_norm="native_layer_norm native_group_norm _fused_rms_norm",
+            layer_norm_backward="native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward",
+        ),
+        extent=_normalised,
+    ),
+    Kind(
+        "softmax",
+        traffic={"softmax": 0.7, "softmax_backward": 0.7},
+        functions=_calls(
+            softmax="_softmax _log_softmax _safe_softmax",
+            softmax_backward="_softmax_backward_data _log_softmax_backward_data",
+        ),
+        extent=_summed,
+    ),
+    Kind(
+        "pool",
+        traffic={"pool": 0.6, "pool_backward": 0.3},
+        functions=_calls(
+            pool="max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices avg_pool3d",
+            pool_backward="max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward",
+        ),
+        extent=_window,
+    ),
+    Kind(
+        "reduction",
+        traffic={"reduction": 0.6},
+        functions=_calls(
+            reduction="sum mean amax amin max min var var_mean std argmax cumsum prod any all linalg_vector_norm norm"
+            " nll_loss_forward nll_loss_backward topk sort"
+        ),
+    ),
+)  # fmt: skip
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
+FUNCTIONS: dict[str, Kind] = {function: kind for kind in _KINDS for function in kind.functions}
+"""The kind of every ATen call that has one by its name."""
+TRAFFIC_SHARES: dict[str, float] = {name: share for kind in _KINDS for name, share in kind.traffic.items()}
+"""First guesses of the share of the memory bandwidth that each class of traffic reaches."""

@@ -1,0 +1,309 @@
+"""Training engines: a model and its optimizer wrapped, which take micro-batches and update after the last one of a step.
+
+`Plain` is the contract: one process, a loop as anyone writes it. The others are driven by Lightning Fabric, whose ranks come from
+the environment (RANK, WORLD_SIZE, ...), as torchrun sets it.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainpace.errors import TrainpaceError
+from trainpace.execution import Execution, Precision
+from trainpace.launch.trial import EngineName, Trial
+from trainpace.measure import autocast, place_batch, place_model
+from trainpace.trace import longest_chain
+
+PRECISIONS: dict[Precision, Any] = {
+    "fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed", "amp_bf16": "bf16-mixed", "bf16": "bf16-true",
+    "fp16": "16-true",
+}  # fmt: skip
+"""Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
+
+Loss = Callable[[Any, Any], torch.Tensor]
+"""(model, batch) -> the mean loss of the batch."""
+
+
+class Plain:
+    """One process. `notes` say where an engine departs from the execution."""
+
+    notes: tuple[str, ...]
+
+    def __init__(self, trial: Trial, model: Any, optimizer: Any) -> None:
+        self._execution = e = trial.execution
+        self.device = torch.device(trial.device)
+        self.notes = recompute_blocks(model) if e.activation_checkpointing == "full" else ()
+        model = place_model(model, trial.device, e.precision, e.channels_last)
+        self.model: Any = torch.compile(model) if e.compile else model
+        self._optimizer = optimizer
+        self._scaler = torch.amp.GradScaler(trial.device) if e.precision == "amp_fp16" else None
+
+    @property
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by until the update: a GradScaler's factor, or 1."""
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device, in the number format that the model takes."""
+        return place_batch(batch, self.device, self._execution.precision, self._execution.channels_last)
+
+    def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
+        """Run forward and backward, and return the batch's own loss, detached. `last`: the last micro-batch of this step."""
+        with autocast(self.device.type, self._execution.precision):
+            value = loss(self.model, batch)
+        part = value / self._execution.accumulation
+        (part if self._scaler is None else self._scaler.scale(part)).backward()
+        return value.detach()
+
+    def update(self) -> None:
+        """Step the optimizer, and clear the gradients."""
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+class FabricEngine:
+    """A model and its optimizer under a strategy of Fabric's."""
+
+    precisions = PRECISIONS
+    skips_synchronisation = True
+    """Between the micro-batches of a step (no_sync)."""
+    scales_loss_itself = False
+
+    def __init__(self, trial: Trial, model: Any, optimizer: Any) -> None:
+        from lightning.fabric import Fabric
+        from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+        e = self._execution = trial.execution
+        self.notes: tuple[str, ...] = recompute_blocks(model) if e.activation_checkpointing == "full" else ()
+        if e.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of srun on the path, and of the number of loader workers
+            self.fabric = Fabric(
+                accelerator=trial.device, strategy=self._strategy(trial), devices=e.nproc_per_node, num_nodes=e.nnodes,
+                precision=self.precisions[e.precision], plugins=[TorchElasticEnvironment()],
+            )  # fmt: skip
+            self.fabric.launch()
+        self.device = self.fabric.device
+        self.model, self._optimizer = self._set_up(torch.compile(model) if e.compile else model, optimizer)
+
+    def _strategy(self, trial: Trial) -> Any:
+        raise NotImplementedError
+
+    def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        wrapped: tuple[Any, Any] = self.fabric.setup(model, optimizer)
+        return wrapped
+
+    @property
+    def loss_scale(self) -> float:
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        return 1.0 if scaler is None else float(scaler.get_scale())
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device; Fabric gives the model's inputs their number format."""
+        return place_batch(batch, self.device, "fp32", self._execution.channels_last)
+
+    def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
+        quiet = self.skips_synchronisation and not last
+        with self.fabric.no_backward_sync(self.model) if quiet else contextlib.nullcontext():
+            value = loss(self.model, batch)
+            self.fabric.backward(value if self.scales_loss_itself else value / self._execution.accumulation)
+        return value.detach()
+
+    def update(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+class Ddp(FabricEngine):
+    """DistributedDataParallel: gradients are reduced under the last backward pass of a step."""
+
+    def _strategy(self, trial: Trial) -> Any:
+        from lightning.fabric.strategies import DDPStrategy
+
+        return DDPStrategy(process_group_backend="gloo" if trial.device == "cpu" else "nccl")
+
+
+class Fsdp2(FabricEngine):
+    """`fully_shard` on every repeated block, and on the rest. Gradients are reduced after every micro-batch, as forecasts
+    assume: to keep them whole until the last one (no_sync) would take the memory that sharding is for. Under amp_bf16 FSDP2's
+    own mixed precision is used (parameters gathered in bf16, gradients reduced in fp32), so norms and softmax compute in bf16
+    too."""
+
+    precisions = PRECISIONS | {"amp_bf16": "32-true"}
+    skips_synchronisation = False
+
+    def _strategy(self, trial: Trial) -> Any:
+        from lightning.fabric.strategies import ModelParallelStrategy
+
+        def shard(module: Any, _: Any) -> Any:
+            return _sharded(module, trial)
+
+        on_gpus = "cpu:gloo,cuda:nccl" if trial.execution.offload_parameters else "nccl"
+        return ModelParallelStrategy(
+            parallelize_fn=shard, data_parallel_size=trial.execution.world_size, tensor_parallel_size=1,
+            process_group_backend="gloo" if trial.device == "cpu" else on_gpus,
+        )  # fmt: skip
+
+    def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        whole = getattr(model, "_orig_mod", model)
+        names = {id(parameter): name for name, parameter in whole.named_parameters()}
+        model = self.fabric.setup_module(model, move_to_device=False)  # shards go there, not the whole model
+        sharded = dict(whole.named_parameters())
+        for group in optimizer.param_groups:  # which still hold the whole parameters that sharding replaced
+            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+        optimizer.state.clear()
+        return model, self.fabric.setup_optimizers(optimizer)
+
+
+class DeepSpeed(FabricEngine):
+    """ZeRO stages 0 to 3, with offload. It accumulates and scales by itself. The optimizer is the task's own, in Python;
+    DeepSpeed's C++ ones are not compiled."""
+
+    skips_synchronisation = False
+    scales_loss_itself = True
+
+    def _strategy(self, trial: Trial) -> Any:
+        from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
+
+        class OnCpu(DeepSpeedStrategy):
+            """Fabric's strategy without its check for CUDA devices (lightning 2.6), so that ZeRO can be tried without a GPU."""
+
+            def setup_environment(self) -> None:
+                # DeepSpeed asks a device for its index, which a CPU's has only if it is given one
+                self.parallel_devices = [torch.device("cpu", i) for i in range(trial.execution.nproc_per_node)]
+                DDPStrategy.setup_environment(self)
+
+            def _setup_distributed(self) -> None:
+                self._set_world_ranks()
+                self._init_deepspeed_distributed()
+                self._format_config()
+                self._config_initialized = True
+
+        on_cpu = trial.device == "cpu"
+        return (OnCpu if on_cpu else DeepSpeedStrategy)(
+            config=_deepspeed_config(trial.execution), process_group_backend="gloo" if on_cpu else None,
+            logging_level=logging.WARNING,
+        )  # fmt: skip
+
+    def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
+        value = super().micro_step(loss, batch, last)
+        # which counts micro-batches, and updates after the last of a step; Fabric's optimizer would pass its engine by
+        # (lightning 2.6, deepspeed 0.19)
+        self.fabric.strategy.model.step()
+        return value
+
+    def update(self) -> None:
+        pass
+
+
+Engine = Plain | FabricEngine
+ENGINES: dict[EngineName, Callable[[Trial, Any, Any], Engine]] = {
+    "plain": Plain, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed,
+}  # fmt: skip
+
+
+def load_engine(trial: Trial) -> Callable[[Trial, Any, Any], Engine]:
+    """Import what the trial's engine needs, and return its class. Raises TrainpaceError where a package is missing."""
+    if trial.engine == "deepspeed" and trial.device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    if trial.engine != "plain":
+        _import_package("lightning", "lightning.fabric")
+    if trial.engine == "deepspeed":
+        _import_package("deepspeed", "deepspeed")
+        if trial.device == "cpu":  # else it compiles a C++ operator for a minute
+            import deepspeed.ops
+
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return ENGINES[trial.engine]
+
+
+def recompute_blocks(model: nn.Module) -> tuple[str, ...]:
+    """Full activation checkpointing, by the model's own switch (transformers, timm), else by wrappers around its longest chain of
+    alike blocks. Returns notes: where the model has neither, nothing is recomputed, and a note says so."""
+    for switch in (
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+    ):  # transformers renamed it in 5.x
+        if hasattr(model, switch):
+            getattr(model, switch)({"use_reentrant": False})
+            return ()
+    if hasattr(model, "set_grad_checkpointing"):
+        enable: Any = model.set_grad_checkpointing
+        enable(True)
+        return ()
+    chain = longest_chain(model)
+    if chain is None:
+        name = type(model).__name__
+        return (f"activation checkpointing did nothing: {name} has no switch for it and no chain of alike blocks.",)
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
+
+    members = {id(module) for module in chain.modules}
+    wrappers.apply_activation_checkpointing(
+        model, wrappers.checkpoint_wrapper, check_fn=lambda module: id(module) in members
+    )
+    return (f"activation checkpointing recomputes {len(members)} blocks ({chain.name} and on).",)
+
+
+def _sharded(model: Any, trial: Trial) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    e = trial.execution
+    size = e.shard_size or e.data_parallel_size
+    copies = e.data_parallel_size // size
+    axes = {"shard": size} if copies == 1 else {"replicate": copies, "shard": size}
+    options: dict[str, Any] = {"mesh": init_device_mesh(trial.device, tuple(axes.values()), mesh_dim_names=tuple(axes))}
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if e.precision == "amp_bf16":
+        options["mp_policy"] = mixed
+    if e.offload_parameters:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=trial.device == "cuda")
+    chain = longest_chain(model)
+    for block in chain.modules if chain is not None else ():
+        fully_shard(block, reshard_after_forward=e.reshard_after_forward, **options)
+    if e.precision == "amp_bf16":
+        options["mp_policy"] = dataclasses.replace(mixed, output_dtype=torch.float32)  # for the loss
+    # the root's own parameters are needed again at once; None is torch's word for that
+    fully_shard(model, reshard_after_forward=None if e.reshard_after_forward else False, **options)
+    return model
+
+
+def _deepspeed_config(e: Execution) -> dict[str, Any]:
+    """DeepSpeed's configuration, but for the precision, which Fabric adds."""
+    offloads = {"offload_optimizer": e.offload_optimizer, "offload_param": e.offload_parameters}
+    zero = {"stage": e.zero_stage} | {name: {"device": "cpu"} for name, wanted in offloads.items() if wanted}
+    return {
+        "train_micro_batch_size_per_gpu": e.micro_batch,
+        "gradient_accumulation_steps": e.accumulation,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,  # left out, DeepSpeed 0.19 clips at 1.0, and trains differently from every other engine
+        "steps_per_print": 10**9,
+    }
+
+
+def _import_package(package: str, module: str) -> None:
+    """Raises TrainpaceError with the command that installs the package where it cannot be imported."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        raise TrainpaceError(
+            f"this engine needs {package}, which cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
+        ) from None

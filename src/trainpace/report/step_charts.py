@@ -1,0 +1,181 @@
+"""Where a step's time and memory go: its parts, memory at the peak and over the step, and the roofline of its operators."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainpace.forecast import MemoryOverStep, Roofline
+from trainpace.outcome import STEP_PARTS, Forecast, Interval, Memory, StepTime
+from trainpace.report.charts import (
+    MOST_INTERVAL,
+    Axis,
+    Bar,
+    BarChart,
+    BarGroup,
+    Chart,
+    Mark,
+    Picture,
+    Series,
+    bar,
+    sentence,
+    series,
+)
+from trainpace.report.phrases import bracketed, number
+
+MOST_NAMED = 4
+_NAMES = {
+    "communication_ms": "exposed communication",
+    "data_wait_ms": "waiting for data",
+    "host_to_device_ms": "copies to the device",
+    "host_overhead_ms": "host overhead",
+}
+
+
+class Timed(NamedTuple):
+    """A step under a name, with its interval where it has one; bars of one group are compared."""
+
+    group: str
+    label: str
+    step: StepTime
+    interval: Interval | None = None
+
+
+class Held(NamedTuple):
+    """Memory at a step's peak under a name, and what the device has."""
+
+    label: str
+    memory: Memory
+    capacity_gib: float | None
+
+
+def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
+    """Groups in the order given, the fastest bar of each first."""
+    groups: dict[str, list[Bar]] = {}
+    for timed in sorted(steps, key=lambda timed: timed.step.total_ms):
+        groups.setdefault(timed.group, []).append(_step_bar(timed))
+    fastest = min(steps, key=lambda timed: timed.step.total_ms)
+    part = max(STEP_PARTS, key=lambda name: getattr(fastest.step, name))
+    share = getattr(fastest.step, part) / fastest.step.total_ms
+    name = f"{', '.join(filter(None, (fastest.group, fastest.label)))}: " if len(steps) > 1 else ""
+    return BarChart(
+        title="Where a step's time goes",
+        finding=sentence(f"{name}{part_words(part)} takes the largest part of the step, {share:.0%}."),
+        label="step time", unit="ms",
+        groups=tuple(
+            BarGroup(title=group, bars=tuple(groups[group])) for group in dict.fromkeys(t.group for t in steps)
+        ),
+        one_scale=len(groups) == 1, note=note,
+    )  # fmt: skip
+
+
+def part_words(part: str) -> str:
+    return _NAMES.get(part, part.removesuffix("_ms").replace("_", " "))
+
+
+def _step_bar(timed: Timed) -> Bar:
+    tones = {"data_wait_ms": "data"}
+    parts = [(part_words(p), tones.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
+    return bar(timed.label, f"{number(timed.step.total_ms)} ms{bracketed(timed.interval)}", parts, timed.interval)
+
+
+def memory_at_peak(held: Sequence[Held]) -> BarChart:
+    """A bar each: what lives at the peak by kind, then what the allocator and the driver keep beside it, then what is free."""
+    first = held[0]
+    most, allocated = max(_kinds_gib(first.memory), key=lambda kind: kind[2]), number(first.memory.allocated_gib)
+    return BarChart(
+        title="Memory at the step's peak",
+        finding=sentence(f"{first.label}: {most[0]} take the largest part, {number(most[2])} of {allocated} GiB allocated."),
+        label="memory of one device", unit="GiB", groups=(BarGroup(bars=tuple(map(_memory_bar, held))),),
+        note="Allocated memory is held by live tensors; grey: reserved by allocator and driver.",
+    )  # fmt: skip
+
+
+def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
+    """(name, tone, GiB) of what lives at the peak."""
+    return [
+        ("parameters", "parameters", m.parameters_gib), ("gradients", "gradients", m.gradients_gib),
+        ("optimizer states", "states", m.optimizer_states_gib), ("activations", "activations", m.activations_gib),
+    ]  # fmt: skip
+
+
+def _memory_bar(held: Held) -> Bar:
+    m = held.memory
+    device_has = "" if held.capacity_gib is None else f" of {number(held.capacity_gib)}"
+    taken = m.device_gib if held.capacity_gib is None else min(m.device_gib, max(held.capacity_gib, m.allocated_gib))
+    reserve = ("reserved by allocator and driver", "reserve", max(taken - m.allocated_gib, 0.0))
+    return bar(held.label, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve])
+
+
+def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[Picture]:
+    """The parts of the step and the memory at its peak, of forecasts under names."""
+    timed = [Timed("", name, f.step, f.step_time_interval_ms) for name, f in forecasts if f.step is not None]
+    held = [Held(name, f.memory, f.capacity_gib) for name, f in forecasts if f.memory is not None]
+    return [*([step_breakdown(timed, note)] if timed else []), *([memory_at_peak(held)] if held else [])]
+
+
+def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: tuple[float, float]) -> Chart:
+    """Memory over the course of a step, stacked by kind. `phase_ends_ms`: where the forward and the backward pass end."""
+    at = tuple(map(float, m.at_ms))
+    kinds = [
+        ("parameters", "parameters", [m.parameters_gib] * len(at)),
+        ("optimizer states", "states", [m.optimizer_states_gib] * len(at)),
+        ("gradients", "gradients", m.gradients_gib.tolist()),
+        ("activations and temporaries", "activations", m.activations_gib.tolist()),
+    ]
+    areas, below = [], [0.0] * len(at)
+    for name, tone, values in kinds:
+        above = [a + b for a, b in zip(below, values, strict=True)]
+        if any(values):
+            areas.append(Series(name=name, kind="area", tone=tone, x=at, low=tuple(below), high=tuple(above)))
+        below = above
+    peak = max(range(len(at)), key=below.__getitem__)
+    where = ("forward pass", "backward pass", "optimizer update")[sum(at[peak] >= end for end in phase_ends_ms)]
+    marks = [
+        Mark(axis="x", at=phase_ends_ms[0], text="backward pass begins", tone="ideal"),
+        Mark(axis="x", at=phase_ends_ms[1], text="update begins", tone="ideal"),
+        Mark(axis="point", at=at[peak], y=below[peak], text=f"peak: {number(below[peak])} GiB", tone="best"),
+    ]
+    device_has = "" if capacity_gib is None else f"the device has {number(capacity_gib)}"
+    if capacity_gib is not None and capacity_gib < MOST_INTERVAL * below[peak]:
+        marks.append(Mark(axis="y", at=capacity_gib, text=f"{device_has} GiB", tone="limit"))
+    return Chart(
+        title="Memory over the step",
+        finding=f"Memory peaks in the {where}: {number(below[peak])} GiB{device_has and f'; {device_has}'}.",
+        x=Axis(label="time in the step", unit="ms", low=0), y=Axis(label="memory allocated", unit="GiB", low=0),
+        series=tuple(areas), marks=tuple(marks),
+        note="From the trace: live tensors at each operator. Times within a phase are estimated from the bytes moved.",
+    )  # fmt: skip
+
+
+def roofline_chart(r: Roofline, device: str) -> Chart:
+    """Operators as points as large as their share of time, the roofs of memory and of arithmetic, the heaviest named."""
+    ridge = r.peak_tflops * 1e3 / r.bandwidth_gb_per_s
+    left = min(ridge / 4, *(p.intensity for p in r.points)) / 1.5
+    right = max(ridge * 4, *(p.intensity for p in r.points)) * 1.5
+    roof = [(x, min(r.peak_tflops, x * r.bandwidth_gb_per_s / 1e3)) for x in (left, ridge, right)]
+    longest = max(p.time_ms for p in r.points)
+    shown, tones = [series("roofs of the datasheet", "line", "ideal", roof)], {False: "first", True: "second"}
+    for computing, limit in ((False, "memory bandwidth"), (True, "compute")):
+        operators = [p for p in r.points if (p.intensity >= ridge) is computing]
+        points = [(p.intensity, p.tflops) for p in operators]
+        labels = tuple(f"{p.name}: {number(p.time_ms)} ms" for p in operators)
+        sizes = tuple(p.time_ms / longest for p in operators)
+        if operators:
+            name = f"operators bound by {limit}"
+            shown.append(series(name, "points", tones[computing], points, labels=labels, sizes=sizes))
+    marks = (
+        Mark(axis="point", at=p.intensity, y=p.tflops, text=p.name, tone=tones[p.intensity >= ridge])
+        for p in r.points[:MOST_NAMED]
+    )
+    by_memory = sum(p.time_ms for p in r.points if p.intensity < ridge) / sum(p.time_ms for p in r.points)
+    return Chart(
+        title=f"Roofline of {device}",
+        finding=f"Of these operators' time, {by_memory:.0%} is bound by memory bandwidth and {1 - by_memory:.0%} by compute.",
+        x=Axis(label="arithmetic intensity", unit="FLOP/byte", scale="log10"),
+        y=Axis(label="rate", unit="TFLOP/s", scale="log10"), series=tuple(shown),
+        marks=tuple(marks),
+        nearest="point",
+        note=f"The {len(r.points)} heaviest groups of similar operators, {r.share:.0%} of the device's forecast time; larger"
+        f" points take longer. Roofs of the datasheet: {number(r.peak_tflops)} TFLOP/s and"
+        f" {number(r.bandwidth_gb_per_s)} GB/s."
+        " Caches, and algorithms with fewer multiplications (Winograd), can lift a point above a roof.",
+    )  # fmt: skip

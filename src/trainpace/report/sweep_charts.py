@@ -1,0 +1,204 @@
+"""Step time and throughput against the batch size (forecast, measured, jumps, what fits, what is best) and over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from trainpace.outcome import Forecast, Jump
+from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, sentence, series
+from trainpace.report.phrases import number
+
+if TYPE_CHECKING:
+    from trainpace.measure import MeasuredJump, SweepAnalysis
+
+BATCH = Axis(label="micro-batch size")
+FEWEST, FEWEST_FOR_A_PLOT = 3, 8
+"""Batch sizes that make a curve, and a plot in characters."""
+PROVENANCE = {
+    "measured": "measured",
+    "transferred": "a measurement of the same model on another card",
+    "calibrated": "this machine's micro-benchmarks",
+    "fitted": "datasheet figures and constants fitted on public measurements",
+    "datasheet": "datasheet figures",
+}
+
+
+def forecast_sweep(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> Chart | None:
+    """A line a GPU with its band, jumps named where there is one GPU; None with fewer than three batch sizes."""
+    groups = list(by_device(rows).items())[: len(SERIES_TONES)]
+    curves = {name: sorted(some, key=lambda f: f.execution.micro_batch) for name, some in groups if len(some) >= FEWEST}
+    if not curves:
+        return None
+    alone = len(curves) == 1
+    lines, marks, findings, jumped = [], [], [], []
+    for tone, (name, some) in zip(SERIES_TONES, curves.items(), strict=False):
+        prefix = "" if alone else f"{name}: "
+        lines.append(_line(name, "forecast" if alone else tone, some, banded=len(curves) < 4))
+        best = best_of(some)
+        if best is not None and best.step is not None:
+            batch = best.execution.micro_batch
+            text, own = f"{prefix}best throughput that fits", "best" if alone else tone
+            marks.append(Mark(axis="point", at=batch, y=best.step.total_ms, text=text, tone=own))
+            rate = number(best.samples_per_second or 0.0)
+            findings.append(f"{prefix}batch {batch} has the best throughput, {rate} samples/s")
+        largest = some[-1].largest_micro_batch
+        if largest is not None and largest < some[-1].execution.micro_batch:
+            marks.append(_out_of_memory(largest, prefix))
+        if alone:
+            marks += [_jump(jump, some) for jump in jumps.get(name, ())]
+            jumped = [jump.batch - 1 for jump in jumps.get(name, ())]
+    return Chart(
+        title="Step time against the batch size",
+        finding=sentence(f"{'; '.join(findings) or 'no batch size fits'}.{_jumps_in_words(jumped)}"),
+        x=BATCH, y=_step_axis(lines), series=tuple(lines), marks=tuple(marks),
+        note=provenance([row for some in curves.values() for row in some]),
+    )  # fmt: skip
+
+
+def measured_sweep(a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()) -> Chart:
+    """Points with the interval of a repeat, the fitted pieces, jumps with their causes according to the forecast."""
+    forecasts = [foreseen[b] for b in sorted(foreseen) if foreseen[b].step is not None]
+    shown = [_line("forecast, 90 % interval", "forecast", forecasts, banded=True)] if forecasts else []
+    segments = [s for s in a.curve.segments if s.first_batch < s.last_batch]
+    ends = [(s, batch) for s in segments for batch in (s.first_batch, s.last_batch, None)]
+    pieces = [(s.last_batch, None) if batch is None else (batch, s.line(batch)) for s, batch in ends]
+    shown += [series("fitted", "line", "muted", pieces)] if pieces else []
+    steps, spread = [(p.batch, p.step_ms) for p in a.points], [p.interval_ms for p in a.points]
+    shown.append(series("measured, with 90 % of repeats", "points", "measured", steps, spread))
+    best = a.best.best
+    marks = [Mark(axis="point", at=best.batch, y=dict(steps)[best.batch], text="best throughput", tone="best")]
+    for jump in a.curve.jumps:
+        text = f"{jump.before} to {jump.after}: {jump.percent:+.0f} %{_cause(cause_of(jump, causes))}"
+        marks.append(Mark(axis="x", at=(jump.before + jump.after) / 2, text=text, tone="jump"))
+    if a.largest_that_fits is not None:
+        marks.append(_out_of_memory(a.largest_that_fits))
+    return Chart(
+        title="Step time against the batch size",
+        finding=f"Batch {best.batch} has the best throughput, {number(best.measured_samples_per_second)} samples/s."
+        + _jumps_in_words([jump.before for jump in a.curve.jumps]),
+        x=BATCH, y=_step_axis(shown), series=tuple(shown), marks=tuple(marks),
+        note="Measured on this machine; each point is the median of its probes."
+        + (f" {provenance(forecasts, 'The forecast is from')}" if forecasts else ""),
+    )  # fmt: skip
+
+
+def throughput(a: SweepAnalysis, foreseen: Mapping[int, Forecast]) -> Chart:
+    rates = [(b, f.samples_per_second) for b, f in sorted(foreseen.items()) if f.samples_per_second is not None]
+    shown = [series("forecast", "line", "forecast", rates, dashed=True)] if rates else []
+    shown.append(series("measured", "points", "measured", [(p.batch, p.samples_per_second) for p in a.points]))
+    best, last = a.best.best, a.points[-1]
+    rate = best.measured_samples_per_second
+    gain = rate / last.samples_per_second - 1
+    more = "" if best.batch == last.batch or gain < 0.01 else f", {gain:.0%} more than batch {last.batch}, the largest"
+    return Chart(
+        title="Throughput against the batch size",
+        finding=f"Batch {best.batch} gives {number(rate)} samples a second{more}.",
+        x=BATCH, y=Axis(label="throughput", unit="samples/s", low=0), series=tuple(shown),
+        marks=(Mark(axis="point", at=best.batch, y=rate, text=f"batch {best.batch}", tone="best"),),
+    )  # fmt: skip
+
+
+def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
+    """Throughput of the same micro-batches on ever more devices. None with fewer than two that can be forecast."""
+    done = sorted((f for f in rows if f.samples_per_second is not None), key=lambda f: f.num_devices)
+    if len(done) < 2:
+        return None
+    points = [(f.num_devices, f.samples_per_second or 0.0) for f in done]
+    bounds = []
+    for f in done:
+        i, samples = f.step_time_interval_ms, 1e3 * f.execution.global_batch
+        bounds.append(None if i is None else replace(i, low=samples / i.high, high=samples / i.low))
+    (fewest, slowest), (most, fastest) = points[0], points[-1]
+    efficiency = fastest / (slowest / fewest * most)
+    return Chart(
+        title="Scaling over devices",
+        finding=f"{most} devices give {number(fastest)} samples/s, {efficiency:.0%} of {most // fewest} times the"
+        f" throughput of {'one' if fewest == 1 else fewest}.",
+        x=Axis(label="devices", scale="log2"), y=Axis(label="throughput", unit="samples/s", scale="log2"),
+        series=(
+            ideal_line((n, slowest / fewest * n) for n, _ in points),
+            series("forecast, 90 % interval", "line", "forecast", points, bounds),
+            series("forecast", "points", "forecast", points),
+        ),
+        note=f"The same micro-batch on every device, so that the global batch grows with them. {provenance(done)}",
+    )  # fmt: skip
+
+
+def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
+    """The rows that could be forecast, by device in the order in which they come."""
+    groups: dict[str, list[Forecast]] = {}
+    for row in rows:
+        if row.step is not None:
+            groups.setdefault(row.device, []).append(row)
+    return groups
+
+
+def best_of(rows: Sequence[Forecast]) -> Forecast | None:
+    """The one with the highest throughput among those that fit."""
+    able = [row for row in rows if row.step is not None and row.fits is not False]
+    return max(able, key=lambda row: row.samples_per_second or 0.0, default=None)
+
+
+def cause_of(jump: MeasuredJump, causes: Sequence[Jump]) -> Jump | None:
+    """The forecast's jump at the same place, where it names operators."""
+    return next((c for c in causes if jump.before < c.batch <= jump.after and c.causes), None)
+
+
+def sources(rows: Sequence[Forecast]) -> str:
+    return " and ".join(PROVENANCE[p] for p in dict.fromkeys(row.provenance for row in rows))
+
+
+def provenance(rows: Sequence[Forecast], start: str = "From") -> str:
+    bases = dict.fromkeys(f.step_time_interval_ms.basis for f in rows if f.step_time_interval_ms is not None)
+    intervals = f"; intervals from {', '.join(list(bases)[:3])}" if bases else ""
+    return f"{start} {sources(rows)}{intervals}."
+
+
+def _step_axis(shown: Sequence[Series]) -> Axis:
+    """From 0, and not so far up that a wide band hides what the curves do."""
+    top = max((y for s in shown for y in s.y if y is not None), default=1.0)
+    band = max((high for s in shown for high in s.high), default=top)
+    return Axis(label="step time", unit="ms", low=0, high=MOST_INTERVAL * top if band > MOST_INTERVAL * top else None)
+
+
+def _line(name: str, tone: str, rows: Sequence[Forecast], banded: bool) -> Series:
+    intervals = [f.step_time_interval_ms for f in rows]
+    if banded and None not in intervals and "interval" not in name:
+        name = f"{name}, forecast with its 90 % interval"
+    steps = [(f.execution.micro_batch, f.step.total_ms) for f in rows if f.step is not None]
+    return series(name, "line", tone, steps, intervals if banded else (), dashed=tone == "forecast")
+
+
+def _out_of_memory(largest: int, prefix: str = "") -> Mark:
+    return Mark(axis="x", at=largest + 0.5, text=f"{prefix}out of memory after {largest}", tone="limit")
+
+
+def _jump(jump: Jump, rows: Sequence[Forecast]) -> Mark:
+    sizes = [f.execution.micro_batch for f in rows]
+    before = max((size for size in sizes if size < jump.batch), default=jump.batch - 1)
+    text = f"{before} to {jump.batch}: {100 * (jump.after_ms / jump.before_ms - 1):+.0f} %{_cause(jump)}"
+    return Mark(axis="x", at=(before + jump.batch) / 2, text=text, tone="jump")
+
+
+def _cause(jump: Jump | None) -> str:
+    """The first operator in short: "features.0 (conv, forward)" becomes ", conv of features.0"."""
+    if jump is None or not jump.causes:
+        return ""
+    module, _, rest = jump.causes[0].partition(" (")
+    kind = rest.partition(",")[0]
+    return f", {kind} of {module}" if kind else f", {module}"
+
+
+def _jumps_in_words(batches: Sequence[int]) -> str:
+    """A sentence that names the first six."""
+    if not batches:
+        return ""
+    names = [str(b) for b in batches[:6]]
+    if len(batches) > 6:
+        listed = f"{', '.join(names)} and {len(batches) - 6} more"
+    else:
+        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f" The step jumps after batch {listed}."

@@ -1,0 +1,256 @@
+"""What is recorded beside the parts of a step: its operators, the best rates of the device and the optimizer, its losses, and the
+script's own lines that run while no part accounts for the time."""
+
+import contextlib
+import functools
+import os
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from trainpace.watch.inside.recorder import Recorder, now_ns
+from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
+
+LONGEST_LAUNCH_NS = 20_000
+"""Operators that take longer compute; shorter ones mostly wait for their launch."""
+REPEATS = 5
+SIDE = 1024
+LARGEST_COPY_BYTES = 2**30
+VARIANTS = ("fused", "foreach")
+INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
+_OTHERS_CODE = (*{sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+# ---- operators
+
+
+def count_one_step(recorder: Recorder) -> Any:
+    """Count the operators of forward and backward; call the result at the step's end.
+
+    Does nothing for compiled models, which a dispatch mode would break. Times are the host's: where a device works
+    asynchronously, all operators look short.
+    """
+    if "torch._dynamo.eval_frame" in sys.modules and recorder.compiled:
+        return lambda: None
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    seen = {"operators": 0, "flops": 0.0, "large_operators_ns": 0}
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            start = now_ns()
+            result = function(*args, **(kwargs or {}))
+            took = now_ns() - start
+            if recorder.part not in (FORWARD, BACKWARD) or function.namespace in ("c10d", "_c10d_functional"):
+                return result
+            seen["operators"] += not function.is_view
+            seen["large_operators_ns"] += took if took > LONGEST_LAUNCH_NS else 0
+            formula = flop_registry.get(function._overloadpacket)
+            if formula is not None:
+                with contextlib.suppress(Exception):
+                    seen["flops"] += formula(*args, **(kwargs or {}), out_val=result)
+            return result
+
+    mode = Counter()
+    mode.__enter__()
+
+    def end() -> None:
+        mode.__exit__(None, None, None)
+        recorder.trail.note({"counted": seen})
+
+    return end
+
+
+def note_rate(recorder: Recorder) -> None:
+    """Write to the trail the FLOP/s of a large fp32 matrix product here, with the script's own settings."""
+    import torch
+
+    with torch.no_grad():
+        a = torch.ones(SIDE, SIDE, device="cuda" if torch.cuda.is_initialized() else "cpu")
+        times = [_time_ns(torch, lambda: a @ a) for _ in range(REPEATS)]
+    recorder.trail.note({"matmul_gflops": 2 * SIDE**3 / min(times)})
+
+
+def note_optimizers(recorder: Recorder) -> None:
+    """Time the script's optimizer and its other implementations on copies of its parameters and gradients."""
+    import torch
+
+    optimizer = recorder.optimizer() if recorder.optimizer is not None else None
+    if optimizer is None or not any(v in optimizer.defaults for v in VARIANTS):
+        return
+    held = sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
+    if 4 * held > LARGEST_COPY_BYTES or any(
+        type(p) is not torch.nn.Parameter for p in optimizer.param_groups[0]["params"]
+    ):
+        return
+    stepping = {}
+    for name in ("as it is", *(v for v in VARIANTS if v in optimizer.defaults)):
+        with contextlib.suppress(Exception):  # not every implementation exists for every device and type
+            stepping[name] = _copy(
+                torch, optimizer, {} if name == "as it is" else {**dict.fromkeys(VARIANTS), name: True}
+            )
+            stepping[name].step()
+    times: dict[str, list[int]] = {name: [] for name in stepping}
+    for _ in range(REPEATS):
+        for name, copied in stepping.items():
+            times[name].append(_time_ns(torch, copied.step))
+    recorder.trail.note({"optimizer_variants_ms": {name: sorted(t)[REPEATS // 2] / 1e6 for name, t in times.items()}})
+
+
+def _time_ns(torch: Any, work: Callable[[], Any]) -> int:
+    start = now_ns()
+    work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return now_ns() - start
+
+
+def _copy(torch: Any, optimizer: Any, changed: dict[str, Any]) -> Any:
+    groups = []
+    for group in optimizer.param_groups:
+        params = []
+        for parameter in group["params"]:
+            copied = torch.nn.Parameter(parameter.detach().clone())
+            if parameter.grad is not None:
+                copied.grad = parameter.grad.detach().clone()
+                params.append(copied)
+        settings = {k: v for k, v in group.items() if k in optimizer.defaults and k != "params"}
+        groups.append(settings | {k: v for k, v in changed.items() if k in optimizer.defaults} | {"params": params})
+    return type(optimizer)(groups)
+
+
+# ---- losses
+
+Backward = Callable[..., Any]
+
+
+class Losses:
+    """Keeps losses on their device until the end, so that nothing waits for them. Under accumulation scripts divide
+    their losses, so that the sum is the mean over the step; DeepSpeed divides them itself."""
+
+    def __init__(self, torch: Any, recorder: Recorder) -> None:
+        self.torch = torch
+        self.steps: list[Any] = []
+        self._sum: Any = None
+        self._inside = False
+        self._whole = True
+        recorder.after_step.append(lambda step: self._ends_step())
+
+    def within(self, backward: Backward, engine: bool = False) -> Backward:
+        """A backward function that records its losses; calls inside it record nothing more."""
+
+        @functools.wraps(backward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outermost, self._inside = not self._inside, True
+            if outermost:
+                try:
+                    self._take(args, kwargs, engine)
+                except Exception:
+                    self._whole = False
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._inside = not outermost
+
+        return call
+
+    def _take(self, args: Any, kwargs: Any, engine: bool) -> None:
+        parts = 1.0
+        if engine:
+            parts, args = float(args[0].gradient_accumulation_steps()), args[1:]
+        loss = args[0] if args else kwargs.get("loss", kwargs.get("tensors"))
+        loss = loss[0] if isinstance(loss, list | tuple) and len(loss) == 1 else loss
+        given = args[1] if len(args) > 1 and not engine else kwargs.get("grad_tensors")
+        if given is not None and any(g is not None for g in (given if isinstance(given, list | tuple) else (given,))):
+            self._whole = False  # a part of a larger gradient, whose loss is nowhere
+            return
+        value = getattr(loss, "_trainpace_unscaled", loss).detach().float() / parts
+        if value.numel() != 1:
+            raise ValueError("no loss")
+        value = value.reshape(())
+        self._sum = value if self._sum is None else self._sum + value
+
+    def _ends_step(self) -> None:
+        self._whole = self._whole and self._sum is not None
+        self.steps.append(self._sum)
+        self._sum = None
+
+    def scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+        """GradScaler.scale, with the unscaled loss remembered for its result."""
+
+        @functools.wraps(scale)
+        def call(scaler: Any, outputs: Any) -> Any:
+            result = scale(scaler, outputs)
+            if isinstance(result, self.torch.Tensor):
+                result._trainpace_unscaled = outputs.detach()
+            return result
+
+        return call
+
+    def per_step(self) -> list[float]:
+        """One loss per step; empty where any step's loss was not seen."""
+        return [float(value) for value in self.steps] if self._whole else []
+
+
+# ---- lines of the script
+
+
+class Sampler:
+    """Counts (part, line of the script, function called) on the training thread. Begins after the first step."""
+
+    def __init__(self, recorder: Recorder, thread: int) -> None:
+        self._recorder, self._thread = recorder, thread
+        self._counts: Counter[tuple[int, str, str]] = Counter()
+        self._started = False
+        self._stop = threading.Event()
+        self._looker: threading.Thread | None = None
+
+    def at_step(self, step: Step) -> None:
+        """Start at the second step, and write the counts to the trail periodically."""
+        if not self._started:
+            self._started = True
+            self._thread = self._recorder.thread
+            self._looker = threading.Thread(target=self._run, name="trainpace-sampler", daemon=True)
+            self._looker.start()
+        elif step.number in (25, 100) or step.number % 1000 == 0:
+            self._recorder.trail.note({"samples": self.counts()})
+
+    def stop(self) -> None:
+        """Stop before the interpreter ends: a thread that it cuts off in C++ would abort the process."""
+        self._stop.set()
+        if self._looker is not None:
+            self._looker.join(1.0)
+
+    def counts(self) -> list[tuple[str, str, str, int]]:
+        """(part, file:line function, function called, count), the most frequent first."""
+        counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
+        return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
+
+    def _run(self) -> None:
+        # each look takes the interpreter's lock from the script for a moment
+        interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
+        while not self._stop.wait(interval_s):
+            part = self._recorder.part
+            frame = sys._current_frames().get(self._thread)
+            if frame is not None:
+                self._counts[(part, *_line_of(frame))] += 1
+            del frame  # it holds the function's tensors, which must go when the function ends
+
+
+def _line_of(frame: FrameType) -> tuple[str, str]:
+    below = ""
+    at: FrameType | None = frame
+    while at is not None:
+        name = at.f_code.co_filename
+        if not name.startswith(_OURS):
+            if not name.startswith(_OTHERS_CODE) and "site-packages" not in name:
+                return f"{name}:{at.f_lineno} {at.f_code.co_name}", below
+            below = f"{at.f_globals.get('__name__', '')}.{at.f_code.co_name}"
+        at = at.f_back
+    return "", below

@@ -1,0 +1,101 @@
+"""Progress on stderr: a bar in a real pseudo-terminal, lines now and then in a log."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from trainpace.report import streams
+from trainpace.report.streams import Bar, left_s
+
+WORK = """
+import time
+from trainpace.report.streams import Bar
+with Bar("measuring resnet50", 24, "probes") as bar:
+    for i in range(8):
+        bar.to(i, words=f"batch {i}")
+        if i == 6:
+            bar.say("a line that stays")
+        time.sleep(0.4)
+print("the end")
+"""
+
+
+def in_a_terminal(*command, code=0):
+    """Everything that the command writes to a terminal of 80 columns."""
+    master, slave = pty.openpty()
+    env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    out = b""
+    while True:
+        try:
+            more = os.read(master, 65536)
+        except OSError:  # the last process has closed it
+            break
+        if not more:
+            break
+        out += more
+    os.close(master)
+    assert process.wait() == code, out.decode()
+    return out.decode()
+
+
+def test_a_terminal_gets_a_bar_with_the_time_left():
+    out = in_a_terminal(sys.executable, "-c", WORK)
+    assert re.search(r"measuring resnet50: \d of 24 probes, .*about \d+ s left \(batch \d\)", out)
+    assert "━" in out
+    assert out.index("a line that stays") < out.rindex("the end")
+    assert "\x1b[2K" in out, "the bar is cleared away"
+
+
+def test_a_log_gets_lines_now_and_then(capsys, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(streams.time, "monotonic", lambda: clock[0])
+    with Bar("tracing", unit="models") as bar:
+        for done in range(101):
+            bar.to(done, 100)
+            clock[0] += 1.0
+        bar.say("a line that stays")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "tracing: 0 of 100 models"
+    assert lines[3] == "tracing: 30 of 100 models, 1/s, about 1 min 10 s left"
+    assert lines[-1] == "a line that stays"
+    assert len(lines) == 12
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "new", "elapsed_s", "left"),
+    [
+        (25, 100, 25, 50.0, 150.0),
+        (75, 100, 25, 50.0, 50.0),  # 50 were there from an interrupted run
+        (100, 100, 100, 9.0, 0.0),
+        (0, 100, 0, 9.0, None),
+        (3, None, 3, 9.0, None),
+    ],
+)
+def test_time_left(done, total, new, elapsed_s, left):
+    assert left_s(done, total, new, elapsed_s) == left
+
+
+def test_the_clock_alone(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(streams.time, "monotonic", lambda: clock[0])
+    bar = Bar("calibrating", seconds=60.0)
+    clock[0] = 15.0
+    assert bar.share() == 0.25
+    assert bar.line() == "calibrating: about 45 s left"
+    clock[0] = 70.0
+    assert bar.share() == 1.0
+
+
+def test_the_real_command_in_a_terminal():
+    out = in_a_terminal(sys.executable, "-m", "trainpace", "schedule", "--samples", "1000", "--epochs", "2", "--global-batch", "10",
+                        "--step-time", "1s", "--deadline", "1min", code=1)  # fmt: skip
+    assert "38;5;160mNo:" in out, "red"
+    plain = re.sub(r"\x1b\[[\d;]*m", "", out)
+    assert "No: 3 min 20 s is 2 min 20 s over 1 min." in plain
+    assert all(len(line) <= 80 for line in plain.splitlines())

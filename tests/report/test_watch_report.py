@@ -1,0 +1,158 @@
+import itertools
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from made_trails import simple_run, write_process, write_worker
+from trainpace.report.watch import LOOK, cells, findings, print_timeline, timeline_page, timeline_svg
+from trainpace.watch import PARTS, timeline_of
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Ten steps of 10 ms, of which 4 wait for the one worker, who works always."""
+    simple_run(tmp_path)
+    write_worker(tmp_path, 0, [(t, t + 10) for t in range(0, 200, 10)])
+    return timeline_of(tmp_path, range(5, 15))
+
+
+def printed(timeline, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_timeline(timeline)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_every_part_has_a_letter_and_a_colour_of_its_own():
+    assert {*PARTS, "fetch"} == set(LOOK)
+    letters, colours, words = zip(*LOOK.values(), strict=True)
+    assert len(set(letters)) == len(set(colours)) == len(set(words)) == len(LOOK)
+
+
+def test_cells_show_what_takes_most_of_them(waiting):
+    training, worker = waiting.lanes
+    assert "".join(letter for letter, _ in cells(training, 100.0, 100)) == "....-FFFBB" * 10
+    assert "".join(letter for letter, _ in cells(training, 100.0, 10)) == "." * 10
+    assert "".join(letter for letter, _ in cells(worker, 100.0, 20)) == "##==" * 5
+
+
+def test_idle_time_is_empty(tmp_path):
+    simple_run(tmp_path)
+    write_worker(tmp_path, 0, [(0, 2), (53, 59), (190, 199)])
+    worker = timeline_of(tmp_path, range(5, 7)).lanes[1]
+    assert "".join(letter for letter, _ in cells(worker, 20.0, 20)) == "   ######           "
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_log_has_letters_and_keeps_to_its_width(waiting, capsys, monkeypatch, width):
+    lines = printed(waiting, capsys, monkeypatch, width)
+    assert max(map(len, lines)) <= width
+    assert "\x1b" not in "".join(lines)
+    rows = {line.split(" ")[0]: line for line in lines}
+    assert rows["training"].count(".") == pytest.approx(0.4 * (width - 11), abs=11)
+    assert len(rows["worker"].rstrip()) == width - 2
+    assert lines[0] == "timeline of steps 5 to 14: 100 ms, 0.05 s after the first began"
+    assert "|5" in lines[1]
+    assert "|14" in lines[1]
+    assert any(line.strip().startswith("0 ") and line.endswith(" ms") for line in lines)
+    assert any("waiting for data" in line and "F forward" in line for line in lines)
+    assert (
+        "Training waits for data 40 % of the time (4 ms a step); its worker process prepares batches 100 % of"
+        in " ".join(" ".join(lines).split())
+    )
+
+
+def test_numbers_of_narrow_steps_are_left_out(tmp_path, capsys, monkeypatch):
+    simple_run(tmp_path, steps=120, first=1000)
+    lines = printed(timeline_of(tmp_path, range(1000, 1100)), capsys, monkeypatch, 80)
+    assert set(lines[1].strip()) == {"|"} | set(lines[1].strip().split("|")[-1])
+
+
+def test_without_workers_data_is_no_waiting(tmp_path):
+    simple_run(tmp_path)
+    timeline = timeline_of(tmp_path)
+    assert findings(timeline) == [
+        "Training spends 40 % of the time (4 ms a step) loading data in the main process, without workers."
+    ]
+    assert "waiting for data" not in timeline_page(timeline, "t")
+
+
+def test_waiting_for_the_loader_to_start_is_said(tmp_path):
+    write_process(tmp_path, [[("loader_start", "first batch", 0, 6, 0), ("data", "next batch", 6, 8, 0)]], [0, 10])
+    write_worker(tmp_path, 0, [(1, 6)])
+    assert findings(timeline_of(tmp_path)) == [
+        "Training waits for data 20 % of the time (2 ms a step) and for the loader's start 60 %; its worker process prepares batches 50 %"
+        " of the time."
+    ]
+
+
+def test_steps_are_numbered_where_there_is_room(tmp_path):
+    bounds = [0, 100, 101, 102, 200]
+    write_process(tmp_path, [[("forward", "Net", b, b + 1, 0)] for b in bounds[:4]], bounds, first=50)
+    svg = timeline_svg(timeline_of(tmp_path, range(50, 54)))
+    assert re.findall(r'<text class="small" [^>]*>(step \d+|5\d)</text>', svg) == ["step 50", "53"]
+
+
+def test_each_rank_is_named(tmp_path):
+    for rank in (0, 1):
+        simple_run(tmp_path, rank=rank, pid=100 + rank)
+    timeline = timeline_of(tmp_path)
+    assert [line.split(" spends")[0] for line in findings(timeline)[:2]] == ["Rank 0", "Rank 1"]
+    assert "rank 1 training" in timeline_svg(timeline)
+
+
+def test_the_picture_stands_alone_and_is_described(waiting):
+    root = ElementTree.fromstring(timeline_svg(waiting))
+    assert root.tag == f"{SVG}svg"
+    assert root.get("role") == "img"
+    titles = {e.get("id"): e.text for e in root if e.get("id")}
+    assert [titles[name] for name in root.get("aria-labelledby").split()] == [
+        "Timeline of steps 5 to 14: 100 ms, 0.05 s after the first began",
+        "Training waits for data 40 % of the time (4 ms a step); its worker process prepares batches 100 % of the time.",
+    ]
+    assert not list(root.iter(f"{SVG}script"))
+
+
+def test_bars_are_as_long_as_they_took(waiting):
+    rows = {}
+    for rect in ElementTree.fromstring(timeline_svg(waiting)).findall(f"{SVG}rect"):
+        tip = rect.find(f"{SVG}title")
+        if tip is not None:
+            rows.setdefault(rect.get("y"), []).append((tip.text, float(rect.get("x")), float(rect.get("width"))))
+    training, worker = rows.values()
+    whole = sum(width for _, _, width in training)
+    assert whole == pytest.approx(sum(width for _, _, width in worker), abs=0.2)
+    waits = [width for tip, _, width in training if tip == "waiting for data (next batch): 4 ms"]
+    assert len(waits) == 10
+    assert sum(waits) / whole == pytest.approx(0.4, abs=0.001)
+    for row in (training, worker):
+        assert all(a[1] + a[2] <= b[1] + 0.02 for a, b in itertools.pairwise(row))
+
+
+def test_names_are_escaped(waiting):
+    page = timeline_page(waiting, "A < B")
+    assert "Net<&>" not in page.split('<script type="application/json"')[0]
+    assert "Net&lt;&amp;&gt;" in page
+    assert "<h1>A &lt; B</h1>" in page
+
+
+def test_the_page_carries_figures_and_data(waiting):
+    page = timeline_page(waiting, "t")
+    assert re.findall(r'<td class="l">0</td><td class="l">10</td><td class="l">(.*?)</td><td>(.*?)</td><td>(.*?)</td>', page) == [
+        ("waiting for data", "4", "40 %"), ("forward", "3", "30 %"), ("backward", "2", "20 %"), ("the script&#39;s own code", "1", "10 %"),
+    ]  # fmt: skip
+    assert '<td class="l">0</td><td class="l">worker 0</td><td>10</td><td>10</td><td>100 %</td>' in page
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1))
+    assert data["record"] == "Timeline"
+    assert len(data["lanes"][0]["bars"]) == 40
+
+
+def test_many_steps_make_no_huge_picture(tmp_path):
+    spans = [[("forward", "Net", 10 * i + j, 10 * i + j + 0.5, 0) for j in range(9)] for i in range(300)]
+    write_process(tmp_path, spans, range(0, 3001, 10))
+    timeline = timeline_of(tmp_path, range(300))
+    assert len(timeline.lanes[0].bars) > 5000
+    assert timeline_svg(timeline).count("<rect") < 2000
