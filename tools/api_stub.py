@@ -2,7 +2,7 @@
 
     python tools/api_stub.py          (make docs-generate)
 
-The functions stand in src/trainpace/api/verbs.py; the keywords of each are the fields of the request that it makes, with their
+The functions stand in src/trainpace/api/__init__.py; the keywords of each are the fields of the request that it makes, with their
 types as a Python program may write them. tests/api fails where the file is stale.
 """
 
@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from trainpace.verbs.request import Argument, AskedField, Request, fields_of
+from trainpace.verbs.request import Argument, Request, ResolvedField, fields_of
 
 ROOT = Path(__file__).parents[1]
-VERBS = ROOT / "src/trainpace/api/verbs.py"
+VERBS = ROOT / "src/trainpace/api/__init__.py"
 STUB = ROOT / "src/trainpace/api/__init__.pyi"
 HEAD = '''"""The verbs as functions, with every keyword. Generated from their requests by tools/api_stub.py: do not edit."""
 
@@ -59,28 +59,27 @@ def _function(node: ast.FunctionDef) -> str:
             for f in fields_of(request).values()
             if f.name not in taken and not isinstance(f.about, Argument)
         ]
-        keywords += LIVE if "request_about" in ast.unparse(node) else ()
+        keywords += LIVE if "_about(" in ast.unparse(node) else ()
     parameters = ", ".join([*positional, *(["*"] if keywords else []), *keywords])
     doc = ast.get_docstring(node, clean=False) or ""
     return f'def {node.name}({parameters}) -> {ast.unparse(node.returns or ast.Name("Any"))}:\n    """{doc}"""\n'
 
 
 def _request_of(node: ast.FunctionDef) -> type[Request] | None:
-    """The request that a function makes: the first that it imports."""
+    """The request that a function makes, such as `verbs.match.MatchRequest`."""
     for inner in ast.walk(node):
-        if isinstance(inner, ast.ImportFrom) and (inner.module or "").startswith("trainpace.verbs."):
-            for alias in inner.names:
-                if alias.name.endswith("Request"):
-                    request: type[Request] = getattr(importlib.import_module(str(inner.module)), alias.name)
-                    return request
+        if isinstance(inner, ast.Attribute) and inner.attr.endswith("Request"):
+            module = ast.unparse(inner.value).rpartition(".")[2]
+            request: type[Request] = getattr(importlib.import_module(f"trainpace.verbs.{module}"), inner.attr)
+            return request
     return None
 
 
-def _keyword(field: AskedField) -> str:
+def _keyword(field: ResolvedField) -> str:
     return f"{field.name}: {_type(field)}{'' if field.required else ' = ...'}"
 
 
-def _type(field: AskedField) -> str:
+def _type(field: ResolvedField) -> str:
     if field.is_flag:
         return "bool"
     unit = field.about.unit

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
 import msgspec
-import numpy as np
 
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 
@@ -152,15 +151,15 @@ def _umask() -> int:
     return mask
 
 
-def _encode_array(value: object) -> object:
-    if isinstance(value, np.ndarray):
+def _encode_array(value: Any) -> object:
+    if type(value).__module__ == "numpy":
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")  # a bug: records hold plain fields and arrays
 
 
 def _decode_array(kind: type, value: object) -> object:
+    import numpy as np  # late, for commands that need no arrays
+
     if kind is np.ndarray:
         return np.asarray(value)
     raise TypeError(f"cannot read a {kind.__name__} from JSON")

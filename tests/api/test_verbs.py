@@ -7,14 +7,15 @@ import sys
 from collections import UserDict
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
 
 import trainpace
-from trainpace.api import verbs
-from trainpace.cli.main import VERBS
+from trainpace import api
+from trainpace.cli.main import VERBS, _cli
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.records import to_json
 from trainpace.verbs.forecast import ForecastRequest
@@ -43,7 +44,7 @@ SHOWN = {
 
 
 def command_of(verb):
-    return getattr(__import__(f"trainpace.cli.{verb}", fromlist=[verb]), verb)
+    return _cli.get_command(click.Context(_cli), verb)
 
 
 def request_type(verb):
@@ -77,7 +78,7 @@ def test_every_verb_is_there_or_named_here():
     assert set(VERBS) - not_yet <= trainpace._VERBS
     for verb in trainpace._VERBS:
         assert callable(getattr(trainpace, verb))
-        assert inspect.getdoc(getattr(verbs, verb))
+        assert inspect.getdoc(getattr(api, verb))
 
 
 def test_a_room_with_a_verbs_name_is_both():

@@ -3,20 +3,21 @@
 import pytest
 from click.testing import CliRunner
 
-from trainpace.cli.calibrate import calibrate
+from trainpace.cli.command import command_of
+from trainpace.cli.measuring import calibrate
 from trainpace.errors import TrainpaceError
 from trainpace.machine.host_links import measure_host_links
 
 
 def test_without_a_profile_it_says_what_comes_first(tmp_path):
-    result = CliRunner().invoke(calibrate, ["--hosts", "--output", str(tmp_path / "none.json")])
+    result = CliRunner().invoke(command_of(calibrate), ["--hosts", "--output", str(tmp_path / "none.json")])
     assert isinstance(result.exception, TrainpaceError)
     assert "trainpace calibrate" in (result.exception.hint or "")
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "fast"])
 def test_a_bandwidth_is_a_number_above_zero(rate):
-    assert CliRunner().invoke(calibrate, ["--hosts", "--network", rate]).exit_code == 2
+    assert CliRunner().invoke(command_of(calibrate), ["--hosts", "--network", rate]).exit_code == 2
 
 
 def test_outside_torchrun_it_says_how_to_start(monkeypatch):

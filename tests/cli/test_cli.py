@@ -286,3 +286,19 @@ def test_no_arguments_show_the_help():
     done = trainpace()
     assert done.returncode == 0
     assert "schedule" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (("verify",), ["Decides weights and samples.  [default: 0]", "it is rounding.  [default: 0.00001]"]),
+        (("journal", "list"), ["Runs to leave out first.  [default: 0]", "Runs to show.  [default: 20]"]),
+        (("schedule",), ["Time of one evaluation.  [default: 0s]", "Nodes."]),
+    ],
+)
+def test_a_default_of_0_is_shown_and_a_small_one_without_exponent(command, lines):
+    text = " ".join(trainpace(*command, "--help").stdout.split())
+    for line in lines:
+        assert " ".join(line.split()) in text
+    assert "[default: False]" not in text
+    assert "[default: ()]" not in text

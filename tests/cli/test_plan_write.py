@@ -13,7 +13,7 @@ from trainpace.configs import Changes, parse_config, rewrite
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.records import save
-from trainpace.verbs.plan_write import save_all
+from trainpace.verbs.settings import save_all
 
 ARGS = """# the run of March
 per_device_train_batch_size: 4   # fits

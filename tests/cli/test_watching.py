@@ -78,7 +78,7 @@ def test_json_keeps_the_scripts_output_apart(train, tmp_path):
         (("diagnose", "--", sys.executable, "-c", "pass"), "No Python process of this command imported torch"),
         (("diagnose", "--", sys.executable, "-c", "import torch; 1 / 0"), "ended with exit code 1"),
         (("watch", "--from", "/nonexistent"), "holds no recording"),
-        (("watch", "--from", "/nonexistent", "--steps", "9:3"), "holds no recording"),
+        (("watch", "--from", "/nonexistent", "--steps", "9:3"), "is not a range of steps"),
         (("watch", "--output", "/", "--", "python"), "is there already"),
         (("diagnose", "--rounds", "0", "--", "python"), "--rounds"),
     ],

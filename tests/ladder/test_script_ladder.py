@@ -90,11 +90,6 @@ def test_files_that_contradict_each_other_are_refused(folder):
 
 def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
     (folder / "args.json").write_text(json.dumps({**ARGS, "deepspeed": "ds.json"}))
-    script = Script(
-        command="A=1 torchrun --nproc-per-node 1 train.py args.json",
-        configs=("args.json", "ds.json"),
-        folder=str(folder),
-    )
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     (folder / "ladder.toml").write_text(
         'command = "A=1 torchrun --nproc-per-node 1 train.py args.json"\nconfig = ["args.json", "ds.json"]\n'
@@ -102,11 +97,11 @@ def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
     )
     ladder = read_ladder(folder / "ladder.toml")
     setup = changed(ladder.start, {"nproc_per_node": 2, "zero_stage": 2, "threads": 3})
-    prepared = prepare(script, ladder.start, setup, tmp_path / "t", 30, 5)
+    trial, _ = prepare(ladder, setup, tmp_path / "t")
     copies = str(tmp_path / "t" / "configs")
-    assert prepared.trial.command == ("torchrun", "--nproc-per-node", "2", "train.py", f"{copies}/args.json")
-    assert prepared.trial.environment == {"A": "1", "OMP_NUM_THREADS": "3"}
-    assert (prepared.trial.world_size, prepared.trial.global_batch) == (2, 16)
+    assert trial.command == ("torchrun", "--nproc-per-node", "2", "train.py", f"{copies}/args.json")
+    assert trial.environment == {"A": "1", "OMP_NUM_THREADS": "3"}
+    assert (trial.world_size, trial.global_batch) == (2, 16)
     args, ds = (json.loads(Path(copies, name).read_text()) for name in ("args.json", "ds.json"))
     assert (args["deepspeed"], args["output_dir"]) == (f"{copies}/ds.json", str(tmp_path / "t" / "output"))
     assert args["gradient_accumulation_steps"] == ds["gradient_accumulation_steps"] == 2
@@ -114,7 +109,7 @@ def test_a_setup_is_prepared_in_copies_that_name_each_other(folder, tmp_path):
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before | {
         "ladder.toml": (folder / "ladder.toml").read_bytes()
     }
-    kept = keep_files(script, ladder.start, setup, tmp_path)
+    kept = keep_files(ladder, setup, tmp_path)
     assert json.loads((kept / "args.json").read_text())["output_dir"] == "runs"  # as the user has it
     assert "--nproc-per-node 2" in (kept / "command.txt").read_text()
 
@@ -128,10 +123,8 @@ def test_what_no_file_takes_cannot_be_set_up(folder):
         ({"engine": "ddp"}, "only the number of workers"),
     ):
         with pytest.raises(TrainpaceError, match=said):
-            changed_files(ladder.script, ladder.start, changed(ladder.start, change))
-    assert changed_files(ladder.script, ladder.start, changed(ladder.start, {"workers": 2}))[0].wrote == (
-        "dataloader_workers",
-    )
+            changed_files(ladder, changed(ladder.start, change))
+    assert changed_files(ladder, changed(ladder.start, {"workers": 2}))[0].wrote == ("dataloader_workers",)
 
 
 def test_a_dry_run_leaves_out_what_no_file_takes(folder):
@@ -181,7 +174,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(folder):
     (folder / "taken").write_text("a file")
     ladder = read_ladder(folder / "ladder.toml")
     with pytest.raises(TrainpaceError, match=r"cannot write into .*taken"):
-        prepare(ladder.script, ladder.start, ladder.start, folder / "taken", 30, 5)
+        prepare(ladder, ladder.start, folder / "taken")
 
 
 def test_a_plan_of_the_same_files_is_a_ladder_of_the_script(folder):

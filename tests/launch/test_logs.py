@@ -64,15 +64,20 @@ def test_the_reason_of_a_failure(tmp_path, text, reason):
 
 
 def test_whole_lines_as_they_come(tmp_path):
-    follower = Follower(tmp_path / "log")
-    assert follower.new_lines() == []  # not there yet
+    told = []
+    follower = Follower(tmp_path / "log", told.append)
+    follower.tell()
+    assert told == []  # not there yet
     with (tmp_path / "log").open("wb") as file:
         for written, lines in [(b"one\ntw", ["one"]), (b"o\n", ["two"]), (b"1%\r50%\r99%\n\xff", ["99%"]), (b"", [])]:
             file.write(written)
             file.flush()
-            assert follower.new_lines() == lines
-    assert follower.new_lines(at_end=True) == ["�"]
-    assert follower.new_lines(at_end=True) == []
+            told.clear()
+            follower.tell()
+            assert told == lines
+    follower.tell(at_end=True)
+    follower.tell(at_end=True)
+    assert told == ["�"]
 
 
 def test_the_tail(tmp_path):

@@ -49,8 +49,8 @@ class Fake:
 def fake(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    for name, seconds in (("SETTLE_S", 0.3), ("SHARED_FILES_S", 0.3), ("CONTROLLER_S", 0.5), ("GRACE_S", 0.3)):
-        monkeypatch.setattr(slurm, name, seconds)
+    for name, value in (("PATIENCE_S", dict.fromkeys(slurm.PATIENCE_S, 0.3)), ("CONTROLLER_S", 0.5), ("GRACE_S", 0.3)):
+        monkeypatch.setattr(slurm, name, value)
     return Fake(tmp_path / "bin")
 
 

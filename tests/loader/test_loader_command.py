@@ -121,5 +121,5 @@ def test_a_dataset_that_hangs_is_ended(folder):
 
 def test_a_range_that_is_none(folder):
     done = trainpace(folder, "mine.py:data", "--workers", "4:0", code=2)
-    assert "'4:0' is no number of workers" in done.stderr
+    assert "'4:0' is not a number of workers" in done.stderr
     assert "is not FILE.py:NAME" in trainpace(folder, "resnet50", code=2).stderr

@@ -17,7 +17,7 @@ from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import WhatIfRequest
 from trainpace.web.app import application
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
-from trainpace.web.render import Templates
+from trainpace.web.render import render
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_built_in_models_are_read_once_and_never_traced(tmp_path, monkeypatch):
     monkeypatch.setattr("trainpace.trace.workloads.started_isolated", lambda *_: pytest.fail("a model was traced"))
     models = Models(tmp_path / "no such folder")
     assert all(models.get(name) is models.get(name) for name in BUILT_IN)
-    assert {form for name in BUILT_IN for form in models.get(name).forms} == {"fp32", "amp", "half"}
+    assert {form for name in BUILT_IN for form in models.get(name).workload.forms} == {"fp32", "amp", "half"}
 
 
 def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):
@@ -83,12 +83,10 @@ def test_more_saved_models_than_are_listed_can_be_asked_for(client, tmp_path):
 
 
 def test_a_page_that_cannot_be_drawn_is_said_as_every_error(client, monkeypatch, capsys):
-    render = Templates.render
+    def failing(name, **values):
+        return 1 / 0 if name == "runs.html" else render(name, **values)
 
-    def failing(self, name, **values):
-        return 1 / 0 if name == "runs.html" else render(self, name, **values)
-
-    monkeypatch.setattr(Templates, "render", failing)
+    monkeypatch.setattr("trainpace.web.app.render", failing)
     answer = client.get("/runs")
     assert answer.status == 500
     assert "This page could not be made" in answer.text

@@ -12,7 +12,7 @@ from trainpace.hardware import Cluster, catalogue, find_device
 from trainpace.offers import snapshot
 from trainpace.outcome import STEP_PARTS
 from trainpace.schedule import Schedule
-from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest, run, sizes_around
+from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest, forecaster_of, run, sizes_around
 from trainpace.web.models import BUILT_IN
 from trainpace.web.whatif import page_of
 
@@ -29,7 +29,7 @@ questions = st.builds(
 def test_it_says_what_forecast_says():
     q = WhatIfRequest(batch=16, gpus=8, nodes=2, network=50.0, precision="bf16", zero=1, epochs=3.0, samples=10_000)
     device = find_device("H100")
-    found = page_of(run(q, stacked(), device, PRICE))
+    found = page_of(run(q, forecaster_of(stacked()), device, PRICE))
     cluster = Cluster(
         device=device, devices_per_node=8, nodes=2, network_gb_per_s_per_device=50 / 8, price_usd_per_device_hour=2.0
     )
@@ -48,15 +48,27 @@ def test_it_says_what_forecast_says():
 @settings(max_examples=60)
 @given(questions, st.sampled_from(GPUS), st.sampled_from([workload(), stacked()]))
 def test_no_question_stops_it(question, device, model):
-    found = page_of(run(question, model, device, PRICE))
+    found = page_of(run(question, forecaster_of(model), device, PRICE))
     assert found.verdict
     assert all(re.fullmatch(r"[^\n]+", line) for line in found.verdict)
     assert found.possible <= (not found.reason)
 
 
+def test_one_forecaster_answers_every_request_as_a_new_one_does():
+    shared = forecaster_of(stacked())
+    for q in (
+        WhatIfRequest(batch=16),
+        WhatIfRequest(batch=4, gpus=8, price=1.0),
+        WhatIfRequest(batch=16, precision="fp32"),
+    ):
+        for gpu in ("T4", "H100"):
+            alone = run(q, forecaster_of(stacked()), find_device(gpu), PRICE)
+            assert page_of(run(q, shared, find_device(gpu), PRICE)) == page_of(alone)
+
+
 def test_what_does_not_fit_says_so():
     q = WhatIfRequest(batch=65536, precision="fp32")
-    found = page_of(run(q, stacked(), find_device("T4"), None))
+    found = page_of(run(q, forecaster_of(stacked()), find_device("T4"), None))
     assert not found.possible
     assert found.verdict[0].startswith("Does not fit")
     assert found.forecast is not None

@@ -1,26 +1,197 @@
-"""The verbs as functions: what `trainpace.forecast(...)` and its like call."""
+"""The verbs of the command line as functions: same names, same options as keywords, same defaults; records as results.
 
-from trainpace.api.verbs import (
-    calibrate,
-    diagnose,
-    forecast,
-    gpus,
-    journal,
-    loader,
-    match,
-    measure,
-    offers,
-    plan,
-    precompute,
-    run,
-    schedule,
-    trace,
-    validate,
-    verify,
-    watch,
-)
+Misuse raises `TrainpaceError`, a ValueError whose text says what to try. Progress and notes go to stderr, as on the command
+line; nothing is printed to stdout. A model is a spec as in `trainpace forecast`, a `Workload`, or, for the verbs that
+forecast, a live `nn.Module` with `example` and `loss`.
+"""
 
-__all__ = [
-    "calibrate", "diagnose", "forecast", "gpus", "journal", "loader", "match", "measure", "offers", "plan",
-    "precompute", "run", "schedule", "trace", "validate", "verify", "watch",
-]  # fmt: skip
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from trainpace import verbs
+from trainpace.errors import TrainpaceError
+from trainpace.report import TerminalProgress
+from trainpace.verbs.request import Request, request_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainpace.diagnose import Diagnosis
+    from trainpace.hardware import Device
+    from trainpace.job import Answer
+    from trainpace.journal import Journal
+    from trainpace.ladder import LadderResult
+    from trainpace.machine import MachineProfile
+    from trainpace.offers import Offer, Ranking
+    from trainpace.plan import Plan
+    from trainpace.shards import Estimate, Precomputed
+    from trainpace.verbs.forecast import Forecasts
+    from trainpace.verbs.loader import MeasuredLoader
+    from trainpace.verbs.measure import MeasuredSweep
+    from trainpace.verbs.precompute import Verified
+    from trainpace.verbs.validate import ValidatedRuns
+    from trainpace.verify import Equivalence
+    from trainpace.watch import Recording
+    from trainpace.workload import Form, Workload
+
+    Model = str | os.PathLike[str] | Workload | nn.Module
+
+
+def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any) -> Workload:
+    """What one micro-batch of a model computes, for forecasts at any batch size. A spec is traced in a process of its own.
+
+    A live `nn.Module` is traced here, without its weights, and stays as it is. It needs `example`, a batch of at least one sample
+    as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
+    out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
+    """
+    from trainpace.api.live import request_about
+    from trainpace.verbs import training
+
+    return training.workload_of(request_about(training.TraceRequest, model, options, forms), TerminalProgress(), forms)
+
+
+def forecast(model: Model, **options: Any) -> Forecasts:
+    """Step time, memory and cost of a model on GPUs you don't have: a forecast for each `gpu` and `batch`.
+
+    trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
+    """
+    return _run_about(verbs.forecast.ForecastRequest, model, options)
+
+
+def match(model: Model, **options: Any) -> Ranking:
+    """Servers ranked by what the whole training costs or how long it takes.
+
+    trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
+    """
+    return _run_about(verbs.match.MatchRequest, model, options).ranking
+
+
+def plan(model: Model, **options: Any) -> Plan:
+    """What to change about a training, in which order, and what each change saves of the whole job.
+
+    trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
+    """
+    return _run_about(verbs.plan.PlanRequest, model, options).plan
+
+
+def measure(model: str, **options: Any) -> MeasuredSweep:
+    """Real steps of a model on this machine over batch sizes, each probe in a process of its own, and kept in the journal.
+
+    trainpace.measure("train.py:task", batch=[8, 16, 32]).to_pandas()
+    """
+    from trainpace.journal import program_command
+
+    request = request_of(verbs.measure.MeasureRequest, {"model": _spec_only(model), **options})
+    return verbs.measure.run(replace(request, command=program_command()), TerminalProgress())
+
+
+def schedule(**options: Any) -> Answer:
+    """Steps, hours and dollars of a training run, or whichever number is missing.
+
+    trainpace.schedule(samples=1_281_167, epochs=90, global_batch=256, deadline="24h").step_time_s
+    """
+    return _answer(request_of(verbs.schedule.ScheduleRequest, options)).answer
+
+
+def watch(command: str | Sequence[str], **options: Any) -> Recording:
+    """Run an unchanged training script and record where its steps' time goes.
+
+    trainpace.watch("python train.py --epochs 1").ranks[0]
+    """
+    return _answer(request_of(verbs.watch.WatchRequest, {"command": _words(command), **options})).recording
+
+
+def diagnose(command: str | Sequence[str] | os.PathLike[str], **options: Any) -> Diagnosis:
+    """What slows a training script down, proved by taking one cause after another away; or of a recording's folder, unproved."""
+    is_folder = isinstance(command, str | os.PathLike) and os.path.isdir(command)
+    words = (str(command),) if is_folder else _words(command)
+    return _answer(request_of(verbs.diagnose.DiagnoseRequest, {"command": words, **options})).diagnosis
+
+
+def loader(target: str, **options: Any) -> MeasuredLoader:
+    """A DataLoader measured alone: samples/s over workers, what a sample costs, and the settings for this machine.
+
+    trainpace.loader("train.py:make_dataset", batch=64).advice
+    """
+    return _answer(request_of(verbs.loader.LoaderRequest, {"target": target, **options}))
+
+
+def precompute(target: str | None = None, **options: Any) -> Precomputed | Estimate | Verified:
+    """Compute a dataset's samples once, in parallel processes, into Parquet shards that `ShardDataset` reads back.
+
+    trainpace.precompute("faces.py:Faces", out="shards").samples
+
+    With `estimate=True` an `Estimate` of what that costs and saves; with `verify=True` which shards are damaged, as `Verified`.
+    """
+    return _answer(request_of(verbs.precompute.PrecomputeRequest, {"target": target, **options}))
+
+
+def calibrate(**options: Any) -> MachineProfile:
+    """Measure what this machine's CPU can do, for a minute, and keep it for forecasts."""
+    return _answer(request_of(verbs.calibrate.CalibrateRequest, options))
+
+
+def verify(model: str, **options: Any) -> Equivalence:
+    """Do accumulation, ranks and one big batch give the same training? The largest difference, and its cause."""
+    return _answer(request_of(verbs.verify.VerifyRequest, {"model": _spec_only(model), **options}))
+
+
+def validate(runs: str | os.PathLike[str], **options: Any) -> ValidatedRuns:
+    """Forecast measured runs, of a CSV or Parquet file, under their own conditions, and compare.
+
+    trainpace.validate("runs.csv").overall.median
+    """
+    return _answer(request_of(verbs.validate.ValidateRequest, {"runs": runs, **options}))
+
+
+def run(ladder: str | os.PathLike[str], **options: Any) -> LadderResult:
+    """Carry a ladder or a plan out rung by rung: forecast, measure, keep what helps, undo what does not."""
+    return _answer(request_of(verbs.run.RunRequest, {"ladder": ladder, **options}))
+
+
+def offers(**options: Any) -> list[Offer]:
+    """Servers on offer, with their prices."""
+    return list(_answer(request_of(verbs.offers.OffersRequest, options)).offers)
+
+
+def gpus(hardware: str | None = None) -> list[Device]:
+    """The hardware catalogue, each figure with its source; before it the devices of a file of one's own."""
+    return list(_answer(request_of(verbs.gpus.GpusRequest, {"hardware": hardware})))
+
+
+def journal(where: str | None = None, create: bool = True) -> Journal:
+    """The journal at a path or URL, by default the user's own, to be used in a ``with`` block."""
+    from trainpace.journal import Journal
+
+    return Journal.open(where, create)
+
+
+def _run_about(kind: type[Request], model: object, options: dict[str, Any]) -> Any:
+    """The answer about a model, which may be a live one."""
+    from trainpace.api.live import request_about
+
+    return _answer(request_about(kind, model, options))
+
+
+def _answer(request: Request) -> Any:
+    return importlib.import_module(type(request).__module__).run(request, TerminalProgress())
+
+
+def _spec_only(model: object) -> str:
+    if not isinstance(model, str):
+        raise TrainpaceError(
+            f"a {type(model).__name__} cannot go to a process of its own.",
+            "Name the model: FILE.py:FUNCTION, or as in forecast.",
+        )
+    return model
+
+
+def _words(command: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(shlex.split(command)) if isinstance(command, str) else tuple(map(str, command))

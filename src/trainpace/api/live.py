@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.verbs.request import request_of
-from trainpace.verbs.traced import TracedRequest
-from trainpace.workload import Form, Variant, Workload
+from trainpace.verbs.training import TracedRequest
+from trainpace.workload import Form
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,22 +34,16 @@ def request_about(kind: type[R], model: object, options: Mapping[str, Any], form
     options = {name: value for name, value in options.items() if name not in given}
     if is_live(model):
         request = request_of(kind, {"model": type(model).__name__, **options})
-        return replace(request, model=live_workload(model, given, forms or request.forms, request.variant))
+        for what in ("sequence_length", "image_size"):
+            if getattr(request, what) is not None:
+                raise TrainpaceError(f"the {what} of a live model is its example's.", f"Leave {what} out.")
+        from trainpace.trace import trace_task
+
+        task = _task(model, given["example"], given["loss"], given["task_optimizer"], request.variant.mode)
+        return replace(request, model=trace_task(task, forms or request.forms, request.variant))
     if any(value is not None for value in given.values()):
         raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
     return request_of(kind, {"model": model, **options})
-
-
-def live_workload(model: nn.Module, given: dict[str, Any], forms: Sequence[Form], variant: Variant) -> Workload:
-    """Trace a live model. `given`: example, loss, task_optimizer. Raises TrainpaceError for what is missing."""
-    for what in ("sequence_length", "image_size"):
-        if getattr(variant, what) is not None:
-            raise TrainpaceError(f"the {what} of a live model is its example's.", f"Leave {what} out.")
-    from trainpace.trace import trace_task
-
-    return trace_task(
-        _task(model, given["example"], given["loss"], given["task_optimizer"], variant.mode), forms, variant
-    )
 
 
 def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) -> Task:

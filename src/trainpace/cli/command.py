@@ -5,74 +5,59 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, get_type_hints
 
 import click
 
+from trainpace import report
 from trainpace.errors import TrainpaceError
-from trainpace.verbs.request import Argument, AskedField, Field, Misuse, Request, fields_of
+from trainpace.records import write_whole
+from trainpace.verbs.request import Argument, Field, Misuse, Request, ResolvedField, Unit, fields_of
+from trainpace.verbs.units import NEW_FILE
 
-if TYPE_CHECKING:
-    from trainpace.report import Picture
+
+def _picture(path: str) -> str:
+    report.check_suffix(NEW_FILE.parse(path))
+    return path
 
 
 class View(Request):
-    """How an answer is shown."""
-
     json: Annotated[bool, Field("Print JSON.")] = False
 
 
 class PicturedView(Request):
-    """How an answer is shown that has charts."""
-
-    html: Annotated[str | None, Field("Save the answer as a page: one file, charts included.", metavar="FILE.html")] = (
-        None
-    )
+    html: Annotated[
+        str | None, Field("Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html")
+    ] = None
     figure: Annotated[
         str | None,
         Field("Save the charts as pictures (.png, .svg, .pdf): the first as FILE, others beside it with their title.",
-              metavar="FILE"),
+              Unit("picture", _picture), metavar="FILE"),
     ] = None  # fmt: skip
     json: Annotated[bool, Field("Print JSON.")] = False
 
 
-R = TypeVar("R", bound=Request)
-V = TypeVar("V", bound=Request)
-Answer = Callable[[R, V], int]
+def command_of(function: Callable[[Any, Any], int]) -> click.Command:
+    """A command of a function of (request, view), giving the exit code: its types are the options, its docstring the help."""
+    hints = get_type_hints(function)
+    kinds: tuple[type[Request], ...] = (hints["request"], hints["view"])
 
+    def answered(**values: Any) -> int:
+        try:
+            return function(*(kind(**{name: values[name] for name in fields_of(kind)}) for kind in kinds))
+        except TrainpaceError as error:
+            error.message, error.hint = (in_options(text, *kinds) for text in (error.message, error.hint))
+            if isinstance(error, Misuse):
+                error.hint = f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
+            raise
 
-def command(
-    request: type[R], view: type[V], name: str = "", group: click.Group | None = None, **settings: Any
-) -> Callable[[Answer[R, V]], click.Command]:
-    """Make a command of a function of (request, view) that gives the exit code; its docstring is the help."""
-
-    def made(function: Answer[R, V]) -> click.Command:
-        def answered(**values: Any) -> int:
-            try:
-                return function(_made(request, values), _made(view, values))
-            except TrainpaceError as error:
-                error.message, error.hint = (in_options(text, request, view) for text in (error.message, error.hint))
-                if isinstance(error, Misuse):
-                    error.hint = f"{error.hint} See {click.get_current_context().command_path} --help.".strip()
-                raise
-
-        parameters = [_parameter(field) for kind in (request, view) for field in fields_of(kind).values()]
-        for parameter in parameters:
-            if isinstance(parameter, click.Option) and parameter.help:
-                parameter.help = in_options(parameter.help, request, view)
-        done = click.Command(
-            name or function.__name__.strip("_"), params=parameters, callback=answered, help=function.__doc__,
-            context_settings=settings,
-        )  # fmt: skip
-        if group is not None:
-            group.add_command(done)
-        return done
-
-    return made
-
-
-def _made(kind: type[Request], values: dict[str, Any]) -> Any:
-    return kind(**{name: values[name] for name in fields_of(kind)})
+    fields = [field for kind in kinds for field in fields_of(kind).values()]
+    takes_rest = any(isinstance(field.about, Argument) and field.about.rest for field in fields)
+    return click.Command(
+        function.__name__.strip("_"), params=[_parameter(field, kinds) for field in fields], callback=answered,
+        help=function.__doc__,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False} if takes_rest else None,
+    )  # fmt: skip
 
 
 def in_options(text: str, *kinds: type[Request]) -> str:
@@ -95,42 +80,21 @@ def typed_words() -> list[str]:
 
 
 def echo_json(value: Any) -> None:
-    """Print JSON for a program to read."""
     click.echo(json.dumps(value, indent=1, allow_nan=False))
-
-
-def check_pictures(view: PicturedView) -> None:
-    """Before any work: is there a folder to write into, and a kind of picture to write?"""
-    from trainpace.verbs.places import check_writable
-
-    for file in (view.html, view.figure):
-        if file:
-            check_writable(file)
-    if view.figure:
-        from trainpace.report import check_suffix
-
-        check_suffix(view.figure)
 
 
 def save_pictures(view: PicturedView, page: Callable[[], str], pictures: Callable[[], Any]) -> None:
     """Save the page and the pictures that were asked for; both are made only then."""
     if view.html:
-        from trainpace.records import write_whole
-
         write_whole(view.html, page())
         click.echo(f"Page: {view.html}", err=True)
     if view.figure:
-        from trainpace.report import save_figures
-
-        drawn: list[Picture] = pictures()
-        for file in save_figures(drawn, view.figure):
+        for file in report.save_figures(pictures(), view.figure):
             click.echo(f"Picture: {file}", err=True)
 
 
 class _Value(click.ParamType):
-    """One value of a field."""
-
-    def __init__(self, field: AskedField) -> None:
+    def __init__(self, field: ResolvedField) -> None:
         self._field = field
         plain = {int: "integer", float: "float"}.get(field.kind, "text")
         self.name = field.about.unit.name if field.about.unit else plain
@@ -145,9 +109,7 @@ class _Value(click.ParamType):
 
 
 class _Choice(click.Choice):
-    """One of a field's values, which may be numbers."""
-
-    def __init__(self, field: AskedField) -> None:
+    def __init__(self, field: ResolvedField) -> None:
         super().__init__(field.choices)
         self._field = field
 
@@ -155,7 +117,7 @@ class _Choice(click.Choice):
         return self._field.read_one(super().convert(str(value), param, ctx))
 
 
-def _parameter(field: AskedField) -> click.Parameter:
+def _parameter(field: ResolvedField, kinds: tuple[type[Request], ...]) -> click.Parameter:
     about = field.about
     kind: click.ParamType = _Choice(field) if field.choices else _Value(field)
     more: dict[str, Any] = {"type": kind, "required": field.required, "metavar": about.metavar}
@@ -165,12 +127,11 @@ def _parameter(field: AskedField) -> click.Parameter:
         elif not field.required:
             more["default"] = field.default
         return click.Argument([field.name], **more)
-    names = [field.name, f"--{field.option}"]
+    names, help_text = [field.name, f"--{field.option}"], in_options(about.help, *kinds)
     if field.is_flag:
-        return click.Option(names, is_flag=True, default=bool(field.default), help=about.help)
+        return click.Option(names, is_flag=True, default=bool(field.default), help=help_text)
     if not field.required:  # a default in a unit is shown as it is written, and read like any other text
         more["default"] = field.default_text if about.unit and field.default_text else field.default
     if about.alone is not None:
         more |= {"is_flag": False, "flag_value": about.alone}
-    shown = bool(field.default_text)
-    return click.Option(names, multiple=field.several, help=about.help, show_default=shown, **more)
+    return click.Option(names, multiple=field.several, help=help_text, show_default=bool(field.default_text), **more)

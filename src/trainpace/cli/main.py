@@ -7,8 +7,15 @@ import sys
 
 import click
 
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.report import never_fail_to_encode
 from trainpace.verbs import SUMMARIES as VERBS
 
+MODULES = {
+    "forecasting": ("forecast", "match", "offers", "gpus", "plan", "validate", "schedule"),
+    "keeping": ("journal", "serve"),
+}
+"""Where the commands are; the others are in `measuring`."""
 GARBAGE_EVERY = 100_000
 """New objects between looks for garbage. Imports make hardly any, and Python's 700 cost a command a tenth of its time."""
 
@@ -22,15 +29,16 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"trainpace.cli.{cmd_name}"), cmd_name)
-        return command
+        from trainpace.cli.command import command_of
+
+        home = next((module for module, verbs in MODULES.items() if cmd_name in verbs), "measuring")
+        command = getattr(importlib.import_module(f"trainpace.cli.{home}"), cmd_name)
+        return command if isinstance(command, click.Group) else command_of(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from trainpace.errors import UnknownName
-
             raise UnknownName("verb", args[0], VERBS, "See trainpace --help.")
         return super().resolve_command(ctx, args)
 
@@ -49,10 +57,6 @@ def _cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit."""
-    from trainpace.errors import TrainpaceError
-    from trainpace.report import never_fail_to_encode
-
     never_fail_to_encode()
     gc.set_threshold(GARBAGE_EVERY)
     try:

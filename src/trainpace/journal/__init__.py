@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         new_id,
         now_utc,
         printable,
+        probe_of,
         utc_text,
     )
     from trainpace.journal.exchange import export

@@ -22,18 +22,14 @@ from trainpace.launch import FailedTrial, TrialResult
 ROUNDS = 2
 """How often the kept setup and the new one are measured in turn where the first trials are too close to tell."""
 BASELINE = "baseline"
-TO_BE_MADE = "(shards that are not made yet)"
 
 ForecastSetups = Callable[[Sequence[Setup], Sequence[MeasuredCompute]], list[StepForecast]]
 """Forecasts of setups, from what was measured before."""
 
 
 class ClimbActions(NamedTuple):
-    """What a climb asks the rest of the program to do.
-
-    `try_it` (setup, seed, name) runs a trial; `precompute` (FILE.py:NAME) gives the folder of its shards; `keep` stores the
-    state, `journal` a trial.
-    """
+    """What a climb asks the rest of the program to do. `try_it` (setup, seed, name) runs a trial; `precompute` (FILE.py:NAME)
+    gives the folder of its shards; `keep` stores the state, `journal` a trial."""
 
     try_it: Callable[[Setup, int, str], TrialResult | FailedTrial]
     forecast: ForecastSetups
@@ -46,10 +42,8 @@ class ClimbActions(NamedTuple):
 def climb(
     ladder: Ladder, actions: ClimbActions, before: LadderResult | None = None, stop_early: bool = False
 ) -> LadderResult:
-    """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again.
-
-    Raises UserCodeError where the baseline itself cannot be measured: nothing could be compared with it.
-    """
+    """Try all rungs; `before` is an earlier climb, of which rungs that would be measured alike are not measured again. Raises
+    UserCodeError where the baseline itself cannot be measured: nothing could be compared with it."""
     return _Climb(ladder, actions, before).run(stop_early)
 
 
@@ -65,7 +59,7 @@ def preview(ladder: Ladder, actions: ClimbActions) -> list[RungPreview]:
     kept = ladder.start
     previews = [RungPreview(BASELINE, [Attempt(setup=kept, foreseen=actions.forecast([kept], [])[0])])]
     for rung in ladder.rungs:
-        attempts = _alternatives(rung, kept, ladder, TO_BE_MADE, actions.forecast, [])
+        attempts = _alternatives(rung, kept, ladder, "(shards that are not made yet)", actions.forecast, [])
         previews.append(RungPreview(rung.title, attempts))
         possible = [attempt for attempt in attempts if not attempt.failure]
         if possible:
@@ -83,20 +77,20 @@ class _Climb:
         self._measured: list[MeasuredCompute] = []
 
     def run(self, stop_early: bool) -> LadderResult:
-        climbed = self._baseline()
-        self._learn(climbed.baseline)
+        results = self._baseline()
+        self._learn(results.baseline)
         for rung in self._ladder.rungs:
-            result = self._rung(rung, climbed)
+            result = self._rung(rung, results)
             self._learn(result)
-            climbed = replace(climbed, rungs=(*climbed.rungs, result))
-            self._actions.keep(climbed)
+            results = replace(results, rungs=(*results.rungs, result))
+            self._actions.keep(results)
             self._actions.tell(f"{rung.title}: {'kept' if result.kept else 'undone'}, {result.reason}")
             if stop_early and not result.kept:
-                climbed = replace(climbed, stopped=f"stopped after {rung.title!r}, which did not help")
+                results = replace(results, stopped=f"stopped after {rung.title!r}, which did not help")
                 break
-        climbed = replace(climbed, finished=not climbed.stopped)
-        self._actions.keep(climbed)
-        return climbed
+        results = replace(results, finished=not results.stopped)
+        self._actions.keep(results)
+        return results
 
     def _baseline(self) -> LadderResult:
         """Measured twice, with two seeds: how far apart its own loss curves are."""
@@ -121,12 +115,12 @@ class _Climb:
             title=BASELINE, key=key, tried=(tried,), chosen=0, kept=True, reason="", base_ms=measured.medians_ms,
             seconds=time.monotonic() - begin,
         )  # fmt: skip
-        climbed = LadderResult(ladder=self._ladder, baseline=result, loss_spread=spread)
-        self._actions.keep(climbed)
-        return climbed
+        results = LadderResult(ladder=self._ladder, baseline=result, loss_spread=spread)
+        self._actions.keep(results)
+        return results
 
-    def _rung(self, rung: Rung, climbed: LadderResult) -> RungResult:
-        kept, measured_before = climbed.kept
+    def _rung(self, rung: Rung, results: LadderResult) -> RungResult:
+        kept, measured_before = results.kept
         key = self._key([kept], rung)
         if key in self._done:
             self._actions.tell(f"{rung.title}: measured before")
@@ -149,7 +143,7 @@ class _Climb:
             return replace(result, tried=tuple(tried), reason=reason, seconds=time.monotonic() - begin)
         chosen = min(measured, key=lambda row: row[1].median_ms)[0]
         tried[chosen], base_ms, gain = self._gain(rung, kept, measured_before, tried[chosen])
-        check = self._losses(climbed, tried[chosen])
+        check = self._losses(results, tried[chosen])
         keep, reason = judged(gain, check)
         return replace(
             result, tried=tuple(tried), chosen=chosen, kept=keep, reason=reason, base_ms=base_ms, gain=gain, losses=check,
@@ -157,7 +151,6 @@ class _Climb:
         )  # fmt: skip
 
     def _tried(self, rung: Rung, kept: Setup, shards: str) -> list[Attempt]:
-        """Every alternative once: all forecasts first, then the trials."""
         attempts = _alternatives(rung, kept, self._ladder, shards, self._actions.forecast, self._measured)
         for i, attempt in enumerate(attempts):
             if attempt.failure:
@@ -178,9 +171,8 @@ class _Climb:
         old_ms, new_ms = [before.median_ms], list(new.measured.medians_ms)
         gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         if not gain.clear:
-            self._actions.tell(
-                f"{rung.title}: {gain.ratio:.2f}x is within the noise of one trial, so both are tried again"
-            )
+            noise = "is within the noise of one trial, so both are tried again"
+            self._actions.tell(f"{rung.title}: {gain.ratio:.2f}x {noise}")
             old_ms = []
             for turn in range(ROUNDS):
                 for setup, times in ((kept, old_ms), (new.setup, new_ms)):
@@ -191,13 +183,13 @@ class _Climb:
             gain = gain_of(_per_sample(old_ms, kept), _per_sample(new_ms, new.setup))
         return replace(new, measured=replace(new.measured, medians_ms=tuple(new_ms))), tuple(old_ms), gain
 
-    def _losses(self, climbed: LadderResult, new: Attempt) -> LossCheck:
+    def _losses(self, results: LadderResult, new: Attempt) -> LossCheck:
         assert new.measured is not None
         if new.setup.execution.global_batch != self._ladder.start.execution.global_batch:
             return LossCheck(verdict="not compared", reason="another global batch")
-        if not new.measured.losses or not climbed.start.losses:
+        if not new.measured.losses or not results.start.losses:
             return LossCheck(verdict="not compared", reason="no losses were seen")
-        return compare(climbed.start.losses, new.measured.losses, self._ladder.loss_tolerance, climbed.loss_spread)
+        return compare(results.start.losses, new.measured.losses, self._ladder.loss_tolerance, results.loss_spread)
 
     def _learn(self, result: RungResult) -> None:
         for attempt in result.tried:
@@ -225,7 +217,7 @@ def _alternatives(
         try:
             setup = changed(kept, values | ({"shards": shards} if rung.precompute else {}), ladder.allow_global_batch)
             if ladder.script is not None:
-                changed_files(ladder.script, ladder.start, setup)  # which says what no file takes
+                changed_files(ladder, setup)  # which says what no file takes
             setups.append(setup)
         except TrainpaceError as error:
             setups.append(str(error))
@@ -252,7 +244,6 @@ def make_shards(target: str, folder: Path, workers: int, tell: Callable[[str], N
 
 
 def file_name(title: str, number: int) -> str:
-    """The name of a folder for the trial of a rung's alternative."""
     return f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')[:40]}-{number}"
 
 

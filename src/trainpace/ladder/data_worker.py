@@ -27,31 +27,18 @@ def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bo
     """The loader's cost for each batch size. `workers`: time sending a batch from a worker as well."""
     target = load_target(task, batch_sizes[0])
     if shards is not None:
-        return _of_shards(target, shards, batch_sizes, workers)
+        return _costs_of_shards(target, shards, batch_sizes, workers)
     indices, first_ms = first_pass(target, choose(target.length, seed), SECONDS)
     sample = sample_cost(target, indices, first_ms, passes=1)
-    return [_whole(target, sample.wall_ms, sample.cpu_ms, indices, size, workers) for size in batch_sizes]
+    return [loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, False, workers) for size in batch_sizes]
 
 
-def _whole(
-    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], size: int, workers: bool
-) -> LoaderCost:
-    if workers:
-        return loader_cost(target, wall_ms, cpu_ms, indices, size, False)
-    samples = [target.sample(indices[i % len(indices)]) for i in range(size)]
-    times = []
-    for _ in range(PASSES):
-        start = time.perf_counter()
-        target.collated(samples)
-        times.append(1e3 * (time.perf_counter() - start))
-    return LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=median(times), batch_size=size)
-
-
-def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
+def _costs_of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
     """The cost of reading shards: a batch at a time, collated as it is copied, with the part of the dataset that stays online."""
     from trainpace.shards import ShardDataset
 
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
+    target = target._replace(dataset=data, length=len(data))
     measured = []
     for size in batch_sizes:
         positions = [(17 * i) % len(data) for i in range(size)]
@@ -59,11 +46,8 @@ def _of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], wo
         with one_thread():
             spent = [_timed(data, positions) for _ in range(PASSES)]
         wall_ms, cpu_ms = (median(column) / size for column in zip(*spent, strict=True))
-        cost = LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=0.0, batch_size=size)
-        if workers:
-            sent = loader_cost(target._replace(dataset=data, length=len(data)), wall_ms, cpu_ms, positions, size, False)
-            cost = msgspec.structs.replace(cost, send_ms=sent.send_ms, handover_ms=sent.handover_ms)
-        measured.append(cost)
+        cost = loader_cost(target, wall_ms, cpu_ms, positions, size, False, workers)
+        measured.append(msgspec.structs.replace(cost, collate_ms=0.0))
     return measured
 
 
@@ -73,9 +57,5 @@ def _timed(data: Any, positions: list[int]) -> tuple[float, float]:
     return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
 
 
-def _work(request: dict[str, Any]) -> str:
-    return msgspec.json.encode(costs(**request)).decode()
-
-
 if __name__ == "__main__":
-    serve(_work)
+    serve(lambda request: msgspec.json.encode(costs(**request)).decode())

@@ -42,11 +42,9 @@ def rank_threads(setup: Setup) -> int:
 
 
 class LadderForecasts:
-    """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores.
-
-    `between_nodes` gives the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine.
-    `folder` keeps profiles for several ranks, so that a ladder taken up again does not measure them twice.
-    """
+    """Forecasts for setups of one task on this machine. `whole` gives the profile of the machine with all its cores,
+    `between_nodes` the links of hosts where `trainpace calibrate --hosts` has timed them; nodes are as this machine. `folder`
+    keeps profiles for several ranks, so that a ladder taken up again does not measure them twice."""
 
     def __init__(
         self, folder: Path, device: str, whole: Callable[[], MachineProfile], tell: Tell, timeout_s: float,
@@ -59,7 +57,6 @@ class LadderForecasts:
         self._links: dict[int, HostLinks] = {}
 
     def forecast(self, setups: Sequence[Setup], measured: Sequence[MeasuredCompute]) -> list[StepForecast]:
-        """One forecast for each setup; where there is none, it has a reason."""
         try:
             self._measure_costs(setups)
         except TrainpaceError as error:
@@ -85,8 +82,7 @@ class LadderForecasts:
             return StepForecast(reason=error.message)
 
     def _forecast(self, setup: Setup) -> Forecast:
-        e = setup.execution
-        workload = self._workload(setup)
+        e, workload = setup.execution, self._workload(setup)
         between = self._between_nodes() if e.nnodes > 1 and self._device == "cpu" else None
         if e.nnodes > 1 and between is None:
             raise TrainpaceError("the links between the nodes are not known here.")

@@ -12,31 +12,25 @@ from trainpace.errors import Contradiction, TrainpaceError, UnknownName, Unreada
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
 from trainpace.ladder.rungs import EXECUTION_KEYS, KEYS, Ladder, Rung, Script, Setup, changed
-from trainpace.ladder.script import present
+from trainpace.ladder.script import SCRIPT_STEPS, present
 from trainpace.launch import LoaderSettings, SlurmOptions
 from trainpace.plan import Change, DataPath, Plan
 from trainpace.records import from_json, read_bytes
 from trainpace.schedule import Schedule
 
-TOP_KEYS = (
-    "task", "command", "config", "price_usd_per_hour", "loss_tolerance", "seconds", "steps", "warmup_steps", "seed", "device",
-    "allow_global_batch", "start", "rung", "job", "slurm",
-)  # fmt: skip
+OTHER_FIELDS = ("rungs", "script", "conditions")
+TOP_KEYS = ("task", "command", "config", "rung", *(k for k in Ladder.__struct_fields__ if k not in OTHER_FIELDS))
 CONDITION_KEYS = tuple(
     name for name in JobConditions.__struct_fields__ if name not in ("price_usd_per_device_hour", "stated")
 )
 JOB_KEYS = (*Schedule.__struct_fields__, *CONDITION_KEYS)
 OF_A_PLAN = tuple(k for k in EXECUTION_KEYS if k not in ("accumulation", "optimizer"))
 """What a plan's changes are told by. Accumulation follows from the rest, and the optimizer stays."""
-SCRIPT_STEPS = 30
 
 
 def read_ladder(path: Path, task: str | None = None, precompute: str = "", script: Script | None = None) -> Ladder:
     """The ladder that a file holds. `task` and `script` go before the file's own; `precompute` names the dataset of a plan's
-    shards.
-
-    Raises UnreadableInput, UnknownName or TrainpaceError, in one sentence that names the file.
-    """
+    shards. Errors name the file."""
     text = read_bytes(path)
     if path.suffix == ".toml":
         return _from_toml(text, path, task, script)

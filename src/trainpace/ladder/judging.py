@@ -43,7 +43,6 @@ class Gain(Record):
 
     @property
     def faster(self) -> bool:
-        """Whether it is faster beyond the noise."""
         return self.low > 1
 
     @property
@@ -53,11 +52,9 @@ class Gain(Record):
 
 
 def gain_of(old_ms: Sequence[float], new_ms: Sequence[float]) -> Gain:
-    """The gain from the medians of trials, each in a process of its own, at least one of either setup.
-
-    With one trial of each the noise is taken to be `BETWEEN_PROCESSES`; with more it is pooled from their repeats, in logarithms,
-    and the difference of the means is judged by Student's t (Welch's would need more trials than a ladder has).
-    """
+    """The gain from the medians of trials, each in a process of its own. With one trial of each the noise is taken to be
+    `BETWEEN_PROCESSES`; with more it is pooled from their repeats, in logarithms, and the difference of the means is judged by
+    Student's t (Welch's would need more trials than a ladder has)."""
     noise = noise_of({0: old_ms, 1: new_ms})
     logs = [statistics.fmean(math.log(v) for v in values) for values in (old_ms, new_ms)]
     each = 1 / len(old_ms) + 1 / len(new_ms)

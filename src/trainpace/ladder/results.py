@@ -20,7 +20,8 @@ _OUTCOMES = {"out of memory": "out_of_memory", "timed out": "timeout"}
 
 
 class Measured(Record):
-    """The trials of one setup. All but `medians_ms` are the first's; `compute_ms` is the median of steps less their wait."""
+    """The trials of one setup. All but `medians_ms` are the first's; `compute_ms` is the median of steps less their wait.
+    `noise_scale`: samples, low, high (90 %), steps; empty where it was not gathered."""
 
     medians_ms: tuple[float, ...]
     first_interval_ms: Interval
@@ -33,7 +34,6 @@ class Measured(Record):
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     noise_scale: dict[str, float] = msgspec.field(default_factory=dict)
-    """samples, low, high (90 %), steps; empty where it was not gathered."""
 
     @property
     def median_ms(self) -> float:
@@ -67,11 +67,9 @@ class Attempt(Record):
 
 
 class RungResult(Record):
-    """A rung that was tried. `chosen` counts in `tried`: the best alternative, None where none could be measured.
-
-    `key` is the same for what would be measured alike. `base_ms` is the kept setup beside it: its trials up to then.
-    `gain` is over that. `seconds` are what the rung took to try, `precompute_s` what its shards took once.
-    """
+    """A rung that was tried. `chosen` counts in `tried`: the best alternative, None where none could be measured. `key` is the
+    same for what would be measured alike. `base_ms` are the trials of the kept setup beside it, over which `gain` is. `seconds`
+    are what the rung took to try, `precompute_s` what its shards took once."""
 
     title: str
     key: str
@@ -95,6 +93,13 @@ class RungResult(Record):
     def best(self) -> Attempt | None:
         return None if self.chosen is None else self.tried[self.chosen]
 
+    @property
+    def setup_and_measured(self) -> tuple[Setup, Measured]:
+        """Of the best alternative, where one could be measured."""
+        assert self.best is not None
+        assert self.best.measured is not None
+        return self.best.setup, self.best.measured
+
 
 class LadderResult(Record):
     """The baseline and the rungs tried so far, in order. `loss_spread` is the baseline's own, over two seeds."""
@@ -108,18 +113,11 @@ class LadderResult(Record):
 
     @property
     def start(self) -> Measured:
-        best = self.baseline.best
-        assert best is not None
-        assert best.measured is not None
-        return best.measured
+        return self.baseline.setup_and_measured[1]
 
     @property
     def kept(self) -> tuple[Setup, Measured]:
-        """The setup after the last rung that helped, and its measurement."""
-        last = next((r for r in reversed(self.rungs) if r.kept), self.baseline)
-        assert last.best is not None
-        assert last.best.measured is not None
-        return last.best.setup, last.best.measured
+        return next((r for r in reversed(self.rungs) if r.kept), self.baseline).setup_and_measured
 
 
 def noise_scale_of(result: LadderResult) -> tuple[Setup, dict[str, float]] | None:

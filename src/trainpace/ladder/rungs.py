@@ -28,8 +28,7 @@ Changes = dict[str, Value | tuple[Value, ...]]
 
 EXECUTION_KEYS = tuple(name for name in Execution.__struct_fields__ if name != "engine")
 LOADER_KEYS = LoaderSettings.__struct_fields__
-OTHER_KEYS = ("engine", "threads", "global_batch")
-KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, *OTHER_KEYS)
+KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
 MOST_ALTERNATIVES = 16
 
@@ -52,8 +51,7 @@ class Setup(Record):
 
 
 class Script(Record):
-    """An unchanged script: the command that trains, and the settings files that it reads. Paths, and the command, are meant from
-    `folder`."""
+    """An unchanged script: the command that trains, and the settings files that it reads, both as seen from `folder`."""
 
     command: str
     configs: tuple[str, ...] = ()
@@ -62,9 +60,7 @@ class Script(Record):
 
 class Rung(Record):
     """One change to try. A tuple of values is a choice, of which the best is kept; several tuples are all their combinations.
-
-    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place.
-    """
+    `precompute` names a dataset, FILE.py:NAME, whose samples are made into shards first; they then take its place."""
 
     title: str
     changes: Changes
@@ -85,7 +81,6 @@ class Rung(Record):
             )
 
     def alternatives(self) -> tuple[dict[str, Value], ...]:
-        """The rung's changes in every combination, one value for each key."""
         choices = [v if isinstance(v, tuple) else (v,) for v in self.changes.values()]
         return tuple(dict(zip(self.changes, values, strict=True)) for values in itertools.product(*choices))
 
@@ -94,12 +89,9 @@ class Ladder(Record):
     """The setup to start from, the rungs to try in turn, and the whole job that they are for.
 
     `job` None: no hours and dollars of a whole job; `conditions`: what it does besides steps. `price_usd_per_hour` is for one
-    node. `loss_tolerance` is a share of the baseline's first loss (see `losses`). Each trial trains for about `seconds` after
-    `warmup_steps`; all have `seed`, but for the baseline's second trial, which has the next one. `slurm`: what a cluster
-    wants, where a rung has several nodes.
-
-    `steps`: a trial's after the warm-up, in place of `seconds`. `script`: what is trained, where it is no task; a task beside it
-    is the model for forecasts, "" for none.
+    node. `loss_tolerance` is a share of the baseline's first loss (see `judging`). Each trial trains for about `seconds`, or for
+    `steps`, after `warmup_steps`; all have `seed`, but for the baseline's second trial, which has the next one. `script`: what is
+    trained, where it is no task; a task beside it is the model for forecasts, "" for none.
     """
 
     start: Setup
@@ -144,11 +136,9 @@ class Ladder(Record):
 
 
 def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = False) -> Setup:
-    """`kept` with one alternative's values, at the same global batch unless a new one is allowed.
-
-    Where ranks or micro-batch change, accumulation makes up for it, then the micro-batch, which becomes the largest that
-    divides a rank's share; neither touches a value that `changes` gives. Raises Contradiction where no whole numbers do.
-    """
+    """`kept` with one alternative's values, at the same global batch unless a new one is allowed. Where ranks or micro-batch
+    change, accumulation makes up for it, then the micro-batch, which becomes the largest that divides a rank's share; neither
+    touches a value that `changes` gives. Raises Contradiction where no whole numbers do."""
     fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
     loader = _built(LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
     setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
@@ -176,36 +166,27 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
 
 def _at_global_batch(e: Execution, batch: int, given: dict[str, Value], allowed: bool) -> Execution:
     if "accumulation" in given and "micro_batch" in given:
-        return e  # all is said; the caller compares
-    share, rest = divmod(batch, e.data_parallel_size)
+        return e  # the caller compares
+    ranks = e.data_parallel_size
+    share, rest = divmod(batch, ranks)
+    whole = f"a global batch of {batch}" + (f" over {ranks} data-parallel ranks" if ranks > 1 else "")
     if rest:
-        if allowed:
-            return e
-        raise Contradiction(
-            f"a global batch of {batch} cannot be divided over {e.data_parallel_size} data-parallel ranks.",
-            "Choose ranks that divide it, or allow another with --allow-global-batch.",
-        )
-    if "accumulation" in given:
-        micro, rest = divmod(share, e.accumulation)
-        if rest or not micro:
-            if allowed:
-                return e
-            raise Contradiction(_no_fit(batch, e.data_parallel_size, "accumulation", e.accumulation))
-        return replace(e, micro_batch=micro)
-    accumulation, rest = divmod(share, e.micro_batch)
-    if not rest and accumulation:
-        return replace(e, accumulation=accumulation)
-    if "micro_batch" in given:
-        if allowed:
-            return replace(e, accumulation=max(1, accumulation))
-        raise Contradiction(_no_fit(batch, e.data_parallel_size, "a micro-batch of", e.micro_batch))
-    micro = max(m for m in range(1, min(e.micro_batch, share) + 1) if share % m == 0)
-    return replace(e, micro_batch=micro, accumulation=share // micro)
-
-
-def _no_fit(batch: int, ranks: int, what: str, value: int) -> str:
-    over = f" over {ranks} data-parallel ranks" if ranks > 1 else ""
-    return f"a global batch of {batch}{over} is {batch // ranks} samples a rank, which {what} {value} does not divide."
+        reason = f"a global batch of {batch} cannot be divided over {ranks} data-parallel ranks."
+    elif "accumulation" in given:
+        if share % e.accumulation == 0:
+            return replace(e, micro_batch=share // e.accumulation)
+        reason = f"{whole} is {share} samples a rank, which accumulation {e.accumulation} does not divide."
+    elif share % e.micro_batch == 0:
+        return replace(e, accumulation=share // e.micro_batch)
+    elif "micro_batch" in given:
+        reason = f"{whole} is {share} samples a rank, which a micro-batch of {e.micro_batch} does not divide."
+        e = replace(e, accumulation=max(1, share // e.micro_batch))
+    else:
+        micro_batch = max(size for size in range(1, min(e.micro_batch, share) + 1) if share % size == 0)
+        return replace(e, micro_batch=micro_batch, accumulation=share // micro_batch)
+    if not allowed:
+        raise Contradiction(reason, "Choose numbers that divide it, or allow another with --allow-global-batch.")
+    return e
 
 
 def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
@@ -221,12 +202,10 @@ def _built(kind: Any, old: Any, new: dict[str, Any]) -> Any:
 
 
 def words_of(setup: Setup) -> str:
-    """One line that says how a setup differs from the plainest."""
     e, loader = setup.execution, setup.loader
-    ranks = "" if e.world_size == 1 else f"{e.world_size} ranks"
     parts = [
         f"micro-batch {e.micro_batch} x {e.accumulation}" + (f" x {e.data_parallel_size}" if e.data_parallel_size > 1 else ""),
-        ranks, setup.engine or "", "" if e.precision == "fp32" else e.precision,
+        "" if e.world_size == 1 else f"{e.world_size} ranks", setup.engine or "", "" if e.precision == "fp32" else e.precision,
         f"ZeRO-{e.zero_stage}" if e.zero_stage else "", "offload" if e.offload_optimizer or e.offload_parameters else "",
         "" if e.activation_checkpointing == "none" else f"{e.activation_checkpointing} recomputation",
         "compile" if e.compile else "", "channels_last" if e.channels_last else "",

@@ -27,14 +27,14 @@ from trainpace.configs import (
 )
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.ladder.rungs import Script, Setup
-from trainpace.launch import FailedTrial, LoaderSettings, OnLine, ScriptTrial, TrialResult, run_script
+from trainpace.ladder.rungs import Ladder, Script, Setup
+from trainpace.launch import LoaderSettings, ScriptTrial
 from trainpace.records import make_folder, read_text, write_whole
 from trainpace.schedule import accumulation_for_global_batch
 
 COMMAND = "command.sh"
 """The name under which the command stands beside the files."""
-KEPT = "kept"
+SCRIPT_STEPS = 30
 
 
 class Present(NamedTuple):
@@ -71,16 +71,10 @@ def present(script: Script) -> Present:
     return Present(e, int(values.get("dataloader_workers", 0)), frozenset(values))
 
 
-class Prepared(NamedTuple):
-    """The command of a setup's trial, and how its files differ from the user's."""
-
-    trial: ScriptTrial
-    files: tuple[Written, ...]
-
-
-def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int) -> Prepared:
-    """Write changed copies of the settings files into `folder`. Raises TrainpaceError where no file takes a change."""
-    files = changed_files(script, start, setup)
+def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tuple[Written, ...]]:
+    """Write changed copies of the settings files into `folder`: (the trial on them, how they differ from the user's). Raises
+    TrainpaceError where no file takes a change."""
+    script, files = _script_of(ladder), changed_files(ladder, setup)
     folder, output = folder.absolute(), str(folder.absolute() / "output")
     copies = {file: str(folder / "configs" / name) for file, name in _names(script).items()}
     make_folder(folder / "configs")
@@ -97,42 +91,34 @@ def prepare(script: Script, start: Setup, setup: Setup, folder: Path, steps: int
     e = setup.execution
     trial = ScriptTrial(
         command=copied_command(split.words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
-        steps=steps, warmup_steps=warmup_steps, environment=split.environment | threads, world_size=e.world_size,
-        global_batch=e.global_batch,
+        steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
+        world_size=e.world_size, global_batch=e.global_batch,
     )  # fmt: skip
-    return Prepared(trial, files)
+    return trial, files
 
 
-def changed_files(script: Script, start: Setup, setup: Setup) -> tuple[Written, ...]:
+def changed_files(ladder: Ladder, setup: Setup) -> tuple[Written, ...]:
     """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
+    start = ladder.start
     if setup.loader != LoaderSettings(workers=setup.loader.workers) or setup.engine != start.engine:
         raise TrainpaceError("of a script's data and engine only the number of workers can be changed from outside.")
     if setup.execution.nnodes > 1:
         raise TrainpaceError("a script's trial runs on this machine; several nodes are for its own batch job.")
     workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
     changes = Changes(before=start.execution, after=setup.execution, workers=workers)
-    done = rewrite(_texts(script), changes)
+    done = rewrite(_texts(_script_of(ladder)), changes)
     if done.left:
         untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
         raise TrainpaceError(f"its settings files do not take {untaken}.")
     return done.files
 
 
-def try_script(
-    script: Script, start: Setup, setup: Setup, folder: Path, steps: int, warmup_steps: int, timeout_s: float,
-    on_line: OnLine | None = None,
-) -> TrialResult | FailedTrial:  # fmt: skip
-    """A trial of one setup."""
-    prepared = prepare(script, start, setup, folder, steps, warmup_steps)
-    return run_script(prepared.trial, folder, timeout_s, on_line)
-
-
-def keep_files(script: Script, start: Setup, setup: Setup, folder: Path) -> Path:
+def keep_files(ladder: Ladder, setup: Setup, folder: Path) -> Path:
     """Write the settings files of the setup that a climb ended with to FOLDER/kept, for the user to take over."""
-    kept = folder / KEPT
+    kept = folder / "kept"
     make_folder(kept)
-    names = _names(script)
-    for written in changed_files(script, start, setup):
+    names = _names(_script_of(ladder))
+    for written in changed_files(ladder, setup):
         write_whole(kept / names.get(written.file, "command.txt"), written.text)
     return kept
 
@@ -190,13 +176,17 @@ def started_by(trial: ScriptTrial) -> str:
     return shlex.join([*(["env", *words] if words else []), *trial.command])
 
 
+def _script_of(ladder: Ladder) -> Script:
+    assert ladder.script is not None
+    return ladder.script
+
+
 def _texts(script: Script) -> dict[str, str]:
     texts = {file: read_text(str(Path(script.folder, file))) for file in script.configs}
     return texts | ({COMMAND: script.command + "\n"} if has_settings(script.command) else {})
 
 
 def _names(script: Script) -> dict[str, str]:
-    """A name of its own for each copy."""
     plain = [Path(file).name for file in script.configs]
     return {
         file: name if plain.count(name) == 1 else f"{i}-{name}"

@@ -63,8 +63,6 @@ class MeasuredCompute(NamedTuple):
 
 
 class RankShare(NamedTuple):
-    """The cores and threads of one rank."""
-
     cores: float
     threads: float
 
@@ -132,7 +130,6 @@ def forecast_step(
 
 
 def _of_step(cost: LoaderCost | None, e: Execution) -> LoaderCost | None:
-    """The loader's cost of all micro-batches of a step."""
     if cost is None:
         return None
     share, n = e.micro_batch / cost.batch_size, e.accumulation

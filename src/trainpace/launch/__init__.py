@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.launch.job import Ended, Job, Launcher, OnLine
+    from trainpace.launch.job import Ended, Job, Launcher
     from trainpace.launch.processes import ThisMachine, Torchrun, file_name
     from trainpace.launch.script import ScriptTrial, run_script
     from trainpace.launch.slurm import Slurm

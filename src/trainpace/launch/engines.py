@@ -27,7 +27,6 @@ PRECISIONS: dict[Precision, Any] = {
     "fp16": "16-true",
 }  # fmt: skip
 """Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
-_SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """(model, batch) -> the mean loss of the batch."""
@@ -104,8 +103,8 @@ class FabricEngine:
         raise NotImplementedError
 
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        model, optimizer = self.fabric.setup(model, optimizer)
-        return model, optimizer
+        wrapped: tuple[Any, Any] = self.fabric.setup(model, optimizer)
+        return wrapped
 
     @property
     def loss_scale(self) -> float:
@@ -138,12 +137,10 @@ class Ddp(FabricEngine):
 
 
 class Fsdp2(FabricEngine):
-    """`fully_shard` through Fabric's ModelParallelStrategy: every repeated block is a unit, the rest another.
-
-    Gradients are sharded, so they are reduced after every micro-batch, as DeepSpeed's ZeRO does and as forecasts assume: to keep
-    them whole until the last one (no_sync) would take the memory that sharding is for. Under amp_bf16 FSDP2's own mixed precision
-    is used (parameters gathered in bf16, gradients reduced in fp32), not autocast: norms and softmax compute in bf16 too.
-    """
+    """`fully_shard` on every repeated block, and on the rest. Gradients are reduced after every micro-batch, as forecasts
+    assume: to keep them whole until the last one (no_sync) would take the memory that sharding is for. Under amp_bf16 FSDP2's
+    own mixed precision is used (parameters gathered in bf16, gradients reduced in fp32), so norms and softmax compute in bf16
+    too."""
 
     precisions = PRECISIONS | {"amp_bf16": "32-true"}
     skips_synchronisation = False
@@ -172,11 +169,8 @@ class Fsdp2(FabricEngine):
 
 
 class DeepSpeed(FabricEngine):
-    """ZeRO stages 0 to 3, with offload. It accumulates and scales by itself.
-
-    Fabric has DeepSpeed on GPUs only; on a CPU (DS_ACCELERATOR=cpu, gloo) a subclass leaves that check out, so that ZeRO can be
-    tried and tested where there is no GPU. The optimizer is the task's own, in Python; DeepSpeed's C++ ones are not compiled.
-    """
+    """ZeRO stages 0 to 3, with offload. It accumulates and scales by itself. The optimizer is the task's own, in Python;
+    DeepSpeed's C++ ones are not compiled."""
 
     skips_synchronisation = False
     scales_loss_itself = True
@@ -185,7 +179,7 @@ class DeepSpeed(FabricEngine):
         from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
 
         class OnCpu(DeepSpeedStrategy):
-            """Fabric's strategy without its check for CUDA devices and their indices (lightning 2.6)."""
+            """Fabric's strategy without its check for CUDA devices (lightning 2.6), so that ZeRO can be tried without a GPU."""
 
             def setup_environment(self) -> None:
                 # DeepSpeed asks a device for its index, which a CPU's has only if it is given one
@@ -222,10 +216,7 @@ ENGINES: dict[EngineName, Callable[[Trial, Any, Any], Engine]] = {
 
 
 def load_engine(trial: Trial) -> Callable[[Trial, Any, Any], Engine]:
-    """Import what the trial's engine needs, and return its class, which takes the trial, a model and its optimizer.
-
-    Raises TrainpaceError where the engine is not installed, with the command that installs it.
-    """
+    """Import what the trial's engine needs, and return its class. Raises TrainpaceError where a package is missing."""
     if trial.engine == "deepspeed" and trial.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     if trial.engine != "plain":
@@ -240,12 +231,12 @@ def load_engine(trial: Trial) -> Callable[[Trial, Any, Any], Engine]:
 
 
 def recompute_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Full activation checkpointing: everything but the input of each repeated block is computed again in the backward pass.
-
-    The model's own function switches it on (transformers, timm), else wrappers around its longest chain of alike blocks.
-    Returns notes: where the model has neither, nothing is recomputed, and a note says so.
-    """
-    for switch in _SWITCHES:  # transformers renamed it in 5.x
+    """Full activation checkpointing, by the model's own switch (transformers, timm), else by wrappers around its longest chain of
+    alike blocks. Returns notes: where the model has neither, nothing is recomputed, and a note says so."""
+    for switch in (
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+    ):  # transformers renamed it in 5.x
         if hasattr(model, switch):
             getattr(model, switch)({"use_reentrant": False})
             return ()
@@ -292,11 +283,8 @@ def _sharded(model: Any, trial: Trial) -> Any:
 
 def _deepspeed_config(e: Execution) -> dict[str, Any]:
     """DeepSpeed's configuration, but for the precision, which Fabric adds."""
-    zero: dict[str, Any] = {"stage": e.zero_stage}
-    if e.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if e.offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
+    offloads = {"offload_optimizer": e.offload_optimizer, "offload_param": e.offload_parameters}
+    zero = {"stage": e.zero_stage} | {name: {"device": "cpu"} for name, wanted in offloads.items() if wanted}
     return {
         "train_micro_batch_size_per_gpu": e.micro_batch,
         "gradient_accumulation_steps": e.accumulation,

@@ -1,7 +1,7 @@
 """The contract of every launcher: the job that is started, and how it ended."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -64,21 +64,22 @@ class Ended(Record):
 OnLine = Callable[[str], None]
 
 
-class Launcher(Protocol):
-    """Starts jobs. `text` is pure and says exactly what `run` starts."""
+class Launcher(Record):
+    """Starts jobs. `name` is what users call it: process, torchrun or slurm. `text` is pure and says just what `run` starts."""
 
-    @property
-    def name(self) -> str:
-        """The name that users give it: process, torchrun or slurm."""
+    name: ClassVar[str]
 
     def check(self) -> None:
         """Raise TrainpaceError with what to install, before anything starts, where this launcher is missing."""
 
-    def text(self, job: Job) -> str: ...
+    def text(self, job: Job) -> str:
+        raise NotImplementedError
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         """Start, follow the log line by line, and wait. Ctrl-C ends all its processes, then raises KeyboardInterrupt."""
+        raise NotImplementedError
 
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run as many at once as the launcher has room for; the ends come in the order of `jobs`. Slurm gets one array for each
-        shape. One that fails does not keep the others. Lines of jobs that run at the same time are mixed."""
+        """Run all, and return their ends in the order of `jobs`; one that fails does not keep the others. One after the other,
+        since jobs that share a machine slow each other down; Slurm runs as many at once as it has room for."""
+        return tuple(self.run(job, on_line) for job in jobs)

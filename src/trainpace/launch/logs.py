@@ -30,18 +30,13 @@ _AFTERMATH = re.compile(r"CANCELLED|task [\d,-]+: |Job step aborted|Terminating"
 
 
 class Follower:
-    """Tells `on_line` of a growing file's new whole lines at each call; the file may not be there yet."""
+    """Tells `on_line` of the new whole lines of a growing file at each call; the file may not be there yet."""
 
     def __init__(self, path: str | Path, on_line: OnLine | None = None) -> None:
-        self._path, self._on_line, self._read, self._rest = Path(path), on_line, 0, b""
+        self._path, self._on_line, self._read, self._rest = Path(path), on_line or (lambda _: None), 0, b""
 
     def tell(self, at_end: bool = False) -> None:
-        for line in self.new_lines(at_end):
-            if self._on_line is not None:
-                self._on_line(line)
-
-    def new_lines(self, at_end: bool = False) -> list[str]:
-        """Lines that ended since the last call; `at_end` also what is left without one. Of a line rewritten with carriage
+        """Tell lines that ended since the last call; `at_end` also what is left without one. Of a line rewritten with carriage
         returns (a progress bar), what it showed last."""
         try:
             with self._path.open("rb") as file:
@@ -53,7 +48,8 @@ class Follower:
         *lines, self._rest = (self._rest + new).split(b"\n")
         if at_end and self._rest:
             lines, self._rest = [*lines, self._rest], b""
-        return [line.decode(errors="replace").rstrip("\r").rpartition("\r")[2] for line in lines]
+        for line in lines:
+            self._on_line(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])
 
 
 def complains_of_a_peer(text: str) -> bool:
@@ -62,16 +58,12 @@ def complains_of_a_peer(text: str) -> bool:
 
 
 def tail_of(path: str | Path) -> str:
-    """The last lines of a log, "" where there is none."""
     return "\n".join(_lines(path)[-TAIL_LINES:])
 
 
 def first_error(path: str | Path) -> str:
-    """The line that most likely says why a job failed, "" where none does.
-
-    The first exception that is not torchrun's own report nor a rank's complaint that another has gone; else the first such
-    complaint; else what an interpreter, a shell or Slurm called an error.
-    """
+    """The line that most likely says why a job failed, "" where none does: the first exception that is not torchrun's own report
+    nor a rank's complaint that another has gone; else what an interpreter, a shell or Slurm called an error; else a complaint."""
     of_peers, stated, killed, in_traceback = "", "", "", False
     for line in (_RANK.sub("", line).rstrip() for line in _lines(path)):
         if line.startswith("Traceback (most recent call last)"):

@@ -13,10 +13,9 @@ from pathlib import Path
 import msgspec
 
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.launch.job import Ended, Job, OnLine, State
+from trainpace.launch.job import Ended, Job, Launcher, OnLine, State
 from trainpace.launch.logs import Follower, first_error, tail_of
 from trainpace.process import Child, ending_of, usable_cores
-from trainpace.records import Record
 from trainpace.units import format_duration
 
 POLL_S = 0.05
@@ -26,7 +25,7 @@ ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "1
 """The variables that torchrun would set. With one rank, port 0 means any that is free."""
 
 
-class OnThisMachine(Record):
+class OnThisMachine(Launcher):
     """What the launchers of this machine share. `threads_given`: OMP_NUM_THREADS stands in our own environment, so that the
     user has chosen it."""
 
@@ -39,11 +38,8 @@ class OnThisMachine(Record):
         raise NotImplementedError
 
     def environment(self, job: Job) -> dict[str, str]:
-        """The variables that are added to this process's environment: logs are written line by line, and a rank takes an even
-        share of the cores unless the user chose.
-
-        Without it each of n ranks on a machine would start a thread for every core; torchrun alone would give them one thread.
-        """
+        """The variables that are added to this process's environment. Unless the user chose, a rank takes an even share of the
+        cores: each would start a thread for every core, and under torchrun a single one."""
         added = {"PYTHONUNBUFFERED": "1"}
         if job.cpus_per_process is not None or not self.threads_given:
             added["OMP_NUM_THREADS"] = str(job.cpus_per_process or max(1, self.cores // job.nproc_per_node))
@@ -56,20 +52,11 @@ class OnThisMachine(Record):
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         return run_here(job, self.command(job), self.environment(job), on_line)
 
-    def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
-        """Run the jobs one after the other, since jobs that share a machine slow each other down."""
-        return tuple(self.run(job, on_line) for job in jobs)
-
 
 class ThisMachine(OnThisMachine):
     """The launcher of one plain process."""
 
-    @property
-    def name(self) -> str:
-        return "process"
-
-    def check(self) -> None:
-        return
+    name = "process"
 
     def command(self, job: Job) -> tuple[str, ...]:
         if job.world_size > 1:
@@ -85,9 +72,7 @@ class ThisMachine(OnThisMachine):
 class Torchrun(OnThisMachine):
     """The launcher of `nproc_per_node` ranks on this machine. Source of the options: torch.distributed.run's documentation."""
 
-    @property
-    def name(self) -> str:
-        return "torchrun"
+    name = "torchrun"
 
     def check(self) -> None:
         if importlib.util.find_spec("torch") is None:
@@ -109,12 +94,11 @@ def file_name(name: str) -> str:
 
 
 def log_of(job: Job) -> Path:
-    """The file that takes a job's output."""
     return Path(job.folder, file_name(job.name) + ".log")
 
 
 def prepare(job: Job) -> Path:
-    """Make the job's folder and its empty log, and remove the result of an earlier run, which must not pass for this one's."""
+    """Make the job's folder and its empty log. The result of an earlier run is removed: it must not pass for this one's."""
     try:
         Path(job.folder).mkdir(parents=True, exist_ok=True)
         Path(job.result).unlink(missing_ok=True)
@@ -160,11 +144,5 @@ def ended_job(
     if Path(job.result).exists():
         return Ended(state="done", seconds=seconds, log=str(log), exit_code=exit_code, attempts=attempts)
     return Ended(
-        state=state,
-        seconds=seconds,
-        log=str(log),
-        reason=reason,
-        tail=tail_of(log),
-        exit_code=exit_code,
-        attempts=attempts,
-    )
+        state=state, seconds=seconds, log=str(log), reason=reason, tail=tail_of(log), exit_code=exit_code, attempts=attempts
+    )  # fmt: skip

@@ -37,7 +37,6 @@ def positions(samples: int, seed: int, global_batch: int, step: int) -> np.ndarr
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
-    """The number of whole steps in an epoch, at least one."""
     return max(1, samples // global_batch)
 
 
@@ -72,7 +71,11 @@ def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any])
         if trial.loader.shards is not None:
             raise TrainpaceError(f"{task.name} has no dataset that shards could take the place of.")
         notes = ("no dataset: samples are made once, so no loader is part of a step.",)
-        batches = _made(trial, task, rank, place)
+        torch.manual_seed(trial.seed)
+        pool, e = task.make_batch(MADE_SAMPLES), trial.execution
+        steps = [positions(MADE_SAMPLES, trial.seed, e.global_batch, step) for step in range(MADE_STEPS)]
+        parts = [torch.as_tensor(part) for step in steps for part in of_rank(step, e, rank)]
+        batches = [place(map_tensors(operator.itemgetter(part), pool)) for part in parts]
     elif trial.loader.shards is not None:
         shards, notes = _shards(trial.loader.shards, task)
         batches = _loader(shards, trial, task, rank)
@@ -80,17 +83,6 @@ def batches_of(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any])
         batches = _loader(task.dataset, trial, task, rank)
     endless = (batch for _ in itertools.count() for batch in batches)
     return lambda: next(endless), notes
-
-
-def _made(trial: Trial, task: Task, rank: int, place: Callable[[Any], Any]) -> list[Any]:
-    e = trial.execution
-    torch.manual_seed(trial.seed)
-    pool = task.make_batch(MADE_SAMPLES)
-    return [
-        place(map_tensors(operator.itemgetter(torch.as_tensor(part)), pool))
-        for step in range(MADE_STEPS)
-        for part in of_rank(positions(MADE_SAMPLES, trial.seed, e.global_batch, step), e, rank)
-    ]
 
 
 def _loader(dataset: Any, trial: Trial, task: Task, rank: int) -> DataLoader[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Ended, Job, OnLine
+from trainpace.launch.job import Job
 from trainpace.launch.processes import run_here
 from trainpace.launch.trial import FailedTrial, TrialResult, result_of
 from trainpace.machine import cpu_name
@@ -59,15 +59,11 @@ class ScriptTrial(Record):
     global_batch: int | None = None
 
 
-def run_script(
-    trial: ScriptTrial, folder: Path, timeout_s: float = 600.0, on_line: OnLine | None = None
-) -> TrialResult | FailedTrial:
-    """Run it (python, torchrun, accelerate launch, deepspeed, ...); after `timeout_s` it is ended, with all its processes. The
-    folder takes the recording, the log, and what the script writes.
-
-    A script that ends earlier gives the steps that there were. Raises TrainpaceError when it cannot be started.
-    """
-    folder = folder.absolute()
+def run_script(trial: ScriptTrial, folder: Path, timeout_s: float = 600.0) -> TrialResult | FailedTrial:
+    """Run the command; after `timeout_s` it is ended, with all its processes. A script that ends earlier gives the steps that
+    there were. The folder takes the recording, the log, and what the script writes. Raises TrainpaceError when it cannot be
+    started."""
+    program, folder = trial.command[0], folder.absolute()
     recorded = folder / "recording"
     shutil.rmtree(recorded, ignore_errors=True)
     recorded.mkdir(parents=True)
@@ -79,8 +75,16 @@ def run_script(
         }  # fmt: skip
         untracked = {key: value.format(folder=folder) for key, value in _UNTRACKED.items()}
         around = environment(recorded, os.environ, trials) | untracked | own | trial.environment
+        if shutil.which(program, path=around.get("PATH")) is None and not Path(trial.cwd, program).is_file():
+            raise TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
+        # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended from here
+        job = Job(
+            name="script", program=trial.command, folder=str(folder), result=str(recorded / "never-written"),
+            timeout_s=timeout_s + _GRACE_S,
+        )  # fmt: skip
+        started = time.time()
         try:
-            started, ended = _run(trial, folder, recorded, timeout_s, on_line, around)
+            ended = run_here(job, trial.command, around, cwd=trial.cwd)
         finally:
             remove_asides(recorded)
     write_whole(recorded / COMMAND_FILE, json.dumps({
@@ -88,7 +92,7 @@ def run_script(
     }))  # fmt: skip
     late = ended.seconds >= timeout_s
     if ended.exit_code != 0:
-        reason = f"{trial.command[0]} took longer than {timeout_s:g} s." if late else ended.reason
+        reason = f"{program} took longer than {timeout_s:g} s." if late else ended.reason
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
     recording = read_recording(recorded)
     if not recording.ranks:
@@ -102,22 +106,6 @@ def run_script(
         reason = f"the script ended after {len(steps)} steps, too few to be timed after a warm-up of {warm_up}."
         return FailedTrial(kind="timed out" if late else "failed", reason=reason, log=ended.log)
     return _result(recording, processes, steps, counted, started)
-
-
-def _run(
-    trial: ScriptTrial, folder: Path, recorded: Path, timeout_s: float, on_line: OnLine | None, around: dict[str, str]
-) -> tuple[float, Ended]:
-    """(the time at which it was started, how it ended)."""
-    program = trial.command[0]
-    if shutil.which(program, path=around.get("PATH")) is None and not Path(trial.cwd, program).is_file():
-        raise TrainpaceError(f"there is no command {program}.", "Give the whole command: python train.py ARGUMENTS")
-    # the recorder ends the script in time, with the steps that there were; one that makes no steps is ended from here
-    job = Job(
-        name="script", program=trial.command, folder=str(folder), result=str(recorded / "never-written"),
-        timeout_s=timeout_s + _GRACE_S,
-    )  # fmt: skip
-    started = time.time()
-    return started, run_here(job, trial.command, around, on_line, cwd=trial.cwd)
 
 
 def _first(processes: Sequence[Process]) -> Process:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Ended, Job, OnLine, State
+from trainpace.launch.job import Ended, Job, Launcher, OnLine, State
 from trainpace.launch.logs import Follower, first_error
 from trainpace.launch.processes import GRACE_S, ended_job, file_name, log_of, prepare
 from trainpace.launch.slurm_script import Shape, SlurmOptions, array_script, batch_script, shape_of
@@ -30,10 +30,9 @@ from trainpace.units import format_duration
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 ANSWER_S = 60.0
-SETTLE_S = 10.0
-"""How long a job may look lost before Slurm puts it back into the queue."""
-SHARED_FILES_S = 5.0
-"""How long a result may take to be seen from here: network file systems remember for a while what is not there."""
+PATIENCE_S = {"COMPLETED": 5.0} | dict.fromkeys("NODE_FAIL PREEMPTED BOOT_FAIL LAUNCH_FAILED GONE".split(), 10.0)
+"""How long a job may look lost before Slurm puts it back into the queue; and how long the result of one that completed may take
+to be seen from here: network file systems remember for a while what is not there."""
 CANCEL_S = 60.0
 """Slurm gives cancelled ranks KillWait (30 s by default) to end by themselves."""
 CONTROLLER_S = 600.0
@@ -43,8 +42,6 @@ FIELDS = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,TimeUsed:|,exit_code:|"
 
 _WAITING = "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split()
 _ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
-MAY_BE_REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "GONE")
-"""States that a job may show for a moment before Slurm puts it back into the queue."""
 _NEVER = {
     "BadConstraints": "no node has what it asks for", "InvalidAccount": "the account is not known",
     "InvalidQOS": "the QOS is not known", "DependencyNeverSatisfied": "what it depends on has failed",
@@ -54,15 +51,12 @@ _NEVER = {
 }  # fmt: skip
 
 
-class Slurm(Record):
+class Slurm(Launcher):
     """Jobs in a Slurm cluster. `poll_s`: seconds between two questions to its controller."""
 
+    name = "slurm"
     options: SlurmOptions = SlurmOptions()
     poll_s: float = 2.0
-
-    @property
-    def name(self) -> str:
-        return "slurm"
 
     def check(self) -> None:
         absent = [name for name in COMMANDS if shutil.which(name) is None]
@@ -72,12 +66,8 @@ class Slurm(Record):
                 "Run this on a machine of the cluster from which jobs are submitted, or launch with torchrun.",
             )
 
-    @property
-    def _python(self) -> str:
-        return self.options.python or sys.executable
-
     def text(self, job: Job) -> str:
-        return batch_script(job, self.options, self._python)
+        return batch_script(job, self.options, self.options.python or sys.executable)
 
     def run(self, job: Job, on_line: OnLine | None = None) -> Ended:
         """Time in the queue does not count; `timeout_s` and `Ended.seconds` are those of one attempt, by Slurm's clock of whole
@@ -108,7 +98,8 @@ class Slurm(Record):
             prepare(job)
         alone = len(jobs) == 1
         script = Path(jobs[0].folder, file_name(jobs[0].name) + (".sbatch" if alone else "-array.sbatch"))
-        write_whole(script, self.text(jobs[0]) if alone else array_script(jobs, self.options, self._python))
+        python = self.options.python or sys.executable
+        write_whole(script, self.text(jobs[0]) if alone else array_script(jobs, self.options, python))
         answer = _ask_to_start(script)
         number = parse_submitted(answer.stdout)
         if answer.returncode or not number:
@@ -120,8 +111,6 @@ class Slurm(Record):
 
 
 class _Followed:
-    """A job that was submitted, followed until it has ended."""
-
     def __init__(self, job: Job, number: str, on_line: OnLine) -> None:
         self.job, self.number = job, number
         self.ended: Ended | None = None
@@ -155,10 +144,8 @@ class _Followed:
             self._cancel(now, "")
 
     def _look_at_end(self, status: JobStatus, now: float) -> None:
-        patience = (
-            SETTLE_S if status.state in MAY_BE_REQUEUED else SHARED_FILES_S if status.state == "COMPLETED" else 0.0
-        )
-        if self._result_at == float("inf") and now - self._changed_at < patience:
+        patience_s = PATIENCE_S.get(status.state, 0.0)
+        if self._result_at == float("inf") and now - self._changed_at < patience_s:
             with contextlib.suppress(OSError):  # has a network file system look again
                 os.listdir(Path(self.job.result).parent)
             return
@@ -237,10 +224,8 @@ def _cancel_all(followed: Sequence[_Followed]) -> None:
 
 
 def _ask(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way.
-
-    The user's defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed.
-    """
+    """Run one of Slurm's commands, in a session of its own, so that Ctrl-C does not end a cancellation half-way. The user's
+    defaults for squeue, which may hide jobs, are left out. A command that hangs counts as one that failed."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     try:
         return subprocess.run(
@@ -262,7 +247,6 @@ class JobStatus(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue, or back in it."""
         return self.state in _WAITING
 
     @property

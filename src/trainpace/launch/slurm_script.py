@@ -50,7 +50,9 @@ def shape_of(job: Job) -> Shape:
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
     head = _head((job,), options, [f"--output={_pattern(str(log_of(job)))}"])
-    return "\n".join([*head, *_exports(job.environment), *_ADDRESS, f"words=({_words(job, python)})", _start(job)])
+    return "\n".join(
+        [*head, *_exports(job.environment), *_ADDRESS, f"words=({shlex.join([python, *job.program])})", _start(job)]
+    )
 
 
 def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str:
@@ -61,12 +63,9 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
     array = [f"--array=0-{len(jobs) - 1}{at_once}", f"--output={_pattern(output, '%A_%a.out')}"]
     cases = ["case $SLURM_ARRAY_TASK_ID in"]
     for i, job in enumerate(jobs):
-        own = [
-            f"exec >>{shlex.quote(str(log_of(job)))} 2>&1",
-            *_exports(job.environment),
-            f"words=({_words(job, python)})",
-        ]
-        cases += [f"{i})", *(f"  {line}" for line in own), "  ;;"]
+        log, words = shlex.quote(str(log_of(job))), shlex.join([python, *job.program])
+        lines = [f"exec >>{log} 2>&1", *_exports(job.environment), f"words=({words})"]
+        cases += [f"{i})", *(f"  {line}" for line in lines), "  ;;"]
     return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, _start(jobs[0])])
 
 
@@ -85,9 +84,8 @@ def _head(jobs: Sequence[Job], options: SlurmOptions, own: Sequence[str]) -> lis
         f"--cpus-per-task={job.cpus_per_process}" if job.cpus_per_process else "",
         f"--gres=gpu:{job.gpus_per_node}" if job.gpus_per_node else "",
         f"--time={time_limit(max(job.timeout_s for job in jobs))}", "--requeue", "--open-mode=append", *own,
-        f"--partition={shlex.quote(options.partition)}" if options.partition else "",
-        f"--account={shlex.quote(options.account)}" if options.account else "",
-        f"--qos={shlex.quote(options.qos)}" if options.qos else "", *options.extra,
+        *(f"--{name}={shlex.quote(value)}" for name in ("partition", "account", "qos") if (value := getattr(options, name))),
+        *options.extra,
     ]  # fmt: skip
     # srun has not taken --cpus-per-task from sbatch since 22.05
     cores = "${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
@@ -114,10 +112,6 @@ def _start(job: Job) -> str:
 
 def _exports(environment: dict[str, str]) -> list[str]:
     return [f"export {key}={shlex.quote(value)}" for key, value in environment.items()]
-
-
-def _words(job: Job, python: str) -> str:
-    return shlex.join([python, *job.program])
 
 
 def _pattern(path: str, after: str = "") -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.launch.job import Ended, Job, Launcher, OnLine
+from trainpace.launch.job import Ended, Job, Launcher
 from trainpace.medians import median, median_interval
 from trainpace.outcome import Interval
 from trainpace.records import Record, load, make_folder, save
@@ -25,8 +25,7 @@ _ZERO_STAGES = {"plain": (0,), "ddp": (0,), "fsdp2": (3,), "deepspeed": (0, 1, 2
 
 
 class LoaderSettings(Record):
-    """The settings of a rank's data loader. `shards`: a folder that `precompute` wrote, read in place of the task's own
-    dataset."""
+    """A rank's data loader. `shards`: a folder that `precompute` wrote, read in place of the task's own dataset."""
 
     workers: int = 0
     prefetch_factor: int | None = None
@@ -110,8 +109,7 @@ def result_of(step_ms: Sequence[float], samples_per_step: float, run: str, **fie
 
 
 def engine_for(execution: Execution) -> EngineName:
-    """The usual engine of an execution: DeepSpeed for ZeRO 1 and 2 and for offloaded optimizer states, FSDP2 for full
-    sharding."""
+    """The usual engine of an execution: DeepSpeed for ZeRO 1, 2 and offloaded optimizer states, FSDP2 for full sharding."""
     if execution.zero_stage in (1, 2) or execution.offload_optimizer != execution.offload_parameters:
         return "deepspeed"
     if execution.zero_stage == 3:
@@ -167,17 +165,12 @@ def why_no_noise_scale(engine: EngineName, execution: Execution) -> str:
     )
 
 
-def run_trial(
-    trial: Trial, launcher: Launcher, folder: Path, timeout_s: float, on_line: OnLine | None = None
-) -> TrialResult | FailedTrial:
-    """The trial's result, or why there is none. The folder takes the request, the result and logs; what lay there of an
-    earlier trial is removed.
-
-    Raises TrainpaceError where the launcher is missing, or the engine has no such execution: nothing is started then.
-    """
+def run_trial(trial: Trial, launcher: Launcher, folder: Path, timeout_s: float) -> TrialResult | FailedTrial:
+    """The trial's result, or why there is none. The folder takes the request, the result and logs. Raises TrainpaceError where
+    the launcher is missing, or the engine has no such execution: nothing is started then."""
     job = job_of(trial, folder, timeout_s)
     launcher.check()
-    return outcome(job, launcher.run(job, on_line))
+    return outcome(job, launcher.run(job))
 
 
 def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
@@ -200,12 +193,10 @@ def job_of(trial: Trial, folder: Path, timeout_s: float) -> Job:
 
 
 def failure_file(result: str) -> Path:
-    """The file in which a rank says why it failed."""
     return Path(f"{result}.failed")
 
 
 def outcome(job: Job, ended: Ended) -> TrialResult | FailedTrial:
-    """The result of a job that has ended, or its failure."""
     if ended.state == "done":
         return load(job.result, TrialResult)
     if ended.state == "failed" and (failure := failure_file(job.result)).is_file():

@@ -10,30 +10,30 @@ import time
 
 _STARTED = time.perf_counter()
 
-import contextlib  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from typing import Any, Literal  # noqa: E402
+import contextlib
+import json
+import math
+import os
+import sys
+from typing import Any, Literal
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch import nn
 
-from trainpace.errors import Contradiction, TrainpaceError, UserCodeError  # noqa: E402
-from trainpace.execution import Execution  # noqa: E402
-from trainpace.launch.engines import Engine, load_engine  # noqa: E402
-from trainpace.launch.logs import complains_of_a_peer  # noqa: E402
-from trainpace.launch.processes import ONE_RANK  # noqa: E402
-from trainpace.launch.samples import NextBatch, batches_of  # noqa: E402
-from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale  # noqa: E402
-from trainpace.machine import environment  # noqa: E402
-from trainpace.measure import DdpNoiseNorms, MemoryMeter, NoiseNorms, allow_tf32, check_device, marks_of  # noqa: E402
-from trainpace.process import end, failure_of  # noqa: E402
-from trainpace.records import load, save, write_whole  # noqa: E402
-from trainpace.schedule import noise_scale  # noqa: E402
-from trainpace.trace import Task, build_task, make_optimizer  # noqa: E402
+from trainpace.errors import Contradiction, TrainpaceError, UserCodeError
+from trainpace.execution import Execution
+from trainpace.launch.engines import Engine, load_engine
+from trainpace.launch.logs import complains_of_a_peer
+from trainpace.launch.processes import ONE_RANK
+from trainpace.launch.samples import NextBatch, batches_of
+from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale
+from trainpace.machine import environment
+from trainpace.measure import DdpNoiseNorms, MemoryMeter, NoiseNorms, allow_tf32, check_device, marks_of
+from trainpace.process import end, failure_of
+from trainpace.records import load, save, write_whole
+from trainpace.schedule import noise_scale
+from trainpace.trace import Task, build_task, make_optimizer
 
 FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
@@ -75,10 +75,11 @@ def train(trial: Trial) -> TrialResult:
     _check_losses(losses.tolist(), task.name)
     peak = meter.peak_gib()[0]
     peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
+    versions = {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
     return result_of(
         steps.step_ms, e.global_batch, "trial", data_wait_ms=tuple(steps.data_wait_ms), losses=tuple(losses.tolist()),
         peak_memory_gib=peak if peak >= 0 else None, start_up_s=steps.start_up_s, world_size=e.world_size,
-        environment=environment(trial.device) | _versions(), noise_scale=noise,
+        environment=environment(trial.device) | versions, noise_scale=noise,
         notes=(*engine.notes, *notes, *_optimizer_note(task, trial), *noise_notes),
     )  # fmt: skip
 
@@ -87,8 +88,7 @@ class _Steps:
     """Steps, the first of them not counted. Times are of whole steps: data, place, forward, backward, exchange, update."""
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
-        self._trial, self._task, self._engine = trial, task, engine
-        self._next_batch = next_batch
+        self._trial, self._task, self._engine, self._next_batch = trial, task, engine, next_batch
         self._norms: Norms | None = None
         self._marks = marks_of(trial.device)
         self._unsettled: list[tuple[Any, Any, float]] = []
@@ -116,10 +116,8 @@ class _Steps:
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """(samples, low, high (90 %) and steps, as far as the steps tell them; notes).
-
-        Runs as many steps again, neither timed nor counted in the losses, since the norms cost two passes over the gradients.
-        """
+        """(samples, low, high (90 %) and steps, as far as they can be told; notes). From as many steps again, neither timed nor
+        counted in the losses, since the norms cost two passes over the gradients."""
         losses, norms = list(self.losses), _norms_of(self._trial, self._engine)
         self._norms = norms
         for _ in range(max(FEWEST_NOISE_STEPS, len(self.step_ms))):
@@ -135,8 +133,7 @@ class _Steps:
         return {name: value for name, value in values.items() if value is not None}, notes
 
     def _settled(self, count: int) -> list[float]:
-        """Run `count` more steps, and return their ms. Waiting for the device after each would keep the host from running
-        ahead."""
+        """Run `count` more steps, and return their ms. The device is waited for at the end: the host runs ahead of it."""
         for _ in range(count):
             self._step()
             if len(self.losses) == 1:
@@ -156,9 +153,8 @@ class _Steps:
             wait_begins = time.perf_counter()
             batch = self._next_batch()
             waited += time.perf_counter() - wait_begins
-            losses.append(
-                self._engine.micro_step(self._task.loss, self._engine.place(batch), last=i == accumulation - 1)
-            )
+            batch = self._engine.place(batch)
+            losses.append(self._engine.micro_step(self._task.loss, batch, last=i == accumulation - 1))
             if self._norms is not None and i == 0 < accumulation - 1:
                 self._norms.after_first()
         if self._norms is not None:
@@ -169,11 +165,8 @@ class _Steps:
 
 
 def _norms_of(trial: Trial, engine: Engine) -> Norms:
-    """What gathers gradients of a part of the batch beside the whole's.
-
-    With accumulation the part is the first micro-batch (under FSDP2, whose gradients are reduced in every one, all ranks'); under
-    DDP without it, each rank's share.
-    """
+    """What gathers gradients of a part of the batch beside the whole's: of the first micro-batch (under FSDP2, whose gradients
+    are reduced in every one, all ranks'); under DDP without accumulation, of each rank's share."""
     e = trial.execution
     if e.accumulation > 1:
         samples = e.micro_batch * (e.data_parallel_size if trial.engine == "fsdp2" else 1)
@@ -203,7 +196,6 @@ def _many_ranks() -> bool:
 
 
 def _of_ranks(which: Literal["first", "largest"], value: float, device: torch.device) -> float:
-    """Rank 0's value, or the largest of all ranks', on every rank."""
     if not _many_ranks():
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=device)
@@ -226,10 +218,6 @@ def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:
     if own is None or trial.execution.optimizer.partition("_")[0] == own:
         return ()
     return (f"trained with the task's own {own}, not {trial.execution.optimizer}.",)
-
-
-def _versions() -> dict[str, str]:
-    return {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
 
 
 def main() -> None:

@@ -89,9 +89,11 @@ def loader_failure(error: Exception, workers: int) -> str:
 
 
 def loader_cost(
-    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, pin_memory: bool
-) -> LoaderCost:
-    """What a batch costs beyond its samples: collated in this process, then sent by one worker that has its samples ready."""
+    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, pin_memory: bool,
+    workers: bool = True,
+) -> LoaderCost:  # fmt: skip
+    """What a batch costs beyond its samples: collated in this process, then sent by one worker that has its samples ready.
+    `workers` False: nothing is sent."""
     samples = [target.sample(indices[i % len(indices)]) for i in range(batch_size)]
     times = []
     for _ in range(7):
@@ -99,6 +101,8 @@ def loader_cost(
         target.collated(samples)
         times.append(1e3 * (time.perf_counter() - start))
     collate_ms = median(times)
+    if not workers:
+        return LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=collate_ms, batch_size=batch_size)
     sent = [_sent(target, samples, pin_memory) for _ in range(3)]
     return LoaderCost(
         sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=collate_ms, batch_size=batch_size,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from trainpace.process import guard
 
@@ -17,17 +17,14 @@ GRACE_S = 15.0
 
 
 def usable_cores() -> int:
-    """Logical cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Child:
-    """A running command; leaving its context ends it, and all processes below it, at once.
-
-    It runs under a guard (`trainpace.process.guard`), which reads a pipe whose other end is open here: the pipe closes when this
-    process is gone, killed as it may be. `streams` are stdin, stdout and stderr as `subprocess.Popen` takes them; there is no
-    standard input by default.
-    """
+    """A running command; leaving its context ends it, and all processes below it, at once. It runs under a guard
+    (`trainpace.process.guard`), which reads a pipe whose other end is open here: the pipe closes when this process is gone,
+    killed as it may be. `streams` are stdin, stdout and stderr as `subprocess.Popen` takes them; no standard input by
+    default."""
 
     def __init__(
         self,
@@ -49,24 +46,15 @@ class Child:
             raise
         finally:
             os.close(read_end)
+        # the pipes to it and from it, where `streams` ask for them
+        self.stdin: Any = self._guard.stdin
+        self.stdout: Any = self._guard.stdout
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-    @property
-    def stdin(self) -> IO[bytes]:
-        """The pipe to it, if it was started with one."""
-        assert self._guard.stdin is not None
-        return self._guard.stdin
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        """The pipe from it, if it was started with one."""
-        assert self._guard.stdout is not None
-        return self._guard.stdout
 
     @property
     def exit_code(self) -> int | None:
@@ -106,16 +94,10 @@ class Child:
         self._guard.wait()
 
 
-def name_of_signal(number: int) -> str:
-    """SIGKILL is what the kernel sends when memory runs out."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-    return f"{name}, most likely for want of memory" if name == "SIGKILL" else name
-
-
 def ending_of(exit_code: int) -> str:
     """How a process ended: what a sentence about it goes on with. A signal's code is 128 + N, or -N as Python has it."""
     number = -exit_code if exit_code < 0 else exit_code - 128
-    return f"died of {name_of_signal(number)}" if number > 0 else f"ended with exit code {exit_code}"
+    if number <= 0:
+        return f"ended with exit code {exit_code}"
+    name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
+    return f"died of {name}" + (", most likely for want of memory" if name == "SIGKILL" else "")

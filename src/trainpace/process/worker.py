@@ -10,7 +10,6 @@ from typing import IO, Any, NoReturn
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.records import write_whole
 
-Work = Callable[[dict[str, Any]], str]
 Answer = dict[str, Any]
 
 _MEMORY_WORDS = (
@@ -19,7 +18,7 @@ _MEMORY_WORDS = (
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
 
 
-def serve(work: Work) -> None:
+def serve(work: Callable[[dict[str, Any]], str]) -> None:
     """Do `work` on the request in the file `sys.argv[1]`, answer in the file `sys.argv[2]`, and end this process."""
     answer: Answer
     try:

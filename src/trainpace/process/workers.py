@@ -41,10 +41,8 @@ def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: s
 
 @contextlib.contextmanager
 def started_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> Iterator[Callable[[], str]]:
-    """Start ``python -m module``, and give a function that waits for its answer, so that something can be done meanwhile.
-
-    The process ends with the context, whether it was waited for or not.
-    """
+    """Start ``python -m module``, and give a function that waits for its answer, so that something can be done meanwhile. The
+    process ends with the context, whether it was waited for or not."""
     with _started(module, request) as (worker, folder):
 
         def wait_for_answer() -> str:
@@ -56,10 +54,8 @@ def started_isolated(module: str, request: dict[str, Any], timeout_s: float, wha
 
 
 def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float, what: str) -> str:
-    """Run workers that need each other, one for each request; the answer of the first.
-
-    Raises as soon as one has failed, for the others would wait for it until the timeout.
-    """
+    """Run workers that need each other, one for each request; the answer of the first. Raises as soon as one has failed, for the
+    others would wait for it until the timeout."""
     deadline = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_started(module, request)) for request in requests]
@@ -74,10 +70,8 @@ def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float,
 
 
 class Pool:
-    """`count` processes of ``python -m module argument``, which use `serve_lines`. Leaving its context ends them all.
-
-    `note` hears when nothing has come from any worker for a minute.
-    """
+    """`count` processes of ``python -m module argument``, which use `serve_lines`. Leaving its context ends them all. `note`
+    hears when nothing has come from any worker for a minute."""
 
     def __init__(self, module: str, argument: str, count: int, note: Callable[[str], None] = lambda _: None) -> None:
         self._command, self._count, self._note = [sys.executable, "-m", module, argument], count, note
@@ -98,7 +92,6 @@ class Pool:
             worker.end()
 
     def ask(self, worker: int, **request: Any) -> None:
-        """Send a request; the answer comes out of `answers`."""
         with contextlib.suppress(BrokenPipeError):  # the end of its answers says that it has died
             self._workers[worker].stdin.write(json.dumps(request).encode() + b"\n")
             self._workers[worker].stdin.flush()
@@ -130,12 +123,12 @@ def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path
     """A worker, and the folder of its request and its answer."""
     with tempfile.TemporaryDirectory(prefix="trainpace-") as name:
         folder = Path(name)
-        (folder / "request.json").write_text(json.dumps(request))
+        files = [str(folder / "request.json"), str(folder / "answer.json")]
+        Path(files[0]).write_text(json.dumps(request))
         try:
             output = sys.stderr.fileno()
         except (OSError, AttributeError, ValueError):  # this process's own standard error is no file
             output = subprocess.DEVNULL
-        files = [str(folder / "request.json"), str(folder / "answer.json")]
         with Child([sys.executable, "-m", module, *files], stdout=output) as worker:
             yield worker, folder
 
@@ -147,7 +140,6 @@ def _answered_at(folder: Path) -> int:
 
 
 def _answer_of(worker: Child, folder: Path, what: str) -> str:
-    """The result of a worker that has ended."""
     file, code = folder / "answer.json", worker.exit_code
     assert code is not None
     if not file.exists():
@@ -159,7 +151,6 @@ def _answer_of(worker: Child, folder: Path, what: str) -> str:
 
 
 def _raise_error_of(answer: Answer) -> None:
-    """Raise the error that an answer tells of, if it does."""
     if "error" in answer:
         kinds = {"out_of_memory": OutOfMemory, "disk_full": DiskFull, "misuse": TrainpaceError}
         kind: type[TrainpaceError] = next((kind for key, kind in kinds.items() if answer.get(key)), UserCodeError)

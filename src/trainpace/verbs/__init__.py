@@ -1,8 +1,17 @@
 """What Trainpace can be asked. One module a verb: a frozen `Request`, and `run(request, progress)`, which gives a record.
 
 A verb prints nothing, reads no arguments and knows no terminal. `cli`, `api` and `web` are faces over it: their options,
-keywords and forms come from the fields of its `Request`. This module imports nothing, so that `trainpace --help` is quick.
+keywords and forms come from the fields of its `Request`. A verb's module is imported when it is first used, so that `trainpace
+--help` is quick.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainpace.verbs import calibrate, diagnose, forecast, gpus, journal, loader, match, measure  # isort: skip
+    from trainpace.verbs import offers, plan, precompute, run, schedule, serve, settings, suite  # isort: skip
+    from trainpace.verbs import validate, verify, watch  # isort: skip
 
 SUMMARIES = {
     "forecast": "Forecast step time, memory and cost of a model on GPUs you don't have.",
@@ -24,3 +33,9 @@ SUMMARIES = {
     "schedule": "Compute steps, hours and dollars of a training run, or whichever number is missing.",
 }
 """The verbs in the order in which they are listed, each with a sentence."""
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")

@@ -9,11 +9,9 @@ from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import load, save
-from trainpace.verbs.places import check_writable, default_profile_file
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
-from trainpace.verbs.this_machine import detected
-from trainpace.verbs.units import COUNT, DURATION
+from trainpace.verbs.places import data_place, detected
+from trainpace.verbs.request import Field, Progress, Request
+from trainpace.verbs.units import COUNT, DURATION, NEW_FILE
 
 if TYPE_CHECKING:
     from trainpace.hardware import HostLinks
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class CalibrateRequest(Request):
-    """What to measure of this machine, and where to leave its profile."""
-
     seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
     ranks: Annotated[int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)] = None
     backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"
@@ -30,18 +26,17 @@ class CalibrateRequest(Request):
         str | None, Field("Also write and read a quarter of a gigabyte in this folder.", metavar="FOLDER")
     ] = None
     output: Annotated[
-        str | None, Field("Where to leave the profile, in place of the user's data folder.", metavar="FILE.json")
+        str | None,
+        Field("Where to leave the profile, in place of the user's data folder.", NEW_FILE, metavar="FILE.json"),
     ] = None
 
     @property
     def profile_file(self) -> Path:
-        return Path(self.output) if self.output else default_profile_file()
+        return Path(self.output) if self.output else data_place("machine.json")
 
 
 def machine_of(request: CalibrateRequest, progress: Progress) -> Machine:
     """What machine this is, its storage measured where that is asked for."""
-    if request.output:
-        check_writable(request.output)
     machine = detected(progress)
     if request.storage is not None:
         from trainpace.machine import measure_storage
@@ -77,8 +72,6 @@ def run_hosts(request: CalibrateRequest, network_gb_per_s: float | None) -> Host
     from trainpace.machine import MachineProfile, measure_host_links
 
     file = request.profile_file
-    if request.output:
-        check_writable(request.output)
     if not file.exists():
         raise TrainpaceError(f"there is no profile at {file} to put the links into.", "First: trainpace calibrate")
     profile = load(file, MachineProfile)

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from trainpace.diagnose import Diagnosis, diagnose
 from trainpace.records import Record
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse, Request
+from trainpace.verbs.request import Field, Misuse, Progress, Request
 from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, within
 from trainpace.verbs.watch import Command, RecordingFolder, Watched, record
 from trainpace.watch import read_recording
@@ -32,8 +31,6 @@ class DiagnoseRequest(Request):
 
 
 class Diagnosed(Record):
-    """A diagnosis, and the recording that it was made of."""
-
     diagnosis: Diagnosis
     watched: Watched
 

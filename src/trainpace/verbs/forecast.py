@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -12,18 +10,14 @@ from msgspec.structs import replace
 
 from trainpace.errors import UnreadableInput
 from trainpace.forecast import CalibratedKernels, Forecaster, Target, transfer_ratio, transferred
-from trainpace.hardware import Cluster, Device, HostLinks, find_device
+from trainpace.hardware import Cluster, find_device
 from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
-from trainpace.records import Record, Table, from_json, load, read_bytes
+from trainpace.records import Record, from_json, load, read_bytes
 from trainpace.schedule import Schedule
-from trainpace.verbs.executed import ExecutedRequest, check_executed, check_fleet, execution_of
-from trainpace.verbs.fields import JournalPlace
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse
-from trainpace.verbs.traced import workload_of
-from trainpace.verbs.training import check_no_training, conditions_of
+from trainpace.verbs.places import HardwareFile, JournalPlace, opened_journal, own_devices, profile_or_brief
+from trainpace.verbs.request import Field, Misuse, Progress, Rows
+from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
 from trainpace.verbs.units import AT_LEAST_1, EXISTING_FILE, USD
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
@@ -32,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class ForecastRequest(ExecutedRequest):
-    """A model on some GPUs, at one batch size or several."""
-
     gpu: Annotated[
         tuple[str, ...],
         Field("A GPU by name, several times if you like; 'cpu' is this machine's, by its profile (trainpace calibrate)."),
@@ -75,7 +67,7 @@ class Sweep(NamedTuple):
     rows: list[Forecast]
 
 
-class Forecasts(Record, Table):
+class Forecasts(Record, Rows[Forecast]):
     """A forecast for each GPU and batch size, in the order asked for. Iterates over `rows`.
 
     `jumps`: by device, where one more sample costs far more than usual. `notes`: what runs in the journal did to the forecasts.
@@ -86,15 +78,6 @@ class Forecasts(Record, Table):
     jumps: dict[str, tuple[Jump, ...]]
     notes: tuple[str, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
-
-    def __iter__(self) -> Iterator[Forecast]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Forecast:
-        return self.rows[i]
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a forecast: the columns of `trainpace forecast --json`."""
@@ -107,20 +90,19 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
         raise Misuse("`samples` and `epochs` go together.")
     if r.price is not None and r.samples is None:
         raise Misuse("`price` does nothing without `samples` and `epochs`, which say how long to pay.")
-    if r.samples is None:
-        check_no_training(r)
     if not r.gpu and not r.calibrated:
         raise Misuse("Name a GPU with `gpu`, or a machine's profile with `calibrated`.")
-    check_executed(r)
+    check_used(r, with_training=r.samples is not None)
     schedule = None if r.samples is None else Schedule(samples=r.samples, epochs=r.epochs)
-    conditions = conditions_of(r, price_usd_per_device_hour=r.price)
+    conditions = r.conditions(price_usd_per_device_hour=r.price)
     targets = _targets(r, progress)
     measured = None if r.transfer_from is None else _nearest_measurement(r.transfer_from, r.batch[0])
     workloads = _workloads(r, {target.kernels.traces_cpu for target in targets}, progress)
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     notes: list[str] = []
-    with _journal_if_needed(r, {target.cluster.device.name for target in targets}) as journal:
+    has_journal = _has_journal(r, {target.cluster.device.name for target in targets})
+    with opened_journal(r.journal, not has_journal, create=False) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
             execution = execution_of(r, forecaster.workload)
@@ -147,61 +129,38 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
 
 def _workloads(request: ForecastRequest, on_cpus: set[bool], progress: Progress) -> dict[bool, Workload]:
     """The workload as GPUs run it (False) and as a CPU does (True), which runs other operators, as far as they are asked for."""
-    full = request.checkpointing == "full"
     workloads: dict[bool, Workload] = {}
     for on_cpu in sorted(on_cpus):
-        variant = request.variant._replace(cpu=on_cpu)
         saved_once = replace(request, save_workload=None) if workloads else request
-        workloads[on_cpu] = workload_of(saved_once, progress, variant=variant, recompute=full)
+        workloads[on_cpu] = workload_of(saved_once, progress, variant=request.variant._replace(cpu=on_cpu))
     return workloads
 
 
 def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
-    """A target for every GPU and profile that was named."""
     r, own = request, own_devices(request.hardware)
-    targets = []
-    for gpu in r.gpu:
-        if gpu.casefold() == "cpu":
-            from trainpace.verbs.this_machine import profile_or_brief
+    fleet = (r.num_gpus, r.nodes, r.network, r.price)
 
-            targets.append(_machine(r, profile_or_brief(progress)))
-        else:
-            targets.append(Target(_fleet(r, find_device(gpu, own))))
+    def machine(profile: MachineProfile) -> Target:
+        links = profile.host_links
+        return Target(fleet_of(profile.device, *fleet, links), CalibratedKernels(profile.kernels))
+
+    targets = [
+        machine(profile_or_brief(progress)) if gpu.casefold() == "cpu" else Target(fleet_of(find_device(gpu, own), *fleet))
+        for gpu in r.gpu
+    ]  # fmt: skip
     if r.calibrated:
         from trainpace.machine import MachineProfile
 
-        targets.append(_machine(r, load(r.calibrated, MachineProfile)))
+        targets.append(machine(load(r.calibrated, MachineProfile)))
     return targets
 
 
-def _machine(request: ForecastRequest, profile: MachineProfile) -> Target:
-    return Target(_fleet(request, profile.device, profile.host_links), CalibratedKernels(profile.kernels))
-
-
-def _fleet(request: ForecastRequest, device: Device, links: HostLinks | None = None) -> Cluster:
-    r = request
-    check_fleet(r.num_gpus, r.nodes, r.network, links is not None)
-    return Cluster(
-        device=device, devices_per_node=r.num_gpus, nodes=r.nodes, price_usd_per_device_hour=r.price,
-        network_gb_per_s_per_device=None if r.network is None else r.network / r.num_gpus, host_links=links,
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _journal_if_needed(request: ForecastRequest, devices: set[str]) -> Iterator[Any]:
-    """The journal, if there is one that knows a device: a forecast makes none."""
+def _has_journal(request: ForecastRequest, devices: set[str]) -> bool:
+    """Whether there is a journal with runs on a device; a forecast makes none."""
     from trainpace.journal import default_place, is_there, may_know
 
-    if request.no_journal or (request.journal is None and not is_there()):
-        yield None
-        return
-    if not may_know(request.journal or default_place(), devices):
-        yield None
-        return
-    from trainpace.journal import Journal
-
-    with Journal.open(request.journal, create=False) as journal:
-        yield journal
+    place = request.journal
+    return not request.no_journal and (place is not None or is_there()) and may_know(place or default_place(), devices)
 
 
 def _nearest_measurement(path: str, batch: int) -> Measurement:

@@ -3,27 +3,16 @@
 from typing import Annotated
 
 from trainpace.hardware import Device, catalogue, find_device
-from trainpace.records import Record
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Request
+from trainpace.verbs.places import HardwareFile, own_devices
+from trainpace.verbs.request import Argument, Progress, Request
 
 
 class GpusRequest(Request):
-    """Which devices of the catalogue, and of the user's own file."""
-
     name: Annotated[str | None, Argument("One device, by its name.", metavar="[NAME]")] = None
     hardware: HardwareFile = None
 
 
-class Devices(Record):
-    """Devices, the user's own first."""
-
-    devices: tuple[Device, ...]
-
-
-def run(request: GpusRequest, progress: Progress) -> Devices:
+def run(request: GpusRequest, progress: Progress) -> tuple[Device, ...]:
+    """The device of that name, or all, the user's own first."""
     own = own_devices(request.hardware)
-    if request.name is not None:
-        return Devices(devices=(find_device(request.name, own),))
-    return Devices(devices=(*own, *catalogue()))
+    return (*own, *catalogue()) if request.name is None else (find_device(request.name, own),)

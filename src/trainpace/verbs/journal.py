@@ -24,27 +24,22 @@ from trainpace.journal import (
 )
 from trainpace.records import Record
 from trainpace.validation import as_precision
-from trainpace.verbs import fields
+from trainpace.verbs import places
 from trainpace.verbs.request import Argument, Field, Misuse, Request
 from trainpace.verbs.units import COUNT
 
-MOST = 2**31
 Format = Literal["auto", "trainpace", "runs", "timm", "hf", "mlflow"]
 RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]
 
 
 class JournalRequest(Request):
-    """Which journal; one that is named must be there."""
-
-    journal: fields.JournalPlace = None
+    journal: places.JournalPlace = None
 
     def opened(self) -> Journal:
         return Journal.open(self.journal, create=self.journal is None)
 
 
 class FilteredRequest(JournalRequest, kw_only=True):
-    """Which runs of it."""
-
     model: Annotated[str, Field("A part of the model's name.")] = ""
     device: Annotated[str, Field("A part of the device's name.")] = ""
     exact: Annotated[bool, Field("--model and --device are whole names.")] = False
@@ -58,14 +53,11 @@ class FilteredRequest(JournalRequest, kw_only=True):
     text: Annotated[str, Field("In names, notes, reasons, commands and sources.")] = ""
 
     def query(self, with_forecast: bool = False) -> Query:
-        filters = ("model", "device", "exact", "precision", "optimizer", "kind", "outcome", "sweep", "since", "text")
-        stated = {name: getattr(self, name) for name in filters}
+        stated = {name: getattr(self, name) for name in Query.__struct_fields__ if hasattr(self, name)}
         return Query(micro_batch=self.batch, with_forecast=with_forecast, **stated)
 
 
 class ListRequest(FilteredRequest, kw_only=True):
-    """A page of runs or sweeps, the newest first."""
-
     limit: Annotated[int, Field("Runs to show.", COUNT)] = 20
     offset: Annotated[int, Field("Runs to leave out first.", COUNT)] = 0
     sweeps: Annotated[bool, Field("List sweeps instead of runs.")] = False
@@ -81,7 +73,7 @@ class Listing(Record):
 
 
 def list_runs(request: ListRequest) -> Listing:
-    limit, offset = min(request.limit, MOST), min(request.offset, MOST)
+    limit, offset = (min(number, 2**31) for number in (request.limit, request.offset))
     with request.opened() as journal:
         if request.sweeps:
             return Listing(sweeps=tuple(journal.sweeps()[::-1][offset : offset + limit]), place=journal.place)
@@ -91,8 +83,6 @@ def list_runs(request: ListRequest) -> Listing:
 
 
 class ShowRequest(JournalRequest, kw_only=True):
-    """One run."""
-
     id: RunId
 
 
@@ -102,8 +92,6 @@ def show(request: ShowRequest) -> Entry:
 
 
 class CompareRequest(JournalRequest, kw_only=True):
-    """Two runs, or two sweeps."""
-
     a: Annotated[str, Argument("A run or a sweep.", metavar="A")]
     b: Annotated[str, Argument("Another one.", metavar="B")]
 
@@ -114,8 +102,6 @@ def compare_runs(request: CompareRequest) -> Comparison:
 
 
 class ImportRequest(JournalRequest, kw_only=True):
-    """Files with runs from elsewhere."""
-
     files: Annotated[tuple[str, ...], Argument("Files with runs.", metavar="FILE...")]
     format: Annotated[Format, Field("What they are.")] = "auto"
     device: Annotated[str, Field("Where they ran, if they do not say.")] = ""
@@ -124,15 +110,11 @@ class ImportRequest(JournalRequest, kw_only=True):
 
 
 class Refused(Record):
-    """A file that was left out whole, and why."""
-
     file: str
     reason: str
 
 
 class Imports(Record):
-    """What came in from each file, and the files that could not be read."""
-
     files: tuple[Imported, ...]
     refused: tuple[Refused, ...]
 
@@ -152,8 +134,6 @@ def import_runs(request: ImportRequest) -> tuple[Imports, str]:
 
 
 class ExportRequest(FilteredRequest, kw_only=True):
-    """Runs to write to a file, or into an experiment tracker."""
-
     where: Annotated[str, Argument("A file, or the tracker's place.", metavar="FILE.{parquet,csv,json}|PLACE")]
     to: Annotated[
         Literal["mlflow", "wandb"] | None,
@@ -164,8 +144,6 @@ class ExportRequest(FilteredRequest, kw_only=True):
 
 
 class Export(Record):
-    """How many records were written, and where."""
-
     file: str
     records: int
 
@@ -173,25 +151,19 @@ class Export(Record):
 def export_runs(request: ExportRequest) -> Export:
     query, where = request.query(), request.where
     with request.opened() as journal:
-        if request.to == "mlflow":
-            from trainpace.journal import export_mlflow
+        if request.to is not None:
+            from trainpace.journal import export_mlflow, export_wandb
 
-            count = export_mlflow(where, journal.every(query))
-        elif request.to == "wandb":
-            from trainpace.journal import export_wandb
-
-            count = export_wandb(where, journal.every(query))
+            count = (export_mlflow if request.to == "mlflow" else export_wandb)(where, journal.every(query))
+        elif Path(where).is_dir():
+            raise Misuse(f"{where} is a folder: name a file, or a tracker with `to`.")
         else:
-            if Path(where).is_dir():
-                raise Misuse(f"{where} is a folder: name a file, or a tracker with `to`.")
             sweeps = journal.sweeps() if query == Query() else ()
             count = export(Path(where), chain(sweeps, journal.every(query)))
     return Export(file=where, records=count)
 
 
 class MergeRequest(JournalRequest, kw_only=True):
-    """Another journal, whose runs are to come in."""
-
     other: Annotated[str, Argument("Another journal, a path or URL.", metavar="OTHER")]
 
 
@@ -214,8 +186,6 @@ def merge(request: MergeRequest) -> Merge:
 
 
 class AnnotateRequest(JournalRequest, kw_only=True):
-    """Notes for a run."""
-
     id: RunId
     text: Annotated[str, Argument("The notes, in place of what was there.", metavar="TEXT")]
 
@@ -226,14 +196,10 @@ def annotate(request: AnnotateRequest) -> Entry:
 
 
 class DeleteRequest(JournalRequest, kw_only=True):
-    """Runs to delete for good."""
-
     ids: Annotated[tuple[str, ...], Argument("Runs, by their ids or the first digits.", metavar="ID...")]
 
 
 class Deletion(Record):
-    """The ids of the runs that were deleted."""
-
     deleted: tuple[str, ...]
 
 
@@ -246,8 +212,6 @@ def delete(request: DeleteRequest) -> Deletion:
 
 
 class JournalPlace(Record):
-    """Where a journal is, in which database and schema version, and how many runs it holds."""
-
     journal: str
     database: str
     database_version: int

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Request
+from trainpace.verbs.request import Argument, Field, Progress, Request
 from trainpace.verbs.units import COUNT, DURATION, WORKERS, within
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class LoaderRequest(Request):
-    """Which DataLoader to measure, and how."""
-
     target: Annotated[str, Argument("A dataset, a DataLoader or a task: FILE.py:NAME.", metavar="FILE.py:NAME")]
     batch: Annotated[int | None, Field("Samples in a batch.  [default: the DataLoader's own, or 32]", COUNT)] = None
     workers: Annotated[
@@ -32,8 +29,6 @@ class LoaderRequest(Request):
 
 
 class MeasuredLoader(Record):
-    """A loader as measured alone, and the settings to use on this machine."""
-
     measurement: LoaderMeasurement
     advice: LoaderAdvice
 

@@ -7,20 +7,15 @@ from trainpace.offers import Binding, Job, Match, Ranking, Rejected, nearest, ra
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s
-from trainpace.verbs.fields import ChannelsLast
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse
-from trainpace.verbs.servers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
-from trainpace.verbs.traced import workload_started
-from trainpace.verbs.training import TrainingRequest, conditions_of
+from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
+from trainpace.verbs.places import HardwareFile, own_devices
+from trainpace.verbs.request import Field, Misuse, Progress
+from trainpace.verbs.training import ChannelsLast, TrainingRequest, workload_started
 from trainpace.verbs.units import ABOVE_0, ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, USD, within
 from trainpace.workload import Form, Workload, form_of
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
-    """A training, and which servers may do it."""
-
     samples: Annotated[int, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)]
     max_steps: Annotated[
         int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
@@ -41,9 +36,7 @@ class MatchRequest(TrainingRequest, kw_only=True):
     preempted_every: Annotated[
         float | None, Field("Mean time between preemptions of one spot server.  [default: 24h, assumed]", ABOVE_0_S)
     ] = None
-    data_from: Annotated[
-        str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")
-    ] = ""  # fmt: skip
+    data_from: Annotated[str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")] = ""
     loader_rate: Annotated[
         float | None, Field("Samples per second that one CPU thread prepares.", within("rate", ABOVE_0, 1e9))
     ] = None
@@ -55,6 +48,10 @@ class MatchRequest(TrainingRequest, kw_only=True):
     checkpointing: Annotated[bool, Field("Recompute activations block by block, for models with repeated blocks.")] = (
         False
     )
+
+    @property
+    def recomputes(self) -> bool:
+        return self.checkpointing
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -83,25 +80,20 @@ def run(request: MatchRequest, progress: Progress) -> Matches:
     if r.data_from and not r.data_gb:
         raise Misuse("`data_from` needs `data_gb`, the size of the data.")
     # the offers are read while the model is traced
-    with workload_started(r, progress, recompute=r.checkpointing) as traced:
+    with workload_started(r, progress) as traced:
         every_offer = known_offers(r.machines, progress, r.only_machines)
         if r.data_from:
             check_provider(r.data_from, every_offer)
         offers, devices = chosen_offers(every_offer, r.provider, r.region, r.gpu, own_devices(r.hardware))
-        job = _job(r)
+        preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
+        job = Job(
+            schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
+            precisions=r.precisions, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
+            budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
+            conditions=r.conditions(samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
+        )  # fmt: skip
         workload = traced()
     ranking = rank(workload, offers, devices, job, "usd" if r.by == "cost" else "hours")
     return Matches(
         workload=workload, job=job, ranking=ranking, nearest=None if ranking.matches else nearest(ranking, job)
     )
-
-
-def _job(request: MatchRequest) -> Job:
-    r = request
-    preempted_h = None if r.preempted_every is None else hours_from_s(r.preempted_every)
-    return Job(
-        schedule=Schedule(samples=r.samples, epochs=r.epochs, max_steps=r.max_steps), global_batch=r.global_batch,
-        precisions=r.precisions, most_nodes=r.max_nodes, spot=r.spot, data_from=r.data_from, deadline_s=r.deadline,
-        budget_usd=r.budget, channels_last=r.channels_last, compile=r.compile, checkpointing=r.checkpointing,
-        conditions=conditions_of(r, samples_per_cpu_s=r.loader_rate, preemption_mean_h=preempted_h),
-    )  # fmt: skip

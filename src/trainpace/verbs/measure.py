@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,15 +11,22 @@ import numpy as np
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.execution import Execution
 from trainpace.hardware import Cluster, find_device
 from trainpace.measure import SweepAnalysis, SweepPlan, analyse, run_sweep
 from trainpace.outcome import FailedProbe, Forecast, Jump, Measurement
-from trainpace.records import Record, Table
-from trainpace.verbs.fields import ChannelsLast, ImageSize, JournalPlace, KeepIdentity, Optimizer, SequenceLength
-from trainpace.verbs.own_hardware import own_devices
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Misuse, Request
-from trainpace.verbs.this_machine import detected, device_of, profile_here
+from trainpace.records import Record
+from trainpace.verbs.places import (
+    JournalPlace,
+    KeepIdentity,
+    detected,
+    device_of,
+    opened_journal,
+    own_devices,
+    profile_here,
+)
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, Rows
+from trainpace.verbs.training import ChannelsLast, ImageSize, Optimizer, SequenceLength
 from trainpace.verbs.units import BATCHES, COUNT, DURATION
 from trainpace.workload import Variant, form_of
 
@@ -32,7 +37,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCHES = (8, 16, 32)
 LARGEST_SEARCHED = 65536
-MEMORY_SHARE = 0.7
 Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16"]
 
 
@@ -71,7 +75,7 @@ class MeasureRequest(Request):
     command: str = ""
 
 
-class MeasuredSweep(Record, Table):
+class MeasuredSweep(Record, Rows[Measurement]):
     """What was measured over batch sizes. Iterates over `measurements`, which are in order of batch size.
 
     `failed`: batch sizes that could not be measured, and why. `analysis`: medians, jumps, the best batch, the largest that fits.
@@ -85,14 +89,9 @@ class MeasuredSweep(Record, Table):
     causes: tuple[Jump, ...] = ()
     sweep: str | None = None
 
-    def __iter__(self) -> Iterator[Measurement]:
-        return iter(self.measurements)
-
-    def __len__(self) -> int:
-        return len(self.measurements)
-
-    def __getitem__(self, i: int) -> Measurement:
-        return self.measurements[i]
+    @property
+    def rows(self) -> tuple[Measurement, ...]:  # type: ignore[override]
+        return self.measurements
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A row a batch size, over all its probes, with what was forecast for it."""
@@ -101,8 +100,8 @@ class MeasuredSweep(Record, Table):
             forecast = self.forecasts.get(point.batch)
             step = None if forecast is None else forecast.step
             row = {**msgspec.to_builtins(point), "samples_per_second": point.samples_per_second}
-            row |= {"step_ms_low": point.interval_ms.low, "step_ms_high": point.interval_ms.high}
-            row.pop("interval_ms")
+            interval = row.pop("interval_ms")
+            row |= {"step_ms_low": interval["low"], "step_ms_high": interval["high"]}
             rows.append({**row, "forecast_ms": None if step is None else step.total_ms})
         return rows
 
@@ -115,7 +114,7 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
         raise Misuse("`noise_scale` is one of real samples, and those of this model are random: name FILE.py:FUNCTION.")
     machine = detected(progress)
     request = with_memory_limit(request, machine, progress)
-    with opened_journal(request) as journal:
+    with opened_journal(request.journal, request.no_journal) as journal:
         return sweep_of(request, device_of(request.device, machine), journal, progress)
 
 
@@ -124,10 +123,15 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     from trainpace.journal import execution_of
     from trainpace.measure import measure_noise_scale
 
-    conditions, plan = _conditions(request), _plan(request)
+    r, conditions = request, _conditions(request)
+    batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
+    plan = SweepPlan(
+        batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
+        also_batches=r.batch is not None,
+    )  # fmt: skip
     foresight = None if request.no_forecast else _foresight(conditions, device, journal, progress)
     execution = execution_of(conditions, plan.batches[0], "" if foresight is None else foresight.workload.optimizer)
-    causes = () if foresight is None else _forecast_jumps(foresight, plan, conditions)
+    causes = () if foresight is None else _forecast_jumps(foresight, plan, execution)
     recorded = _record(request, conditions, plan, device, journal, foresight, causes, progress)
     measured = sorted(
         (o for o in recorded.outcomes if isinstance(o, Measurement)), key=lambda m: m.execution.micro_batch
@@ -143,8 +147,8 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     analysis = analyse(recorded.outcomes)
     forecasts: dict[int, Forecast] = {}
     if foresight is not None:
-        made = {p.batch: foresight.at(replace(execution, micro_batch=p.batch)) for p in analysis.points}
-        forecasts = {batch: forecast for batch, forecast in made.items() if forecast.step is not None}
+        at_points = (foresight.at(replace(execution, micro_batch=point.batch)) for point in analysis.points)
+        forecasts = {forecast.execution.micro_batch: forecast for forecast in at_points if forecast.step is not None}
     return MeasuredSweep(
         measurements=tuple(measured), failed=failed, analysis=analysis, forecasts=forecasts, causes=causes,
         sweep=recorded.id or None,
@@ -156,41 +160,19 @@ def with_memory_limit(request: MeasureRequest, machine: Machine, progress: Progr
     r, memory_gib = request, machine.memory_limit_gib or machine.memory_gib
     if not r.until_oom or r.device != "cpu" or r.memory_limit is not None or memory_gib is None:
         return r
-    limit_gib = round(MEMORY_SHARE * memory_gib, 1)
+    limit_gib = round(0.7 * memory_gib, 1)
     progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
     return replace(r, memory_limit=limit_gib)
 
 
-@contextlib.contextmanager
-def opened_journal(request: MeasureRequest) -> Iterator[Journal | None]:
-    """The request's journal, or None with `no_journal`."""
-    if request.no_journal:
-        yield None
-        return
-    from trainpace.journal import Journal
-
-    with Journal.open(request.journal) as journal:
-        yield journal
-
-
-def _conditions(request: MeasureRequest) -> Conditions:
+def _conditions(r: MeasureRequest) -> Conditions:
     from trainpace.measure import Conditions
 
-    r = request
     assert r.model is not None
     return Conditions(
         model=r.model, device=r.device, precision=r.precision, optimizer=r.optimizer, accumulation=r.accumulate,
         sequence_length=r.sequence_length, image_size=r.image_size, channels_last=r.channels_last, compile=r.compile,
         seconds=r.seconds, timeout_s=r.timeout, memory_limit_gib=r.memory_limit,
-    )  # fmt: skip
-
-
-def _plan(request: MeasureRequest) -> SweepPlan:
-    r = request
-    batches = r.batch or ((LARGEST_SEARCHED,) if r.until_oom else DEFAULT_BATCHES)
-    return SweepPlan(
-        batches=batches, repeats=r.repeats or (2 if len(batches) > 2 else 3), every=r.every, until_oom=r.until_oom,
-        also_batches=r.batch is not None,
     )  # fmt: skip
 
 
@@ -219,13 +201,10 @@ def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Pr
         return None
 
 
-def _forecast_jumps(foresight: Foresight, plan: SweepPlan, conditions: Conditions) -> tuple[Jump, ...]:
+def _forecast_jumps(foresight: Foresight, plan: SweepPlan, execution: Execution) -> tuple[Jump, ...]:
     """Where the forecast has its jumps: probes on both sides of them tell soonest whether they are there."""
-    from trainpace.journal import execution_of
-
     if not plan.adaptive or foresight.forecaster.target.kernels.traces_cpu:
         return ()
-    execution = execution_of(conditions, plan.batches[0], foresight.workload.optimizer)
     steps = [foresight.at(replace(execution, micro_batch=b)).step for b in plan.batches]
     step_ms = [step.total_ms for step in steps if step is not None]
     if len(step_ms) != len(plan.batches):
@@ -238,9 +217,11 @@ def _record(
     foresight: Foresight | None, causes: tuple[Jump, ...], progress: Progress,
 ) -> RecordedSweep:  # fmt: skip
     from trainpace.journal import Circumstances, RecordedSweep, record_sweep
+    from trainpace.measure import most_probes
 
     hints = [jump.batch for jump in causes]
-    with progress.work(f"measuring {conditions.model}", _most_probes(plan), "probes at most") as work:
+    most = most_probes(len(plan.batches)) if plan.adaptive else len(plan.batches) * plan.repeats
+    with progress.work(f"measuring {conditions.model}", None if plan.until_oom else most, "probes at most") as work:
         tell = lambda batch, finished: work.to(finished, words=f"batch {batch}")  # noqa: E731
         if journal is None:
             return RecordedSweep("", run_sweep(conditions, plan, device, lambda _: None, (), hints, tell), 0)
@@ -258,17 +239,7 @@ def _record(
     return recorded
 
 
-def _most_probes(plan: SweepPlan) -> int | None:
-    """How many probes it may take, None where nobody knows."""
-    from trainpace.measure import most_probes
-
-    if plan.until_oom:
-        return None
-    return most_probes(len(plan.batches)) if plan.adaptive else len(plan.batches) * plan.repeats
-
-
 def _commit() -> str | None:
-    """The git commit of the working folder; None outside a repository."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

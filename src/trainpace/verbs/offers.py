@@ -1,20 +1,23 @@
-"""`offers`: servers and their prices."""
+"""`offers`: servers and their prices, refreshed or packaged, and the user's own machines."""
 
 import datetime
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from trainpace.offers import Offer
-from trainpace.records import Record, Table, to_jsonable, write_whole
-from trainpace.verbs.own_hardware import HardwareFile, own_devices
-from trainpace.verbs.places import default_offers_file
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
-from trainpace.verbs.servers import Gpus, MachinesFile, Providers, Regions, chosen_offers, known_offers
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.hardware import Device, catalogue, find_device
+from trainpace.offers import EGRESS_USD_PER_GB, Offer, notes_on, parse_machines, read_offers, snapshot
+from trainpace.records import Record, Table, read_text, to_jsonable, write_whole
+from trainpace.verbs.places import HardwareFile, data_place, own_devices
+from trainpace.verbs.request import Field, Progress, Request
+
+Providers = Annotated[tuple[str, ...], Field("Only this provider; several times if you like.")]
+Regions = Annotated[tuple[str, ...], Field("Only regions with this in their name: us-east, eu.")]
+Gpus = Annotated[tuple[str, ...], Field("Only this GPU.")]
+MachinesFile = Annotated[str | None, Field("Also machines of your own, from this file.", metavar="FILE.toml")]
 
 
 class OffersRequest(Request):
-    """Which servers on offer."""
-
     provider: Providers = ()
     region: Regions = ()
     gpu: Gpus = ()
@@ -29,24 +32,83 @@ class Offers(Record, Table):
     offers: tuple[Offer, ...]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A row an offer."""
         return [to_jsonable(offer) for offer in self.offers]
 
 
 def run(request: OffersRequest, progress: Progress) -> Offers:
     if request.refresh:
-        _refresh(datetime.date.today(), progress)
-    known = known_offers(request.machines, progress)
-    offers, _ = chosen_offers(known, request.provider, request.region, request.gpu, own_devices(request.hardware))
+        from trainpace.offers import refreshed, write_offers
+
+        fresh, unknown = refreshed(datetime.date.today())
+        target = data_place("offers.csv")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, write_offers(fresh))
+        left_out = f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}" if unknown else ""
+        progress.note(f"{len(fresh)} offers of today in {target}{left_out}.")
+    every_offer = known_offers(request.machines, progress)
+    offers, _ = chosen_offers(every_offer, request.provider, request.region, request.gpu, own_devices(request.hardware))
     return Offers(offers=tuple(offers))
 
 
-def _refresh(today: datetime.date, progress: Progress) -> None:
-    from trainpace.offers import refreshed, write_offers
+def known_offers(machines: str | None, progress: Progress, only_machines: bool = False) -> tuple[Offer, ...]:
+    """The machines of a file, then the refreshed offers where there are some, else the packaged snapshot."""
+    own: tuple[Offer, ...] = ()
+    if machines is not None:
+        own = parse_machines(read_text(machines), machines)
+        for note in notes_on(own):
+            progress.note(f"trainpace: {note}")
+    if only_machines:
+        return own
+    refreshed = data_place("offers.csv")
+    public = read_offers(read_text(refreshed), str(refreshed)) if refreshed.is_file() else snapshot()
+    return (*own, *public)
 
-    fresh, unknown = refreshed(today)
-    target = default_offers_file()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, write_offers(fresh))
-    left_out = f"; left out, not in the hardware catalogue: {', '.join(sorted(unknown))}" if unknown else ""
-    progress.note(f"{len(fresh)} offers of today in {target}{left_out}.")
+
+def check_provider(name: str, offers: Sequence[Offer]) -> None:
+    """Raises UnknownName for a provider that neither has offers nor a known price for data that leave it."""
+    providers = sorted({*EGRESS_USD_PER_GB, *(offer.provider for offer in offers)})
+    if name.casefold() not in providers:
+        raise UnknownName("provider", name, (), f"`data_from` knows {', '.join(providers)}.")
+
+
+def chosen_offers(
+    offers: Sequence[Offer],
+    providers: Sequence[str],
+    regions: Sequence[str],
+    gpus: Sequence[str],
+    own: Sequence[Device],
+) -> tuple[list[Offer], dict[str, Device]]:
+    """The offers of these providers, regions (a part of the name) and GPUs, and their devices by name.
+
+    Raises UnknownName for a provider, region or GPU that no offer has.
+    """
+
+    def has_provider(offer: Offer, name: str) -> bool:
+        return offer.provider.casefold() == name.casefold()
+
+    def has_region(offer: Offer, name: str) -> bool:
+        return name.casefold() in offer.region.casefold()
+
+    for what, wanted, has in (("provider", providers, has_provider), ("region", regions, has_region)):
+        for name in wanted:
+            if not any(has(offer, name) for offer in offers):
+                names = {getattr(offer, what) for offer in offers} - {""}
+                raise UnknownName(what, name, sorted(names), "See trainpace offers.")
+    by_name = {device.name: device for device in (*catalogue(), *own)}
+    devices = {name: by_name.get(name) or find_device(name, own) for name in {offer.device for offer in offers}}
+    chosen = {find_device(name, own).name for name in gpus}
+    left = [
+        o for o in offers
+        if (not providers or any(has_provider(o, name) for name in providers))
+        and (not regions or any(has_region(o, name) for name in regions))
+        and (not chosen or devices[o.device].name in chosen)
+    ]  # fmt: skip
+    if not left and (providers or regions):
+        filters = " and ".join(w for w, given in (("provider", providers), ("region", regions), ("GPU", gpus)) if given)
+        raise TrainpaceError(f"no offer has this {filters}.", "See trainpace offers.")
+    if not left:
+        raise TrainpaceError(
+            f"nobody among the offers rents out {' or '.join(gpus)}.",
+            "A machine of your own: `machines` FILE.toml. Its time alone: trainpace forecast.",
+        )
+    return left, devices

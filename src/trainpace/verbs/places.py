@@ -1,37 +1,105 @@
-"""Where a user's own things are."""
+"""What belongs to the user and to this machine: files of their own, devices, and the machine's profile."""
 
+from __future__ import annotations
+
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from trainpace.verbs.request import Misuse
+from trainpace.errors import TrainpaceError
+from trainpace.hardware import Device, catalogue_name, parse_catalogue
+from trainpace.records import load, read_text
+from trainpace.verbs.request import Field, Progress
 
+if TYPE_CHECKING:
+    from trainpace.journal import Journal
+    from trainpace.machine import Machine, MachineProfile
 
-def default_hardware_file() -> Path:
-    """Where a user's own devices are looked for without --hardware."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"
-
-
-def default_profile_file() -> Path:
-    """Where `trainpace calibrate` leaves this machine's profile, and `--gpu cpu` looks for it."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "machine.json"
-
-
-def default_recordings_folder() -> Path:
-    """Where `trainpace watch` and `diagnose` record."""
-    return default_profile_file().parent / "recordings"
-
-
-def default_offers_file() -> Path:
-    """Where `trainpace offers --refresh` leaves the offers, which then take the packaged snapshot's place."""
-    return default_profile_file().parent / "offers.csv"
+JournalPlace = Annotated[
+    str | None,
+    Field("The journal: a file, or postgresql://user@host/database. Default: $TRAINPACE_JOURNAL, else the user's data folder.",
+          metavar="PATH|URL"),
+]  # fmt: skip
+KeepIdentity = Annotated[bool, Field("Keep paths and names in the journal as they are.")]
+HardwareFile = Annotated[str | None, Field("Also read devices of your own from this file.", metavar="FILE.toml")]
 
 
-def default_workloads_folder() -> Path:
-    """Where `trainpace serve` looks for saved workloads."""
-    return default_profile_file().parent / "workloads"
+def data_place(name: str) -> Path:
+    """A file or folder in the user's data folder, such as the machine.json that `trainpace calibrate` leaves."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / name
 
 
-def check_writable(file: str) -> None:
-    """Raise Misuse where the folder of a file that is to be written does not exist."""
-    if not Path(file).resolve().parent.is_dir():
-        raise Misuse(f"the folder of {file} does not exist.")
+@contextlib.contextmanager
+def opened_journal(place: str | None, no_journal: bool, create: bool = True) -> Iterator[Journal | None]:
+    """The journal of a request, or None where it wants none."""
+    if no_journal:
+        yield None
+        return
+    from trainpace.journal import Journal
+
+    with Journal.open(place, create) as journal:
+        yield journal
+
+
+def own_devices(path: str | None) -> tuple[Device, ...]:
+    """Devices of the file at `path`, or of the one in the user's configuration folder where there is one."""
+    if path is not None:
+        return parse_catalogue(read_text(path), path)
+    default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "trainpace" / "hardware.toml"
+    return parse_catalogue(read_text(default), str(default)) if default.is_file() else ()
+
+
+def device_of(kind: str, machine: Machine) -> str:
+    """The name of the device that is measured on; a GPU has the catalogue's name where that lists it, as in forecasts."""
+    if kind == "cpu":
+        return machine.cpu.name or "CPU"
+    if not machine.gpus:
+        raise TrainpaceError("this machine shows no NVIDIA GPU.", "Use `device` cpu.")
+    return catalogue_name(machine.gpus[0].name or "NVIDIA GPU")
+
+
+def detected(progress: Progress) -> Machine:
+    """This machine, after a note on whatever disturbs measurements on it."""
+    from trainpace.machine import detect, warnings_of
+
+    machine = detect()
+    for warning in warnings_of(machine):
+        progress.note(f"note: {warning}")
+    return machine
+
+
+def profile_or_brief(progress: Progress) -> MachineProfile:
+    """The profile that `trainpace calibrate` left, else a brief calibration, which is not saved."""
+    profile = profile_here(progress)
+    if profile is not None:
+        return profile
+    from trainpace.machine import calibrate
+
+    progress.note("measuring this machine's CPU for 20 s (trainpace calibrate does it thoroughly, and once)")
+    return calibrate(20.0)
+
+
+def profile_here(progress: Progress) -> MachineProfile | None:
+    """The profile that `trainpace calibrate` left, if it is of this processor and this torch; else None, with a note on why."""
+    file = data_place("machine.json")
+    if not file.exists():
+        return None
+    from importlib.metadata import version
+
+    from trainpace.machine import MachineProfile, cpu_name
+
+    try:
+        profile = load(file, MachineProfile)
+    except TrainpaceError as error:
+        progress.note(f"note: the machine's profile cannot be used: {error}")
+        return None
+    for what, value in (("cpu", cpu_name()), ("torch", version("torch"))):
+        calibrated = profile.environment.get(what)
+        if calibrated != value:
+            progress.note(
+                f"note: the machine's profile is of {what} {calibrated}, not {value}: trainpace calibrate again."
+            )
+            return None
+    return profile

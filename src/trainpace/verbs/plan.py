@@ -1,52 +1,61 @@
-"""`plan`: what to change about a training, in which order, and what each change saves."""
+"""`plan`: what to change about a training, in which order, and what each change saves.
 
+It starts from the fleet, the present execution, the job and the loader, as the request, settings files and a recording say.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.execution import Checkpointing, Precision, ZeroStage
-from trainpace.plan import Freedom, Plan, Setting, plan_changes
-from trainpace.records import Record
-from trainpace.verbs.executed import Network, Offload
-from trainpace.verbs.own_hardware import HardwareFile
-from trainpace.verbs.plan_inputs import Present, cluster_of, data_paths, noise_scale_of, schedule_of, script_changes
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse, Unit
-from trainpace.verbs.traced import workload_of
-from trainpace.verbs.training import TrainingRequest, conditions_of
+from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
+from trainpace.hardware import Cluster, find_device
+from trainpace.plan import NO_WAIT, DataPath, Freedom, Plan, Setting, plan_changes
+from trainpace.records import Record, read_bytes, read_text
+from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
+from trainpace.units import parse_count
+from trainpace.verbs.places import HardwareFile, own_devices
+from trainpace.verbs.request import Field, Misuse, Progress, Unit
+from trainpace.verbs.settings import SettingsSource
+from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
 from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, within
-from trainpace.workload import Form, Variant, form_of
+from trainpace.workload import Form, Variant, Workload, form_of
 
 if TYPE_CHECKING:
-    pass
+    from trainpace.diagnose import Advice
+    from trainpace.watch import Rank, Recording
 
-NOISE_SCALE = Unit("samples", str)
+MOST_WORKERS = 16
+PLANNED_CAUSES = ("data", "launch", "communication", "straggler")
+"""Causes in a diagnosis that the search itself weighs, or that no setting changes."""
+REPLACES_FILES = frozenset({"activation_checkpointing", "offload_optimizer", "offload_parameters"})
+"""Fields of `Execution` for which the request may differ from the files."""
+FLEET_KEYS = {"gpu": str, "num_gpus": int, "nodes": int, "network_gb_per_s": float, "price": float}
 
 
 class PlanRequest(TrainingRequest):
-    """A training as it runs now, the fleet that it may use, and what may be changed."""
-
     gpu: Annotated[str | None, Field("The GPU of the fleet, by name.")] = None
     num_gpus: Annotated[int | None, Field("GPUs of a node of the fleet.  [default: 1]", DEVICES)] = None
     nodes: Annotated[int | None, Field("Nodes of the fleet.  [default: 1]", DEVICES)] = None
     network: Network = None
     cluster: Annotated[
-        str | None,
-        Field("The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, price.", metavar="FILE.toml"),
-    ] = None  # fmt: skip
+        str | None, Field("The fleet from a file: gpu, num_gpus, nodes, network_gb_per_s, price.", metavar="FILE.toml")
+    ] = None
     hardware: HardwareFile = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     config: Annotated[tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")] = ()
     command: Annotated[str | None, Field("How it trains now: a launch command.", metavar="TEXT")] = None
     watched: Annotated[
-        str | None,
-        Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER"),
-    ] = None  # fmt: skip
+        str | None, Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER")
+    ] = None
     batch: Annotated[
-        int | None,
-        Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, execution="micro_batch"),
-    ] = None  # fmt: skip
+        int | None, Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, execution="micro_batch")
+    ] = None
     accumulate: Annotated[
         int | None, Field("Micro-batches per update now.  [default: 1]", AT_LEAST_1, execution="accumulation")
     ] = None
@@ -57,24 +66,21 @@ class PlanRequest(TrainingRequest):
         None
     )
     nodes_now: Annotated[int | None, Field("Nodes that it trains on now.  [default: the fleet's]", DEVICES)] = None
-    precision: Annotated[
-        Precision | None, Field("Number format now.  [default: fp32]", execution="precision")
-    ] = None  # fmt: skip
+    precision: Annotated[Precision | None, Field("Number format now.  [default: fp32]")] = None
     zero: Annotated[
-        ZeroStage | None,
-        Field("ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]", execution="zero_stage"),
-    ] = None  # fmt: skip
-    tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1, execution="tp")] = None
-    pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1, execution="pp")] = None
-    cp: Annotated[int | None, Field("Context-parallel size now.", AT_LEAST_1, execution="cp")] = None
+        ZeroStage | None, Field("ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]", execution="zero_stage")
+    ] = None
+    tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1)] = None
+    pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1)] = None
+    cp: Annotated[int | None, Field("Context-parallel size now.", AT_LEAST_1)] = None
     checkpointing: Annotated[
         Checkpointing | None, Field("What is recomputed now.", execution="activation_checkpointing")
     ] = None
     offload: Annotated[
         Offload | None, Field("What is kept in the host's memory now.", execution="offload_optimizer")
     ] = None
-    compile: Annotated[bool, Field("torch.compile is used now.", execution="compile")] = False
-    channels_last: Annotated[bool, Field("NHWC tensors are used now.", execution="channels_last")] = False
+    compile: Annotated[bool, Field("torch.compile is used now.")] = False
+    channels_last: Annotated[bool, Field("NHWC tensors are used now.")] = False
     workers: Annotated[int | None, Field("Loader workers now. Needs `sample_ms`.", COUNT)] = None
     sample_ms: Annotated[
         float | None,
@@ -90,7 +96,7 @@ class PlanRequest(TrainingRequest):
     noise_scale: Annotated[
         str | None,
         Field("With `allow_global_batch`: count to the same loss, by this gradient noise scale (trainpace measure"
-              " --noise-scale --output FILE.json, or the ladder.json of trainpace run).", NOISE_SCALE,
+              " --noise-scale --output FILE.json, or the ladder.json of trainpace run).", Unit("samples", str),
               metavar="SAMPLES|FILE.json"),
     ] = None  # fmt: skip
     allow_fp8: Annotated[bool, Field("Also look at FP8.")] = False
@@ -118,14 +124,15 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
     freedom = Freedom(keep=r.keep, allow_global_batch=r.allow_global_batch, allow_fp8=r.allow_fp8)
     cluster = cluster_of(r, present)
     schedule = schedule_of(r, present)
-    forms: tuple[Form, ...] = ("half",) if form_of(present.precision(r)) == "half" else ("fp32", "amp")
+    precision: Precision = present.pick("precision", r.precision) or "fp32"
+    forms: tuple[Form, ...] = ("half",) if form_of(precision) == "half" else ("fp32", "amp")
     if r.allow_fp8 and "half" not in forms:
         forms = (*forms, "half")
     optimizer = present.pick("optimizer", r.optimizer)
     variant = Variant(optimizer, schedule.sequence_length, r.image_size)
     workload = workload_of(replace(r, optimizer=optimizer), progress, forms, variant)
     start = present.execution(r, cluster, workload)
-    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale, conditions=conditions_of(r))
+    setting = Setting(workload, cluster, schedule, noise_scale=noise_scale, conditions=r.conditions())
     plan = plan_changes(
         setting, start, data_paths(r, present, start, cluster), freedom, to="simplest" if r.simplest else "best"
     )
@@ -133,3 +140,213 @@ def run(request: PlanRequest, progress: Progress) -> Planned:
         plan=replace(plan, model=r.model_name), setting=setting,
         script_changes=tuple(script_changes(present, start, schedule)),
     )  # fmt: skip
+
+
+class Present(NamedTuple):
+    """How the training runs now, as files and a recording say; the request is laid beside them."""
+
+    files: SettingsSource
+    recording: Recording | None
+
+    @classmethod
+    def read(cls, request: PlanRequest) -> Present:
+        recording = None
+        if request.watched:
+            from trainpace.watch import read_recording
+
+            recording = read_recording(Path(request.watched))
+            if not recording.ranks:
+                raise UnreadableInput(f"{request.watched} holds no training steps: {recording.seen}")
+        return cls(SettingsSource.read(request.config, request.command), recording)
+
+    @property
+    def rank(self) -> Rank | None:
+        """The recording's first process."""
+        return None if self.recording is None else self.recording.ranks[0]
+
+    def pick(self, name: str, value: Any, recorded: Any = None) -> Any:
+        """The request's value, else the files', else the recording's."""
+        value = self.files.pick(name, value)
+        return recorded if value is None else value
+
+    def execution(self, request: PlanRequest, cluster: Cluster, workload: Workload) -> Execution:
+        """The present execution. Raises Contradiction where its numbers clash, or need more devices than there are."""
+        nodes, processes = self.files.world(request.nodes_now, request.gpus_now)
+        if nodes is None and processes is None and self.rank is not None:
+            processes = min(self.rank.world_size, cluster.devices_per_node)
+            nodes = -(-self.rank.world_size // cluster.devices_per_node)
+        nodes, processes = nodes or cluster.nodes, processes or cluster.devices_per_node
+        if nodes > cluster.nodes or processes > cluster.devices_per_node:
+            raise Contradiction(
+                f"it trains on {nodes} x {processes} GPUs (nodes x GPUs a node) now, and the fleet has {cluster.nodes} x"
+                f" {cluster.devices_per_node}.",
+                "Name the whole fleet with `nodes` and `num_gpus`.",
+            )
+        values = self._values(request, workload)
+        accumulation = values.pop("accumulation", None)
+        start = Execution(nnodes=nodes, nproc_per_node=processes, optimizer=workload.optimizer, **values)
+        total = self.pick("global_batch", request.global_batch)
+        if total is not None:
+            needed = accumulation_for_global_batch(total, start.micro_batch, start.data_parallel_size)
+            if accumulation not in (None, needed):
+                raise Contradiction(
+                    f"global batch {total} is not micro-batch {start.micro_batch} x accumulation {accumulation} x"
+                    f" data-parallel size {start.data_parallel_size}.",
+                    "Leave one of them out.",
+                )
+            accumulation = needed
+        return replace(start, accumulation=accumulation or 1)
+
+    def _values(self, request: PlanRequest, workload: Workload) -> dict[str, Any]:
+        sharded = self.files.value("sharding") == "fsdp"
+        values: dict[str, Any] = {"micro_batch": 32, "zero_stage": 3 if sharded else 0}
+        recorded = {}
+        if self.rank is not None:
+            from trainpace.watch import batches_per_step
+
+            batches = batches_per_step(self.rank)
+            recorded["accumulation"] = max(1, round(batches))
+            if self.rank.samples_per_step:
+                recorded["micro_batch"] = max(1, round(self.rank.samples_per_step / batches))
+        for name, value in execution_values(request, workload).items():
+            if name in REPLACES_FILES:
+                picked = self.files.value(name) if value is None else value
+            else:  # a flag that is not set says nothing
+                picked = self.pick(name, None if value is False else value, recorded.get(name))
+            if picked is not None:
+                values[name] = picked
+        return values
+
+
+def cluster_of(request: PlanRequest, present: Present) -> Cluster:
+    """The fleet, from its file or the request; without sizes, what the training runs on now."""
+    r = request
+    fleet = _fleet_file(r.cluster) if r.cluster else {}
+    given = {"gpu": r.gpu, "num_gpus": r.num_gpus, "nodes": r.nodes, "network_gb_per_s": r.network, "price": r.price}
+    for key, value in given.items():
+        if value is not None:
+            if fleet.get(key, value) != value:
+                raise Contradiction(f"{key} is {fleet[key]} in {r.cluster} and {value} on the command line.")
+            fleet[key] = value
+    if not fleet.get("gpu"):
+        raise Misuse("Name the fleet's GPU with `gpu`, or a fleet with `cluster`.")
+    nodes, processes = present.files.world(r.nodes_now, r.gpus_now)
+    per_node, count = fleet.get("num_gpus", processes or 1), fleet.get("nodes", nodes or 1)
+    network = fleet.get("network_gb_per_s")
+    if network is not None and not 1e-6 <= network <= 1e6:
+        raise TrainpaceError(f"a network of {network} GB/s cannot be right: give 1e-6 to 1e6.")
+    return fleet_of(find_device(fleet["gpu"], own_devices(r.hardware)), per_node, count, network, fleet.get("price"))
+
+
+def noise_scale_of(request: PlanRequest) -> float | None:
+    """Samples, from a number, from what `trainpace measure --noise-scale --output` or `trainpace run` (ladder.json) wrote."""
+    given = request.noise_scale
+    if given is None:
+        return None
+    if not request.allow_global_batch:
+        raise Misuse("`noise_scale` weighs global batches: add `allow_global_batch`.")
+    if not given.endswith(".json"):
+        try:
+            return float(within("number of samples", ABOVE_0, 1e12, parse_count).read(given))
+        except TrainpaceError as error:
+            raise Misuse(f"`noise_scale`: {error.message}", error.hint) from None
+    try:
+        read = json.loads(read_bytes(given))
+        if isinstance(read, dict):
+            tried = [t["measured"] for r in (read["baseline"], *read["rungs"]) for t in r["tried"] if t["measured"]]
+            samples = next((n for m in tried if (n := m.get("noise_scale", {}).get("samples"))), None)
+        else:
+            scales = [entry["noise_scale"] for entry in read if entry.get("noise_scale")]
+            samples = scales[-1]["scale"]["samples"] if scales else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UnreadableInput(
+            f"{given} is no file of measurements.",
+            "trainpace measure --output writes one, and trainpace run a ladder.json.",
+        ) from None
+    if not samples:
+        raise TrainpaceError(f"{given} holds no gradient noise scale.", "Measure it: trainpace measure --noise-scale.")
+    return float(samples)
+
+
+def _fleet_file(path: str) -> dict[str, Any]:
+    try:
+        fleet = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableInput(f"{path} is not valid TOML ({error}).") from None
+    for key, value in fleet.items():
+        kind = FLEET_KEYS.get(key)
+        if kind is None:
+            raise UnreadableInput(f"{path} has a key {key!r} that is not known.", f"Known: {', '.join(FLEET_KEYS)}.")
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            raise UnreadableInput(
+                f"{key} in {path} is {value!r}; it should be {'text' if kind is str else 'a number'}."
+            )
+    return fleet
+
+
+def schedule_of(request: PlanRequest, present: Present) -> Schedule:
+    """The job. Without one there are no seconds to save."""
+    r, samples, pick = request, request.samples, present.pick
+    if samples is None and r.tokens is None and present.rank is not None and present.rank.loader is not None:
+        samples = present.rank.loader.samples_in_dataset
+    schedule = Schedule(
+        samples=samples, tokens=r.tokens, sequence_length=pick("sequence_length", r.sequence_length),
+        epochs=pick("epochs", r.epochs), max_steps=pick("max_steps", r.max_steps),
+        drop_last=bool(pick("drop_last", None)),
+    )  # fmt: skip
+    if schedule.epochs is None and schedule.max_steps is None:
+        raise TrainpaceError(
+            "how long the job is is not known.",
+            "Add `samples` and `epochs`, or `max_steps` (1000, to see what a thousand steps save).",
+        )
+    if schedule.epochs is not None and schedule.samples_per_epoch is None:
+        raise TrainpaceError("how many samples an epoch has is not known.", "Add `samples` or `tokens`.")
+    return schedule
+
+
+def data_paths(request: PlanRequest, present: Present, start: Execution, cluster: Cluster) -> tuple[DataPath, ...]:
+    """The present data path, then more workers and samples prepared offline, by the pipeline model of `loader`."""
+    from trainpace.diagnose import HANDOVER_MS, SEND_MS, loader_cost
+    from trainpace.loader import LoaderCost, batch_ms, fewest_workers
+
+    r, rank = request, present.rank
+    now = present.pick("dataloader_workers", r.workers, rank.loader.workers if rank and rank.loader else None)
+    cost = None if rank is None else loader_cost(rank)
+    if r.sample_ms is not None:
+        cost = LoaderCost(sample_wall_ms=r.sample_ms, sample_cpu_ms=r.sample_ms, collate_ms=0.0,
+                          batch_size=start.micro_batch)  # fmt: skip
+    if cost is None or now is None:
+        if r.workers is not None or r.cores is not None:
+            raise Misuse("`workers` and `cores` need `sample_ms`, or a recording that has it.")
+        if cost is not None:
+            raise Misuse("Say with `workers` how many loader workers there are now.")
+        return (NO_WAIT,)
+    cores = r.cores or (rank.cpus if rank is not None else None)
+    if cores is None:
+        raise Misuse("`sample_ms` needs `cores`, the cores of a node that its loaders may use.")
+    cores_of_a_rank = max(1.0, cores / cluster.devices_per_node)
+    sent = replace(cost, send_ms=cost.send_ms or SEND_MS, handover_ms=cost.handover_ms or HANDOVER_MS)
+
+    def path(workers: int) -> DataPath:
+        ms = batch_ms(sent if workers else cost, workers, cores_of_a_rank)
+        return DataPath(workers=workers, ms_per_sample=ms / cost.batch_size, beside=workers > 0)
+
+    paths = {workers: path(workers) for workers in range(1, MOST_WORKERS + 1)}
+    enough = fewest_workers({workers: p.ms_per_sample for workers, p in paths.items()})
+    counts = dict.fromkeys(w for w in (1, 2, 4, 8, enough) if w <= enough and w != now)
+    offline = DataPath(
+        workers=max(1, now), ms_per_sample=cost.collate_ms / cost.batch_size / max(1, now), precomputed=True
+    )
+    return (path(now), *(paths[w] for w in counts if w > now), offline)
+
+
+def script_changes(present: Present, start: Execution, schedule: Schedule) -> list[tuple[Advice, float]]:
+    """What the recording's diagnosis would change in the script itself, beside loader and execution, with the seconds of the
+    job that it saves at the recorded pace."""
+    if present.recording is None:
+        return []
+    from trainpace.diagnose import diagnose
+
+    steps = total_steps(schedule, start)
+    advice = diagnose(present.recording).advice
+    return [(a, steps * a.saves_ms / 1e3) for a in advice if a.cause not in PLANNED_CAUSES]

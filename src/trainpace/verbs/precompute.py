@@ -8,25 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.process import usable_cores
 from trainpace.records import Record
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Misuse, Request
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.verbs.units import COUNT, DURATION, within
 
 if TYPE_CHECKING:
     from trainpace.shards import Damage, Estimate, Precomputed
 
-SHARE = within("share", 0, 1)
-MILLISECONDS = within("milliseconds", 0, 1e12)
-
 
 class PrecomputeRequest(Request):
-    """What to compute into which folder; or what to say about it."""
-
     out: Annotated[str, Field("Where the shards are, or are to be.", metavar="FOLDER")]
     target: Annotated[str | None, Argument("The dataset: FILE.py:NAME.")] = None
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None
     shard_samples: Annotated[int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)] = None
-    max_bad: Annotated[float, Field("Share that may be set aside.", SHARE)] = 0.05
+    max_bad: Annotated[float, Field("Share that may be set aside.", within("share", 0, 1))] = 0.05
     part: Annotated[
         str | None, Field("Compute the I-th of N parts.  [default: this task of a Slurm array]", metavar="I/N")
     ] = None
@@ -37,7 +31,9 @@ class PrecomputeRequest(Request):
         False
     )
     seconds: Annotated[float, Field("Time for `estimate` to compute samples.", DURATION)] = 20.0
-    step_ms: Annotated[float | None, Field("For `estimate`: a training step without its data.", MILLISECONDS)] = None
+    step_ms: Annotated[
+        float | None, Field("For `estimate`: a training step without its data.", within("milliseconds", 0, 1e12))
+    ] = None
     batch: Annotated[int | None, Field("For `estimate`: samples in that step.", COUNT)] = None
     epochs: Annotated[float | None, Field("For `estimate`: epochs that will be trained.")] = None
 

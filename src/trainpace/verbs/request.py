@@ -1,4 +1,6 @@
-"""What a verb is asked: a frozen record, whose every field has a type, a unit, a default and a line of help.
+"""What a verb is given: a request, and somebody to tell how far it has come.
+
+A request is a frozen record, whose every field has a type, a unit, a default and a line of help.
 
     class GpusRequest(Request):
         name: Annotated[str | None, Argument("One device.")] = None
@@ -11,19 +13,44 @@ a field in backquotes (`num_gpus`), which every face shows in its own spelling.
 
 import os
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from trainpace.errors import TrainpaceError, UnknownName
-from trainpace.records import Record
+from trainpace.records import Record, Table
+
+T = TypeVar("T")
 
 
 class Request(Record):
     """The base of every verb's request."""
+
+
+class Rows(Table, Generic[T]):
+    """An answer that is the sequence of its `rows`."""
+
+    __slots__ = ()
+    rows: tuple[T, ...]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> T:
+        return self.rows[i]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [msgspec.to_builtins(row) for row in self.rows]
+
+
+R = TypeVar("R", bound=Request)
 
 
 class Misuse(TrainpaceError):
@@ -71,11 +98,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Argument(Field):
-    """A field that the command line takes by its position."""
+    """A field that the command line takes by its position. `rest`: with all that follows on the line, as another command's."""
+
+    rest: bool = False
 
 
 @dataclass(frozen=True)
-class AskedField:
+class ResolvedField:
     """A field of a request, resolved: its name, its plain type, and what its `Field` says.
 
     choices: the values of a Literal, else none. several: a tuple of values, each given on its own. required: without a default.
@@ -98,14 +127,12 @@ class AskedField:
 
     @property
     def option(self) -> str:
-        """The word of the command line, without its dashes."""
         return (self.about.option or self.name).replace("_", "-")
 
     @property
     def default_text(self) -> str:
         """The default as a person writes it; empty where there is none to show."""
-        nothing = (None, msgspec.NODEFAULT) if self.choices else (None, False, (), "", msgspec.NODEFAULT)
-        if not self.about.show_default or self.default in nothing:
+        if self.default in (None, "", ()) or self.default is False or self.required or not self.about.show_default:
             return ""
         unit = self.about.unit
         return unit.show(self.default) if unit else ", ".join(self.default) if self.several else str(self.default)
@@ -145,7 +172,7 @@ class AskedField:
 
 
 @cache
-def fields_of(request: type[Request]) -> dict[str, AskedField]:
+def fields_of(request: type[Request]) -> dict[str, ResolvedField]:
     """The fields of a request by name, its own before those of its bases. Those without a `Field` are set by faces alone, and
     left out."""
     hints = get_type_hints(request, include_extras=True)
@@ -163,12 +190,8 @@ def fields_of(request: type[Request]) -> dict[str, AskedField]:
         if several:
             kind = _without_none(get_args(kind)[0])
         choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
-        default = info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
-        resolved[info.name] = AskedField(info.name, kind, default, about, choices, several)
+        resolved[info.name] = ResolvedField(info.name, kind, info.default, about, choices, several)
     return resolved
-
-
-R = TypeVar("R", bound=Request)
 
 
 def request_of(kind: type[R], given: Mapping[str, Any]) -> R:
@@ -202,3 +225,42 @@ def _without_none(hint: Any) -> Any:
         rest = [arg for arg in get_args(hint) if arg is not type(None)]
         return _without_none(rest[0])
     return hint
+
+
+class Work(Protocol):
+    def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
+        """Say how much is done of `total`, and `new`, how much of that by this run (all unless said). `words`: what is on now."""
+
+    def say(self, line: str) -> None:
+        """Give a line that stays."""
+
+
+class Progress(Protocol):
+    """Where a verb's remarks go."""
+
+    def note(self, text: str) -> None:
+        """Give a remark that stays, beside the answer."""
+
+    def work(
+        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
+    ) -> AbstractContextManager[Work]:
+        """Begin long work: `with progress.work("tracing") as work:`. `seconds`: work that is known to take so long."""
+
+
+class Silent:
+    """A `Progress`, and its `Work`, that tell nobody."""
+
+    def note(self, text: str) -> None:
+        pass
+
+    @contextmanager
+    def work(
+        self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None
+    ) -> Iterator[Work]:
+        yield self
+
+    def to(self, done: float, total: float | None = None, words: str = "", new: float | None = None) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
 
@@ -12,7 +12,6 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.hardware import HostLinks
 from trainpace.journal import Journal, anonymous_entry
 from trainpace.ladder import (
-    SCRIPT_STEPS,
     Attempt,
     ClimbActions,
     Ladder,
@@ -35,26 +34,20 @@ from trainpace.ladder import (
     preview,
     read_ladder,
     started_by,
-    try_script,
 )
-from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_trial, why_no_noise_scale
+from trainpace.launch import FailedTrial, SlurmOptions, TrialResult, job_of, run_script, run_trial, why_no_noise_scale
 from trainpace.machine import detect, device_in
 from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
-from trainpace.verbs.fields import JournalPlace, KeepIdentity
-from trainpace.verbs.progress import Progress, Work
-from trainpace.verbs.request import Argument, Field, Misuse, Request
-from trainpace.verbs.this_machine import device_of, profile_here, profile_or_brief
+from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, opened_journal, profile_here, profile_or_brief
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, Work
 from trainpace.verbs.units import ABOVE_0_S, COUNT, USD
 
 STATE = "ladder.json"
-TryIt = Callable[[Setup, int, str], TrialResult | FailedTrial]
 
 
 class RunRequest(Request):
-    """A ladder, on what it is climbed, and what is left out."""
-
     ladder: Annotated[str, Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER")]
     task: Annotated[str | None, Field("FILE.py:FUNCTION or a model, in place of the file's own.", metavar="SPEC")] = (
         None
@@ -96,15 +89,7 @@ class RunRequest(Request):
 
     @property
     def folder(self) -> Path:
-        """Where the state and the logs of this ladder go."""
         return Path(self.out or f"{Path(self.ladder).stem}-run")
-
-
-class Preview(NamedTuple):
-    """Every rung before anything is measured, and what would be started for each."""
-
-    rungs: list[RungPreview]
-    commands: list[list[str]]
 
 
 def run(request: RunRequest, progress: Progress) -> LadderResult:
@@ -114,28 +99,31 @@ def run(request: RunRequest, progress: Progress) -> LadderResult:
         request.launchers.check(ladder)
     folder = request.folder
     make_folder(folder)
-    with _alone(folder), _journal(request) as journal, progress.work(f"running {Path(request.ladder).name}") as work:
+    with (
+        _alone(folder),
+        opened_journal(request.journal, request.no_journal) as journal,
+        progress.work(f"running {Path(request.ladder).name}") as work,
+    ):
         before = _before(folder, request)
         actions = _actions(ladder, request, journal, before, progress, work)
-        counted = actions._replace(try_it=_counted(actions.try_it, ladder, before, work))
         try:
-            climbed = climb(ladder, counted, before, request.stop_early)
+            climbed = climb(ladder, actions, before, request.stop_early)
         except KeyboardInterrupt:
             work.say(f"the rungs measured so far are kept in {folder / STATE}; the same command goes on from there")
             raise
         if ladder.script is not None:
-            files = keep_files(ladder.script, ladder.start, climbed.kept[0], folder)
+            files = keep_files(ladder, climbed.kept[0], folder)
             work.say(f"the settings files as they are kept: {files}")
     return climbed
 
 
-def dry_run(request: RunRequest, progress: Progress) -> Preview:
-    """Setups, commands and forecasts of all rungs. Trains nothing."""
+def dry_run(request: RunRequest, progress: Progress) -> tuple[list[RungPreview], list[list[str]]]:
+    """Setups and forecasts of all rungs, and the commands that would be started for each. Trains nothing."""
     ladder, folder = _ladder(request), request.folder
     make_folder(folder)
     with _alone(folder), progress.work(f"running {Path(request.ladder).name}") as work:
         previews = preview(ladder, _actions(ladder, request, None, None, progress, work))
-        return Preview(previews, [_commands(rung, ladder, request) for rung in previews])
+        return previews, [_commands(rung, ladder, request) for rung in previews]
 
 
 def _ladder(request: RunRequest) -> Ladder:
@@ -144,13 +132,9 @@ def _ladder(request: RunRequest) -> Ladder:
         raise Misuse("`config` belongs to `command`.")
     script = None if request.command is None else Script(command=request.command, configs=request.config)
     ladder = read_ladder(Path(request.ladder), request.task, request.precompute, script)
-    given = {
-        "device": request.device,
-        "seconds": request.seconds,
-        "steps": request.steps,
-        "price_usd_per_hour": request.price,
-    }
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(request, name) for name in ("device", "seconds", "steps")}
+    given["price_usd_per_hour"] = request.price
+    changes = {name: value for name, value in given.items() if value is not None}
     ladder = replace(ladder, allow_global_batch=ladder.allow_global_batch or request.allow_global_batch, **changes)
     if ladder.job is not None:
         total_steps(ladder.job, ladder.start.execution)
@@ -170,36 +154,18 @@ def _before(folder: Path, request: RunRequest) -> LadderResult | None:
         raise TrainpaceError(error.message, "Begin anew with `fresh`, or name another folder with `out`.") from None
 
 
-def _counted(try_it: TryIt, ladder: Ladder, before: LadderResult | None, work: Work) -> TryIt:
-    """The same, and `work` says how many trials are left, unless two are too close and are tried again."""
-    expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
-    there = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
-    done = there
-
-    def counted(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
-        nonlocal done
-        work.to(done, max(expected, done + 1), name, done - there)
-        outcome = try_it(setup, seed, name)
-        done += 1
-        return outcome
-
-    return counted
-
-
 def _actions(
-    ladder: Ladder,
-    request: RunRequest,
-    journal: Journal | None,
-    before: LadderResult | None,
-    progress: Progress,
+    ladder: Ladder, request: RunRequest, journal: Journal | None, before: LadderResult | None, progress: Progress,
     work: Work,
-) -> ClimbActions:
+) -> ClimbActions:  # fmt: skip
     folder = request.folder
 
     def links() -> HostLinks | None:
         profile = profile_here(progress)
         return None if profile is None else profile.host_links
 
+    expected = 2 + sum(len(rung.alternatives()) for rung in ladder.rungs)
+    there = done = 0 if before is None else 2 + sum(len(result.tried) for result in before.rungs)
     gathered = None if before is None else noise_scale_of(before)
     noise = [] if gathered is None else [gathered[1]]  # gathered once
     forecasts = LadderForecasts(
@@ -207,19 +173,21 @@ def _actions(
     )
 
     def try_it(setup: Setup, seed: int, name: str) -> TrialResult | FailedTrial:
+        nonlocal done
+        # trials that are too close are repeated, beyond those expected
+        work.to(done, max(expected, done + 1), name, done - there)
+        done += 1
         try:
             if ladder.script is not None:
-                return try_script(
-                    ladder.script, ladder.start, setup, folder / "trials" / name, ladder.steps or SCRIPT_STEPS,
-                    ladder.warmup_steps, request.timeout,
-                )  # fmt: skip
+                script_trial, _ = prepare(ladder, setup, folder / "trials" / name)
+                return run_script(script_trial, folder / "trials" / name, request.timeout)
             launcher = request.launchers.over(ladder.slurm).of(setup.execution)
             trial = _trial(ladder, setup, seed)
             gather = not noise and has_data(setup.task) and not why_no_noise_scale(trial.engine, setup.execution)
-            found = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, request.timeout)
-            if isinstance(found, TrialResult) and found.noise_scale:
-                noise.append(found.noise_scale)
-            return found
+            outcome = run_trial(replace(trial, noise_scale=gather), launcher, folder / "trials" / name, request.timeout)
+            if isinstance(outcome, TrialResult) and outcome.noise_scale:
+                noise.append(outcome.noise_scale)
+            return outcome
         except TrainpaceError as error:
             return FailedTrial(kind="misuse", reason=str(error))
 
@@ -245,7 +213,10 @@ def _trial(ladder: Ladder, setup: Setup, seed: int) -> Any:
 
 
 def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[str]:
-    """What would be started. The requests that it names are written, so that it can be started by hand."""
+    """What would be started; of a script, also how the copies differ from the user's files.
+
+    The requests that a command names are written, so that it can be started by hand.
+    """
     commands = []
     for i, attempt in enumerate(rung.attempts):
         setup = attempt.setup
@@ -253,17 +224,12 @@ def _commands(rung: RungPreview, ladder: Ladder, request: RunRequest) -> list[st
             with contextlib.suppress(TrainpaceError):  # a forecast or a trial says the same again
                 folder = request.folder / "dry-run" / file_name(rung.title, i)
                 if ladder.script is not None:
-                    commands.append(_text_of_script(ladder, ladder.script, setup, folder))
+                    trial, files = prepare(ladder, setup, folder)
+                    commands.append("\n".join([started_by(trial), *(file.diff for file in files if file.diff)]))
                     continue
                 job = job_of(_trial(ladder, setup, ladder.seed), folder, request.timeout)
                 commands.append(request.launchers.over(ladder.slurm).of(setup.execution).text(job))
     return commands
-
-
-def _text_of_script(ladder: Ladder, script: Script, setup: Setup, folder: Path) -> str:
-    """The command on the copies, and how they differ from the user's files."""
-    prepared = prepare(script, ladder.start, setup, folder, ladder.steps or SCRIPT_STEPS, ladder.warmup_steps)
-    return "\n".join([started_by(prepared.trial), *(written.diff for written in prepared.files if written.diff)])
 
 
 def _keeper(ladder: Ladder, request: RunRequest, journal: Journal | None) -> Callable[[Attempt], None]:
@@ -298,12 +264,3 @@ def _alone(folder: Path) -> Iterator[None]:
         except OSError:  # a file system without locks
             pass
         yield
-
-
-@contextlib.contextmanager
-def _journal(request: RunRequest) -> Iterator[Journal | None]:
-    if request.no_journal:
-        yield None
-        return
-    with Journal.open(request.journal) as journal:
-        yield journal

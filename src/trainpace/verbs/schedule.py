@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from trainpace.job import ONLY_STEPS, Answer, Question, answer
 from trainpace.schedule import Schedule, SpeedUp
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
+from trainpace.verbs.request import Field, Progress, Request
 from trainpace.verbs.settings import SettingsSource
 from trainpace.verbs.units import COUNT, DURATION, RATIO, USD
 
@@ -16,8 +15,6 @@ Seconds = float | None
 
 
 class ScheduleRequest(Request):
-    """What is known of a training; what is missing is solved for."""
-
     config: Annotated[tuple[str, ...], Field("Read a settings file; may be given several times.", metavar="FILE")] = ()
     command: Annotated[
         str | None, Field("Read a launch command, such as 'torchrun --nproc-per-node 4 train.py'.", metavar="TEXT")
@@ -61,8 +58,6 @@ class ScheduleRequest(Request):
 
 
 class Scheduled(NamedTuple):
-    """The answer, and the settings files that it rests on."""
-
     answer: Answer
     files: SettingsSource
 

@@ -1,10 +1,27 @@
-"""Settings from files beside those of a request: a request that contradicts a file is an error, never a guess."""
+"""Other tools' settings files beside a request, which must agree with them; and a plan written into such files."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
+from trainpace import configs
 from trainpace.errors import Contradiction
+from trainpace.records import read_text, write_whole
+
+if TYPE_CHECKING:
+    from trainpace.configs import Rewritten, Written
+    from trainpace.plan import Plan
+    from trainpace.verbs.plan import PlanRequest
+
+NEW = {".json": "DeepSpeed", ".yaml": "accelerate", ".yml": "accelerate", ".sh": "torchrun", ".sbatch": "sbatch"}
+COMMAND = "command.sh"
+"""The name under which a launch command given as text stands in the diff; it is shown and never saved."""
 
 
 class SettingsSource(NamedTuple):
@@ -17,10 +34,8 @@ class SettingsSource(NamedTuple):
         """Read and cross-check. Raises `Contradiction` with every clash where the files disagree."""
         if not paths and not command:
             return cls(None)
-        from trainpace.configs import combine, parse_command, read_configs
-
-        files = [*read_configs(paths), *([parse_command(command)] if command else [])]
-        combined = combine(files)
+        files = [*configs.read_configs(paths), *([configs.parse_command(command)] if command else [])]
+        combined = configs.combine(files)
         if combined.clashes:
             raise Contradiction(
                 "the files contradict each other: " + " ".join(clash.text for clash in combined.clashes),
@@ -29,7 +44,6 @@ class SettingsSource(NamedTuple):
         return cls(combined)
 
     def value(self, name: str) -> Any:
-        """A setting's value from the files, or None."""
         setting = None if self.combined is None else self.combined.values.get(name)
         return None if setting is None else setting.value
 
@@ -50,23 +64,58 @@ class SettingsSource(NamedTuple):
         total = self.value("world_size")
         if total is None:
             return nodes, processes
-        if nodes and processes:
-            if nodes * processes != total:
-                raise Contradiction(f"world size {total} in the files is not {nodes} nodes x {processes} processes.")
-            return nodes, processes
-        divisor = nodes or processes
-        if divisor and total % divisor:
+        if nodes and processes and nodes * processes != total:
+            raise Contradiction(f"world size {total} in the files is not {nodes} nodes x {processes} processes.")
+        divisor = processes or nodes or 1
+        if total % divisor:
             raise Contradiction(f"world size {total} in the files cannot be split by {divisor}.")
-        if processes:
-            return total // processes, processes
-        return nodes or 1, total // (nodes or 1)
+        return (total // divisor, processes) if processes else (divisor, total // divisor)
 
     def as_json(self) -> dict[str, Any]:
         """For the JSON answer: what was read, and what was noticed."""
         if self.combined is None:
             return {}
-        import msgspec
-
         notes = [msgspec.to_builtins(note) for note in self.combined.notes]
         settings = {name: msgspec.to_builtins(s) for name, s in self.combined.values.items()}
         return {"settings": settings, "notes_on_files": notes}
+
+
+def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten | None:
+    """The files with all changes of the plan in them, and `new` ones; None where there is nothing to change."""
+    if plan.best is None or not (plan.changes or new):
+        return None
+    added = tuple(_new_file(file, plan, plan.best.job_s) for file in new)
+    if not plan.changes or not (request.config or request.command):
+        return configs.Rewritten(files=added, left={})
+    texts = {path: read_text(path) for path in request.config}
+    if request.command:
+        texts[COMMAND] = request.command + "\n"
+    last = plan.changes[-1].data
+    now = plan.now.choice.data if plan.now is not None else last
+    workers = last.workers if last.workers != now.workers else None
+    files = configs.rewrite(texts, configs.Changes(before=plan.start, after=plan.end, workers=workers))
+    return replace(files, files=(*files.files, *added))
+
+
+def _new_file(file: str, plan: Plan, job_s: float) -> Written:
+    """The plan's end in a file that is not there yet. A batch job may take a fifth longer than forecast."""
+    kind = NEW[Path(file).suffix]
+    time_limit_s = 60 * math.ceil(1.2 * job_s / 60) if kind == "sbatch" else None
+    return configs.new_file(kind, plan.end, file, time_limit_s)
+
+
+def save_all(files: Rewritten) -> dict[str, str]:
+    """Write the files, each beside a backup of the old one: {file: backup}, "" for a new file. Raises Contradiction, with nothing
+    written, where they would contradict each other."""
+    clashes = configs.combine([configs.parse_config(f.text, f.file) for f in files.files]).clashes
+    if clashes:
+        text = " ".join(clash.text for clash in clashes)
+        raise Contradiction(f"nothing was written, for then {text}", "Change what is left by hand first.")
+    backups: dict[str, str | None] = {}
+    for f in files.files:
+        if not f.before:
+            write_whole(f.file, f.text)
+            backups[f.file] = ""
+        elif f.file != COMMAND:
+            backups[f.file] = configs.save(f)
+    return {file: backup for file, backup in backups.items() if backup is not None}

@@ -2,13 +2,16 @@
 
 A task of an array measures all batch sizes of its model on one node, for points of several machines are no one curve. Tasks are
 judged by their results, which a later call does not measure again; they go into the user's journal from here, since many nodes
-must not write one file.
+must not write one file. A task is this module as a program: `python -m trainpace.verbs.suite REQUEST.json RESULT.json`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,24 +24,20 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.measure import SuiteItem, suite
 from trainpace.records import Record, cannot_write_into, write_whole
-from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, opened_journal, sweep_of, with_memory_limit
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Misuse
-from trainpace.verbs.this_machine import detected, device_of
+from trainpace.units import format_duration
+from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, sweep_of, with_memory_limit
+from trainpace.verbs.places import detected, device_of, opened_journal
+from trainpace.verbs.request import Field, Misuse, Progress, Silent
 from trainpace.verbs.units import COUNT, DURATION
 
 if TYPE_CHECKING:
-    from trainpace.launch import Ended, Job
+    from trainpace.launch import Job
 
 MOST_IN_AN_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 by default."""
-TASK = "trainpace.verbs.suite_task"
-TASK_LIMIT_S = 3600.0
 
 
 class SuiteRequest(MeasureRequest):
-    """A model or a suite, here or on the nodes of a Slurm cluster."""
-
     suite: Annotated[
         str | None, Field("Measure a list in place of `model`: classic, random, small, or a FILE.toml.", metavar="NAME")
     ] = None
@@ -73,7 +72,6 @@ class MeasuredSuite(Record):
 
 
 def check(request: SuiteRequest) -> None:
-    """Raise Misuse for a request that cannot be meant so."""
     r = request
     if (r.model is None) == (r.suite is None):
         raise Misuse("Name a `model`, or a list of them with `suite`.")
@@ -96,9 +94,9 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     machine = detected(progress)
     limited, device = with_memory_limit(request, machine, progress), device_of(request.device, machine)
     failed, begin = 0, time.monotonic()
-    with opened_journal(request) as journal:
+    with opened_journal(request.journal, request.no_journal) as journal:
         for i, item in enumerate(items):
-            left = "" if not i else f", about {_minutes((time.monotonic() - begin) / i * (len(items) - i))} left"
+            left = "" if not i else f", about {format_duration((time.monotonic() - begin) / i * (len(items) - i))} left"
             progress.note(f"{item.spec} ({i + 1} of {len(items)}{left})")
             try:
                 best = sweep_of(_one(item, limited), device, journal, progress).analysis.best.best
@@ -110,7 +108,6 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 
 def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
-    """The request for one model of a suite."""
     common = {name: getattr(request, name) for name in MeasureRequest.__struct_fields__}
     return MeasureRequest(**common | {
         "model": item.spec, "batch": request.batch or item.batches, "precision": item.precision,
@@ -120,7 +117,7 @@ def _one(item: SuiteItem, request: MeasureRequest) -> MeasureRequest:
 
 
 def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
-    from trainpace.launch import Slurm, SlurmOptions, file_name
+    from trainpace.launch import Slurm, SlurmOptions, failure_file, file_name
 
     r = request
     if r.suite is not None:
@@ -128,10 +125,8 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     else:
         assert r.model is not None
         items, name = (SuiteItem(spec=r.model, batches=DEFAULT_BATCHES, precision=r.precision),), r.model
-    alone = "--exclusive"  # what shares a node slows the measurement down
-    launcher = Slurm(options=SlurmOptions(
-        partition=r.partition, account=r.account, extra=(alone, *r.sbatch), at_once=r.at_once,
-    ))  # fmt: skip
+    extra = ("--exclusive", *r.sbatch)  # what shares a node slows the measurement down
+    launcher = Slurm(options=SlurmOptions(partition=r.partition, account=r.account, extra=extra, at_once=r.at_once))
     launcher.check()
     folder = Path(r.out or f"{file_name(name)}-measured").absolute()
     try:
@@ -152,7 +147,11 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
     try:
         for i in range(0, len(todo), MOST_IN_AN_ARRAY):
             array = todo[i : i + MOST_IN_AN_ARRAY]
-            _note_failures(array, launcher.run_all(array, tell), progress)
+            for job, end in zip(array, launcher.run_all(array, tell), strict=True):
+                if end.state != "done":
+                    written = failure_file(job.result)
+                    reason = written.read_text() if written.is_file() else end.reason
+                    progress.note(f"  {job.name} left out: {reason} Its log: {end.log}")
     except KeyboardInterrupt:
         progress.note("\nCancelled. What was measured is kept; the same command goes on from there.")
         raise
@@ -163,12 +162,15 @@ def _on_nodes(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
 
 def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> Job:
     """The task of one model, its request written. A result of other options, code or versions has another name."""
+    from trainpace.ladder import fingerprint
     from trainpace.launch import Job, failure_file, file_name
 
-    r = request
+    r, code = request, ""
+    with contextlib.suppress(TrainpaceError):  # the task says the same, and the others are measured
+        code = fingerprint(item.spec)
     probes = replace(_one(item, r), fresh=False, journal=None, no_journal=False, command="")
     versions = {package: version(package) for package in ("trainpace", "torch")}
-    question = {"request": msgspec.to_builtins(probes), "code": _code(item.spec), "versions": versions}
+    question = {"request": msgspec.to_builtins(probes), "code": code, "versions": versions}
     name = f"{number}-{file_name(item.spec)}-{hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]}"
     written, result = folder / f"{name}.request.json", folder / f"{name}.json"
     if r.fresh:
@@ -177,28 +179,9 @@ def _job(item: SuiteItem, number: int, folder: Path, request: SuiteRequest) -> J
     failure_file(str(result)).unlink(missing_ok=True)
     write_whole(written, json.dumps(msgspec.to_builtins(replace(probes, command=r.command))))
     return Job(
-        name=name, program=("-m", TASK, str(written), str(result)), folder=str(folder), result=str(result),
-        cpus_per_process=r.cpus or 1, gpus_per_node=int(r.device == "cuda"), timeout_s=r.limit or TASK_LIMIT_S,
+        name=name, program=("-m", "trainpace.verbs.suite", str(written), str(result)), folder=str(folder), result=str(result),
+        cpus_per_process=r.cpus or 1, gpus_per_node=int(r.device == "cuda"), timeout_s=r.limit or 3600.0,
     )  # fmt: skip
-
-
-def _code(spec: str) -> str:
-    from trainpace.ladder import fingerprint
-
-    try:
-        return fingerprint(spec)
-    except TrainpaceError:  # the task says the same, and the others are measured
-        return ""
-
-
-def _note_failures(jobs: Sequence[Job], ended: Sequence[Ended], progress: Progress) -> None:
-    from trainpace.launch import failure_file
-
-    for job, end in zip(jobs, ended, strict=True):
-        if end.state != "done":
-            written = failure_file(job.result)
-            reason = written.read_text() if written.is_file() else end.reason
-            progress.note(f"  {job.name} left out: {reason} Its log: {end.log}")
 
 
 def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
@@ -213,5 +196,37 @@ def _collect(jobs: Sequence[Job], request: SuiteRequest) -> int:
     return len(results)
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+class _Log(Silent):
+    def note(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+
+def task() -> int:
+    """Measure one model of a suite where this runs; the exit code is 0 where that went well.
+
+    It stores its probes in a journal of its own beside the result, so that one that was requeued or cancelled goes on where it
+    was; the result is that journal's export, written whole as its last act. What went wrong is one sentence beside it.
+    """
+    from trainpace.journal import Journal, export
+    from trainpace.launch import failure_file
+
+    request, result, log = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MeasureRequest), sys.argv[2], _Log()
+    try:
+        machine = detected(log)
+        request = with_memory_limit(request, machine, log)
+        with Journal.open(f"{result}.db") as journal:
+            sweep_of(request, device_of(request.device, machine), journal, log)
+            export(Path(result), (*journal.sweeps(), *journal.every()))
+    except TrainpaceError as error:
+        write_whole(failure_file(result), str(error))
+        Path(f"{result}.db").unlink(missing_ok=True)  # what failed throughout is tried anew by a later call
+        log.note(f"Error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = task()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

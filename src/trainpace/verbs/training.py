@@ -1,17 +1,147 @@
-"""Requests about a whole training: what it does besides its steps."""
+"""Requests about a model, its whole training, and how its steps are executed; and the model's workload, traced or saved."""
 
-from typing import Annotated, Any
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
+from trainpace.errors import Contradiction
+from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, PipelineSchedule, Precision, ZeroStage
+from trainpace.hardware import Cluster, Device, HostLinks
 from trainpace.job import JobConditions, stated_conditions
+from trainpace.records import save
+from trainpace.trace import is_saved, load_workload, workload_on_its_way
 from trainpace.units import hours_from_s
-from trainpace.verbs.request import Field, Misuse, fields_of
-from trainpace.verbs.traced import TracedRequest
-from trainpace.verbs.units import ABOVE_0_S, COUNT, DURATION, EPOCHS, GB_PER_S, SAMPLE_BYTES, within
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, fields_of
+from trainpace.verbs.units import (
+    ABOVE_0_S,
+    AT_LEAST_1,
+    BATCHES,
+    COUNT,
+    DEVICES,
+    DURATION,
+    EPOCHS,
+    GB_PER_S,
+    MOST_DEVICES,
+    within,
+)
+from trainpace.workload import Form, Mode, Variant, Workload
+
+ModelSpec = Annotated[str, Argument("The model, as in trainpace forecast.", metavar="MODEL")]
+Optimizer = Annotated[str | None, Field("sgd, sgd_momentum, adam, adamw; without it the task's own, or sgd_momentum.")]
+SequenceLength = Annotated[int | None, Field("Tokens in a sample, for transformers.", AT_LEAST_1)]
+ImageSize = Annotated[int | None, Field("Side in pixels, for image models.", AT_LEAST_1)]
+ChannelsLast = Annotated[bool, Field("NHWC tensors (memory_format=torch.channels_last).")]
+Model = Annotated[
+    str | Workload,
+    Argument("A name, FILE.py:FUNCTION, a saved WORKLOAD.json, or from Python a workload.", metavar="MODEL"),
+]
+Offload = Literal["none", "optimizer", "parameters", "both"]
+Network = Annotated[
+    float | None,
+    Field("A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125.", GB_PER_S,
+          metavar="GB/S"),
+]  # fmt: skip
+EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
+
+
+class TracedRequest(Request):
+    """A request about a model. `save_workload` is where faces want the workload to be saved, in every number format."""
+
+    model: Model
+    optimizer: Optimizer = None
+    sequence_length: SequenceLength = None
+    image_size: ImageSize = None
+    timeout: Annotated[float, Field("Give up tracing after this.", DURATION)] = 300.0
+    save_workload: str | None = None
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The number formats in which to trace the model."""
+        return EVERY_FORM
+
+    @property
+    def variant(self) -> Variant:
+        mode: Mode = getattr(self, "mode", None) or "train"
+        return Variant(self.optimizer, self.sequence_length, self.image_size, mode=mode)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether full activation checkpointing is wanted."""
+        return False
+
+    @property
+    def model_name(self) -> str:
+        return self.model if isinstance(self.model, str) else self.model.model
+
+
+class TraceRequest(TracedRequest):
+    mode: Annotated[Mode | None, Field("How much of a step.  [default: train]")] = None
+
+
+def workload_of(
+    request: TracedRequest, progress: Progress, forms: Sequence[Form] | None = None, variant: Variant | None = None
+) -> Workload:
+    """The workload of the request's model, in other forms or another variant than the request's where these are given."""
+    with workload_started(request, progress, forms, variant) as workload:
+        return workload()
+
+
+@contextlib.contextmanager
+def workload_started(
+    request: TracedRequest, progress: Progress, forms: Sequence[Form] | None = None, variant: Variant | None = None
+) -> Iterator[Callable[[], Workload]]:
+    """Start tracing the request's model, and give what waits for its workload, so that a verb can prepare the rest meanwhile.
+
+    Raises Contradiction where the request asks of a saved workload what it was not traced with.
+    """
+    model, variant = request.model, variant or request.variant
+    forms = EVERY_FORM if request.save_workload else forms or request.forms
+    name = model if isinstance(model, str) else f"this workload of {model.model}"
+    if is_saved(model) and request.save_workload:
+        raise Misuse(f"`save_workload` needs a model to trace, and {name} is a saved workload already.")
+    with workload_on_its_way(model, forms, variant, request.timeout) as traced:
+
+        def workload() -> Workload:
+            with progress.work(f"tracing {request.model_name}"):
+                result = traced()
+            if is_saved(model):
+                check_agrees(name, result, request)
+            # a forecast applies recomputation to repeated blocks; a model without them is traced with it
+            able = result.checkpointed or all(form.blocks is not None for form in result.forms.values())
+            if request.recomputes and not able:
+                if is_saved(model):
+                    raise Contradiction(
+                        f"{name} was traced without activation checkpointing and has no repeated blocks to recompute.",
+                        "`checkpointing` needs a new trace, from the model.",
+                    )
+                result = load_workload(model, forms, variant._replace(checkpointing=True), request.timeout)
+            if request.save_workload:
+                save(result, request.save_workload)
+            return result
+
+        yield workload
+
+
+def check_agrees(name: str, workload: Workload, request: TracedRequest) -> None:
+    """Raise Contradiction for the first field of the request that differs from what a saved workload was traced with."""
+    square = re.search(r"\b(\d+) x \1 image$", workload.sample)
+    traced = {
+        "mode": workload.mode, "optimizer": workload.optimizer, "sequence_length": workload.sequence_length,
+        "image_size": int(square[1]) if square else None,
+    }  # fmt: skip
+    for setting, was in traced.items():
+        value = getattr(request, setting, None)
+        if value is None or value == was:
+            continue
+        shown = was if was is not None else f"none ({workload.sample})"
+        raise Contradiction(
+            f"{name} was traced with `{setting}` {shown}, and `{setting}` {value} needs a new trace, from the model.",
+            "Leave the option out, or name the model.",
+        )
 
 
 class TrainingRequest(TracedRequest):
-    """A model, and the training that is to be done."""
-
     epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
     startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
@@ -29,28 +159,119 @@ class TrainingRequest(TracedRequest):
         float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S, metavar="GB/S")
     ] = None
     sample_bytes: Annotated[
-        int, Field("Bytes read per sample; slow storage then shows as data wait.", SAMPLE_BYTES)
+        int,
+        Field("Bytes read per sample; slow storage then shows as data wait.", within("bytes", 0, 1e15, COUNT.parse)),
     ] = 0
     storage: Annotated[
-        float | None,
-        Field("Shared storage: checkpoints, samples.  [default: 1, assumed]", GB_PER_S, metavar="GB/S"),
-    ] = None  # fmt: skip
+        float | None, Field("Shared storage: checkpoints, samples.  [default: 1, assumed]", GB_PER_S, metavar="GB/S")
+    ] = None
+
+    def conditions(self, **more: Any) -> JobConditions:
+        """The training besides its steps, as the request and `more` say it; the rest is as assumed."""
+        return stated_conditions({
+            "startup_s": self.startup, "evaluation_samples": self.evaluation_samples, "data_gb": self.data_gb,
+            "checkpoint_every_s": self.checkpoint_every, "step_variation": self.step_variation,
+            "device_mtbf_h": None if self.mtbf is None else hours_from_s(self.mtbf), "download_gb_per_s": self.download,
+            "sample_bytes": float(self.sample_bytes), "storage_gb_per_s": self.storage, **more,
+        })  # fmt: skip
 
 
-def conditions_of(request: TrainingRequest, **more: Any) -> JobConditions:
-    """What a request says of the training besides its steps, and `more`; what nobody said is as assumed."""
+class ExecutedRequest(TrainingRequest):
+    num_gpus: Annotated[
+        int, Field("GPUs of a node; data parallel unless said otherwise.", DEVICES, execution="nproc_per_node")
+    ] = 1
+    nodes: Annotated[int, Field("Nodes of that many GPUs each.", DEVICES, execution="nnodes")] = 1
+    network: Network = None
+    batch: Annotated[tuple[int, ...], Field("Samples per GPU: 32, or 1:70, or 8,16,32.", BATCHES)] = (32,)
+    accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, execution="accumulation")] = 1
+    precision: Annotated[Precision, Field("Number format.")] = "fp32"
+    channels_last: ChannelsLast = False
+    compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
+    tp: Annotated[int, Field("Tensor-parallel ranks.", AT_LEAST_1)] = 1
+    pp: Annotated[int, Field("Pipeline stages; micro-batches by `accumulate`.", AT_LEAST_1)] = 1
+    cp: Annotated[int, Field("Context-parallel ranks: divide the sequence.", AT_LEAST_1)] = 1
+    sequence_parallel: Annotated[bool, Field("Divide norms and residuals over the tensor-parallel ranks too.")] = False
+    async_tp: Annotated[
+        bool, Field("Hide part of tensor parallelism's exchanges under its products.", execution="async_tensor_parallel")
+    ] = False  # fmt: skip
+    pipeline: Annotated[
+        PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", execution="pipeline_schedule")
+    ] = "1f1b"
+    virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
+    zero: Annotated[ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", execution="zero_stage")] = 0
+    shard_size: Annotated[
+        int | None, Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1)
+    ] = None
+    keep_gathered: Annotated[
+        bool, Field("FSDP without resharding after the forward pass.", execution="reshard_after_forward")
+    ] = False
+    offload: Annotated[Offload, Field("What is kept in the host's memory.", execution="offload_optimizer")] = "none"
+    checkpointing: Annotated[
+        Checkpointing,
+        Field("Recompute activations in the backward pass; alone it means full, block by block.", alone="full",
+              show_default=False, execution="activation_checkpointing"),
+    ] = "none"  # fmt: skip
+
+    @property
+    def recomputes(self) -> bool:
+        return self.checkpointing == "full"
+
+
+def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
+    """What a request says of an `Execution`, by the names of its fields. A workload traced with recomputation stays so."""
+    fields = fields_of(type(request))
+    settings = {field.about.execution or name: getattr(request, name) for name, field in fields.items()}
+    values = {name: value for name, value in settings.items() if name in EXECUTION_FIELDS and name != "optimizer"}
+    if "reshard_after_forward" in values:
+        values["reshard_after_forward"] = not values["reshard_after_forward"]
+    if (offload := values.pop("offload_optimizer", None)) is not None:
+        values["offload_optimizer"] = offload in ("optimizer", "both")
+        values["offload_parameters"] = offload in ("parameters", "both")
+    if workload.checkpointed:
+        values["activation_checkpointing"] = "full"
+    return values
+
+
+def execution_of(request: ExecutedRequest, workload: Workload) -> Execution:
+    return Execution(micro_batch=request.batch[0], optimizer=workload.optimizer, **execution_values(request, workload))
+
+
+def check_used(request: ExecutedRequest, with_training: bool) -> None:
+    """Raise Misuse for fields that would do nothing; those of the whole training need one."""
     r = request
-    values = {
-        "startup_s": r.startup, "evaluation_samples": r.evaluation_samples, "step_variation": r.step_variation,
-        "checkpoint_every_s": r.checkpoint_every, "device_mtbf_h": None if r.mtbf is None else hours_from_s(r.mtbf),
-        "data_gb": r.data_gb, "download_gb_per_s": r.download, "sample_bytes": float(r.sample_bytes),
-        "storage_gb_per_s": r.storage, **more,
-    }  # fmt: skip
-    return stated_conditions(values)
-
-
-def check_no_training(request: TrainingRequest) -> None:
-    """Raise Misuse for what a request says of a training that it does not describe."""
+    idle = {
+        "shard_size": (r.shard_size is not None and r.zero == 0, "`zero` 1, 2 or 3"),
+        "keep_gathered": (r.keep_gathered and r.zero != 3, "`zero` 3"),
+        "sequence_parallel": (r.sequence_parallel and r.tp == 1, "`tp` of 2 or more"),
+        "async_tp": (r.async_tp and r.tp == 1, "`tp` of 2 or more"),
+    }
     for name, field in fields_of(TrainingRequest).items():
-        if name not in fields_of(TracedRequest) and getattr(request, name) != field.default:
-            raise Misuse(f"`{name}` does nothing without `samples` and `epochs`.")
+        if not with_training and name not in fields_of(TracedRequest):
+            idle[name] = (getattr(r, name) != field.default, "`samples` and `epochs`")
+    for name, (does_nothing, needs) in idle.items():
+        if does_nothing:
+            raise Misuse(f"`{name}` does nothing without {needs}.")
+
+
+def fleet_of(
+    device: Device,
+    num_gpus: int,
+    nodes: int,
+    network: float | None,
+    price: float | None,
+    links: HostLinks | None = None,
+) -> Cluster:
+    """Nodes of GPUs that share a `network` (GB/s of a node), which a profile's `links` may say too; `price`: of a GPU and hour.
+
+    Raises Misuse for a fleet that nobody has, and for several nodes without a network between them.
+    """
+    if num_gpus * nodes > MOST_DEVICES:
+        raise Misuse(
+            f"`num_gpus` {num_gpus:,} x `nodes` {nodes:,} cannot be right: up to {MOST_DEVICES:,} GPUs in all."
+        )
+    if nodes > 1 and network is None and links is None:
+        raise Misuse(f"{nodes} nodes need the network between them: add `network` GB/S (1 Gbit/s Ethernet is 0.125).")
+    return Cluster(
+        device=device, devices_per_node=num_gpus, nodes=nodes, price_usd_per_device_hour=price, host_links=links,
+        network_gb_per_s_per_device=None if network is None else network / num_gpus,
+    )  # fmt: skip

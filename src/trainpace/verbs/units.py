@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.units import format_duration, parse_count, parse_duration_s, parse_ratio, parse_usd
 from trainpace.verbs.request import Unit
 
-LARGEST_BATCH = 10**9
 MOST_BATCHES = 10_000
-MOST_WORKERS = 256
 MOST_DEVICES = 1_000_000
 ABOVE_0 = 5e-324
 
@@ -26,6 +26,10 @@ def _shown_s(seconds: float) -> str:
     return format_duration(seconds).replace(" ", "")
 
 
+def _shown_number(number: float) -> str:
+    return format(Decimal(repr(number)), "f").removesuffix(".0")  # no exponent
+
+
 def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _number, hint: str = "") -> Unit:
     """Numbers from `least` to `most`; `least` just above 0 reads as "above 0"."""
     start = "above 0" if least == ABOVE_0 else f"from {least:,.12g}"
@@ -38,54 +42,39 @@ def within(name: str, least: float, most: float, parse: Callable[[str], Any] = _
 
     if parse is parse_duration_s:
         return Unit(name, checked, _shown_s, suffix="s")
-    return Unit(name, checked)
+    return Unit(name, checked, _shown_number)
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
-    """``32``, ``1,2,4,8``, ``1:70`` (every size) or ``8:64:8`` (every eighth)."""
-    sizes: set[int] = set()
-    for part in text.split(","):
-        ends = [parse_count(end) for end in part.split(":")]
-        if len(ends) > 3 or min(ends) < 1 or max(ends) > LARGEST_BATCH or ends[0] > ends[min(1, len(ends) - 1)]:
-            raise TrainpaceError(f"{text!r} is not a batch size.", "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
-        first, last, step = (*ends, ends[0], 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
-        if (last - first) // step + len(sizes) > MOST_BATCHES:
-            raise TrainpaceError(
-                f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64."
-            )
-        sizes |= set(range(first, last + 1, step))
-    return tuple(sorted(sizes))
+def _list_of(name: str, one: str, least: int, most: int, hint: str) -> Unit:
+    """Whole numbers: ``32``, ``1,2,4,8``, ``1:70`` (every one) or ``8:64:8`` (every eighth)."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        numbers: set[int] = set()
+        for part in text.split(","):
+            ends = [parse_count(end) for end in part.split(":")]
+            first, last, step = (*ends, ends[0], 1)[:3] if len(ends) == 1 else (*ends, 1)[:3]
+            if len(ends) > 3 or not least <= first <= last <= most or not 1 <= step <= most:
+                raise TrainpaceError(f"{text!r} is not a {one}.", hint)
+            if (last - first) // step + len(numbers) > MOST_BATCHES:
+                raise TrainpaceError(
+                    f"{text!r} names more than {MOST_BATCHES} batch sizes.", "Give a step, as in 1:4096:64."
+                )
+            numbers |= set(range(first, last + 1, step))
+        return tuple(sorted(numbers))
+
+    return Unit(name, parse, lambda numbers: ",".join(map(str, numbers)), is_list=True)
 
 
-def parse_workers(text: str) -> tuple[int, ...]:
-    """``4``, ``0,2,4`` or ``0:4`` (0 to 4)."""
-    counts: set[int] = set()
-    for part in text.split(","):
-        ends = [parse_count(end) for end in part.split(":")]
-        if len(ends) > 2 or ends[0] > ends[-1] or ends[-1] > MOST_WORKERS:
-            raise TrainpaceError(
-                f"{text!r} is no number of workers.", f"Write 4, or 0,2,4, or 0:4; up to {MOST_WORKERS}."
-            )
-        counts |= set(range(ends[0], ends[-1] + 1))
-    return tuple(sorted(counts))
+def _path(name: str, *checks: tuple[Callable[[str], bool], str]) -> Unit:
+    """A path that fulfils every check; each has the problem of one that does not."""
 
+    def parse(path: str) -> str:
+        for is_right, problem in checks:
+            if not is_right(path):
+                raise TrainpaceError(problem.format(path=path))
+        return path
 
-def _existing_file(path: str) -> str:
-    if not os.path.exists(path):
-        raise TrainpaceError(f"File {path!r} does not exist.")
-    if os.path.isdir(path):
-        raise TrainpaceError(f"File {path!r} is a directory.")
-    return path
-
-
-def _existing_folder(path: str) -> str:
-    if not os.path.isdir(path):
-        raise TrainpaceError(f"Directory {path!r} does not exist.")
-    return path
-
-
-def _shown_list(sizes: tuple[int, ...]) -> str:
-    return ",".join(map(str, sizes))
+    return Unit(name, parse)
 
 
 DURATION = Unit("duration", parse_duration_s, _shown_s, suffix="s")
@@ -97,8 +86,12 @@ DEVICES = within("count", 1, MOST_DEVICES, parse_count)
 AT_LEAST_1 = within("count", 1, 1e18, parse_count)
 EPOCHS = within("epochs", ABOVE_0, 1e9)
 GB_PER_S = within("GB/s", 1e-6, 1e6, hint="In gigabytes a second: 400 Gbit/s is 50.")
-SAMPLE_BYTES = within("bytes", 0, 1e15, parse_count)
-BATCHES = Unit("batches", parse_batches, _shown_list, is_list=True)
-WORKERS = Unit("workers", parse_workers, _shown_list, is_list=True)
-EXISTING_FILE = Unit("file", _existing_file)
-EXISTING_FOLDER = Unit("directory", _existing_folder)
+BATCHES = _list_of("batches", "batch size", 1, 10**9, "Write 32, or 1,2,4,8, or 1:70, or 8:64:8.")
+WORKERS = _list_of("workers", "number of workers", 0, 256, "Write 4, or 0,2,4, or 0:4; up to 256.")
+NEW_FILE = _path("file", (lambda path: Path(path).resolve().parent.is_dir(), "the folder of {path} does not exist."))
+EXISTING_FILE = _path(
+    "file",
+    (os.path.exists, "File {path!r} does not exist."),
+    (lambda path: not os.path.isdir(path), "File {path!r} is a directory."),
+)
+EXISTING_FOLDER = _path("directory", (os.path.isdir, "Directory {path!r} does not exist."))

@@ -1,25 +1,19 @@
 """`validate`: forecasts against measured runs."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-import msgspec
+from typing import Annotated
 
 from trainpace.errors import TrainpaceError
-from trainpace.records import Record, Table
+from trainpace.records import Record
 from trainpace.validation import Row, Summary, by, evaluate, family_of, read_runs, summarise
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Request
+from trainpace.verbs.request import Argument, Field, Progress, Request, Rows
 from trainpace.verbs.units import EXISTING_FILE, EXISTING_FOLDER, within
 
 WORKERS = within("count", 1, 64, int)
 
 
 class ValidateRequest(Request):
-    """Measured runs, and what tracing their models needs."""
-
     runs: Annotated[str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")]
     file: Annotated[tuple[str, ...], Field("Only rows whose column 'file' says so. Repeatable.", metavar="NAME")] = ()
     models: Annotated[
@@ -31,7 +25,7 @@ class ValidateRequest(Request):
     )
 
 
-class ValidatedRuns(Record, Table):
+class ValidatedRuns(Record, Rows[Row]):
     """Forecasts against measured runs. Iterates over `rows`, one a run in the order of its file.
 
     `overall`: the errors of all; `groups`: those by "file", "gpu" and "family".
@@ -40,19 +34,6 @@ class ValidatedRuns(Record, Table):
     rows: tuple[Row, ...]
     overall: Summary
     groups: dict[str, tuple[Summary, ...]]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> Row:
-        return self.rows[i]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a run."""
-        return [msgspec.to_builtins(row) for row in self.rows]
 
 
 def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
@@ -68,14 +49,11 @@ def run(request: ValidateRequest, progress: Progress) -> ValidatedRuns:
     if not runs:
         raise TrainpaceError(f"{path} has no rows.")
     models = (Path(r.models) if r.models else path.parent).resolve()
-    traces = Path(r.traces) if r.traces else _cache()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    traces = Path(r.traces) if r.traces else cache / "trainpace" / "traces"
     workers = r.workers or max(1, min(4, (os.cpu_count() or 2) // 2 + 1))
     with progress.work("tracing", unit="models") as work:
         rows = evaluate(runs, models, traces, work.say, workers, progress=work.to)
     keys = {"file": lambda row: row.file, "gpu": lambda row: row.gpu, "family": lambda row: family_of(row.model)}
     groups = {name: tuple(by(rows, key)) for name, key in keys.items()}
     return ValidatedRuns(rows=tuple(rows), overall=summarise("all", rows), groups=groups)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainpace" / "traces"

@@ -2,9 +2,8 @@
 
 from typing import Annotated, Literal
 
-from trainpace.verbs.fields import ImageSize, ModelSpec, Optimizer, SequenceLength
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Field, Request
+from trainpace.verbs.request import Field, Progress, Request
+from trainpace.verbs.training import ImageSize, ModelSpec, Optimizer, SequenceLength
 from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DURATION, within
 from trainpace.verify import Equivalence, Question, verify
 
@@ -14,8 +13,6 @@ DIFFERENCE = within("difference", ABOVE_0, 0.1)
 
 
 class VerifyRequest(Request):
-    """A training as one big batch, and the ways in which it is to be repeated."""
-
     model: ModelSpec
     batch: Annotated[int, Field("Samples per update.", AT_LEAST_1)] = 8
     accumulate: Annotated[int, Field("Micro-batches of accumulation.", COUNT)] = 4

@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 from trainpace.errors import UnknownName
 from trainpace.process import usable_cores
 from trainpace.records import Record
-from trainpace.verbs.places import default_recordings_folder
-from trainpace.verbs.progress import Progress
-from trainpace.verbs.request import Argument, Field, Misuse, Request
+from trainpace.verbs.places import data_place
+from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
 from trainpace.watch import Recording, read_recording, watch
 
 if TYPE_CHECKING:
     from trainpace.journal import Pace
 
-BUSY = 0.5
-"""Share of the cores that other programs may use without a note."""
-
 RecordingFolder = Annotated[
     str | None, Field("Where to record.  [default: a new folder in the user's data folder]", metavar="FOLDER")
 ]
-Command = Annotated[tuple[str, ...], Argument("The command, with its arguments.", metavar="[COMMAND]...")]
+Command = Annotated[tuple[str, ...], Argument("The command, with its arguments.", metavar="[COMMAND]...", rest=True)]
 
 
 class WatchRequest(Request):
@@ -63,7 +59,7 @@ def record(
     """Run the command with the recorder in it. `trials`: interventions to try."""
     folder = _folder(output, command)
     load, cores = os.getloadavg()[0], usable_cores()
-    if load > BUSY * cores:
+    if load > cores / 2:
         progress.note(
             f"note: other programs keep {load:.1f} of {cores} cores busy (load average), so the times of this recording may be"
             " too long."
@@ -73,7 +69,6 @@ def record(
 
 
 def pace_of(run: str, journal: str | None) -> Pace:
-    """The pace of a recording's folder, or of a run in the journal."""
     from trainpace.journal import pace_of_entry, pace_of_recording
 
     if Path(run).is_dir():
@@ -97,6 +92,6 @@ def _folder(output: str | None, command: Sequence[str]) -> Path:
             raise Misuse(f"{folder} is there already; name a new folder.")
         return folder
     script = next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
-    base = default_recordings_folder() / f"{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    base = data_place("recordings") / f"{script}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     names = (base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100)))
     return next(folder for folder in names if not folder.exists())

@@ -2,24 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Checkpointing, Execution, Precision, ZeroStage
-from trainpace.forecast import Forecaster, Target
-from trainpace.hardware import Cluster, Device
+from trainpace.forecast import Forecaster, ForecastTable, Target
+from trainpace.hardware import Cluster, Device, catalogue
 from trainpace.offers import Offer
-from trainpace.outcome import Forecast, Interval, Jump
+from trainpace.outcome import Forecast, Jump
 from trainpace.records import Record
 from trainpace.schedule import Schedule
-from trainpace.verbs.executed import execution_values
 from trainpace.verbs.request import Field, Request
+from trainpace.verbs.training import execution_values
 from trainpace.workload import Workload
 
 CURVE_SIZES = 64
-"""Batch sizes of the curve."""
 Text = Annotated[str, Meta(max_length=200)]
 
 
@@ -53,10 +52,9 @@ class WhatIfRequest(Request):
         int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", low=1, high=512, scale="log2", execution="micro_batch")
     ] = 32
     accumulate: Annotated[
-        int, Meta(ge=1, le=65_536),
-        Slider("Accumulation steps", low=1, high=64, scale="log2", execution="accumulation"),
-    ] = 1  # fmt: skip
-    precision: Annotated[Precision, Field("Precision", execution="precision")] = "amp_bf16"
+        int, Meta(ge=1, le=65_536), Slider("Accumulation steps", low=1, high=64, scale="log2", execution="accumulation")
+    ] = 1
+    precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
     zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, execution="zero_stage")] = 0
     checkpointing: Annotated[Checkpointing, Field("Activation checkpointing", execution="activation_checkpointing")] = (
         "none"
@@ -69,30 +67,18 @@ class WhatIfRequest(Request):
 
 
 class Price(Record):
-    """Dollars of one GPU and hour, and where the figure comes from."""
-
     usd_per_device_hour: float
     source: str
 
 
-class BatchCurve(Record):
-    """Step times over batch sizes, with the ends of their intervals. `best`: the size with the best throughput that fits."""
-
-    sizes: tuple[int, ...]
-    step_ms: tuple[float, ...]
-    low_ms: tuple[float, ...]
-    high_ms: tuple[float, ...]
-    fits: tuple[bool, ...]
+class BatchCurve(NamedTuple):
+    sizes: list[int]
+    forecasts: ForecastTable
     jumps: tuple[Jump, ...]
 
-    @property
-    def best(self) -> int | None:
-        rates = [size / ms if fit else 0.0 for size, ms, fit in zip(self.sizes, self.step_ms, self.fits, strict=True)]
-        return self.sizes[rates.index(max(rates))] if max(rates) > 0 else None
 
-
-class WhatIf(Record):
-    """The forecast, the price that its cost rests on, the ends of the cost, and the curve over batch sizes.
+class WhatIf(NamedTuple):
+    """The forecast, the price that its cost rests on, and the curve over batch sizes.
 
     What cannot be done has a `reason`, and no forecast where there is none.
     """
@@ -100,51 +86,50 @@ class WhatIf(Record):
     request: WhatIfRequest
     forecast: Forecast | None = None
     price: Price | None = None
-    cost_usd: Interval | None = None
     curve: BatchCurve | None = None
     reason: str = ""
 
 
 def cheapest(offers: Sequence[Offer]) -> dict[str, Price]:
     """For every device the lowest price of a GPU and hour among the offers (not spot)."""
-    best: dict[str, tuple[float, Offer]] = {}
-    for offer in offers:
-        price = offer.price_usd_per_hour / offer.count
-        if price > 0 and (offer.device not in best or price < best[offer.device][0]):
-            best[offer.device] = (price, offer)
+    priced = [offer for offer in offers if offer.price_usd_per_hour > 0]
+    by_price = sorted(priced, key=lambda offer: offer.price_usd_per_hour / offer.count)
     return {
-        device: Price(
-            usd_per_device_hour=price,
+        offer.device: Price(
+            usd_per_device_hour=offer.price_usd_per_hour / offer.count,
             source=f"the cheapest on-demand offer known: {offer.provider} {offer.instance_type}"
             f"{f' in {offer.region}' if offer.region else ''}, {f'as of {offer.as_of}' if offer.as_of else 'undated'}",
         )
-        for device, (price, offer) in best.items()
+        for offer in reversed(by_price)  # the last of a device stays
     }
 
 
-def run(request: WhatIfRequest, workload: Workload, device: Device, price: Price | None) -> WhatIf:
-    """Forecast what the request describes, of a workload that its model names and a device that its GPU names."""
-    r = request
+def forecaster_of(workload: Workload) -> Forecaster:
+    """A forecaster that `run` can ask again and again; which device it is made for does not matter."""
+    return Forecaster(workload, Target(Cluster(device=catalogue()[0])))
+
+
+def run(request: WhatIfRequest, forecaster: Forecaster, device: Device, price: Price | None) -> WhatIf:
+    """Forecast what the request describes: the forecaster's workload is the one that its model names, the device its GPU."""
+    r, workload = request, forecaster.workload
     if r.price is not None:
         price = Price(usd_per_device_hour=r.price, source="as given")
     try:
-        cluster = Cluster(
+        forecaster = forecaster.on(Cluster(
             device=device, devices_per_node=r.gpus, nodes=r.nodes, network_gb_per_s_per_device=r.network / r.gpus,
             price_usd_per_device_hour=None if price is None else price.usd_per_device_hour,
-        )  # fmt: skip
-        values = execution_values(r)
-        if workload.checkpointed:
-            values["activation_checkpointing"] = "full"
-        execution = Execution(optimizer=workload.optimizer, **values)
-        forecaster = Forecaster(workload, Target(cluster))
+        ))  # fmt: skip
+        execution = Execution(optimizer=workload.optimizer, **execution_values(r, workload))
         forecast = forecaster.forecast(execution, Schedule(samples=r.samples, epochs=r.epochs))
     except TrainpaceError as error:
-        return WhatIf(request=r, reason=str(error))
+        return WhatIf(r, reason=str(error))
     if forecast.step is None:
-        return WhatIf(request=r, forecast=forecast, price=price, reason=forecast.reason)
-    return WhatIf(
-        request=r, forecast=forecast, price=price, cost_usd=forecast.cost_interval_usd, curve=_curve(forecaster, execution)
-    )  # fmt: skip
+        return WhatIf(r, forecast, price, reason=forecast.reason)
+    sizes = sizes_around(execution.micro_batch)
+    swept = forecaster.over_batches(execution, sizes)
+    every_size = sizes[-1] == len(sizes)  # between sizes that are far apart a step says little
+    jumps = forecaster.jumps_in(execution, sizes, swept.step_ms) if every_size and swept.timed.all() else ()
+    return WhatIf(r, forecast, price, BatchCurve(sizes, swept, jumps) if swept.timed.all() else None)
 
 
 def sizes_around(batch: int) -> list[int]:
@@ -152,16 +137,3 @@ def sizes_around(batch: int) -> list[int]:
     most = max(CURVE_SIZES, 1 << (2 * batch - 1).bit_length())
     every = max(1, most // CURVE_SIZES)
     return sorted({batch, *range(every, most + 1, every)})
-
-
-def _curve(forecaster: Forecaster, execution: Execution) -> BatchCurve | None:
-    sizes = sizes_around(execution.micro_batch)
-    swept = forecaster.over_batches(execution, sizes)
-    if not swept.timed.all():
-        return None
-    every_size = sizes[-1] == len(sizes)  # between sizes that are far apart a step says little
-    return BatchCurve(
-        sizes=tuple(sizes), step_ms=tuple(swept.step_ms.tolist()), low_ms=tuple(swept.low_ms.tolist()),
-        high_ms=tuple(swept.high_ms.tolist()), fits=tuple(swept.fits.tolist()),
-        jumps=forecaster.jumps_in(execution, sizes, swept.step_ms) if every_size else (),
-    )  # fmt: skip

@@ -19,9 +19,7 @@ from trainpace.process import run_isolated, run_ranks
 from trainpace.records import load
 from trainpace.verify.question import (
     CHANGES,
-    FORMATS,
     INITIAL,
-    LEAST_MOVED,
     RANKS,
     WEIGHTS,
     Change,
@@ -37,6 +35,9 @@ from trainpace.verify.question import (
 FLOOR = 1e-3
 """Share of the model's root mean square that is the least size that a tensor's difference is held against. A tensor that starts
 at 0 and whose gradient is 0 but for rounding (a key's bias in attention) holds nothing but noise."""
+LEAST_MOVED = 100.0
+"""The weights must move by so many times the difference, or equality says nothing."""
+FORMATS: tuple[Change, ...] = ("fp32", "fp64")
 WORKER = "trainpace.verify.worker"
 
 Tell = Callable[[str], None]
@@ -81,10 +82,8 @@ class Difference(NamedTuple):
 
 
 def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np.floating]]) -> Difference:
-    """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most.
-
-    A tensor counts as no smaller than FLOOR x the root mean square of all a.
-    """
+    """Largest over tensors of max |a - b| / max(|a|, |b|), 2 at most. A tensor counts as no smaller than FLOOR x the root mean
+    square of all a."""
     names = sorted(a)
     assert names == sorted(b), "two trainings of one model have the same parameters"
     count, squares = 0, 0.0
@@ -121,11 +120,8 @@ def _causes(trainings: _Trainings, apart: Sequence[Way]) -> dict[Way, dict[str, 
 
 
 def _cause(trainings: _Trainings, way: Way, can: Sequence[Change]) -> dict[str, Any]:
-    """The changes that make a way equal, and all that were tried.
-
-    One at a time first. Where none is enough, several together, at most one of a kind (a weight, a number format), from
-    which one after another is left out as long as equality stays.
-    """
+    """The changes that make a way equal, and all that were tried: one at a time first; where none is enough, several together, at
+    most one of a kind (a weight, a number format), from which one after another is left out as long as equality stays."""
     results: dict[tuple[Change, ...], WayResult] = {}
 
     def equal_under(changes: tuple[Change, ...]) -> bool:
@@ -202,7 +198,6 @@ class _Trainings:
         )  # fmt: skip
 
     def facts(self, variant: Variant) -> Facts:
-        """The facts of a training that has been run."""
         return load(self._folder / f"{variant.key}.json", Facts)
 
     def _run_ranks(self, variants: Sequence[Variant]) -> None:
@@ -218,8 +213,7 @@ class _Trainings:
 
     def _request(self, variants: Sequence[Variant]) -> dict[str, Any]:
         request = {"question": self.question, "variants": variants, "folder": str(self._folder)}
-        plain: dict[str, Any] = msgspec.to_builtins(request)
-        return plain
+        return dict(msgspec.to_builtins(request))
 
     def _difference(self, a: str, b: str) -> Difference | None:
         apart = difference_of_files(self._weights(a), self._weights(b))

@@ -20,23 +20,16 @@ Change = Literal[
 """An intervention on both sides of a comparison. Weights only act where a batch is divided."""
 CHANGES: tuple[Change, ...] = get_args(Change)
 WEIGHTS: tuple[Change, ...] = ("weight_by_samples", "weight_by_targets", "sum")
-FORMATS: tuple[Change, ...] = ("fp32", "fp64")
 
 TOLERANCE = 1e-5
 """Relative. fp32 has a unit roundoff of 6e-8; sums in another order over some steps leave some multiples of it."""
-LEAST_MOVED = 100.0
-"""The weights must move by so many times the difference, or equality says nothing."""
-
-
 INITIAL = "initial"
 """Name of the weights before the first step."""
 
 
 class Question(Record):
-    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes.
-
-    `model` is as `trace.task.build_task` takes it. `optimizer` None is the task's own, or sgd_momentum.
-    """
+    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes. `optimizer` None is
+    the task's own, or sgd_momentum."""
 
     model: str
     batch: int = 8
@@ -68,7 +61,6 @@ class Question(Record):
             raise TrainpaceError(f"a tolerance of {self.tolerance} is not above 0 and below 1.")
 
     def shares(self, way: Way) -> int:
-        """The number of parts into which a way divides the batch."""
         return self.ranks if way in RANKS else self.parts if way == "accumulate" else 1
 
     def sizes(self, way: Way) -> tuple[int, ...]:
@@ -85,7 +77,6 @@ class Variant(Record):
 
     @property
     def key(self) -> str:
-        """The name of its files."""
         return "-".join((self.way, *self.changes))
 
     @property
@@ -143,5 +134,4 @@ class Equivalence(Record):
 
     @property
     def equal(self) -> bool:
-        """Whether all ways give the same training."""
         return all(way.equal for way in self.ways)

@@ -4,6 +4,7 @@ A variant's changes are interventions in the model, its loss and its generators,
 """
 
 import contextlib
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,24 +28,21 @@ IGNORED = -100
 
 
 def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> None:
-    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last.
-
-    The first training of all also leaves the weights that it began with; the others begin with those.
-    """
+    """Train, and let rank 0 write ``KEY.npz`` (the parameters) and ``KEY.json`` (Facts) into `folder`, the facts last. The first
+    training of all also leaves the weights that it began with; the others begin with those."""
     q, changes, on_ranks = question, variant.changes, variant.way in RANKS
     torch.use_deterministic_algorithms(True, warn_only=True)
     _seed(q.seed, _MODEL)
     task = build_task(q.model, q.sequence_length, q.image_size)
     model = task.model
     _begin(model, folder)
-    names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = task.optimizer if q.optimizer is None else None
     optimizer = optimizer or make_optimizer(q.optimizer or "sgd_momentum", model)
     precision = "fp64" if "fp64" in changes else "fp32" if "fp32" in changes else q.precision
     dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
     model.to(dtype=dtype).train()
     norms, hooks = training_batch_norms(model), hooks_of(model, remove="no_hooks" in changes)
-    model, optimizer = _wrapped(model, optimizer, names, variant)
+    model = _wrapped(model, optimizer, variant)
     losses: list[float] = []
     draws = uneven = False
     autocast = torch.autocast("cpu", torch.bfloat16) if precision == "amp_bf16" else contextlib.nullcontext()
@@ -77,7 +75,7 @@ def train(question: Question, variant: Variant, folder: Path, rank: int = 0) -> 
                 loss_of_step = float(total)
             if np.isfinite(loss_of_step):  # JSON has no place for the others
                 losses.append(loss_of_step)
-    parameters = _parameters(model)
+    parameters = _parameters(task.model)
     if rank == 0:
         np.savez(folder / f"{variant.key}.npz", **parameters)
         facts = Facts(losses=tuple(losses), batch_norms=len(norms), random=draws, hooks=hooks, uneven_targets=uneven)
@@ -94,48 +92,37 @@ def _begin(model: nn.Module, folder: Path) -> None:
         np.savez(folder / f"{INITIAL}.npz", **_parameters(model))
 
 
-def _wrapped(
-    model: nn.Module, optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str], variant: Variant
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model in its engine, and the optimizer over the parameters that it has there."""
+def _wrapped(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant) -> nn.Module:
+    """The model in its engine; the optimizer gets the parameters that it has there."""
     if variant.way == "ddp":
-        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True), optimizer
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if variant.way == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        names = {parameter: name for name, parameter in model.named_parameters()}
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         sharded = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
-    return model, optimizer
+    return model
 
 
 def _parts(task: Task, q: Question, step: int, sizes: tuple[int, ...]) -> list[Any]:
     """The step's samples, divided into parts. Those of a data set are drawn one by one, each with a seed of its own, so that
     random augmentation gives every way the same ones."""
+    parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
     if task.dataset is None:
         _seed(q.seed, _SAMPLES, step)
-        return list(_divided(task.make_batch(q.batch), sizes))
+        batch = task.make_batch(q.batch)
+        return [map_tensors(operator.itemgetter(part), batch) for part in parts]
     assert task.collate is not None, "a task with a data set knows how to make batches of it"
     order = np.random.default_rng((q.seed, step * q.batch // len(task.dataset))).permutation(len(task.dataset))
     samples = []
     for i in range(step * q.batch, (step + 1) * q.batch):
         _seed(q.seed, _SAMPLES, i)
         samples.append(task.dataset[int(order[i % len(order)])])
-    ends = np.cumsum(sizes)
-    return [task.collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-
-
-def _divided(batch: Any, sizes: tuple[int, ...]) -> Iterator[Any]:
-    if isinstance(batch, torch.Tensor):
-        yield from batch.split(list(sizes))
-    elif isinstance(batch, dict):
-        for values in zip(*(_divided(value, sizes) for value in batch.values()), strict=True):
-            yield dict(zip(batch, values, strict=True))
-    else:
-        for values in zip(*(_divided(value, sizes) for value in batch), strict=True):
-            yield type(batch)(values)
+    return [task.collate(samples[part]) for part in parts]
 
 
 def _place(batch: Any, dtype: torch.dtype) -> Any:
@@ -143,9 +130,8 @@ def _place(batch: Any, dtype: torch.dtype) -> Any:
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     arrays = {}
-    for name, parameter in inner.named_parameters():
+    for name, parameter in model.named_parameters():
         value: Any = parameter.detach()
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         arrays[name] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
@@ -172,10 +158,8 @@ def loss_weight(changes: Sequence[Change], part: int, sizes: Sequence[int], targ
 
 
 def targets_of(batch: Any) -> int:
-    """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100.
-
-    The first of a row of labels in a dictionary is left out where there are several: language models predict the next one.
-    """
+    """How many targets of a batch count: whole numbers in its last part, or its `labels`, that are not -100. The first of a row
+    of labels in a dictionary is left out where there are several: language models predict the next one."""
     labels = batch.get("labels") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
     if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
         return 0

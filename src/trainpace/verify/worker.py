@@ -14,10 +14,8 @@ from trainpace.verify.question import Question, Variant
 
 
 def _work(request: dict[str, Any]) -> str:
-    """One sentence for each variant that failed in one process, by its key.
-
-    Before the first that worked, a failure is the model's own, and raised; so is any failure of a rank, which others wait for.
-    """
+    """One sentence for each variant that failed in one process, by its key. Before the first that worked, a failure is the
+    model's own, and raised; so is any failure of a rank, which others wait for."""
     question, folder = msgspec.convert(request["question"], Question), Path(request["folder"])
     variants = msgspec.convert(request["variants"], list[Variant])
     if "rank" in request:

@@ -5,13 +5,12 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -26,21 +25,9 @@ from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
-from trainpace.web.files import FILES
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
-from trainpace.web.openapi import describe
-from trainpace.web.questions import (
-    BadQuestion,
-    CompareQuestion,
-    RunQuestion,
-    RunsQuestion,
-    ScoreQuestion,
-    SweepQuestion,
-    SweepsQuestion,
-    query_of,
-    read_question,
-)
-from trainpace.web.render import Templates
+from trainpace.web.questions import BadQuestion, query_of, read_question
+from trainpace.web.render import FILES, render
 from trainpace.web.whatif import WhatIfAnswer, page_of
 
 THREADS = 8
@@ -48,8 +35,6 @@ THREADS = 8
 
 
 class State(NamedTuple):
-    """The journal, models, devices and prices that pages are made from."""
-
     journal: Journal
     models: Models
     devices: tuple[Device, ...]
@@ -72,13 +57,19 @@ def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
     return page_of(whatif.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
 
 
+def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:
+    """A page that a function of the journal and a query answers; its types say which records these are."""
+    hints = get_type_hints(answer)
+    return Page(path, title, hints["q"], lambda state, q: answer(state.journal, q), hints["return"])
+
+
 PAGES = (
-    Page("/runs", "Runs", RunsQuestion, lambda s, q: pages.runs_page(s.journal, q), pages.RunsPage),
-    Page("/run", "Run", RunQuestion, lambda s, q: pages.run_page(s.journal, q), pages.RunPage),
-    Page("/compare", "Compare", CompareQuestion, lambda s, q: pages.compare_page(s.journal, q), pages.ComparePage),
-    Page("/sweeps", "Sweeps", SweepsQuestion, lambda s, q: pages.sweeps_page(s.journal, q), pages.SweepsPage),
-    Page("/sweep", "Sweep", SweepQuestion, lambda s, q: pages.sweep_page(s.journal, q), pages.SweepPage),
-    Page("/score", "Forecast score", ScoreQuestion, lambda s, q: pages.score_page(s.journal, q), pages.ScorePage),
+    _of_journal("/runs", "Runs", pages.runs_page),
+    _of_journal("/run", "Run", pages.run_page),
+    _of_journal("/compare", "Compare", pages.compare_page),
+    _of_journal("/sweeps", "Sweeps", pages.sweeps_page),
+    _of_journal("/sweep", "Sweep", pages.sweep_page),
+    _of_journal("/score", "Forecast score", pages.score_page),
     Page("/whatif", "What if", WhatIfRequest, _whatif, WhatIfAnswer),
 )
 
@@ -89,15 +80,15 @@ def application(
     """The pages over a journal, without the policy of `security`."""
     devices = (*own_devices, *(d for d in catalogue() if d.kind == "gpu"))
     state = State(journal, models, devices, cheapest(offers))
-    templates = Templates()
-    routes = [Route("/", lambda request: RedirectResponse("/runs", 303))]
-    for page in PAGES:
-        routes.append(Route(page.path, _html(page, state, templates)))
-        routes.append(Route(f"{page.path}.json", _json(page, state)))
-    described = msgspec.json.encode(describe(PAGES, version("trainpace")))
-    routes.append(Route("/openapi.json", lambda request: Response(described, media_type="application/json")))
-    routes.append(Route("/static/{name}", _static))
-    return Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _not_found(templates)})
+    described = msgspec.json.encode(openapi(version("trainpace")))
+    routes = [
+        Route("/", lambda request: RedirectResponse("/runs", 303)),
+        *(Route(page.path, _html(page, state)) for page in PAGES),
+        *(Route(f"{page.path}.json", _json(page, state)) for page in PAGES),
+        Route("/openapi.json", lambda request: Response(described, media_type="application/json")),
+        Route("/static/{name}", _static),
+    ]
+    return Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _not_found})
 
 
 @contextlib.asynccontextmanager
@@ -106,28 +97,22 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
 
 
-def _html(page: Page, state: State, templates: Templates) -> Callable[[Request], Any]:
-    def make(query: str) -> Response:
+def _html(page: Page, state: State) -> Callable[[Request], Response]:
+    def endpoint(request: Request) -> Response:
         question = None
         try:
-            question = read_question(page.question, query)
+            question = read_question(page.question, request.url.query)
             answer = page.answer(state, question)
-            address_query = query_of(getattr(answer, "question", question))
-            text = templates.render(
-                f"{page.path[1:]}.html", title=page.title, path=page.path, page=answer, asked=address_query,
+            query = query_of(getattr(answer, "question", question))
+            text = render(
+                f"{page.path[1:]}.html", title=page.title, path=page.path, page=answer, asked=query,
                 **_choices(page, state),
             )  # fmt: skip
         except Exception as error:
             status, message, hint = _explained(error)
-            text = templates.render(
-                "error.html", title=page.title, path=page.path, message=message, hint=hint, status=status
-            )
-            return Response(text, status, media_type="text/html")
-        address = page.path + (f"?{address_query}" if address_query else "")
+            return _error(status, message, hint, page.title, page.path)
+        address = page.path + (f"?{query}" if query else "")
         return Response(text, media_type="text/html", headers={"hx-replace-url": address})
-
-    async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(make, request.url.query)
 
     return endpoint
 
@@ -140,24 +125,15 @@ def _choices(page: Page, state: State) -> dict[str, Any]:
     return {"models": (BUILT_IN, saved), "gpus": names, "fields": fields_of(WhatIfRequest)}
 
 
-def _json(page: Page, state: State) -> Callable[[Request], Any]:
-    def make(query: str) -> Response:
+def _json(page: Page, state: State) -> Callable[[Request], Response]:
+    def endpoint(request: Request) -> Response:
         try:
-            answer = to_jsonable(page.answer(state, read_question(page.question, query)))
-            status = 200
+            status, answer = 200, to_jsonable(page.answer(state, read_question(page.question, request.url.query)))
         except Exception as error:
             status, message, hint = _explained(error)
-            answer = {
-                "record": "Error",
-                "schema_version": SCHEMA_VERSION,
-                "status": status,
-                "message": message,
-                "hint": hint,
-            }
+            head = {"record": "Error", "schema_version": SCHEMA_VERSION}
+            answer = {**head, "status": status, "message": message, "hint": hint}
         return Response(msgspec.json.encode(answer), status, media_type="application/json")
-
-    async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(make, request.url.query)
 
     return endpoint
 
@@ -178,17 +154,49 @@ def _static(request: Request) -> Response:
     file = FILES.get(request.path_params["name"])
     if file is None:
         raise HTTPException(404)
+    headers = {"etag": file.etag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == file.etag:
-        return Response(status_code=304, headers={"etag": file.etag, "cache-control": "no-cache"})
-    return Response(file.body, media_type=file.media_type, headers={"etag": file.etag, "cache-control": "no-cache"})
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, media_type=file.media_type, headers=headers)
 
 
-def _not_found(templates: Templates) -> Callable[[Request, Exception], Response]:
-    def handler(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 404
-        text = templates.render(
-            "error.html", title="Not here", path="", message="there is no such page.", hint="", status=status
-        )
-        return Response(text, status, media_type="text/html")
+def _error(status: int, message: str, hint: str = "", title: str = "Not here", path: str = "") -> Response:
+    text = render("error.html", title=title, path=path, message=message, hint=hint, status=status)
+    return Response(text, status, media_type="text/html")
 
-    return handler
+
+def _not_found(request: Request, error: Exception) -> Response:
+    return _error(error.status_code if isinstance(error, HTTPException) else 404, "there is no such page.")
+
+
+def openapi(version: str) -> dict[str, Any]:
+    error = {
+        "description": "One sentence on what cannot be answered.",
+        "content": {"application/json": {"schema": {"type": "object", "required": ["message", "status"]}}},
+    }
+    # what is refused before any page sees it (too long, not allowed) is told as a page of one sentence
+    refused = {"description": "Refused.", "content": {"text/html": {"schema": {"type": "string"}}}}
+    paths = {}
+    for page in PAGES:
+        answer = {"type": "object", "required": ["record", "schema_version", *page.record.__struct_fields__]}
+        paths[f"{page.path}.json"] = {
+            "get": {
+                "summary": page.title,
+                "parameters": _parameters(page.question),
+                "responses": {
+                    "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
+                    **dict.fromkeys(("400", "404", "422", "500", "503"), error),
+                    "default": refused,
+                },
+            }
+        }
+    return {"openapi": "3.1.0", "info": {"title": "Trainpace", "version": version}, "paths": paths}
+
+
+def _parameters(question: type[Record]) -> list[dict[str, Any]]:
+    (schema,), components = msgspec.json.schema_components([question])
+    own = components[schema["$ref"].rsplit("/", 1)[-1]] if "$ref" in schema else schema
+    return [
+        {"name": name, "in": "query", "required": name in own.get("required", ()), "schema": shape}
+        for name, shape in own["properties"].items()
+    ]

@@ -14,13 +14,13 @@ from trainpace.journal import (
     Sweep,
     compare,
     error_pct,
-    measurement_of,
     names_of,
     page,
+    probe_of,
     scores,
 )
 from trainpace.measure import SweepAnalysis, analyse
-from trainpace.outcome import FailedProbe, Measurement
+from trainpace.outcome import Measurement
 from trainpace.records import Record
 from trainpace.report import BATCH, FEWEST, Axis, BarChart, Chart, Mark, Series, Timed, measured_sweep, step_breakdown
 from trainpace.units import format_number
@@ -35,8 +35,7 @@ from trainpace.web.questions import (
 )
 from trainpace.web.whatif import STEP_TIME
 
-PAGE_RUNS = 25
-PAGE_SWEEPS = 25
+PAGE = 25
 MOST_SCORED = 2000
 """Forecast runs that are scored, the newest."""
 MOST_OF_SWEEP = 5000
@@ -48,8 +47,6 @@ ORDERS = {
 
 
 class RunLine(Record):
-    """One run in a list."""
-
     id: str
     created_at: str
     kind: str
@@ -84,8 +81,6 @@ class RunsPage(Record):
 
 
 class RunPage(Record):
-    """One run with the picture of its parts."""
-
     question: RunQuestion
     run: Entry
     parts: BarChart | None
@@ -93,24 +88,18 @@ class RunPage(Record):
 
 
 class ComparePage(Record):
-    """Two runs or sweeps side by side; nothing where none were named."""
-
     question: CompareQuestion
     comparison: Comparison | None
     chart: Chart | None
 
 
 class SweepsPage(Record):
-    """A page of sweeps."""
-
     question: SweepsQuestion
     sweeps: tuple[Sweep, ...]
     more: bool
 
 
 class SweepPage(Record):
-    """One sweep, read: the curve with its jumps, and its runs."""
-
     question: SweepQuestion
     sweep: Sweep
     analysis: SweepAnalysis | None
@@ -130,12 +119,11 @@ class ScorePage(Record):
 
 
 def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
-    """The runs of a filter."""
     query = Query(
         model=q.model, device=q.device, precision=q.precision, kind=q.kind, outcome=q.outcome, micro_batch=q.batch,
         since=q.since, sweep=q.sweep, text=q.text,
     )  # fmt: skip
-    listed = page(journal, query, *ORDERS[q.order], q.after, PAGE_RUNS)
+    listed = page(journal, query, *ORDERS[q.order], q.after, PAGE)
     names = [tuple((names_of(journal, column) or [])[:MOST_NAMES_SHOWN]) for column in ("model", "device")]
     return RunsPage(
         question=q, runs=tuple(map(line_of, listed.entries)), count=listed.matches, counted_to=MOST_COUNTED,
@@ -144,7 +132,6 @@ def runs_page(journal: Journal, q: RunsQuestion) -> RunsPage:
 
 
 def line_of(e: Entry) -> RunLine:
-    """A run as lists show it."""
     i, x = e.interval_ms, e.execution
     return RunLine(
         id=e.id, created_at=e.created_at, kind=e.kind, outcome=e.outcome, model=e.model, device=e.device,
@@ -156,7 +143,6 @@ def line_of(e: Entry) -> RunLine:
 
 
 def run_page(journal: Journal, q: RunQuestion) -> RunPage:
-    """One run."""
     e = journal.get(q.id)
     parts = None if e.step is None else step_breakdown([Timed("", "measured", e.step)])
     steps = None
@@ -173,38 +159,39 @@ def run_page(journal: Journal, q: RunQuestion) -> RunPage:
 
 
 def compare_page(journal: Journal, q: CompareQuestion) -> ComparePage:
-    """Two runs or sweeps."""
     if not q.a or not q.b:
         return ComparePage(question=q, comparison=None, chart=None)
     comparison = compare(journal.run_or_sweep(q.a), journal.run_or_sweep(q.b))
     chart = None
     if len(comparison.ratios) > 1:
         x = tuple(float(r.batch) for r in comparison.ratios)
-        sides = (
-            ("A", "first", tuple(r.a_ms for r in comparison.ratios)),
-            ("B", "second", tuple(r.b_ms for r in comparison.ratios)),
-        )
+        a_ms, b_ms = (tuple(getattr(r, side) for r in comparison.ratios) for side in ("a_ms", "b_ms"))
+        sides = (("A", "first", a_ms), ("B", "second", b_ms))
         assert comparison.median_ratio is not None
         chart = Chart(
             title="Step time against the batch size", x=BATCH, y=STEP_TIME,
             finding=f"B takes {comparison.median_ratio:.3f} times as long as A at the median over {len(x)} batch sizes.",
-            series=tuple(Series(name=n, kind="line", tone=tone, x=x, y=y) for n, tone, y in sides),
+            series=tuple(Series(name=name, kind="line", tone=tone, x=x, y=y) for name, tone, y in sides),
         )  # fmt: skip
     return ComparePage(question=q, comparison=comparison, chart=chart)
 
 
 def sweeps_page(journal: Journal, q: SweepsQuestion) -> SweepsPage:
-    """A page of sweeps."""
-    sweeps = journal.newest_sweeps(PAGE_SWEEPS + 1, (q.page - 1) * PAGE_SWEEPS)
-    return SweepsPage(question=q, sweeps=tuple(sweeps[:PAGE_SWEEPS]), more=len(sweeps) > PAGE_SWEEPS)
+    sweeps = journal.newest_sweeps(PAGE + 1, (q.page - 1) * PAGE)
+    return SweepsPage(question=q, sweeps=tuple(sweeps[:PAGE]), more=len(sweeps) > PAGE)
 
 
 def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
-    """One sweep with its jumps."""
-    sweep = _sweep(journal, q.id)
+    sweeps = journal.sweeps(q.id)
+    if len(sweeps) != 1:
+        raise UnknownName("sweep", q.id, ()) if not sweeps else TrainpaceError(f"several sweeps start with {q.id}.")
+    (sweep,) = sweeps
     entries = journal.find(Query(sweep=sweep.id), limit=MOST_OF_SWEEP, newest_first=False)
     try:
-        analysis, reason = _analysed(entries), ""
+        outcomes = [probe_of(entry) for entry in entries]
+        if not any(isinstance(outcome, Measurement) for outcome in outcomes):
+            raise TrainpaceError("no batch size of this sweep was measured.")
+        analysis, reason = analyse(outcomes), ""
     except (TrainpaceError, ValueError) as error:
         analysis, reason = None, str(error)
     return SweepPage(
@@ -214,38 +201,12 @@ def sweep_page(journal: Journal, q: SweepQuestion) -> SweepPage:
 
 
 def score_page(journal: Journal, q: ScoreQuestion) -> ScorePage:
-    """Forecasts against what was measured afterwards."""
-    newest = page(
-        journal,
-        Query(model=q.model, device=q.device, outcome="ok", with_forecast=True),
-        size=MOST_SCORED,
-        most=MOST_SCORED,
-    )
+    query = Query(model=q.model, device=q.device, outcome="ok", with_forecast=True)
+    newest = page(journal, query, size=MOST_SCORED, most=MOST_SCORED)
     result = scores(newest.entries)
     return ScorePage(
         question=q, scores=result, newest=len(newest.entries), all_of_them=not newest.after, chart=_score_chart(result)
     )
-
-
-def _analysed(entries: list[Entry]) -> SweepAnalysis:
-    outcomes: list[Measurement | FailedProbe] = []
-    for e in entries:
-        if e.outcome == "ok":
-            outcomes.append(measurement_of(e))
-        else:
-            outcomes.append(
-                FailedProbe(
-                    model=e.model,
-                    device=e.device,
-                    execution=e.execution,
-                    failure=e.outcome,
-                    reason=e.reason,
-                    environment={},
-                )
-            )
-    if not any(isinstance(outcome, Measurement) for outcome in outcomes):
-        raise TrainpaceError("no batch size of this sweep was measured.")
-    return analyse(outcomes)
 
 
 def _sweep_chart(a: SweepAnalysis, entries: list[Entry]) -> Chart:
@@ -266,23 +227,14 @@ def _score_chart(s: Scores) -> Chart | None:
     if len(s.over_time) < 2 or s.overall.mean_pct is None:
         return None
     x = tuple(float(i + 1) for i in range(len(s.over_time)))
+    lately, so_far = (tuple(getattr(p, name) for p in s.over_time) for name in ("lately_pct", "all_pct"))
     return Chart(
         title="Error of the forecasts over time", x=Axis(label="forecast runs, the oldest first"),
         y=Axis(label="mean absolute error", unit="%", low=0.0),
         finding=f"Over {len(x):,} runs the forecasts were off by {s.overall.mean_pct:.1f} % on average, lately by"
         f" {s.over_time[-1].lately_pct:.1f} %.",
-        series=tuple(
-            Series(name=name, kind="line", tone=tone, x=x, y=y, dashed=dashed)
-            for name, tone, y, dashed in (
-                (f"of the last {LATELY} runs", "measured", tuple(p.lately_pct for p in s.over_time), False),
-                ("of all runs so far", "forecast", tuple(p.all_pct for p in s.over_time), True),
-            )
+        series=(
+            Series(name=f"of the last {LATELY} runs", kind="line", tone="measured", x=x, y=lately),
+            Series(name="of all runs so far", kind="line", tone="forecast", x=x, y=so_far, dashed=True),
         ),
     )  # fmt: skip
-
-
-def _sweep(journal: Journal, prefix: str) -> Sweep:
-    sweeps = journal.sweeps(prefix)
-    if len(sweeps) != 1:
-        raise UnknownName("sweep", prefix, ()) if not sweeps else TrainpaceError(f"several sweeps start with {prefix}.")
-    return sweeps[0]

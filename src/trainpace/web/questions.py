@@ -13,9 +13,9 @@ from trainpace.errors import TrainpaceError, nearest_names
 from trainpace.execution import Precision
 from trainpace.journal import Kind, Outcome
 from trainpace.records import Record
+from trainpace.verbs.whatif import Text
 
 MOST_PARAMETERS = 40
-Text = Annotated[str, Meta(max_length=200)]
 Cursor = Annotated[str, Meta(max_length=1000)]
 Id = Annotated[str, Meta(max_length=32)]
 Order = Literal["newest", "oldest", "fastest", "slowest", "model", "device"]
@@ -42,33 +42,23 @@ class RunsQuestion(Record):
 
 
 class RunQuestion(Record):
-    """Which run: its id, or the first digits of it."""
-
     id: Id
 
 
 class CompareQuestion(Record):
-    """Two runs, or two sweeps."""
-
     a: Id = ""
     b: Id = ""
 
 
 class SweepsQuestion(Record):
-    """Which page of the sweeps, the newest first."""
-
     page: Annotated[int, Meta(ge=1, le=100_000)] = 1
 
 
 class SweepQuestion(Record):
-    """Which sweep."""
-
     id: Id
 
 
 class ScoreQuestion(Record):
-    """Forecasts for which models and devices."""
-
     model: Text = ""
     device: Text = ""
 

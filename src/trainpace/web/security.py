@@ -50,7 +50,6 @@ class Policy(NamedTuple):
 
     @property
     def cookie_name(self) -> str:
-        """The name of the cookie that stands for the token."""
         return f"trainpace_{self.port}"
 
     @property
@@ -60,32 +59,25 @@ class Policy(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A status and one sentence."""
-
     status: int
     reason: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Guarded:
-    """The application behind the policy."""
-
     def __init__(self, app: App, policy: Policy) -> None:
         self._app = app
         self._policy = policy
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
             return
-        refused = refusal(scope, self._policy)
-        if refused is not None:
-            await _answer(
-                send, refused.status, page("Refused", refused.reason), [*refused.headers, (b"connection", b"close")]
-            )
+        if (refused := refusal(scope, self._policy)) is not None:
+            headers = [*refused.headers, (b"connection", b"close")]
+            await _answer(send, refused.status, page("Refused", refused.reason), headers)
             return
         welcome = _first_use(scope, self._policy)
         if welcome is not None:
@@ -126,9 +118,7 @@ def refusal(scope: Message, policy: Policy) -> Refusal | None:
     sites = _values(scope, b"sec-fetch-site")
     if (b"cross-site" in sites or b"same-site" in sites) and not _is_navigation(scope):
         return Refusal(403, "Requests from other sites are refused.")
-    if policy.token is not None and not (
-        _has_cookie(scope, policy) or _bears(scope, policy) or _names_token(scope, policy)
-    ):
+    if policy.token is not None and not _shows_token(scope, policy):
         return Refusal(
             401, "Open the address that trainpace serve printed: it holds the token that this server asks for.",
             ((b"www-authenticate", b"Bearer"),),
@@ -150,7 +140,6 @@ def host_name(host: bytes) -> str:
 
 
 def page(title: str, sentence: str, refresh: str = "") -> bytes:
-    """A bare page of one sentence."""
     again = f'<meta http-equiv="refresh" content="0;url={html.escape(refresh)}">' if refresh else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">{again}'
@@ -186,26 +175,23 @@ def _names_token(scope: Message, policy: Policy) -> bool:
     return any(_same(value, policy.token or "") for key, value in _query(scope) if key == TOKEN)
 
 
-def _bears(scope: Message, policy: Policy) -> bool:
-    given = [value.decode("latin-1") for value in _values(scope, b"authorization")]
-    return any(
-        _same(value.removeprefix("Bearer "), policy.token or "") for value in given if value.startswith("Bearer ")
+def _shows_token(scope: Message, policy: Policy) -> bool:
+    """In its address, in a header, or by the cookie that stands for it."""
+    bearers = [value.decode("latin-1") for value in _values(scope, b"authorization")]
+    # not http.cookies: it drops every cookie at the first that it cannot parse, and other programs on this host set some
+    parts = [part for value in _values(scope, b"cookie") for part in value.decode("latin-1").split(";")]
+    cookies = [part.strip().partition("=") for part in parts]
+    return (
+        _names_token(scope, policy)
+        or any(
+            _same(text.removeprefix("Bearer "), policy.token or "") for text in bearers if text.startswith("Bearer ")
+        )
+        or any(name == policy.cookie_name and _same(given, policy.cookie_value) for name, _, given in cookies)
     )
 
 
-def _has_cookie(scope: Message, policy: Policy) -> bool:
-    for value in _values(scope, b"cookie"):
-        # not http.cookies: it drops every cookie at the first that it cannot parse, and other programs on this host set some
-        for part in value.decode("latin-1").split(";"):
-            name, _, given = part.strip().partition("=")
-            if name == policy.cookie_name and _same(given, policy.cookie_value):
-                return True
-    return False
-
-
 def _same(given: str, wanted: str) -> bool:
-    """Constant-time comparison."""
-    return bool(wanted) and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+    return bool(wanted) and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())  # in constant time
 
 
 def _is_navigation(scope: Message) -> bool:

@@ -4,12 +4,18 @@ import ipaddress
 import secrets
 import socket
 
-from starlette.applications import Starlette
+import uvicorn
 
 from trainpace.errors import TrainpaceError
+from trainpace.journal import Journal
+from trainpace.verbs.offers import known_offers
+from trainpace.verbs.places import data_place, own_devices
+from trainpace.verbs.request import Silent
+from trainpace.verbs.serve import ServeRequest
+from trainpace.web.app import application
+from trainpace.web.models import Models
 from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
 
-BACKLOG = 256
 MOST_CONNECTIONS = 256
 """Open at once; beyond, the answer is 503."""
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -40,7 +46,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((host, port))
-        opened.listen(BACKLOG)
+        opened.listen(MOST_CONNECTIONS)
     except (OSError, OverflowError) as error:
         opened.close()
         reason = (getattr(error, "strerror", None) or str(error)).lower()
@@ -48,21 +54,24 @@ def listening(host: str, port: int) -> socket.socket:
     return opened
 
 
-def address_of(host: str, port: int, token: str | None) -> str:
-    """The address to open in a browser."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
-
-
-def run(app: Starlette, policy: Policy, opened: socket.socket) -> None:
-    """Serve until interrupted."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        Guarded(app, policy),
-        # an access log would hold the token; what a page could not do is on stderr
-        access_log=False, log_level="warning", server_header=False, ws="none", http="h11", proxy_headers=False,
-        h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
-        limit_concurrency=MOST_CONNECTIONS,
-    )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[opened])
+def serve(request: ServeRequest) -> None:
+    r = request
+    if r.host in EVERY_ADDRESS and not r.name:
+        raise TrainpaceError(f"{r.host} is every address of this machine.", "Say what it is called with `name` HOST.")
+    own = own_devices(r.hardware)
+    opened = listening(r.host, r.port)
+    port = opened.getsockname()[1]
+    policy = policy_of(r.host, port, r.name, secrets.token_urlsafe(32) if r.with_token else None)
+    with opened, Journal.open(r.journal, create=r.journal is None, read_only=True) as journal:
+        app = application(journal, Models(data_place("workloads")), own, known_offers(None, Silent()))
+        config = uvicorn.Config(
+            Guarded(app, policy),
+            # an access log would hold the token; what a page could not do is on stderr
+            access_log=False, log_level="warning", server_header=False, ws="none", http="h11", proxy_headers=False,
+            h11_max_incomplete_event_size=LONGEST_HEADERS, timeout_keep_alive=10, timeout_graceful_shutdown=3,
+            limit_concurrency=MOST_CONNECTIONS,
+        )  # fmt: skip
+        host = r.name[0] if r.name else f"[{r.host}]" if ":" in r.host else r.host
+        token = f"?token={policy.token}" if policy.token else ""
+        print(f"Journal: {journal.place}\nOpen http://{host}:{port}/{token} (Ctrl+C ends)", flush=True)
+        uvicorn.Server(config).run(sockets=[opened])

@@ -1,16 +1,15 @@
-"""`trainpace journal`."""
+"""The journal, at the terminal and in the browser."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import runpy
 
 import click
 
-from trainpace.cli.command import View, command, echo_json
+from trainpace import report, verbs
+from trainpace.cli.command import View, command_of, echo_json
+from trainpace.errors import TrainpaceError
+from trainpace.records import Record, to_jsonable
 from trainpace.verbs import journal as verb
-
-if TYPE_CHECKING:
-    from trainpace.records import Record
+from trainpace.verbs.request import Request
 
 
 @click.group(invoke_without_command=True)
@@ -28,48 +27,35 @@ def journal(context: click.Context) -> int:
     return 0
 
 
-@command(verb.ListRequest, View, "list", journal)
 def _list(request: verb.ListRequest, view: View) -> int:
     """List runs, the newest first."""
-    from trainpace.records import to_jsonable
-    from trainpace.report import print_entries, print_sweeps
-
     listing = verb.list_runs(request)
     if view.json:
         echo_json([to_jsonable(row) for row in (listing.sweeps if request.sweeps else listing.runs)])
     elif request.sweeps:
-        print_sweeps(listing.sweeps)
+        report.print_sweeps(listing.sweeps)
     else:
-        print_entries(listing.runs, listing.total, listing.place)
+        report.print_entries(listing.runs, listing.total, listing.place)
     return 0
 
 
-@command(verb.ShowRequest, View, group=journal)
 def show(request: verb.ShowRequest, view: View) -> int:
     """Show all of one run. ID is its id, or the first digits of it."""
-    from trainpace.records import to_jsonable
-    from trainpace.report import print_entry
-
     entry = verb.show(request)
-    echo_json(to_jsonable(entry)) if view.json else print_entry(entry)
+    echo_json(to_jsonable(entry)) if view.json else report.print_entry(entry)
     return 0
 
 
-@command(verb.CompareRequest, View, group=journal)
 def compare(request: verb.CompareRequest, view: View) -> int:
     """Compare two runs or two sweeps: what differs, the parts of the step, and whether the ratio is beyond the noise.
 
     Exit code 1 if they have no batch size in common that was timed on both sides.
     """
-    from trainpace.records import to_jsonable
-    from trainpace.report import print_comparison
-
     comparison = verb.compare_runs(request)
-    echo_json(to_jsonable(comparison)) if view.json else print_comparison(comparison)
+    echo_json(to_jsonable(comparison)) if view.json else report.print_comparison(comparison)
     return 0 if comparison.ratios else 1
 
 
-@command(verb.ImportRequest, View, "import", journal)
 def _import(request: verb.ImportRequest, view: View) -> int:
     """Bring in runs from elsewhere; what is there already is not doubled.
 
@@ -77,14 +63,11 @@ def _import(request: verb.ImportRequest, view: View) -> int:
     benchmark CSV, Hugging Face's all_results.json or trainer_state.json, MLflow's folder mlruns or its mlflow.db.
     A file that cannot be read is left out whole, and the exit code is 2; 1 if a file held no run.
     """
-    from trainpace.records import to_jsonable
-    from trainpace.report import print_imported
-
     imports, place = verb.import_runs(request)
     if view.json:
         echo_json({**to_jsonable(imports), "files": [to_jsonable(one) for one in imports.files]})
     else:
-        print_imported(list(imports.files), place)
+        report.print_imported(list(imports.files), place)
         for refused in imports.refused:
             click.echo(f"trainpace: nothing imported: {refused.reason}", err=True)
     if imports.refused:
@@ -92,7 +75,6 @@ def _import(request: verb.ImportRequest, view: View) -> int:
     return 0 if all(one.new + one.already_there for one in imports.files) else 1
 
 
-@command(verb.ExportRequest, View, group=journal)
 def export(request: verb.ExportRequest, view: View) -> int:
     """Write runs to a file, the oldest first; without filters, all runs and sweeps. Importing it gives the same again.
 
@@ -108,28 +90,24 @@ def export(request: verb.ExportRequest, view: View) -> int:
     return _answer(done, f"{into} {done.file}", view)
 
 
-@command(verb.MergeRequest, View, group=journal)
 def merge(request: verb.MergeRequest, view: View) -> int:
     """Bring in all runs and sweeps of another journal, OTHER, a path or URL; those that are here already stay as they are."""
     done = verb.merge(request)
     return _answer(done, f"{done.new:,} new from {done.source}, {done.already_there:,} were there already", view)
 
 
-@command(verb.AnnotateRequest, View, group=journal)
 def annotate(request: verb.AnnotateRequest, view: View) -> int:
     """Write TEXT as the notes of a run, in place of what was there."""
     entry = verb.annotate(request)
     return _answer(entry, f"{entry.id[:8]}: {entry.notes}", view)
 
 
-@command(verb.DeleteRequest, View, group=journal)
 def delete(request: verb.DeleteRequest, view: View) -> int:
     """Delete runs for good."""
     done = verb.delete(request)
     return _answer(done, f"deleted {', '.join(id_[:8] for id_ in done.deleted)}", view)
 
 
-@command(verb.JournalRequest, View, group=journal)
 def path(request: verb.JournalRequest, view: View) -> int:
     """Say where the journal is, its schema version, and how many runs it holds."""
     facts = verb.path(request)
@@ -137,20 +115,36 @@ def path(request: verb.JournalRequest, view: View) -> int:
     return _answer(facts, words, view)
 
 
-@command(verb.FilteredRequest, View, group=journal)
 def score(request: verb.FilteredRequest, view: View) -> int:
     """Say how good the forecasts were that were made before their runs. Exit code 1 if there are none."""
-    from trainpace.records import to_jsonable
-    from trainpace.report import print_scores
-
     scores = verb.score(request)
-    echo_json(to_jsonable(scores)) if view.json else print_scores(scores)
+    echo_json(to_jsonable(scores)) if view.json else report.print_scores(scores)
     return 0 if scores.overall.n else 1
 
 
 def _answer(done: Record, words: str, view: View) -> int:
-    from trainpace.records import to_jsonable
-    from trainpace.report import print_verdict
+    echo_json(to_jsonable(done)) if view.json else report.print_verdict(words)
+    return 0
 
-    echo_json(to_jsonable(done)) if view.json else print_verdict(words)
+
+for function in (_list, show, compare, _import, export, merge, annotate, delete, path, score):
+    journal.add_command(command_of(function))
+
+
+def serve(request: verbs.serve.ServeRequest, view: Request) -> int:
+    """Show the journal, and what-if, in the browser.
+
+    Listens on loopback, so that only this machine reaches it. It only reads the journal; of models it knows the built-in ones
+    and the workloads that `trainpace forecast --save-workload` left in the data folder's workloads/.
+
+    \b
+    trainpace serve
+    trainpace serve --port 9000 --journal team.db
+    """
+    try:  # a program of its own, as by `python -m trainpace.web`: a face starts another, and imports nothing of it
+        runpy.run_module("trainpace.web", {"REQUEST": request}, run_name="__main__")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("trainpace"):
+            raise
+        raise TrainpaceError(f"the dashboard needs {error.name}.", "pip install 'trainpace[serve]'") from None
     return 0

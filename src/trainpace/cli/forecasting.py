@@ -1,0 +1,292 @@
+"""The commands that compute: forecasts, servers, plans, and forecasts against measured runs."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+from msgspec.structs import replace
+
+from trainpace import report, verbs
+from trainpace.cli.command import PicturedView, View, echo_json, save_pictures, typed_words
+from trainpace.records import save, to_jsonable
+from trainpace.verbs.request import Field, Misuse
+from trainpace.verbs.units import COUNT, NEW_FILE
+
+if TYPE_CHECKING:
+    from trainpace.configs import Rewritten
+
+
+class ForecastView(PicturedView):
+    save_workload: Annotated[
+        str | None, Field("Keep the trace, in every number format, for forecasts in a moment.", metavar="FILE.json")
+    ] = None
+
+
+def forecast(request: verbs.forecast.ForecastRequest, view: ForecastView) -> int:
+    """Forecast step time, memory and cost of MODEL on GPUs you don't have, from its code alone.
+
+    MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
+    FILE.py:FUNCTION (returning model, loss, optimizer, dataset), or a saved WORKLOAD.json.
+
+    \b
+    trainpace forecast resnet50 --gpu T4 --gpu A100 --gpu H100 --batch 64 --precision amp_fp16
+    trainpace forecast vgg16 --gpu "RTX 3090" --batch 8:64:8
+    trainpace forecast vgg16 --gpu T4 --batch 1:70
+    trainpace forecast transformers:config.json --gpu H100 --num-gpus 8 --zero 3 --precision bf16 --checkpointing
+    trainpace forecast llama.json --gpu H100 --num-gpus 8 --nodes 8 --network 400 --precision bf16 --tp 8 --pp 4
+        (8 cards of 400 Gbit/s in each node are 400 GB/s)
+    trainpace forecast resnet50 --gpu H100 --samples 1281167 --epochs 90 --price 2.50
+    """
+    answer = verbs.forecast.run(replace(request, save_workload=view.save_workload), report.TerminalProgress())
+    rows, jumps, sweeps = answer.rows, answer.jumps, answer.sweeps
+    if view.json:
+        shown_jumps = {name: [to_jsonable(jump) for jump in some] for name, some in jumps.items()}
+        echo_json({
+            "record": "Forecasts", "schema_version": 1, "rows": answer.to_dicts(), "journal": list(answer.notes),
+            "jumps": shown_jumps,
+        })  # fmt: skip
+    else:
+        report.print_forecasts(sweeps[0].forecaster.workload, rows, jumps, answer.notes, request.model_name)
+    save_pictures(
+        view, lambda: report.forecast_page(sweeps, jumps, answer.notes), lambda: report.forecast_pictures(sweeps, jumps)
+    )
+    if all(row.step is None for row in rows):
+        for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+            click.echo(f"trainpace: not forecast: {reason}", err=True)
+    return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
+
+
+class MatchView(PicturedView):
+    top: Annotated[int, Field("Rows to print, besides the Pareto front.", COUNT)] = 12
+    save_workload: Annotated[str | None, Field("Keep the trace, for answers in a moment.", metavar="FILE.json")] = None
+
+
+def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
+    """Rank servers by what the whole training of MODEL costs, or how long it takes.
+
+    Every server on offer, alone and joined by its network, at the same global batch: seconds and dollars per step, hours and
+    dollars of the job with start-up, checkpoints and failures. Exit code 1: none meets the deadline or the budget.
+
+    \b
+    trainpace match resnet50 --samples 1281167 --epochs 90
+    trainpace match resnet50 --samples 1.28M --epochs 90 --deadline 12h --spot --provider aws
+    trainpace match WORKLOAD.json --samples 1.28M --epochs 90 --by hours --budget 100 --json
+
+    \b
+    A file for --machines; price is dollars an hour for one machine, network_gb_per_s joins several:
+      [[machine]]
+      name = "lab"
+      device = "RTX 4090"
+      count = 4
+      nodes = 2
+      network_gb_per_s = 1.25
+      price = 1.20
+    """
+    answer = verbs.match.run(replace(request, save_workload=view.save_workload), report.TerminalProgress())
+    workload, ranking, job, close = answer.workload, answer.ranking, answer.job, answer.nearest
+    today = datetime.date.today()
+    if view.json:
+        echo_json(report.ranking_json(workload, ranking, job, close, today))
+    else:
+        report.print_ranking(workload, ranking, job, close, request.by, view.top, today, request.model_name)
+    why = "" if close is None else f"{close[1][:1].upper()}{close[1][1:]}."
+    save_pictures(
+        view,
+        lambda: report.match_page(
+            workload, ranking, job, request.by, why, report.ranking_json(workload, ranking, job, close, today), today
+        ),
+        lambda: report.match_pictures(ranking),
+    )
+    return 0 if ranking.matches else 1
+
+
+def offers(request: verbs.offers.OffersRequest, view: View) -> int:
+    """List servers on offer: GPUs, price, spot price, network, and where the price comes from.
+
+    \b
+    trainpace offers --gpu H100 --provider aws
+    trainpace offers --refresh
+    """
+    answer = verbs.offers.run(request, report.TerminalProgress())
+    if view.json:
+        echo_json({"record": "Offers", "schema_version": 1, "rows": answer.to_dicts()})
+    else:
+        report.print_offers(list(answer.offers), datetime.date.today())
+    return 0
+
+
+def gpus(request: verbs.gpus.GpusRequest, view: View) -> int:
+    """List the hardware catalogue, or one device with the source of every figure.
+
+    \b
+    trainpace gpus
+    trainpace gpus "NVIDIA GeForce RTX 3090"
+    """
+    devices = verbs.gpus.run(request, report.TerminalProgress())
+    if view.json:
+        rows = [to_jsonable(device) for device in devices]
+        echo_json(rows if request.name is None else rows[0])
+    elif request.name is None:
+        report.print_catalogue(devices)
+    else:
+        report.print_device(devices[0])
+    return 0
+
+
+def schedule(request: verbs.schedule.ScheduleRequest, view: View) -> int:
+    """Compute steps, hours and dollars of a training run, or whichever number is missing.
+
+    \b
+    How long does it take?
+      trainpace schedule --samples 1281167 --epochs 90 --micro-batch 32 --nproc-per-node 8 --step-time 210ms
+    How fast must a step be?
+      trainpace schedule --samples 1281167 --epochs 90 --global-batch 256 --deadline 24h
+    How many epochs fit?
+      trainpace schedule --samples 50k --global-batch 128 --step-time 80ms --budget '$20' --price 1.20
+    What do my files say, and do they agree?
+      trainpace schedule --config ds.json --config args.json --samples 1281167 --epochs 90 --step-time 210ms
+    """
+    answer, files = verbs.schedule.run(request, report.TerminalProgress())
+    if view.json:
+        total_s = None if answer.time is None else answer.time.total_s
+        echo_json({**to_jsonable(answer), "total_s": total_s, **files.as_json()})
+    else:
+        _print_settings(files.combined)
+        report.print_answer(answer)
+    return 1 if answer.meets_limit is False else 0
+
+
+def _print_settings(combined: Any) -> None:
+    if combined is None:
+        return
+    for setting in combined.values.values():
+        click.echo(f"  {setting.name:22} {setting.value!s:14} {setting.file}: {setting.key}")
+    for note in combined.notes:
+        click.echo(f"  {'warning' if note.severity == 'warning' else 'note'}: {note.file}: {note.text}")
+    click.echo()
+
+
+def validate(request: verbs.validate.ValidateRequest, view: View) -> int:
+    """Forecast measured runs under their own conditions, and compare.
+
+    RUNS is CSV or Parquet. Columns: model_spec (or model), gpu_canonical (or gpu), precision, batch_per_gpu,
+    step_time_ms (or samples_per_sec), and where they apply num_gpus, num_nodes, interconnect, global_batch, grad_accum,
+    seq_len, img_size, optimizer, parallelism, mode (train, forward_backward, inference), memory_format (nchw, nhwc),
+    compile (eager, compile), framework, framework_version, peak_mem_gib, notes, file; and engine, attention,
+    peak_memory_kind, host_copy, cudnn_benchmark, assumed (docs/verbs/validate.md). An empty field was not stated.
+
+    With --json: `rows[]`, one for each run with its forecast or why there is none, and `summary`, the errors overall and by file,
+    GPU and family.
+
+    \b
+    trainpace validate runs.csv
+    trainpace validate measured_runs.parquet --file timm_train_rtx3090 --json
+    """
+    validated = verbs.validate.run(request, report.TerminalProgress())
+    if view.json:
+        sums = {f"by_{name}": [to_jsonable(s) for s in group] for name, group in validated.groups.items()}
+        summary = {"overall": to_jsonable(validated.overall), **sums}
+        rows = [to_jsonable(row) for row in validated.rows]
+        echo_json({"record": "Validation", "schema_version": 1, "rows": rows, "summary": summary})
+    else:
+        groups = {name: list(group) for name, group in validated.groups.items()}
+        report.print_validation(list(validated.rows), validated.overall, groups)
+    return 0 if validated.overall.n else 1
+
+
+class PlanView(PicturedView):
+    output: Annotated[str | None, Field("Keep the plan.", NEW_FILE, metavar="FILE.json")] = None
+    write: Annotated[bool, Field("Show the plan in the `config` files, as a diff of what changes.")] = False
+    new: Annotated[
+        tuple[str, ...],
+        Field("With `write`: also make this file, by its name DeepSpeed's .json, accelerate's .yaml, torchrun's .sh or a"
+              " .sbatch script; several.", metavar="FILE"),
+    ] = ()  # fmt: skip
+    yes: Annotated[bool, Field("With `write`: write it, each old file kept as FILE.bak.")] = False
+
+
+def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
+    """Say what to change about a training, in which order, and how many seconds of the whole job each change saves.
+
+    MODEL is named as in trainpace forecast. How it trains now comes from options, from config files or from a recording; the
+    global batch and the optimizer stay. Exit code 1: nothing fits in memory.
+
+    \b
+    trainpace plan resnet50 --gpu A100 --num-gpus 4 --batch 64 --samples 1281167 --epochs 90
+    trainpace plan transformers:config.json --gpu H100 --num-gpus 8 --nodes 64 --network 400 --precision bf16 \\
+        --global-batch 1024 --tokens 1T --max-steps 100000 --optimizer adamw
+        (8 cards of 400 Gbit/s in each node are 400 GB/s)
+    trainpace plan train.py:task --gpu T4 --watched recording --config args.json --config ds.json --write
+    """
+    from trainpace.plan import forecast_of
+
+    _check_write(request, view)
+    answer = verbs.plan.run(request, report.TerminalProgress())
+    plan, setting = answer.plan, answer.setting
+    if view.output:
+        save(plan, view.output)
+    files = verbs.settings.rewritten(request, plan, view.new) if view.write else None
+    backups = verbs.settings.save_all(files) if files is not None and view.yes else {}
+    if view.json:
+        changes = [{**to_jsonable(advice), "saved_s": saved_s} for advice, saved_s in answer.script_changes]
+        more = {"noise_scale": setting.noise_scale, "saved_s": plan.saved_s, "in_the_script": changes}
+        echo_json({**to_jsonable(plan), **more, **(_files_json(files, backups) if view.write else {})})
+    else:
+        report.print_plan(plan, setting.workload, setting.cluster, setting.noise_scale)
+        report.print_script_changes(answer.script_changes)
+        if view.write:
+            _print_files(files, backups, view.yes)
+        if plan.changes and (typed := typed_words()):
+            model = request.model_name if ".py:" in request.model_name else None
+            report.print_plan_next(typed, view.output, model)
+    if view.html or view.figure:
+        ends = [forecast_of(setting, e) if plan.best is not None else None for e in (plan.start, plan.end)]
+        save_pictures(
+            view,
+            lambda: report.plan_page(plan, setting.workload, setting.cluster, to_jsonable(plan), *ends),
+            lambda: report.plan_pictures(plan, *ends),
+        )
+    return 0 if plan.best is not None else 1
+
+
+def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
+    """Refuse options that cannot mean anything, before anything is computed."""
+    if view.yes and not view.write:
+        raise Misuse("`yes` is for `write`.")
+    if view.new and not view.write:
+        raise Misuse("`new` is for `write`.")
+    if view.write and not (request.config or request.command or view.new):
+        raise Misuse("`write` needs the files to write into: name them with `config`, or `new`.")
+    for file in view.new:
+        if Path(file).exists():
+            raise Misuse(f"{file} is there already: name it with `config`.")
+        if Path(file).suffix not in verbs.settings.NEW:
+            raise Misuse(f"{file} tells no format by its name. Known: {', '.join(verbs.settings.NEW)}.")
+
+
+def _files_json(files: Rewritten | None, backups: dict[str, str]) -> dict[str, Any]:
+    if files is None:
+        return {"files": [], "not_written": {}}
+    shown = [{"file": f.file, "diff": f.diff, "notes": f.notes, "backup": backups.get(f.file)} for f in files.files]
+    return {"files": shown, "not_written": files.left}
+
+
+def _print_files(files: Rewritten | None, backups: dict[str, str], wrote: bool) -> None:
+    """The diffs, what no file takes, and what to do next."""
+    if files is None:
+        click.echo("Nothing to write.")
+        return
+    for f in files.files:
+        click.echo(f"\n{f.diff}" if f.diff else f"\n{f.file}: nothing changes.\n", nl=False)
+    click.echo()
+    for name, why in files.left.items():
+        click.echo(f"Not written: {name} ({why}).")
+    for note in dict.fromkeys(note for f in files.files for note in f.notes):
+        click.echo(f"Note: {note}.")
+    for file, backup in backups.items():
+        click.echo(f"Wrote {file}; as it was: {backup}" if backup else f"Wrote {file}, which is new.")
+    if not wrote and any(f.diff for f in files.files if f.file != verbs.settings.COMMAND):
+        click.echo("Nothing was written: add --yes to write it. Each old file is kept as FILE.bak.")

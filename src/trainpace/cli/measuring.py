@@ -1,0 +1,340 @@
+"""The commands that train, time or watch something on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+import click
+from msgspec.structs import replace
+
+from trainpace import report, verbs
+from trainpace.cli.command import PicturedView, View, echo_json, json_stdout, save_pictures, typed_words
+from trainpace.errors import TrainpaceError
+from trainpace.records import save, to_jsonable, write_whole
+from trainpace.verbs.places import JournalPlace
+from trainpace.verbs.request import Field, Misuse, Unit
+from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, NEW_FILE, within
+
+
+def _parse_steps(text: str) -> range:
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise TrainpaceError(f"{text!r} is not a range of steps: give two numbers, as in 20:30.")
+    return range(int(first), int(last))
+
+
+STEPS = Unit("steps", _parse_steps)
+JsonAlone = Annotated[bool, Field("Print JSON, and let the command's output go to stderr.")]
+
+
+class MeasureView(PicturedView):
+    output: Annotated[str | None, Field("Also save the measurements here.", NEW_FILE, metavar="FILE.json")] = None
+
+
+def measure(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
+    """Train MODEL for some steps on this machine at several batch sizes, each probe in a process of its own, and time them.
+
+    Prints the step time with the interval that a repeat should fall into, the jumps, the batch with the best throughput and
+    the largest that fits, beside the forecast. Every probe goes into the journal at once: Ctrl-C keeps what is done, and
+    the same command takes it up again.
+
+    MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
+    random:cnn:SEED (or mlp, rnn, transformer), or FILE.py:FUNCTION, where FUNCTION returns (model, loss, optimizer, dataset).
+
+    \b
+    trainpace measure resnet50 --batch 1,2,4
+    trainpace measure examples/photo_tasks.py:cnn --batch 1:70
+    trainpace measure train.py:task --batch 64 --noise-scale
+    trainpace measure vgg16 --device cuda --batch 1:70 --html vgg16.html
+    trainpace measure resnet50 --device cuda --until-oom
+    trainpace measure --suite random --suite-size 100
+    trainpace measure --suite classic --launcher slurm --partition gpu --device cuda
+    """
+    verbs.suite.check(request)
+    request = replace(request, command=" ".join(typed_words()))
+    if not request.is_one_model_here:
+        return _measure_suite(request, view)
+    sweep = verbs.measure.run(request, report.TerminalProgress())
+    if view.output:
+        write_whole(view.output, json.dumps([to_jsonable(m) for m in sweep], indent=1) + "\n")
+    shown = (sweep.measurements, sweep.analysis, sweep.forecasts, sweep.causes)
+    save_pictures(view, lambda: report.sweep_page(*shown), lambda: report.sweep_pictures(*shown))
+    if view.json:
+        echo_json(report.sweep_json(sweep.measurements, sweep.analysis, sweep.forecasts, sweep.sweep))
+    else:
+        report.print_sweep(*shown, sweep.sweep, request.model)
+    return 0
+
+
+def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
+    for name in ("output", "html", "figure", "json"):
+        if getattr(view, name):
+            raise Misuse(f"--{name} is for one model here; trainpace journal export has the suite's runs.")
+    answer = verbs.suite.run(request, report.TerminalProgress())
+    device = f" on {answer.device}" if answer.device else ""
+    stored = "" if request.no_journal else " Kept in the journal: trainpace journal list"
+    click.echo(f"{answer.measured} of {answer.models} models measured{device}.{stored}")
+    return 0 if answer.measured else 1
+
+
+class CalibrateView(View):
+    hosts: Annotated[bool, Field("Under torchrun: only the links between hosts, into the profile that is there.")] = (
+        False
+    )
+    network: Annotated[
+        float | None,
+        Field("For --hosts: the link's bandwidth, where it is known.", within("GB/s", ABOVE_0, 1e6), metavar="GB/S"),
+    ] = None
+    detect_only: Annotated[bool, Field("Say what machine this is, and measure nothing.")] = False
+
+
+def calibrate(request: verbs.calibrate.CalibrateRequest, view: CalibrateView) -> int:
+    """Measure what this machine's CPU can do, for a minute, and keep it for forecasts.
+
+    Small blocks of layers are trained, every operator timed on its own; then whole random networks, for what lies between
+    operators. `trainpace forecast MODEL --gpu cpu` and `trainpace measure` use the profile from then on. Nothing else should
+    run meanwhile: it says how steady the machine was.
+
+    \b
+    trainpace calibrate
+    trainpace calibrate --ranks 2 --storage /data
+    torchrun --nnodes 2 ... -m trainpace calibrate --hosts
+    """
+    file, progress = str(request.profile_file), report.TerminalProgress()
+    if view.hosts:
+        links = verbs.calibrate.run_hosts(request, view.network)
+        if links is not None:
+            echo_json(to_jsonable(links)) if view.json else report.print_host_links(links, file)
+        return 0
+    machine = verbs.calibrate.machine_of(request, progress)
+    if not view.json:
+        report.print_machine(machine)
+    elif view.detect_only:
+        echo_json(to_jsonable(machine))
+    if view.detect_only:
+        return 0
+    profile = verbs.calibrate.run(request, progress, machine)
+    echo_json(to_jsonable(profile)) if view.json else report.print_profile(profile, file)
+    return 0
+
+
+class LoaderView(View):
+    output: Annotated[str | None, Field("Also save the measurement here.", NEW_FILE, metavar="FILE.json")] = None
+
+
+def loader(request: verbs.loader.LoaderRequest, view: LoaderView) -> int:
+    """Measure a DataLoader alone: samples/s over workers, where a sample's time goes, and the settings for this machine.
+
+    NAME is a Dataset, a DataLoader or a task (model, loss, optimizer, dataset), its class, or a function that returns it. Of a
+    task the compute is measured too, and a step is the later of data and compute. With --compute-ms the compute is taken to
+    keep one core busy, as a GPU's host does.
+
+    \b
+    trainpace loader train.py:make_dataset --batch 64
+    trainpace loader train.py:make_loader --compute-ms 40 --workers 0:8
+    """
+    answer = verbs.loader.run(request, report.TerminalProgress())
+    if view.output:
+        save(answer.measurement, view.output)
+    if view.json:
+        echo_json(report.loader_json(answer.measurement, answer.advice))
+    else:
+        report.print_loader(answer.measurement, answer.advice)
+    return 0
+
+
+class PrecomputeView(View):
+    sbatch: Annotated[int | None, Field("Print a Slurm batch script of N array tasks.", COUNT, metavar="N")] = None
+    time: Annotated[float, Field("For --sbatch: of each task.", DURATION)] = 86400.0
+
+
+def precompute(request: verbs.precompute.PrecomputeRequest, view: PrecomputeView) -> int:
+    """Compute the samples of TARGET once, in parallel processes, into Parquet shards that ShardDataset reads back.
+
+    TARGET is FILE.py:NAME, a dataset with __len__ and __getitem__, its class, or a function that returns it; of a DataLoader or
+    a task (model, loss, optimizer, dataset) its dataset is taken. Samples must be the same whenever they are computed: random
+    augmentation stays online, as ShardDataset's transform. What is finished survives a kill, and the same command goes on
+    from there. Samples that raise are set aside in bad_samples.jsonl.
+
+    \b
+    trainpace precompute faces.py:Faces --out shards --estimate
+    trainpace precompute faces.py:Faces --out shards
+    trainpace precompute --verify --out shards
+    """
+    from trainpace.shards import Estimate
+
+    if view.sbatch and not (request.verify or request.repair or request.estimate):
+        click.echo(verbs.precompute.array_script(request, view.sbatch, view.time), nl=False)
+        return 0
+    answer = verbs.precompute.run(request, report.TerminalProgress())
+    if view.json:
+        echo_json(to_jsonable(answer))
+    elif isinstance(answer, verbs.precompute.Verified):
+        report.print_damage(answer.shards, answer.damaged, request.out)
+    elif isinstance(answer, Estimate):
+        report.print_estimate(answer)
+    else:
+        report.print_precomputed(answer)
+    if isinstance(answer, verbs.precompute.Verified):
+        return 1 if answer.damaged else 0
+    return 0 if not isinstance(answer, Estimate) or answer.pays else 1
+
+
+def verify(request: verbs.verify.VerifyRequest, view: View) -> int:
+    """Train MODEL for some steps as one big batch, by accumulation and on ranks, and say whether the weights come out the same.
+
+    All trainings begin with the same weights and take the same samples, on the CPU. Where weights differ by more than
+    rounding, one thing after another is changed on both sides until they agree: that is the cause. MODEL is named as in
+    trainpace measure. Exit code 1: they differ.
+
+    \b
+    trainpace verify train.py:task
+    trainpace verify resnet18 --image-size 64 --batch 16 --accumulate 4
+    trainpace verify train.py:task --batch 10 --accumulate 4 --way accumulate
+    """
+    equivalence = verbs.verify.run(request, report.TerminalProgress())
+    echo_json(report.equivalence_json(equivalence)) if view.json else report.print_equivalence(equivalence)
+    return 0 if equivalence.equal else 1
+
+
+class RunView(PicturedView):
+    dry_run: Annotated[bool, Field("Show setups, commands and forecasts; train nothing.")] = False
+    markdown: Annotated[str | None, Field("Write the table in Markdown.", NEW_FILE, metavar="FILE.md")] = None
+
+
+def run(request: verbs.run.RunRequest, view: RunView) -> int:
+    """Carry a list of changes out rung by rung: forecast, measure, keep what helps, undo what does not.
+
+    LADDER is a ladder.toml (a task, how it trains now, and rungs to try), or a plan that trainpace plan --output kept. Every rung
+    is a few real steps in processes of its own, on engines that exist (DDP, FSDP2, DeepSpeed); your checkpoints are not touched.
+    With --command an unchanged script climbs, by its own launcher on changed copies of its settings files.
+    Interrupted, the same command goes on where it stopped. Exit code 1: no rung helped.
+
+    \b
+    trainpace run examples/ladder/ladder.toml
+    trainpace run plan.json --task train.py:task --dry-run
+    trainpace run plan.json --command "torchrun train.py args.json" --config args.json --config ds.json
+    """
+    if view.dry_run:
+        if view.html or view.figure:
+            raise Misuse("--html and --figure show what was measured, and --dry-run measures nothing.")
+        preview = verbs.run.dry_run(request, report.TerminalProgress())
+        echo_json(report.ahead_json(*preview)) if view.json else report.print_ahead(*preview)
+        return 0
+    climbed = verbs.run.run(request, report.TerminalProgress())
+    table, answer = report.table_of(climbed), report.ladder_json(climbed)
+    if view.markdown:
+        write_whole(view.markdown, report.markdown(table))
+    save_pictures(view, lambda: report.ladder_page(table, answer), lambda: report.ladder_pictures(table))
+    echo_json(answer) if view.json else report.print_ladder(table)
+    return 0 if any(rung.kept for rung in climbed.rungs) else 1
+
+
+class WatchView(View):
+    steps: Annotated[
+        range | None, Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B")
+    ] = None
+    timeline: Annotated[bool, Field("Print the timeline: the loader's workers against the training steps.")] = False
+    html: Annotated[str | None, Field("Save the timeline as a page.", NEW_FILE, metavar="FILE.html")] = None
+    svg: Annotated[str | None, Field("Save the timeline as a picture.", NEW_FILE, metavar="FILE.svg")] = None
+    trace: Annotated[
+        str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", NEW_FILE, metavar="FILE.json")
+    ] = None
+    baseline: Annotated[
+        str | None, Field("An earlier recording's folder, or a run of the journal: is this one slower?", metavar="RUN")
+    ] = None
+    tolerance: Annotated[
+        float | None,
+        Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", within("tolerance", 0.0, 10.0),
+              metavar="SHARE"),
+    ] = None  # fmt: skip
+    journal: JournalPlace = None
+    json: JsonAlone = False
+
+
+def watch(request: verbs.watch.WatchRequest, view: WatchView) -> int:
+    """Run an unchanged training script and record where its steps' time goes.
+
+    Plain PyTorch, Lightning, Hugging Face Trainer, accelerate, DeepSpeed; one process, or the ranks that torchrun or
+    accelerate start. Losses stay the same bit for bit. The exit code is the command's own; what was recorded of a command that
+    was killed is kept. With --baseline, exit code 1 says that the command worked and its median step is slower beyond the noise.
+
+    \b
+    trainpace watch -- python train.py --epochs 1
+    trainpace watch --timeline -- torchrun --nproc-per-node 2 train.py
+    trainpace watch --from FOLDER --trace trace.json
+    trainpace watch --baseline FOLDER --tolerance 0.1 -- python train.py
+    """
+    from trainpace.journal import TOLERANCE, guard, pace_of_recording
+    from trainpace.watch import timeline_of, write_trace
+
+    if view.tolerance is not None and view.baseline is None:
+        raise Misuse("--tolerance belongs to --baseline RUN.")
+    baseline = None if view.baseline is None else verbs.watch.pace_of(view.baseline, view.journal)
+    watched = verbs.watch.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
+    recording, folder, code = watched.recording, watched.folder, watched.exit_code
+    if not recording.ranks and not request.recorded and code == 0:
+        code = 2
+    if view.trace:
+        write_trace(folder, Path(view.trace))
+    if view.html:
+        write_whole(view.html, report.timeline_page(timeline_of(folder, view.steps), f"Timeline of {folder.name}"))
+    if view.svg:
+        write_whole(view.svg, report.timeline_svg(timeline_of(folder, view.steps)))
+    comparison = None
+    if baseline is not None and recording.ranks and code == 0:
+        tolerance = TOLERANCE if view.tolerance is None else view.tolerance
+        comparison = guard(baseline, pace_of_recording(recording, str(folder)), tolerance)
+        code = int(comparison.regressed)
+    if view.json:
+        compared = {} if comparison is None else {"baseline": to_jsonable(comparison)}
+        echo_json({"folder": str(folder), **to_jsonable(recording), **compared})
+        return code
+    report.print_recording(recording, str(folder))
+    if view.timeline and recording.ranks:
+        report.print_timeline(timeline_of(folder, view.steps))
+    if comparison is not None:
+        report.print_guarded(comparison)
+    return code
+
+
+class DiagnoseView(PicturedView):
+    json: JsonAlone = False
+
+
+def diagnose(request: verbs.diagnose.DiagnoseRequest, view: DiagnoseView) -> int:
+    """Say what slows a training script down, prove it, and what a change would save.
+
+    Runs the script for some hundred steps, and in blocks of them takes one cause away: the same batch in place of the loader, no
+    exchange between ranks, a tiny batch, no output. The differences are the proof. The script then ends: its losses mean nothing
+    in such a run, its checkpoints are not kept; what else it writes, it writes. The exit code is the command's own where it
+    failed before anything was proved.
+
+    In place of a command, the folder of a `trainpace watch`: then the shares are those seen, and unproved.
+
+    \b
+    trainpace diagnose -- python train.py
+    trainpace diagnose --epochs 90 -- torchrun --nproc-per-node 2 train.py
+    trainpace diagnose FOLDER
+    """
+    from trainpace.watch import timeline_of
+
+    answer = verbs.diagnose.run(replace(request, stdout=json_stdout(view)), report.TerminalProgress())
+    diagnosis, watched = answer.diagnosis, answer.watched
+    if view.json:
+        echo_json({"folder": str(watched.folder), **to_jsonable(diagnosis)})
+    else:
+        report.print_diagnosis(diagnosis, str(watched.folder))
+    words = " ".join(watched.recording.command)
+
+    def page() -> str:
+        timeline = None
+        with contextlib.suppress(TrainpaceError):  # only some recordings have steps in detail
+            timeline = timeline_of(watched.folder)
+        return report.diagnosis_page(diagnosis, words, timeline)
+
+    save_pictures(view, page, lambda: report.diagnosis_pictures(diagnosis))
+    return 0 if diagnosis.proofs else watched.exit_code
