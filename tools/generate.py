@@ -109,8 +109,13 @@ def links() -> str:
     return f"| constant | fitted |\n|---|--:|\n{rows}"
 
 
-def numbers(name: str) -> str:
-    """The named numbers of a module, with their docstrings. `name`: a module of the forecast, or "room.module"."""
+def numbers(*names: str) -> str:
+    """The named numbers of some modules, with their docstrings. A name is a module of the forecast, or "room.module"."""
+    rows = [row for name in names for row in _number_rows(name)]
+    return "| number | | what it is, and from where |\n|---|--:|---|\n" + "\n".join(rows)
+
+
+def _number_rows(name: str) -> list[str]:
     import ast
     import importlib
 
@@ -128,7 +133,7 @@ def numbers(name: str) -> str:
             text = " ".join(str(after.value.value).split())
             rows.append(f"| `{number}` | {value:g} | {_plain(text)} |")
     assert rows, name
-    return "| number | | what it is, and from where |\n|---|--:|---|\n" + "\n".join(rows)
+    return rows
 
 
 def intervals() -> str:

@@ -149,7 +149,7 @@ def test_small_batches_are_launch_bound_and_say_so():
 
 def test_a_workload_without_the_asked_form_says_how_to_get_it():
     partial = replace(WORKLOAD, forms={"fp32": WORKLOAD.forms["fp32"]})
-    with pytest.raises(TrainpaceError, match="save-workload"):
+    with pytest.raises(TrainpaceError, match="`save_workload`"):
         forecast(partial, Execution(precision="bf16"), Cluster(device=find_device("A100")))
 
 

@@ -11,7 +11,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 from trainpace.forecast import MachineModel
 from trainpace.forecast.timings import (
-    UNHEARD_SD,
+    UNTIMED_SD,
     ClassFit,
     Interpolator,
     Process,
@@ -48,10 +48,10 @@ def test_a_process_returns_to_what_it_knows_and_is_less_sure_elsewhere():
 def test_an_operator_that_nothing_like_it_was_timed_is_the_formula_and_unsure():
     o = operators()
     predicted = Interpolator(timed_products(), FORM).predict(o, 4)
-    assert predicted.log_sd[2] == UNHEARD_SD
+    assert predicted.log_sd[2] == UNTIMED_SD
     traffic = (o.read_bytes + o.written_bytes)[2, 0]
     assert predicted.seconds[2] == pytest.approx(traffic / FORM.bytes_per_s + FORM.start_s)
-    assert (predicted.log_sd[:2] < UNHEARD_SD / 2).all()
+    assert (predicted.log_sd[:2] < UNTIMED_SD / 2).all()
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
