@@ -79,7 +79,7 @@ def test_nothing_changes_where_nothing_differs(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LIBRARIES)
 def test_the_library_loads_the_file_and_says_the_same(kind, tmp_path):
-    done = list(rounds(kind, 200))
+    done = list(rounds(kind, 60))
     assert not [one.file for one in done if one.wrong()]
     reports = loaded(kind, done, tmp_path)
     assert {

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from trainpace import records
@@ -35,8 +36,26 @@ def test_a_packaged_workload_is_what_tracing_gives(label):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_packaged_workload_is_what_tracing_gives(name):
     """Where it fails, the tracer, the zoo or torch has changed: `make zoo-workloads`."""
-    for variant in VARIANTS.values():
-        check_against_a_trace(name, variant)
+    for label in ("adamw", "inference"):
+        check_against_a_trace(name, VARIANTS[label])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("label", [label for label in VARIANTS if label not in ("adamw", "inference")])
+def test_trainings_of_a_model_differ_in_their_optimizer_alone(name, label):
+    """So tracing one of them again says that the others are right, and the smallest model's say it of the optimizers."""
+    one, other = (packaged_workload(name, FORMS, VARIANTS[variant]).forms for variant in ("adamw", label))
+    for form in FORMS:
+        assert passes(one[form].operators) == passes(other[form].operators)
+
+
+def passes(operators):
+    """The rows of the forward and backward pass."""
+    rows = [i for i, phase in enumerate(operators.phase) if phase != "optimizer"]
+    columns = {name: getattr(operators, name) for name in operators.__struct_fields__}
+    return {
+        name: np.asarray(column)[rows].tolist() for name, column in columns.items() if len(column) == len(operators)
+    }
 
 
 def check_against_a_trace(name, variant):
