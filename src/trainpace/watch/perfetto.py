@@ -12,7 +12,6 @@ import msgspec
 
 from trainpace.records import written_aside
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.timeline import evaluation_in
 from trainpace.watch.trails import Process, read_processes, records_of
 
 STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
@@ -65,7 +64,6 @@ def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event
     names: dict[int, str] = {}
     threads: dict[int, int] = {}
     held: list[Event] = []
-    spans: list[Span] = []
     for r in records_of(process.path):
         if isinstance(r, Span):
             if r.thread not in threads:
@@ -73,19 +71,15 @@ def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event
                 if r.thread:
                     yield from _thread(pid, threads[r.thread], f"thread {r.thread}")
             held.append(_span(r, names.get(r.name, PARTS[r.part]), pid, threads[r.thread], shift_ns))
-            if r.thread == 0:
-                spans.append(r)
         elif isinstance(r, Fetch):
             held.append(_fetch(r, pid, TRAINING, shift_ns))
         elif isinstance(r, Step):
-            if (evaluation := evaluation_in(r, spans) if spans else None) is not None:
-                held.append(_span(evaluation, "evaluation", pid, TRAINING, shift_ns + APART_NS))
             yield _step(r, pid, shift_ns)
         elif "number" in r:
             names[r["number"]] = r["name"]
         if isinstance(r, Step) or len(held) > _HELD:
             yield from _outer_first(held)
-            held, spans = [], []
+            held = []
     yield from _outer_first(held)
 
 
