@@ -214,7 +214,10 @@ MISTAKES = {
     "default source missing": ('[sources]\np = 3\n[[gpu]]\nname = "X"\nsms = 3\n', ["X", "sms", "'sheet'"]),
     "source is a list": (SOURCES + '[[gpu]]\nname = "X"\nsms = { value = 3, source = [1] }\n', ["X", "sms", "[1]"]),
     "kind of no kind": ('[[gpu]]\nname = "X"\nsms = { value = 3, kind = "rumour" }\n', ["X", "sms", "rumour"]),
-    "figure without value": ('[[gpu]]\nname = "X"\nsms = { source = "p" }\n', ["X", "sms", "missing required field `value`"]),
+    "figure without value": (
+        '[[gpu]]\nname = "X"\nsms = { source = "p" }\n',
+        ["X", "sms", "missing required field `value`"],
+    ),
     "figure with a stray key": ('[[gpu]]\nname = "X"\nsms = { value = 3, unit = "SM" }\n', ["X", "sms", "unit"]),
 }
 
