@@ -8,7 +8,6 @@ import importlib.machinery
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +16,9 @@ from typing import Any
 
 from trainpace.watch.inside import engines, patches, trials
 from trainpace.watch.inside.confine import confine
-from trainpace.watch.inside.data import LOADER_HOOKS
 from trainpace.watch.inside.observers import Losses, Sampler
 from trainpace.watch.inside.recorder import Recorder, now_ns, warn
 from trainpace.watch.inside.trail import Step, TrailWriter
-
-HOOKS = LOADER_HOOKS | engines.ENGINES
 
 
 def _header() -> dict[str, Any]:
@@ -43,7 +39,7 @@ def begin() -> None:
     if folders := trials.settings_of(os.environ).get("writes_in"):
         confine(folders, os.environ)
     when_imported("torch", on_torch)
-    for name in HOOKS:
+    for name in engines.HOOKS:
         when_imported(name, lambda module: None)
 
 
@@ -55,12 +51,12 @@ def on_torch(torch: ModuleType) -> None:
     if trials.settings_of(os.environ).get("only_steps"):
         recorder.losses = Losses(torch, recorder)
     patches.install(torch, recorder)
-    sampler = Sampler(recorder, threading.main_thread().ident or 0)
+    sampler = Sampler(recorder)
     recorder.after_step.append(sampler.at_step)
     recorder.after_step.append(lambda step: _after_step(recorder, step))
     recorder.before_end = lambda: _note_the_end(recorder, sampler)
     trials.install(recorder)
-    for name, install in HOOKS.items():
+    for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
     os.register_at_fork(after_in_child=lambda: _forked(recorder))
     atexit.register(_end, recorder, sampler)
