@@ -125,7 +125,6 @@ class TimeLeft(Reporter, TrainerCallback):
         return due + multiples_in(every, after, last) + at_the_end
 
     def _evaluation_samples(self) -> float | None:
-        """Samples of an evaluation on one device."""
         data: Any = getattr(self._trainer, "eval_dataset", None)
         try:
             sets: Any = data.values() if isinstance(data, dict) else [data]

@@ -36,7 +36,6 @@ class Chain(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """The number of parameters in one block."""
         return sum(p.numel() for p in self.modules[0].parameters())
 
 

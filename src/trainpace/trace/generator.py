@@ -214,7 +214,6 @@ def is_random(spec: str) -> bool:
 
 
 def parse_random(spec: str) -> tuple[Family, int]:
-    """The family and seed of ``random:FAMILY:SEED``."""
     parts = spec.split(":")
     form = "Write random:FAMILY:SEED, such as random:cnn:7."
     if len(parts) != 3 or parts[0] != "random":

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ from trainpace.records import Record
 from trainpace.watch.inside.recorder import KEEPS
 from trainpace.watch.inside.trail import OTHER, PARTS, TRIALS, Span, Step
 from trainpace.watch.recording import WARM_UP_STEPS
-from trainpace.watch.trails import Process, WorkerLane, read_processes, records_of
+from trainpace.watch.trails import Process, read_processes, records_of
 
 STEPS_SHOWN = 10
 TYPICAL = 1.25
@@ -73,6 +73,11 @@ class _Window(NamedTuple):
 
     def ms(self, at_ns: int) -> float:
         return (min(max(at_ns, self.start_ns), self.end_ns) - self.start_ns) / 1e6
+
+    def bars(self, part: str, name: str, start_ns: int, end_ns: int) -> Iterator[Bar]:
+        """One bar, clipped to the window; none outside of it."""
+        if start_ns < self.end_ns and end_ns > self.start_ns:
+            yield Bar(part=part, name=name, start_ms=self.ms(start_ns), end_ms=self.ms(end_ns))
 
 
 def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
@@ -143,15 +148,9 @@ def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
     yield Lane(rank=process.rank, kind="training", label="training", bars=bars, steps=tuple(marks))
     for lane in process.workers:
         if lane.first_ns < own.end_ns and lane.last_ns > own.start_ns:
-            bars = tuple(_fetch_bars(lane, own))
+            fetches = ((f"{r.samples} sample{'' if r.samples == 1 else 's'}", r) for r in lane.fetches())
+            bars = tuple(bar for name, r in fetches for bar in own.bars("fetch", name, r.start_ns, r.end_ns))
             yield Lane(rank=process.rank, kind="worker", label=lane.label, bars=bars)
-
-
-def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterable[Bar]:
-    for r in lane.fetches():
-        if r.start_ns < window.end_ns and r.end_ns > window.start_ns:
-            name = f"{r.samples} sample{'' if r.samples == 1 else 's'}"
-            yield Bar(part="fetch", name=name, start_ms=window.ms(r.start_ns), end_ms=window.ms(r.end_ns))
 
 
 def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterable[Bar]:
@@ -166,10 +165,7 @@ def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterab
             names[r["number"]] = r["name"]
     for step, spans in zip(steps, within, strict=True):
         for part, number, start, end in charged(step, spans):
-            if start < window.end_ns and end > window.start_ns:
-                yield Bar(
-                    part=PARTS[part], name=names.get(number, ""), start_ms=window.ms(start), end_ms=window.ms(end)
-                )
+            yield from window.bars(PARTS[part], names.get(number, ""), start, end)
 
 
 Stretch = tuple[int, int, int, int]

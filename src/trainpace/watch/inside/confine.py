@@ -21,14 +21,13 @@ _SAYS = "trainpace: a trial may write only into its own folder, which {out} in t
 
 
 def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Confine writing to these folders until the process ends."""
     home = os.path.expanduser("~")
     mine = [*folders, "/dev", "/proc", *(os.path.join(home, name) for name in (".cache", ".triton", ".nv"))]
     mine += [environment[name] for name in CACHES if environment.get(name)]
     inside = tuple(os.path.realpath(folder) for folder in mine)
 
     def check(path: Any, follows: bool) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):  # an open file's number
+        if not isinstance(path, str | bytes | os.PathLike):  # an open file's number, or no file
             return
         name = os.fsdecode(path)
         if name.endswith(ASIDE) or "__pycache__" in name:
@@ -39,21 +38,13 @@ def confine(folders: Sequence[str], environment: Mapping[str, str]) -> None:
             raise PermissionError(errno.EACCES, _SAYS, name)
 
     def hook(event: str, args: Any) -> None:
-        about = _EVENTS.get(event)
-        if about is None:
-            return
-        if event == "open":
-            if args[2] & _WRITES:
-                check(args[0], True)
-            return
         if event == "sqlite3.connect":
-            if (database := _written_database(args[0])) is not None:
-                check(database, True)
-            return
-        for i, folder_handle in about:
-            # names beside a folder's handle are within a tree that was checked as a whole
-            if folder_handle is None or args[folder_handle] == -1:
-                check(args[i], event in _FOLLOW)
+            check(_written_database(args[0]), True)
+        elif event != "open" or args[2] & _WRITES:
+            for i, folder_handle in _EVENTS.get(event, ()):
+                # names beside a folder's handle are within a tree that was checked as a whole
+                if folder_handle is None or args[folder_handle] == -1:
+                    check(args[i], event in _FOLLOW)
 
     sys.addaudithook(hook)
 
@@ -73,9 +64,9 @@ _EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
     "open": ((0, None),), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.rename": ((0, 2), (1, 3)),
     "os.truncate": ((0, None),), "os.link": ((1, 3),), "os.symlink": ((1, 2),), "shutil.rmtree": ((0, None),),
     "os.chmod": ((0, 2),), "os.chown": ((0, 3),), "os.utime": ((0, 3),), "os.setxattr": ((0, None),),
-    "os.removexattr": ((0, None),), "sqlite3.connect": ((0, None),),
+    "os.removexattr": ((0, None),),
 }  # fmt: skip
 """Positions of the path arguments of each audit event, with the argument that holds the folder's handle
 (sys.addaudithook's table of events)."""
-_FOLLOW = ("os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
+_FOLLOW = ("open", "os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
 """Events that change the target of a link; the others change the link itself."""

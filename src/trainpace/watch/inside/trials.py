@@ -124,7 +124,6 @@ class Trials:
         return None
 
     def advance(self) -> None:
-        """Start the next block, or end the run."""
         if not self.programme or self.agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns):
             end(self.recorder)
             return
