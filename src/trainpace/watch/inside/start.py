@@ -48,14 +48,17 @@ def on_torch(torch: ModuleType) -> None:
     name = f"process-{os.getpid()}-{socket.gethostname()}.trail"
     recorder = Recorder(TrailWriter(os.path.join(folder, name), _header()))
     recorder.trail.note({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
-    if trials.settings_of(os.environ).get("only_steps"):
+    settings = trials.settings_of(os.environ)
+    if settings.get("only_steps"):
         recorder.losses = Losses(torch, recorder)
     patches.install(torch, recorder)
     sampler = Sampler(recorder)
     recorder.after_step.append(sampler.at_step)
     recorder.after_step.append(lambda step: _after_step(recorder, step))
     recorder.before_end = lambda: _note_the_end(recorder, sampler)
-    trials.install(recorder)
+    if settings:
+        recorder.trials = trials.Trials(recorder, settings)
+        recorder.after_step.append(recorder.trials.at_step)
     for name, install in engines.HOOKS.items():
         when_imported(name, partial(install, recorder=recorder))
     os.register_at_fork(after_in_child=lambda: _forked(recorder))

@@ -181,13 +181,6 @@ def _may_be_few(remembered: _RememberedBatch) -> bool:
     return False
 
 
-def install(recorder: Recorder) -> None:
-    settings = settings_of(os.environ)
-    if settings:
-        recorder.trials = Trials(recorder, settings)
-        recorder.after_step.append(recorder.trials.at_step)
-
-
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
     """The requested trials from the command's environment; empty where there are none."""
     settings: dict[str, Any] = json.loads(environment.get("TRAINPACE_TRIALS") or "{}")
