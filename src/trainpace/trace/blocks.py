@@ -149,18 +149,13 @@ def blocks_of(
     numbers = {value: parameter.numel() for value, parameter in described.parameters.items()}
     return Blocks(
         module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
-        count=count,
-        heads=heads,
-        key_value_heads=key_value_heads,
-        parameters=layout.chain.parameters,
+        count=count, heads=heads, key_value_heads=key_value_heads, parameters=layout.chain.parameters,
         tensor_parameters=sum(n for value, n in numbers.items() if value in layout.inside.divided) // count,
         outside_parameters=described.parameter_count - count * layout.chain.parameters,
         outside_tensor_parameters=sum(n for value, n in numbers.items() if value in layout.outside.divided),
-        tied_parameters=_tied(described),
-        operator_counts=np.where(inside, counts, 0),
-        roles=tuple(roles),
+        tied_parameters=_tied(described), operator_counts=np.where(inside, counts, 0), roles=tuple(roles),
         **dict(zip(_BYTES, pairs, strict=True)),
-    )
+    )  # fmt: skip
 
 
 def _bytes(layout: Layout, run: Recorder) -> np.ndarray:

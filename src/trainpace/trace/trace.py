@@ -52,18 +52,13 @@ def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant =
     own = "sgd_momentum" if task.optimizer is None else type(task.optimizer).__name__.lower()
     parameters = list(task.model.parameters())
     return Workload(
-        model=task.name,
+        model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=_sample_bytes(task),
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer="none" if variant.mode != "train" else variant.optimizer or own,
-        sample=task.sample,
-        sequence_length=task.sequence_length,
-        traced_batches=BATCHES,
-        mode=variant.mode,
-        checkpointed=variant.checkpointing,
-        sample_bytes=_sample_bytes(task),
+        mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES,
         forms={form: _trace_form(task, form, variant) for form in forms},
-    )
+    )  # fmt: skip
 
 
 def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
