@@ -19,7 +19,7 @@ from trainpace.ladder.forecasts import LadderForecasts, has_data, links_of, rank
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.step_forecast import MeasuredCompute
 from trainpace.launch.trial import LoaderSettings
-from trainpace.machine.allreduce import AllReduce
+from trainpace.machine.calibration import AllReduce
 
 TASK = """
 import time, torch

@@ -10,6 +10,7 @@ import pytest
 from trainpace.errors import TrainpaceError
 from trainpace.verify import Question
 from trainpace.verify.equivalence import CHANGES, Facts, Variant, candidates
+
 TASKS = """
 import os, torch
 from torch import nn
