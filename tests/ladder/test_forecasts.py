@@ -14,11 +14,11 @@ from trainpace.forecast.collectives import gloo_seconds
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.ladder import forecasts
-from trainpace.ladder.data_worker import costs
 from trainpace.ladder.forecasts import LadderForecasts, has_data, links_of, rank_threads
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.step_forecast import MeasuredCompute
 from trainpace.launch.trial import LoaderSettings
+from trainpace.loader.worker import costs
 from trainpace.machine.allreduce import AllReduce
 
 TASK = """

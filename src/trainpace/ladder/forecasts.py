@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
@@ -18,10 +17,10 @@ from trainpace.job import state_bytes
 from trainpace.ladder.rungs import Setup
 from trainpace.ladder.step_forecast import MeasuredCompute, RankShare, StepForecast, forecast_step, nearest
 from trainpace.launch import engine_for
-from trainpace.loader import LoaderCost
+from trainpace.loader import LoaderCost, loader_costs
 from trainpace.machine import AllReduce, MachineProfile, calibrate, measure_allreduce
 from trainpace.outcome import Forecast
-from trainpace.process import run_isolated, usable_cores
+from trainpace.process import usable_cores
 from trainpace.records import load, save
 from trainpace.trace import load_workload
 from trainpace.workload import Variant, Workload, form_of
@@ -145,9 +144,7 @@ class LadderForecasts:
                 sizes += [s.execution.micro_batch] if s.execution.micro_batch not in sizes else []
         for (task, shards, workers), sizes in batch_sizes.items():
             self._tell("timing samples" + (" of the shards" if shards else ""))
-            request = {"task": task, "shards": shards, "batch_sizes": sizes, "workers": workers, "seed": self._seed}
-            answer = run_isolated("trainpace.ladder.data_worker", request, COST_TIMEOUT_S, f"timing samples of {task}")
-            costs = msgspec.json.decode(answer, type=list[LoaderCost])
+            costs = loader_costs(task, shards, sizes, workers, self._seed, COST_TIMEOUT_S)
             self._costs |= {(shards, size, workers): cost for size, cost in zip(sizes, costs, strict=True)}
 
 

@@ -106,7 +106,8 @@ def forecast_step(
             sd = math.hypot(sd, OTHER_PRECISION_SD)
             basis += f" of {forecast.execution.precision}"
         basis += f" ({', '.join(others)} by {interval.basis})" if others else ""
-    whole = _of_step(cost, setup.execution)
+    e = setup.execution
+    whole = None if cost is None else cost.of_batch(e.micro_batch * e.accumulation)
     workers = setup.loader.workers
 
     def step(compute: float, data: float, threads: float) -> float:
@@ -126,16 +127,6 @@ def forecast_step(
         step_ms=at, compute_ms=middle, data_ms=step(0.0, 1.0, 0.0) if whole is not None else 0.0,
         interval_ms=Interval(low=max(at - down, 0.0), high=at + up, coverage=0.9, basis=basis),
         basis=basis + ("" if cost is None else ", samples timed alone"),
-    )  # fmt: skip
-
-
-def _of_step(cost: LoaderCost | None, e: Execution) -> LoaderCost | None:
-    if cost is None:
-        return None
-    share, n = e.micro_batch / cost.batch_size, e.accumulation
-    return replace(
-        cost, batch_size=e.micro_batch * n, collate_ms=cost.collate_ms * share * n, send_ms=cost.send_ms * share * n,
-        handover_ms=cost.handover_ms * share * n,
     )  # fmt: skip
 
 

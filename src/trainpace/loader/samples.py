@@ -13,12 +13,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.loader.records import SampleCost
 from trainpace.process import explain
-from trainpace.shards import WANTED, is_task, made_by, opened_files
+from trainpace.shards import is_task, length_of, made_by, opened_files
 
 DEFAULT_BATCH = 32
 MOST_SAMPLES = 512
@@ -74,10 +74,10 @@ def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
         raise UserCodeError(_sentence(explain(error, name))) from error
     if not isinstance(loader, DataLoader):
         dataset = loader[3] if is_task(loader) else loader
-        length = _length(name, dataset)
+        length = length_of(dataset, name)
         collate = getattr(dataset, "collate_fn", None) or default_collate
         return LoaderTarget(name, dataset, length, collate, batch_size or DEFAULT_BATCH, False, is_task=is_task(loader))
-    length = _length(name, loader.dataset)
+    length = length_of(loader.dataset, name)
     batch_size = batch_size or loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if batch_size is None:
         raise TrainpaceError(f"the DataLoader of {name} has no batch size.", "Give one with --batch.")
@@ -88,21 +88,6 @@ def load_target(spec: str, batch_size: int | None = None) -> LoaderTarget:
         name, loader.dataset, length, collate, batch_size, bool(loader.drop_last), given_workers=loader.num_workers,
         given_persistent=loader.persistent_workers, prefetch_factor=loader.prefetch_factor, options=options,
     )  # fmt: skip
-
-
-def _length(name: str, dataset: Any) -> int:
-    if isinstance(dataset, IterableDataset):
-        raise TrainpaceError(
-            f"the dataset of {name} is an IterableDataset, which has no sample number i to time.",
-            "Return the map-style dataset behind it.",
-        )
-    sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if not sized or isinstance(dataset, str | bytes | dict):
-        raise TrainpaceError(f"{name} is of type {type(dataset).__name__}, which is no dataset.", WANTED)
-    length = len(dataset)
-    if length < 1:
-        raise TrainpaceError(f"the dataset of {name} is empty.")
-    return length
 
 
 def _sentence(text: str) -> str:
