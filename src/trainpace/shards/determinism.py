@@ -225,8 +225,10 @@ class Place(NamedTuple):
         return f"lambda at line {self.transform.__code__.co_firstlineno}" if named == "<lambda>" else str(named)
 
     def put(self, value: Any) -> None:
-        modules = self.container if self.is_item else getattr(self.container, "_modules", None)
-        if self.is_item or (isinstance(modules, dict) and self.key in modules):
+        modules = getattr(self.container, "_modules", None)
+        if self.is_item:
+            self.container[self.key] = value
+        elif isinstance(modules, dict) and self.key in modules:
             modules[self.key] = value  # nn.Module refuses what is no module as a child by name
         else:
             setattr(self.container, self.key, value)
