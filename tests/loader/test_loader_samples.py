@@ -9,9 +9,18 @@ import torch
 from torch.utils.data import default_collate as collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.loader.runs import Setting, loader_cost, loader_failure, run_loader
-from trainpace.loader.samples import LoaderTarget, choose, first_pass, load_target, sample_cost
 from trainpace.loader.stages import OTHER, REST, function_stages, is_random, transform_stages
+from trainpace.loader.timing import (
+    LoaderTarget,
+    Setting,
+    choose,
+    first_pass,
+    load_target,
+    loader_cost,
+    loader_failure,
+    run_loader,
+    sample_cost,
+)
 from trainpace.shards.determinism import same, states
 
 

@@ -14,7 +14,7 @@ import pytest
 from shard_folders import NUMBERS
 from trainpace.process import workers
 from trainpace.shards import Settings, ShardDataset, precompute
-from trainpace.shards.precompute_estimate import SampleCosts, decide
+from trainpace.shards.precompute_worker import SampleCosts, decide
 
 FLAGS = "--workers 2 --shard-samples 10".split()
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.configs.editing import Syntax, set_key
 from trainpace.configs.launch import Launch, find_launch, flag_text, is_open, with_setting
-from trainpace.configs.parsing import parse
 from trainpace.configs.settings import Value
+from trainpace.configs.syntax import Syntax, parse, set_key
 from trainpace.errors import UnreadableInput
 from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.records import Record

@@ -8,8 +8,8 @@ from trainpace.configs.accelerate import MEETING, NO_DYNAMO, PRECISION, may_star
 from trainpace.configs.changes import SHARDING, Draft
 from trainpace.configs.huggingface import DISTINCTIVE, NAMES, put_training_arguments, write_arguments
 from trainpace.configs.launch import ACCELERATE, DEEPSPEED, TORCHRUN, Launch, find_launch, is_open, with_flag, without
-from trainpace.configs.parsing import LARGEST_FILE_BYTES
 from trainpace.configs.settings import ConfigFile, Reading, SettingName
+from trainpace.configs.syntax import LARGEST_FILE_BYTES
 from trainpace.errors import UnreadableInput
 
 _SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}

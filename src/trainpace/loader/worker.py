@@ -14,9 +14,20 @@ from msgspec.structs import replace
 
 from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
 from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
-from trainpace.loader.runs import TORCH_PREFETCH, Run, Setting, loader_cost, run_loader
-from trainpace.loader.samples import LoaderTarget, choose, first_pass, load_target, one_thread, sample_cost
 from trainpace.loader.stages import function_stages, is_random, transform_stages
+from trainpace.loader.timing import (
+    TORCH_PREFETCH,
+    LoaderTarget,
+    Run,
+    Setting,
+    choose,
+    first_pass,
+    load_target,
+    loader_cost,
+    one_thread,
+    run_loader,
+    sample_cost,
+)
 from trainpace.machine import detect, environment
 from trainpace.medians import noise_of, repeat_interval
 from trainpace.process import serve
