@@ -1,5 +1,5 @@
-"""JSON and YAML, parsed more strictly than usual (a duplicate key is an error, where both parsers would take the last), and edited:
-one key is set, and every other character stays as it is.
+"""JSON and YAML, parsed more strictly than usual (a duplicate key is an error, where both parsers would take the last) and
+edited: one key is set, and every other character stays as it is.
 
 Positions come from the parsers that read the file: PyYAML's marks, and json's own scanner. A round-trip library would
 reformat the whole document, and ruamel.yaml reads YAML 1.2, in which `no` is a word; the tools that own these files read 1.1.
