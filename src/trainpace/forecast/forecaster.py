@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
 from trainpace.forecast.assembly import Assembly
-from trainpace.forecast.exchanges import KINDS
+from trainpace.forecast.exchanges import KINDS, MissingLink
 from trainpace.forecast.explanations import Roofline, find_jumps, jump_causes, roofline_of
 from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.grid import Grid
@@ -91,9 +91,13 @@ class Forecaster:
                 continue
             legal = some.at(able)
             costs = self._costs(legal, precision)
-            steps = costs if isinstance(costs, str) else Assembly(workload, form, legal, self.target).steps(costs)
-            if isinstance(steps, str):
-                refuse(rows[able], steps)
+            if isinstance(costs, str):
+                refuse(rows[able], costs)
+                continue
+            try:
+                steps = Assembly(workload, form, legal, self.target).steps(costs)
+            except MissingLink as missing:
+                refuse(rows[able], str(missing))
                 continue
             for columns, values in zip((parts, exposed), steps, strict=True):
                 for name, column in values.items():

@@ -145,8 +145,7 @@ class MemoryModel:
         form, half, checkpointed = self.form, self.half, self.checkpointed
         blocks = form.blocks
         groups = groups_of(grid, 1)
-        total = 1.0 if blocks is None else float(blocks.count * blocks.parameters + blocks.outside_parameters)
-        stages = stages_of(grid, blocks, total)
+        stages, total = stages_of(grid, blocks)
         held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
         stage, shard = grid.zero_stage[:, None], groups.shard[:, None].astype(np.float64)
         parameter_bytes, state_bytes = form.memory.parameter_bytes, form.memory.optimizer_bytes
