@@ -104,7 +104,7 @@ def _union(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def note_rate(recorder: Recorder) -> None:
-    """Write to the trail the FLOP/s of a large matrix product here, in the number format of the script's own and with its settings."""
+    """Write to the trail the FLOP/s of a large matrix product here, with the script's own settings and number format."""
     import torch
 
     device, side = ("cuda", SIDE_ON_CUDA) if torch.cuda.is_initialized() else ("cpu", SIDE)
