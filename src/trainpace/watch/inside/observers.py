@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -84,9 +85,12 @@ def profile_one_step(recorder: Recorder) -> Callable[[], None]:
     def end() -> None:
         torch.cuda.synchronize()
         profiler.stop()
+        with warnings.catch_warnings():  # the profiler's own, which the script did not ask for
+            warnings.simplefilter("ignore")
+            events = profiler.events() or ()
         spans = [
             (event.time_range.start, event.time_range.end)
-            for event in profiler.events() or ()
+            for event in events
             if event.device_type == torch.autograd.DeviceType.CUDA and "nccl" not in event.name.lower()
         ]
         if spans:
