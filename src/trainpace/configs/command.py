@@ -34,7 +34,6 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
 
 
 def read_launch(launch: Launch, reading: Reading) -> Reading:
-    """Record the settings of a launch command."""
     seen: dict[str, str | None] = {}
     for flag in launch.flags:
         name, value = flag.name, None if flag.value is None else flag.value.value

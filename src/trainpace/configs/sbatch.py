@@ -301,7 +301,6 @@ def _write_world(draft: Draft, launched: bool) -> None:
 
 
 def _stated(draft: Draft) -> Options:
-    """The #SBATCH options of the script as it now is."""
     return _options(draft.text, Reading(draft.file, ""))
 
 

@@ -126,7 +126,6 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
 
 
 def judged(gain: Gain, check: LossCheck) -> tuple[bool, str]:
-    """(whether the rung is kept, the reason)."""
     if check.verdict == "diverges":
         return False, check.reason
     figures = f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"

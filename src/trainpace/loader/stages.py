@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.loader.records import Stage
+from trainpace.loader.costs import Stage
 from trainpace.loader.timing import LoaderTarget, one_thread
 from trainpace.shards import determinism
 from trainpace.user_file import is_users

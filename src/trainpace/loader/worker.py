@@ -12,8 +12,15 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
-from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
+from trainpace.loader.costs import (
+    LoaderConditions,
+    LoaderCost,
+    LoaderMeasurement,
+    LoaderPoint,
+    Stage,
+    batch_ms,
+    fewest_workers,
+)
 from trainpace.loader.stages import function_stages, is_random, transform_stages
 from trainpace.loader.timing import (
     TORCH_PREFETCH,
@@ -53,7 +60,7 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
     target.collated([target.sample(i) for i in indices[:2]])
     sample = sample_cost(target, indices, first_ms, held)
     stages = _stages(target, indices, sample.wall_ms)
-    cost = loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, target.batch_size, False)
+    cost = loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, target.batch_size)
     bench = _Bench(target, c, indices, cost, cores)
     points = bench.over_workers()
     best = fewest_workers({p.workers: p.batch_ms for p in points})
@@ -157,7 +164,7 @@ def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bo
         return _costs_of_shards(target, shards, batch_sizes, workers)
     indices, first_ms = first_pass(target, choose(target.length, seed), SAMPLES_S)
     sample = sample_cost(target, indices, first_ms, passes=1)
-    return [loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, False, workers) for size in batch_sizes]
+    return [loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, workers) for size in batch_sizes]
 
 
 def _costs_of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
@@ -171,7 +178,7 @@ def _costs_of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[in
         with one_thread():
             spent = [_timed(data, positions) for _ in range(SHARD_PASSES)]
         wall_ms, cpu_ms = (median(column) / size for column in zip(*spent, strict=True))
-        cost = loader_cost(target, wall_ms, cpu_ms, positions, size, False, workers)
+        cost = loader_cost(target, wall_ms, cpu_ms, positions, size, workers)
         measured.append(replace(cost, collate_ms=0.0))
     return measured
 

@@ -16,8 +16,7 @@ import msgspec
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput, UserCodeError, os_reason
 from trainpace.process import DiskFull, Pool
 from trainpace.records import Record, load, save, to_json, write_whole
-from trainpace.shards.folder import damage, finished_shard
-from trainpace.shards.plan import (
+from trainpace.shards.folder import (
     BAD_SAMPLES,
     MANIFEST,
     PLAN,
@@ -25,6 +24,8 @@ from trainpace.shards.plan import (
     Manifest,
     Shard,
     ShardPlan,
+    damage,
+    finished_shard,
     shard_file,
     shard_record,
     shard_sizes,
@@ -154,7 +155,6 @@ def verify(folder: Path) -> tuple[ShardPlan, list[Damage]]:
 
 
 def read_plan(folder: Path) -> ShardPlan:
-    """The plan that a folder was begun with."""
     if not (folder / PLAN).exists():
         raise UnreadableInput(
             f"{folder} holds no precomputed samples.", "Begin with: trainpace precompute FILE.py:NAME."
@@ -231,7 +231,6 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
 
 
 def _write_first(path: Path, text: str) -> bool:
-    """Write a file unless another part has written it first."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     write_whole(aside, text)
     try:

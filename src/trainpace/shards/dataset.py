@@ -249,7 +249,6 @@ class EpochOrder:
         self._buffered: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def at(self, start: int, stop: int) -> np.ndarray:
-        """Samples at the positions `start` to `stop` (not included)."""
         parts = []
         while start < stop:
             number = start // self._buffer

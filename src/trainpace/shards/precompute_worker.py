@@ -25,8 +25,16 @@ from trainpace.process import failure_of, serve_lines
 from trainpace.records import Record, save
 from trainpace.shards import opened_files
 from trainpace.shards.determinism import computed_twice
-from trainpace.shards.folder import import_pyarrow, write_shard
-from trainpace.shards.plan import MANIFEST, BadSample, Fingerprint, Manifest, ShardPlan, shard_sizes
+from trainpace.shards.folder import (
+    MANIFEST,
+    BadSample,
+    Fingerprint,
+    Manifest,
+    ShardPlan,
+    import_pyarrow,
+    shard_sizes,
+    write_shard,
+)
 from trainpace.shards.samples import Encoded, Layout, encode, reason_of, spread, timed_samples
 from trainpace.shards.user_dataset import SETTINGS, fingerprint, load_dataset, settings_of
 
@@ -238,8 +246,6 @@ class _Worker:
         elif do == "fingerprint":
             self._send(fingerprint=fingerprint(self._dataset, self._target, self._settings))
         elif do == "estimate":
-            from trainpace.shards.precompute_worker import estimate_here
-
             self._send(estimate=estimate_here(self._dataset, self._target, **request["options"]))
         else:
             self._compute(msgspec.convert(request["plan"], ShardPlan), request["number"], Path(request["folder"]))

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.shards import opened_files
-from trainpace.shards.plan import Fingerprint
+from trainpace.shards.folder import Fingerprint
 from trainpace.shards.samples import spread
 from trainpace.user_file import is_users, load_name
 
@@ -117,7 +117,6 @@ def _users_files() -> list[Path]:
 
 
 def _packages(trees: dict[Path, ast.Module]) -> dict[str, str]:
-    """Versions of the installed packages that these files import."""
     names = set()
     for node in itertools.chain.from_iterable(map(ast.walk, trees.values())):
         if isinstance(node, ast.Import):
