@@ -254,8 +254,7 @@ class LoaderAdvice(Record):
     """The fewest workers within 5 % of the best step, against the present number (0 where the user named none).
 
     `compute_ms` None: only the loader was measured, the times are those of batches, and at least one worker is advised.
-    `saved_s_per_epoch` has the workers' start-up taken off. `limit`: what sets the pace then
-    (`trainpace.loader.costs.limit_of`).
+    `saved_s_per_epoch` has the workers' start-up taken off. `limit`: what sets the pace then (see `limit_of`).
     """
 
     compute_ms: float | None

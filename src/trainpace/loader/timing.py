@@ -132,9 +132,7 @@ def sample_cost(
     target: LoaderTarget, indices: Sequence[int], first_ms: float, held: Sequence[str] = (), passes: int = PASSES
 ) -> SampleCost:
     """Time the samples warm, `passes` times, then cold and warm again. Medians over passes of means over samples.
-
-    `held`: files that stay open from sample to sample.
-    """
+    `held`: files that stay open from sample to sample."""
     with one_thread():
         before = opened_files.bytes_read() or 0
         with opened_files.recorded() as opened:

@@ -1,7 +1,4 @@
-"""Preprocessing done once instead of every epoch, into Parquet shards that stream back.
-
-from trainpace.shards import ShardDataset, ShardStream
-"""
+"""Preprocessing done once instead of every epoch, into Parquet shards that stream back."""
 
 from typing import TYPE_CHECKING
 

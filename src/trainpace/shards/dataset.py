@@ -58,10 +58,8 @@ class ShardDataset(Dataset):
         return int(self.reader.source_indices([index])[0])
 
     def loader(self, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options: Any) -> DataLoader:
-        """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...).
-
-        With a `collate_fn` its samples are copied as in any DataLoader.
-        """
+        """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...). With a
+        `collate_fn` its samples are copied as in any DataLoader."""
         if options.get("collate_fn") is not None:
             return DataLoader(self, batch_size, shuffle=shuffle, drop_last=drop_last, **options)
         order = RandomSampler(self, generator=options.get("generator")) if shuffle else SequentialSampler(self)

@@ -155,10 +155,8 @@ def part_of(stated: str | None, environment: Mapping[str, str]) -> tuple[int, in
 
 
 def array_script(target: str, folder: str, parts: int, workers: int, hours: float) -> str:
-    """A batch script for sbatch, of `parts` array tasks with `workers` cores each. Source: sbatch's manual, --array.
-
-    A task that is requeued computes only what it had not finished. The one that ends last writes the manifest.
-    """
+    """A batch script for sbatch, of `parts` array tasks with `workers` cores each. Source: sbatch's manual, --array. A task that
+    is requeued computes only what it had not finished; the one that ends last writes the manifest."""
     minutes = max(10, round(60 * hours))
     command = f"trainpace precompute {shlex.quote(target)} --out {shlex.quote(folder)} --workers $SLURM_CPUS_PER_TASK"
     return f"""#!/bin/bash

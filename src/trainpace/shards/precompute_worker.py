@@ -81,9 +81,7 @@ class Estimate(Record):
 
 def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: int) -> SampleCosts:
     """Compute up to `most` samples spread over the dataset for at most `seconds`, write them beside `folder`, read them back.
-
-    Raises `NotDeterministic`, as the work itself would.
-    """
+    Raises `NotDeterministic`, as `computed_twice` does."""
     import torch
 
     from trainpace.shards.dataset import ShardDataset

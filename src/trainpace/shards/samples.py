@@ -187,9 +187,7 @@ def spread(count: int, total: int) -> Sequence[int]:
 
 def timed_samples(dataset: Any, indices: Sequence[int], seconds: float) -> Iterator[tuple[int, Encoded, float]]:
     """(index, sample, seconds to compute it) of as many indices as the time allows, without the bad samples.
-
-    Raises `UserCodeError` where not one of them can be computed.
-    """
+    Raises `UserCodeError` where not one of them can be computed."""
     layout, reason = None, ""
     deadline = time.perf_counter() + seconds
     for index in indices:

@@ -1,7 +1,4 @@
-"""The user's dataset: loaded from `FILE.py:NAME`, and a cheap fingerprint of what its samples depend on.
-
-For a separate process, since it runs the user's code.
-"""
+"""The user's dataset in a process of its own: loaded from `FILE.py:NAME`, and a fingerprint of what its samples depend on."""
 
 import ast
 import contextlib
