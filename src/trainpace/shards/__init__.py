@@ -7,7 +7,7 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.shards.computing import Damage, Precomputed, Settings, estimate, precompute, read_plan, verify
     from trainpace.shards.dataset import ShardDataset, ShardStream
-    from trainpace.shards.folder import array_script, part_of
+    from trainpace.shards.files import array_script, part_of
     from trainpace.shards.precompute_worker import Estimate
     from trainpace.shards.user_dataset import is_task, length_of, load_dataset, made_by
 

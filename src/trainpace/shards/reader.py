@@ -14,7 +14,7 @@ import torch
 
 from trainpace.errors import UnreadableInput, os_reason
 from trainpace.records import load
-from trainpace.shards.folder import MANIFEST, PLAN, Column, Manifest, shard_file
+from trainpace.shards.files import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.shards.samples import SHAPED, Field, spoken
 
 Allocate = Callable[[int], torch.Tensor]

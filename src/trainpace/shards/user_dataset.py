@@ -14,7 +14,7 @@ from typing import Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.shards import opened_files
-from trainpace.shards.folder import Fingerprint
+from trainpace.shards.files import Fingerprint
 from trainpace.shards.samples import spread
 from trainpace.user_file import is_users, load_name
 
