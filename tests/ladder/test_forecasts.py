@@ -18,7 +18,7 @@ from trainpace.ladder.forecasts import LadderForecasts, MeasuredCompute, has_dat
 from trainpace.ladder.rungs import Setup
 from trainpace.launch.trial import LoaderSettings
 from trainpace.loader.worker import costs
-from trainpace.machine.allreduce import AllReduce
+from trainpace.machine.calibration import AllReduce
 
 TASK = """
 import time, torch
