@@ -139,9 +139,9 @@ class Draft:
             return False
         new = self.want[name] if value is None else value
         old = self.get(path)
-        if self.syntax is None and old is not None:
+        if self.syntax is None and (flag := self.launch.find(path)):
             if is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
-                self.leave(f"{path} is {old}, whose value is known only when it runs", name)
+                self.leave(f"{flag.written} is {old}, whose value is known only when it runs", name)
                 return False
             old, new = old.casefold(), flag_text(new)
         if old == "auto":

@@ -259,8 +259,6 @@ def _write_launch(draft: Draft) -> None:
     write_command(draft)
     draft.names = names
     draft.keep(*right)
-    for name in draft.wrote & draft.left.keys():
-        del draft.left[name]
     note_meeting(draft)
 
 
