@@ -228,9 +228,7 @@ class ForecastTable:
         forecaster, cluster = self.forecaster, self.forecaster.target.cluster
         many = [alone(execution), *fewer_ranks(execution, cluster.devices_per_node)]
         capacity = cluster.device.memory_gib
-        reference = many[0] if capacity is None else next(
-            (e for e in many if fits(forecaster.memory(e), capacity.value)), None
-        )  # fmt: skip
+        reference = next((e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)), None)
         if reference is None:
             return None, None
         small = replace(cluster, nodes=reference.nnodes, devices_per_node=reference.nproc_per_node)
@@ -244,11 +242,9 @@ class ForecastTable:
 def _model_flops(operators: Operators, execution: Execution) -> float:
     """FLOPs of the model itself on one rank: matrix operators, without what fused attention computes twice."""
     flops = at_batch(operators.flops, execution.micro_batch) * operators.count
-    weight = {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
-    counted = sum(
-        float(flops[i]) * weight.get(kind, 1.0) for i, kind in enumerate(operators.kind) if kind in MATRIX_KINDS
-    )
-    return counted * execution.accumulation
+    weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
+    counted = zip(operators.kind, flops.tolist(), strict=True)
+    return sum(work * weights[kind] for kind, work in counted if kind in weights) * execution.accumulation
 
 
 def _warnings(
