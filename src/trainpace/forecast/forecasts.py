@@ -250,16 +250,11 @@ def _model_flops(operators: Operators, execution: Execution) -> float:
 def _warnings(
     fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
 ) -> tuple[str, ...]:
-    warnings = []
-    if uneven and form.blocks is not None:
-        stages = execution.pp * execution.virtual_stages
-        warnings.append(
-            f"{form.blocks.count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last"
-        )
-    if fits is False:
-        warnings.append("does not fit in the device's memory; the time is what it would be if it did")
-    if step.host_overhead_ms > 0.3 * step.total_ms:
-        warnings.append(
-            "launch-bound: the host's launches take longer than the device's work; a larger batch costs little"
-        )
-    return tuple(warnings)
+    count, stages = 0 if form.blocks is None else form.blocks.count, execution.pp * execution.virtual_stages
+    warnings = {
+        f"{count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last": uneven,
+        "does not fit in the device's memory; the time is what it would be if it did": fits is False,
+        "launch-bound: the host's launches take longer than the device's work; a larger batch costs little":
+            step.host_overhead_ms > 0.3 * step.total_ms,
+    }  # fmt: skip
+    return tuple(text for text, applies in warnings.items() if applies)

@@ -79,13 +79,9 @@ def epochs_for_deadline(
 
 
 def data_parallel_for_deadline(
-    schedule: Schedule,
-    execution: Execution,
-    conditions: JobConditions,
-    step_time_s: float,
-    deadline_s: float,
+    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float,
     keep_global_batch: bool,
-) -> DataParallelChoice:
+) -> DataParallelChoice:  # fmt: skip
     """The smallest data-parallel size that meets the deadline, if a step takes as long on many ranks as on few.
 
     That is an upper bound on what more ranks give: communication is not in it. With `keep_global_batch` more ranks

@@ -24,12 +24,9 @@ _EFFORTS = get_args(Effort)
 
 
 def plan_changes(
-    setting: Setting,
-    start: Execution,
-    data: tuple[DataPath, ...] = (NO_WAIT,),
-    freedom: Freedom | None = None,
+    setting: Setting, start: Execution, data: tuple[DataPath, ...] = (NO_WAIT,), freedom: Freedom | None = None,
     to: Literal["best", "simplest"] = "best",
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best.
 
     `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
