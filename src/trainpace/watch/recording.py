@@ -69,6 +69,8 @@ class Rank(Record):
     """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
 
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
+    `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
+    nobody looked.
     """
 
     rank: int
@@ -101,6 +103,7 @@ class Rank(Record):
     skips_sync: bool = False
     operators: int = 0
     large_operators_ms: float | None = None
+    device_busy_ms: float | None = None
     flops: float = 0.0
     matmul_gflops: float = 0.0
     reserved_gib: float = 0.0

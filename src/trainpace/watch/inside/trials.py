@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate
+from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import ASIDE, LOGGING, TRIALS, Step
 
@@ -71,9 +71,13 @@ class Trials:
         if self.programme is None:
             self._steps_fed.update(self._fetched_from)
             self._fetched_from.clear()
-            if self.warm_up - COUNTED_STEPS <= step.number + 1 < self.warm_up and not self.only_steps:
+            steps_left = self.warm_up - step.number - 1
+            if 0 < steps_left <= COUNTED_STEPS and not self.only_steps:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
+            elif steps_left == COUNTED_STEPS + 1 and not self.only_steps and self.elsewhere() is not None:
+                with contextlib.suppress(Exception):
+                    self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
             if step.number + 1 >= self.warm_up:
                 self.programme = [tuple(block) for block in self.agreed("plan", self.planned(step.number))]
