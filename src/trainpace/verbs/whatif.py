@@ -26,9 +26,9 @@ Text = Annotated[str, Meta(max_length=200)]
 class Slider(Field):
     """A number that a form also offers as a slider from `low` to `high`; what may be asked is what its type says."""
 
-    low: float = 0
+    low: float = 1
     high: float = 1
-    scale: Literal["linear", "log2", "log10"] = "linear"
+    scale: Literal["linear", "log2", "log10"] = "log2"
     step: str = "1"
     shown_unit: str = ""
 
@@ -38,28 +38,18 @@ class WhatIfRequest(Request):
 
     model: Annotated[Text, Field("Model")] = "resnet50"
     gpu: Annotated[Text, Field("GPU")] = "A100 SXM 80GB"
-    gpus: Annotated[
-        int, Meta(ge=1, le=1024), Slider("GPUs of a node", low=1, high=16, scale="log2", execution="nproc_per_node")
-    ] = 1
-    nodes: Annotated[
-        int, Meta(ge=1, le=100_000), Slider("Nodes", low=1, high=128, scale="log2", execution="nnodes")
-    ] = 1
+    gpus: Annotated[int, Meta(ge=1, le=1024), Slider("GPUs of a node", high=16, sets="nproc_per_node")] = 1
+    nodes: Annotated[int, Meta(ge=1, le=100_000), Slider("Nodes", high=128, sets="nnodes")] = 1
     network: Annotated[
         float, Meta(ge=1e-3, le=1e5),
         Slider("Network of a node", low=0.125, high=400, scale="log10", step="any", shown_unit="GB/s"),
     ] = 12.5  # fmt: skip
-    batch: Annotated[
-        int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", low=1, high=512, scale="log2", execution="micro_batch")
-    ] = 32
-    accumulate: Annotated[
-        int, Meta(ge=1, le=65_536), Slider("Accumulation steps", low=1, high=64, scale="log2", execution="accumulation")
-    ] = 1
+    batch: Annotated[int, Meta(ge=1, le=65_536), Slider("Batch of one GPU", high=512, sets="micro_batch")] = 32
+    accumulate: Annotated[int, Meta(ge=1, le=65_536), Slider("Accumulation steps", high=64, sets="accumulation")] = 1
     precision: Annotated[Precision, Field("Precision")] = "amp_bf16"
-    zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, execution="zero_stage")] = 0
-    checkpointing: Annotated[Checkpointing, Field("Activation checkpointing", execution="activation_checkpointing")] = (
-        "none"
-    )
-    epochs: Annotated[float, Meta(gt=0, le=1e6), Slider("Epochs", low=1, high=300, step="any")] = 90.0
+    zero: Annotated[ZeroStage, Slider("ZeRO stage", low=0, high=3, scale="linear", sets="zero_stage")] = 0
+    checkpointing: Annotated[Checkpointing, Field("Activation checkpointing", sets="activation_checkpointing")] = "none"
+    epochs: Annotated[float, Meta(gt=0, le=1e6), Slider("Epochs", high=300, scale="linear", step="any")] = 90.0
     samples: Annotated[
         int, Meta(ge=1, le=10**12), Slider("Samples in an epoch", low=1000, high=100_000_000, scale="log10")
     ] = 1_281_167
