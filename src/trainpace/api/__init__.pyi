@@ -15,12 +15,10 @@ from trainpace.machine import MachineProfile
 from trainpace.offers import Offer, Ranking
 from trainpace.plan import Plan
 from trainpace.shards import Estimate, Precomputed
-from trainpace.trace import Task
 from trainpace.verbs.forecast import Forecasts
 from trainpace.verbs.loader import MeasuredLoader
 from trainpace.verbs.measure import MeasuredSweep
 from trainpace.verbs.precompute import Verified
-from trainpace.verbs.training import TracedRequest
 from trainpace.verbs.validate import ValidatedRuns
 from trainpace.verify import Equivalence
 from trainpace.watch import Recording
