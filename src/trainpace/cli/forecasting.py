@@ -250,10 +250,9 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
 
 def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
     """Refuse options that cannot mean anything, before anything is computed."""
-    if view.yes and not view.write:
-        raise Misuse("`yes` is for `write`.")
-    if view.new and not view.write:
-        raise Misuse("`new` is for `write`.")
+    for name in ("yes", "new"):
+        if getattr(view, name) and not view.write:
+            raise Misuse(f"`{name}` is for `write`.")
     if view.write and not (request.config or request.command or view.new):
         raise Misuse("`write` needs the files to write into: name them with `config`, or `new`.")
     for file in view.new:

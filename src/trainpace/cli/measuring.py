@@ -235,9 +235,7 @@ class WatchView(View):
     trace: Annotated[
         str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", NEW_FILE, metavar="FILE.json")
     ] = None
-    baseline: Annotated[
-        str | None, Field("An earlier recording's folder, or a run of the journal: is this one slower?", metavar="RUN")
-    ] = None
+    baseline: Annotated[str | None, Field("A recording or a run in the journal to compare with.", metavar="RUN")] = None
     tolerance: Annotated[
         float | None,
         Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", within("tolerance", 0.0, 10.0),

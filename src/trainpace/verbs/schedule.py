@@ -15,9 +15,7 @@ Seconds = float | None
 
 class ScheduleRequest(Request):
     config: Annotated[tuple[str, ...], Field("Read a settings file; may be given several times.", metavar="FILE")] = ()
-    command: Annotated[str | None, Field("Read a launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT")] = (
-        None
-    )
+    command: Annotated[str | None, Field("A launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT")] = None
     samples: Annotated[Count, Field("Samples in an epoch: 50000, 1.28M.", COUNT)] = None
     tokens: Annotated[Count, Field("Tokens in an epoch: 300B. Needs --sequence-length.", COUNT)] = None
     sequence_length: Annotated[Count, Field("Tokens in a sample.", COUNT)] = None

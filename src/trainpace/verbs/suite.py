@@ -37,9 +37,7 @@ MOST_IN_AN_ARRAY = 1000
 
 
 class SuiteRequest(MeasureRequest):
-    suite: Annotated[
-        str | None, Field("Measure a list in place of `model`: classic, random, small, or a FILE.toml.", metavar="NAME")
-    ] = None
+    suite: Annotated[str | None, Field("A list of models: classic, random, small or FILE.toml.", metavar="NAME")] = None
     suite_size: Annotated[int | None, Field("How many models the suite `random` draws.", COUNT)] = None
     suite_seed: Annotated[int | None, Field("Other models for another seed.")] = None
     launcher: Annotated[Literal["here", "slurm"], Field("slurm: a job array, with a node for each model.")] = "here"
