@@ -241,19 +241,17 @@ class Losses:
 class Sampler:
     """Counts (part, line of the script, function called) on the training thread. Begins after the first step."""
 
-    def __init__(self, recorder: Recorder, thread: int) -> None:
-        self._recorder, self._thread = recorder, thread
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._counts: Counter[tuple[int, str, str]] = Counter()
-        self._started = False
         self._stop = threading.Event()
         self._looker: threading.Thread | None = None
 
     def at_step(self, step: Step) -> None:
         """Start at the second step, and write the counts to the trail periodically."""
-        if not self._started:
-            self._started = True
-            self._thread = self._recorder.thread
-            self._looker = threading.Thread(target=self._run, name="trainpace-sampler", daemon=True)
+        if self._looker is None:
+            thread = (self._recorder.thread,)
+            self._looker = threading.Thread(target=self._run, args=thread, name="trainpace-sampler", daemon=True)
             self._looker.start()
         elif step.number in (25, 100) or step.number % 1000 == 0:
             self._recorder.trail.note({"samples": self.counts()})
@@ -269,12 +267,12 @@ class Sampler:
         counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
         return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
 
-    def _run(self) -> None:
+    def _run(self, thread: int) -> None:
         # each look takes the interpreter's lock from the script for a moment
         interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
         while not self._stop.wait(interval_s):
             part = self._recorder.part
-            frame = sys._current_frames().get(self._thread)
+            frame = sys._current_frames().get(thread)
             if frame is not None:
                 self._counts[(part, *_line_of(frame))] += 1
             del frame  # it holds the function's tensors, which must go when the function ends

@@ -128,7 +128,6 @@ class Trials:
         return None
 
     def advance(self) -> None:
-        """Start the next block, or end the run."""
         if not self.programme or self.agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns):
             end(self.recorder)
             return
@@ -184,13 +183,6 @@ def _may_be_few(remembered: _RememberedBatch) -> bool:
     with contextlib.suppress(Exception):
         return remembered.size >= 4 * FEW and size_of(_copy(remembered.batch, remembered.size, FEW)) == FEW
     return False
-
-
-def install(recorder: Recorder) -> None:
-    settings = settings_of(os.environ)
-    if settings:
-        recorder.trials = Trials(recorder, settings)
-        recorder.after_step.append(recorder.trials.at_step)
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
