@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
-from trainpace.forecast import Grid, divisors
+from trainpace.forecast import Grid, divisors, doublings
 from trainpace.hardware import Cluster, Device
 from trainpace.plan.changes import Choice, DataPath
-from trainpace.plan.evaluate import Evaluation, Floats, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
+from trainpace.plan.evaluate import Evaluation, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS
 from trainpace.records import Record
-from trainpace.workload import MATRIX_KINDS, Blocks, Workload, form_of
+from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 
 MOST_MICRO_BATCHES = 24
 """Micro-batches tried at most, of the divisors of a rank's share; the largest and the present one are among them."""
@@ -74,9 +74,8 @@ def executions_on(
             "Give a global batch that is a multiple of the number of GPUs.",
         )
     other = _other(workload, start, cluster.device, freedom, blocks)
-    varied = {
-        name: np.repeat(batched[:, i], len(other)) for i, name in enumerate((*MESH, "micro_batch", "accumulation"))
-    }
+    sizes = (*MESH, "micro_batch", "accumulation")
+    varied = {name: np.repeat(column, len(other)) for name, column in zip(sizes, batched.T, strict=True)}
     for name, values in zip(OTHER, zip(*other, strict=True), strict=True):
         varied[name] = np.tile([EXECUTION_FIELDS[name].encode(value) for value in values], len(batched))
     plain = "1f1b" if start.pipeline_schedule == "interleaved" else start.pipeline_schedule
@@ -113,7 +112,7 @@ def _meshes(
     shapes = {(start.nnodes, start.nproc_per_node)}
     if freedom.may("GPUs"):
         most = cluster.devices_per_node
-        shapes |= {(n, most) for n in _powers(cluster.nodes)} | {(1, k) for k in _powers(most)}
+        shapes |= {(n, most) for n in doublings(cluster.nodes)} | {(1, k) for k in doublings(most)}
     layouts: set[tuple[int, ...]] = {(start.tp, start.pp, start.cp, start.virtual_stages)}
     if blocks is not None and freedom.may("model parallelism"):
         layouts |= set(_layouts(workload, blocks, max(k for _, k in shapes)))
@@ -161,11 +160,9 @@ def _other(
     def options(knob: str, now: Any, others: Iterable[Any]) -> list[Any]:
         return [now, *(v for v in others if v != now)] if freedom.may(knob) else [now]
 
-    kinds = {kind for form in workload.forms.values() for kind in form.operators.kind}
-    convolves = any(kind in MATRIX_KINDS and kind.startswith("conv") for kind in kinds)
-    recomputed: Sequence[Checkpointing] = (
-        ("none", "selective", "full") if blocks is not None and not workload.checkpointed else ()
-    )
+    convolves = any(kind in CONVOLUTION_KINDS for form in workload.forms.values() for kind in form.operators.kind)
+    recomputes = blocks is not None and not workload.checkpointed
+    recomputed: Sequence[Checkpointing] = ("none", "selective", "full") if recomputes else ()
     offloaded = (start.offload_optimizer, start.offload_parameters)
     combinations = product(
         options("precision", start.precision, precisions(workload, start, freedom, device)),
@@ -192,11 +189,6 @@ def precisions(workload: Workload, start: Execution, freedom: Freedom, device: D
     if device.tf32_tensor_tflops is None and start.precision != "tf32":  # where torch computes it in fp32
         allowed = [p for p in allowed if p != "tf32"]
     return [p for p in allowed if form_of(p) in workload.forms]
-
-
-def _powers(n: int) -> list[int]:
-    """1, 2, 4, ... below n, and n."""
-    return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
 
 
 # ---- the search
