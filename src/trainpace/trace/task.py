@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.records import read_bytes
+from trainpace.records import read_json
 from trainpace.trace import zoo
 from trainpace.trace.cuda_mapping import fuse_mpt_attention
 from trainpace.trace.generated import build_generated
@@ -148,11 +147,7 @@ def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: in
 def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
     transformers = _import("transformers", "transformers")
     transformers.logging.set_verbosity_error()
-    text = read_bytes(path)
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise UnreadableInput(f"{path} is not valid JSON ({error}).") from None
+    values = read_json(path)
     if not isinstance(values, dict) or "model_type" not in values:
         raise UnreadableInput(f'{path} is not a transformers configuration: it has no "model_type".')
     try:
