@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import trainpace
 from fitting.gpu_steps import CONFIGURATIONS
+
+import trainpace
 from trainpace.errors import TrainpaceError
 
 HERE = Path(__file__).parent
