@@ -23,7 +23,7 @@ from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.ladder import LadderTable, rung_times, speedups
 from trainpace.report.plan import plan_ladder
-from trainpace.report.step_charts import Held, Timed, memory_at_peak, roofline_chart, step_breakdown
+from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
 
@@ -125,7 +125,7 @@ def test_the_fastest_step_is_named_with_its_group():
 
 def test_memory_adds_up_to_what_the_card_shows():
     f = asked(workload()).rows[0]
-    (bar,) = memory_at_peak([Held("T4", f.memory, f.capacity_gib)]).groups[0].bars
+    (bar,) = memory_at_peak([("T4", f)]).groups[0].bars
     assert bar.total == pytest.approx(min(f.memory.device_gib, f.capacity_gib))
     assert math.fsum(s.value for s in bar.segments[:4]) == pytest.approx(f.memory.allocated_gib)
 

@@ -79,14 +79,6 @@ class Match(Record):
     on_front: bool = False
 
     @property
-    def steps(self) -> int:
-        return self.time.steps
-
-    @property
-    def kwh(self) -> float | None:
-        return self.time.kwh
-
-    @property
     def mean_hours(self) -> float:
         return self.time.hours
 
@@ -97,7 +89,7 @@ class Match(Record):
 
     @property
     def usd_per_step(self) -> float:
-        return self.mean_usd / self.steps
+        return self.mean_usd / self.time.steps
 
 
 class Rejected(Record):
@@ -119,12 +111,8 @@ class Ranking(NamedTuple):
 
 
 def rank(
-    workload: Workload,
-    offers: Sequence[Offer],
-    devices: Mapping[str, Device],
-    job: Job,
-    by: Literal["usd", "hours"] = "usd",
-) -> Ranking:
+    workload: Workload, offers: Sequence[Offer], devices: Mapping[str, Device], job: Job, by: Literal["usd", "hours"] = "usd",
+) -> Ranking:  # fmt: skip
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
     shapes = _Shapes(workload, job)
     able: list[_Servers] = []
@@ -132,13 +120,13 @@ def rank(
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
         prices = [False, True] if job.spot and offer.spot_price_usd_per_hour is not None else [False]
         for nodes in _node_counts(offer, job.most_nodes):
-            forecast = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
-            if isinstance(forecast, Forecast):
-                able += [_Servers(offer, nodes, spot, forecast) for spot in prices]
+            shape = shapes.at(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
+            if isinstance(shape, _Shape):
+                able += [_Servers(offer, nodes, spot, shape) for spot in prices]
             else:
-                binding, reason, short_gib = forecast
+                binding, reason, short_gib = shape
                 rejected.append(Rejected(offer=offer, nodes=nodes, binding=binding, reason=reason, short_gib=short_gib))
-    matches = _matches(shapes, able, devices, job)
+    matches = _matches(able, job)
     matches.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
     meets = [m for m in matches if _meets(m, job)]
     return Ranking(_with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
@@ -174,8 +162,24 @@ Reason = tuple[Binding, str, float | None]
 """What binds, in words, and the GiB that are short."""
 
 
+class _Shape(NamedTuple):
+    """The fastest execution on a shape, and the whole job under it, but for what its servers cost."""
+
+    forecast: Forecast
+    training: Training
+
+
+class _Servers(NamedTuple):
+    """Servers of one offer at one of its prices."""
+
+    offer: Offer
+    nodes: int
+    spot: bool
+    shape: _Shape
+
+
 class _Shapes:
-    """Forecasts by shape, each made once, and the jobs on them."""
+    """What each shape can do, found once."""
 
     def __init__(self, workload: Workload, job: Job) -> None:
         self._workload, self._job = workload, job
@@ -183,31 +187,19 @@ class _Shapes:
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
             workload.form(job.precisions[0])  # raises, and says which forms there are
-        self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
+        self._done: dict[tuple[str, int, int, float | None], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
         self._forecaster: Forecaster | None = None
         self._precisions: dict[str, list[Precision] | str] = {}
-        self._trainings: dict[int, Training] = {}
 
-    def forecast(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> Forecast | Reason:
-        """The fastest execution of a shape, or why there is none."""
+    def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> _Shape | Reason:
+        """What a shape can do, or why it cannot do the job."""
         key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None)
         if key not in self._done:
             self._done[key] = self._one(device, count, nodes, key[3])
         return self._done[key]
 
-    def training(self, done: Forecast, device: Device) -> Training:
-        """The whole job on a shape, but for what its servers cost."""
-        if id(done) not in self._trainings:
-            assert done.step is not None
-            e = done.execution
-            self._trainings[id(done)] = training_of(
-                self._job.schedule, e, self._job.conditions, state_bytes(self._workload, e),
-                power_w=power_w(device, done.num_devices, done.step),
-            )  # fmt: skip
-        return self._trainings[id(done)]
-
-    def _one(self, device: Device, count: int, nodes: int, network: float | None) -> Forecast | Reason:
+    def _one(self, device: Device, count: int, nodes: int, network: float | None) -> _Shape | Reason:
         batch, ranks = self._job.global_batch, count * nodes
         if batch % ranks:
             return "batch", f"{batch:,} samples a step cannot be divided over {ranks} GPUs", None
@@ -228,7 +220,12 @@ class _Shapes:
         for precision in precisions:
             fastest = self._fastest(cluster, precision, sizes, share)
             if isinstance(fastest, Forecast):
-                return fastest
+                assert fastest.step is not None
+                job, states = self._job, state_bytes(self._workload, fastest.execution)
+                power = power_w(device, ranks, fastest.step)
+                return _Shape(
+                    fastest, training_of(job.schedule, fastest.execution, job.conditions, states, power_w=power)
+                )
             refused.append(fastest)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
@@ -278,19 +275,10 @@ class _Shapes:
         )  # fmt: skip
 
 
-class _Servers(NamedTuple):
-    """Servers of one offer at one of its prices, and the forecast on them."""
-
-    offer: Offer
-    nodes: int
-    spot: bool
-    forecast: Forecast
-
-
-def _matches(shapes: _Shapes, able: Sequence[_Servers], devices: Mapping[str, Device], job: Job) -> list[Match]:
+def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
     """Hours and dollars of the whole job on all servers that can do it."""
     jobs = []
-    for offer, _, spot, forecast in able:
+    for offer, _, spot, (forecast, training) in able:
         price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
         assert forecast.step is not None
         assert forecast.step_time_interval_ms is not None
@@ -299,14 +287,16 @@ def _matches(shapes: _Shapes, able: Sequence[_Servers], devices: Mapping[str, De
             transfer_of(offer.provider, job.data_from, job.conditions), spot=spot,
             price_usd_per_device_hour=price / offer.count, electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
         )  # fmt: skip
-        training = shapes.training(forecast, devices[offer.device])._replace(conditions=conditions, vcpus=offer.vcpus)
-        jobs.append((training, forecast.step, forecast.step_time_interval_ms))
+        priced = training._replace(conditions=conditions, vcpus=offer.vcpus)
+        jobs.append((priced, forecast.step, forecast.step_time_interval_ms))
     matches = []
-    for servers, (training, _, _), (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
+    for servers, (priced, _, _), (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
         assert usd is not None
-        hours = replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high))
-        egress_usd = training.conditions.egress_usd
-        matches.append(Match(**servers._asdict(), time=time, hours=hours, usd=usd, egress_usd=egress_usd))
+        matches.append(Match(
+            offer=servers.offer, nodes=servers.nodes, spot=servers.spot, forecast=servers.shape.forecast, time=time, usd=usd,
+            hours=replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high)),
+            egress_usd=priced.conditions.egress_usd,
+        ))  # fmt: skip
     return matches
 
 

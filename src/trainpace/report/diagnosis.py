@@ -6,7 +6,7 @@ from trainpace.records import to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, number, percent, span
-from trainpace.report.terminal import Column, bar_column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import timeline_context
 from trainpace.watch import Timeline
 
@@ -44,7 +44,7 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
         for s in d.shares if s.share >= LEAST_SHARE
     ]  # fmt: skip
-    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar_column(2))
+    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), words("", 2, 8))
     print_table(causes, rows)
     print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in d.warnings))
     if d.advice:
@@ -109,7 +109,7 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
 def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
     plain = f"{number(p.plain_ms)} ms"
     without = f"{number(p.without_ms)} ms, {number(p.saved_ms)} less"
-    low, high = max(p.plain_ms - p.high_ms, 0.0), max(p.plain_ms - p.low_ms, 0.0)
+    low, high = (max(p.plain_ms - saved_ms, 0.0) for saved_ms in (p.high_ms, p.low_ms))
     between = Interval(low=low, high=high, coverage=0.9, basis="alternating blocks of steps")
     return (
         bar("as it is", plain, [("as it is", "muted", p.plain_ms)]),

@@ -80,7 +80,7 @@ def print_ranking(
 
 
 def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
-    work = f"{matches[0].steps:,} steps of {job.global_batch:,} samples"
+    work = f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples"
     return f"{work}. {plural(len(matches), 'option')}, ranked by {by}."
 
 
@@ -92,7 +92,7 @@ def _cells(rank: int, m: Match) -> list[str]:
     return [
         f"{rank}{'*' if m.on_front else ''}", name, offer.region, devices(offer.count, offer.device), _run(f.execution),
         number(f.step.total_ms), number(m.mean_hours), interval(m.hours), usd(m.mean_usd),
-        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.usd_per_step), number(m.kwh),
+        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.usd_per_step), number(m.time.kwh),
     ]  # fmt: skip
 
 
@@ -264,12 +264,12 @@ def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict
         "rank": rank, **_offer_json(m.offer, m.nodes, today), "spot": m.spot, "pareto": m.on_front,
         "price_usd_per_hour": None if price is None else price * m.nodes, "precision": f.execution.precision,
         "batch": f.execution.micro_batch, "accumulation": f.execution.accumulation, "zero_stage": f.execution.zero_stage,
-        "shard_size": f.execution.shard_size, "steps": m.steps,
+        "shard_size": f.execution.shard_size, "steps": time.steps,
         "step_time_ms": f.step.total_ms, "step_time_ms_low": f.step_time_interval_ms.low,
         "step_time_ms_high": f.step_time_interval_ms.high, "usd_per_step": _finite(m.usd_per_step),
         "hours": _finite(m.mean_hours), "hours_low": _finite(m.hours.low), "hours_high": _finite(m.hours.high),
         "usd": _finite(m.mean_usd), "usd_low": _finite(m.usd.low), "usd_high": _finite(m.usd.high),
-        "egress_usd": m.egress_usd, "energy_kwh": None if m.kwh is None else _finite(m.kwh),
+        "egress_usd": m.egress_usd, "energy_kwh": None if time.kwh is None else _finite(time.kwh),
         "goodput": time.goodput, "checkpoints": time.checkpoints, "checkpoint_interval_s": time.checkpoint_interval_s,
         "time_s": {name: _finite(getattr(time, name)) for name in time.__struct_fields__ if name.endswith("_s")},
         "peak_memory_gib": f.memory.allocated_gib, "capacity_gib": f.capacity_gib, "provenance": f.provenance,

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables, sentence
-from trainpace.report.phrases import duration, interval, number, percent, usd
+from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables
+from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
 
 if TYPE_CHECKING:
     import jinja2
@@ -39,6 +39,7 @@ def environment(*packages: str) -> jinja2.Environment:
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     formats: dict[str, Any] = {
         "number": number, "duration": duration, "usd": usd, "per_cent": percent, "range": interval,
+        "when": when,
     }  # fmt: skip
     env.filters.update({name: functools.partial(function, none=NONE) for name, function in formats.items()})
     env.filters.update(percent=_percent, share=lambda part: f"{100 * part:.3f}%", record=to_jsonable, sentence=sentence)

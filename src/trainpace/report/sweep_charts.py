@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trainpace.outcome import Forecast, Jump
-from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, sentence, series
-from trainpace.report.phrases import number
+from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, series
+from trainpace.report.phrases import number, sentence
 
 if TYPE_CHECKING:
     from trainpace.measure import MeasuredJump, SweepAnalysis

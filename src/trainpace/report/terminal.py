@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trainpace.report.charts import tick_step
 from trainpace.units import format_number
 
 LOG_WIDTH = 118
@@ -44,7 +45,7 @@ Points = Sequence[tuple[float, float]]
 class Column(NamedTuple):
     """One of a table's. Where there is no room, the columns of the highest `rank` are left out first; those of rank 0 stay.
 
-    `least`: words may be wrapped to this width; 0: a number, which is never wrapped.
+    `least`: words may be wrapped, and bars drawn shorter, to this width; 0: a number, which is never wrapped.
     """
 
     name: str
@@ -59,11 +60,6 @@ class Column(NamedTuple):
 
 def words(name: str, rank: int = 0, least: int = 10) -> Column:
     return Column(name, rank, least)
-
-
-def bar_column(rank: int = 0) -> Column:
-    """A column of bars, which are drawn shorter where there is less room."""
-    return Column("", rank, 8)
 
 
 class Layout(NamedTuple):
@@ -344,13 +340,6 @@ def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[
         f" {('█' if counts else '░') * max(1, round(room * value / longest))} {end}"
         for name, value, end, counts in rows
     ]
-
-
-def tick_step(span: float, most: int) -> float:
-    """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
-    rough = span / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9))
 
 
 def _ticks(left: float, right: float) -> Iterator[float]:

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.journal import Guarded, Pace
 from trainpace.records import to_jsonable
+from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
 from trainpace.report.terminal import (
     Column,
-    bar_column,
     beside,
     console,
     print_lines,
     print_next,
     print_table,
     print_verdict,
-    tick_step,
     words,
 )
 from trainpace.watch import PARTS, Lane, Rank, Recording, Timeline, coarsened
@@ -65,7 +64,7 @@ def print_recording(recording: Recording, folder: str) -> None:
         print_lines("A step is a call of a torch optimizer's step().")
         return
     step_ms = fmean(r.step_ms for r in ranks)
-    columns = [words("part of a step", least=18), Column("ms"), Column("share"), bar_column(1)]
+    columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
     columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
     print_lines(f"{' '.join(recording.command)}: recorded in {folder}")
     rows = _rows(ranks, step_ms)

@@ -9,8 +9,7 @@ from jinja2 import Environment
 
 from trainpace.execution import PRECISIONS
 from trainpace.journal import error_pct
-from trainpace.records import Record
-from trainpace.report import NONE, SCRIPTS, STYLES, asset, environment, figure
+from trainpace.report import SCRIPTS, STYLES, asset, environment, figure, stated
 from trainpace.web.questions import exact, query_of
 
 
@@ -21,23 +20,13 @@ def render(name: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     made = environment("trainpace.web")
-    made.filters.update(when=_when, words=_words, figure=figure, exact=exact)
-    made.globals.update(query_of=query_of, stated=_stated, precisions=PRECISIONS, error_pct=error_pct)
+    made.filters.update(words=_words, figure=figure, exact=exact)
+    made.globals.update(query_of=query_of, stated=stated, precisions=PRECISIONS, error_pct=error_pct)
     return made
-
-
-def _when(text: str | None) -> str:
-    return NONE if text is None else text[:16].replace("T", " ")
 
 
 def _words(name: str) -> str:
     return name.removesuffix("_ms").removesuffix("_gib").replace("_", " ")
-
-
-def _stated(record: Record) -> list[tuple[str, Any]]:
-    """Fields that differ from what they are by default."""
-    plain = type(record)()
-    return [(n, getattr(record, n)) for n in record.__struct_fields__ if getattr(record, n) != getattr(plain, n)]
 
 
 MEDIA_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}

@@ -7,7 +7,7 @@ import numpy as np
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
-from trainpace.report import BATCH, Axis, BarChart, Chart, Held, Mark, Series, Timed, memory_at_peak, step_breakdown
+from trainpace.report import BATCH, Axis, BarChart, Chart, Mark, Series, Timed, memory_at_peak, step_breakdown
 from trainpace.units import format_duration, format_number, format_usd
 from trainpace.verbs.whatif import BatchCurve, Price, WhatIf, WhatIfRequest
 
@@ -39,7 +39,7 @@ def page_of(answer: WhatIf) -> WhatIfAnswer:
         verdict=_verdict(f), possible=f.fits is not False, cost_usd=f.cost_interval_usd,
         curve=None if answer.curve is None else _chart(answer.curve, f),
         parts=step_breakdown([Timed("", "forecast", f.step, f.step_time_interval_ms)]),
-        memory=None if f.memory is None else memory_at_peak([Held("forecast", f.memory, f.capacity_gib)]), **common,
+        memory=memory_at_peak([("forecast", f)]), **common,
     )  # fmt: skip
 
 
