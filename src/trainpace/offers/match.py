@@ -149,13 +149,13 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
     return closest.binding, closest.reason, closest
 
 
-def cheapest_in_time(ranking: Ranking, job: Job) -> Match | None:
-    return min((m for m in ranking.missed if _late_s(m, job) <= 0), key=lambda m: m.mean_usd, default=None)
-
-
-def fastest_within_budget(ranking: Ranking, job: Job) -> Match | None:
-    """The fastest of the late ones that the budget pays for."""
-    return min((m for m in ranking.missed if _over_usd(m, job) <= 0), key=lambda m: m.mean_hours, default=None)
+def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]:
+    """Where nothing meets both limits: the cheapest that meets the deadline, and the fastest that the budget pays for."""
+    in_time = [m for m in ranking.missed if _late_s(m, job) <= 0]
+    affordable = [m for m in ranking.missed if _over_usd(m, job) <= 0]
+    return min(in_time, key=lambda m: m.mean_usd, default=None), min(
+        affordable, key=lambda m: m.mean_hours, default=None
+    )
 
 
 Reason = tuple[Binding, str, float | None]

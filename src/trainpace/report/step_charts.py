@@ -5,19 +5,7 @@ from typing import NamedTuple
 
 from trainpace.forecast import MemoryOverStep, Roofline
 from trainpace.outcome import STEP_PARTS, Forecast, Interval, Memory, StepTime
-from trainpace.report.charts import (
-    MOST_INTERVAL,
-    Axis,
-    Bar,
-    BarChart,
-    BarGroup,
-    Chart,
-    Mark,
-    Picture,
-    Series,
-    bar,
-    series,
-)
+from trainpace.report.charts import MOST_INTERVAL, Axis, Bar, BarChart, BarGroup, Chart, Mark, Series, bar, series
 from trainpace.report.phrases import bracketed, number, sentence
 
 MOST_NAMED = 4
@@ -99,7 +87,7 @@ def _memory_bar(name: str, m: Memory, capacity_gib: float | None) -> Bar:
     return bar(name, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve])
 
 
-def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[Picture | None]:
+def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[BarChart | None]:
     """The parts of the step and the memory at its peak, of forecasts under names."""
     timed = [Timed("", name, f.step, f.step_time_interval_ms) for name, f in forecasts if f.step is not None]
     return [step_breakdown(timed, note) if timed else None, memory_at_peak(forecasts)]

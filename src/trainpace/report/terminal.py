@@ -325,9 +325,9 @@ def chart(points: Points, marked: Collection[float], title: str, behind: Points 
         body = "".join(cells[i])
         lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
     named = {column(x): format_number(x) for x in _ticks(left, right)}
-    lines.append(" " * (margin + 2) + beside(named, columns, 0.5))
+    lines.append(" " * (margin + 2) + along(named, columns, 0.5))
     jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    return [*lines, " " * (margin + 2) + beside(jumps, columns, 0.0)] if jumps else lines
+    return [*lines, " " * (margin + 2) + along(jumps, columns, 0.0)] if jumps else lines
 
 
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
@@ -354,7 +354,7 @@ def _ticks(left: float, right: float) -> Iterator[float]:
         yield right
 
 
-def beside(named: dict[int, str], columns: int, anchor: float) -> str:
+def along(named: dict[int, str], columns: int, anchor: float) -> str:
     """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
     touch another are left out."""
     line, at = [" "] * columns, sorted(named)

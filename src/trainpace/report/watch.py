@@ -14,16 +14,7 @@ from trainpace.records import to_jsonable
 from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
-from trainpace.report.terminal import (
-    Column,
-    beside,
-    console,
-    print_lines,
-    print_next,
-    print_table,
-    print_verdict,
-    words,
-)
+from trainpace.report.terminal import Column, along, console, print_lines, print_next, print_table, print_verdict, words
 from trainpace.watch import PARTS, Lane, Rank, Recording, Timeline, coarsened
 
 if TYPE_CHECKING:
@@ -251,7 +242,7 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
     at = [min(width - 1, int(ms / duration_ms * width)) for ms in marked]
     labels = dict(zip(at, map(number, marked), strict=True))
     labels[at[-1]] += " ms"
-    return "".join("+" if i in labels else "-" for i in range(width)), beside(labels, width + 2, 0.0)
+    return "".join("+" if i in labels else "-" for i in range(width)), along(labels, width + 2, 0.0)
 
 
 def timeline_page(timeline: Timeline, title: str) -> str:
