@@ -194,7 +194,7 @@ def _workers(folder: str) -> int:
     for number in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{number}/cmdline").read_text()
-            alive += "trainpace.measure.worker" in words and os.readlink(f"/proc/{number}/cwd") == folder
+            alive += "trainpace.measure.steps" in words and os.readlink(f"/proc/{number}/cwd") == folder
     return alive
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from trainpace.measure.noise_scale import NoiseNorms
-from trainpace.measure.probes import Conditions, measure_noise_scale
+from trainpace.measure.sweep import Conditions, measure_noise_scale
 from trainpace.schedule import NoiseScale, noise_scale
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "trainpace"
 ROOMS = [
     "lazy", "errors", "records", "units", "execution", "schedule", "kinds", "workload", "hardware", "outcome", "job",  # 1
     "forecast", "plan",  # 2
-    "process", "user_file", "medians", "trace", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
+    "process", "user_file", "medians", "trace", "accelerator", "machine", "measure", "shards", "loader", "watch", "diagnose",  # 3
     "configs", "validation", "journal", "offers", "launch", "verify", "ladder",  # 4
     "verbs",  # 5
     "report",  # 6

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.records import Record
+from trainpace.errors import Contradiction
+from trainpace.records import Record, check_fields
 
 Precision = Literal["fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16", "fp8"]
 """fp32: everything in fp32, TF32 off. tf32: fp32 storage, matrix products in TF32. amp_*: fp32 weights under
@@ -32,17 +32,13 @@ class NumberFormat(NamedTuple):
     def autocasts(self) -> bool:
         return self.form == "amp"
 
-    @property
-    def weight_bytes(self) -> int:
-        return 2 if self.form == "half" else 4
-
 
 NUMBER_FORMATS: dict[Precision, NumberFormat] = {
     "fp32": NumberFormat("fp32", "fp32"), "tf32": NumberFormat("fp32", "tf32"), "amp_fp16": NumberFormat("amp", "fp16"),
     "amp_bf16": NumberFormat("amp", "bf16"), "bf16": NumberFormat("half", "bf16"), "fp16": NumberFormat("half", "fp16"),
     "fp8": NumberFormat("half", "fp8"),
 }  # fmt: skip
-"""What every precision means; whoever needs to know asks here."""
+"""The meaning of every precision."""
 
 ZeroStage = Literal[0, 1, 2, 3]
 
@@ -78,9 +74,7 @@ class Execution(Record):
     over the tensor-parallel ranks; `async_tensor_parallel` splits products to hide their communication.
     """
 
-    micro_batch: Annotated[
-        int, _help("samples that one data-parallel rank processes in one forward and backward pass")
-    ] = 1
+    micro_batch: Annotated[int, _help("samples that one data-parallel rank processes in a forward pass")] = 1
     accumulation: Annotated[int, _help("micro-batches an optimizer step")] = 1
     nnodes: Annotated[int, _help("nodes")] = 1
     nproc_per_node: Annotated[int, _help("processes on each node, one a GPU")] = 1
@@ -91,15 +85,13 @@ class Execution(Record):
     optimizer: Annotated[str, _help("optimizer")] = "sgd"
     engine: Annotated[Engine, _help("how gradients and parameters are exchanged")] = "ddp"
     zero_stage: Annotated[ZeroStage, _help("ZeRO stage: what is sharded over the data-parallel ranks")] = 0
-    shard_size: Annotated[
-        int | None, _help("data-parallel ranks over which states are sharded; all where not given")
-    ] = None
+    shard_size: Annotated[int | None, _help("data-parallel ranks that share states; all if not given")] = None
     reshard_after_forward: Annotated[bool, _help("FSDP frees gathered parameters after the forward pass")] = True
     offload_optimizer: Annotated[bool, _help("optimizer states and update on the host")] = False
     offload_parameters: Annotated[bool, _help("parameters on the host, of ZeRO stage 3")] = False
-    activation_checkpointing: Annotated[
-        Checkpointing | bool, _help("activations computed again in the backward pass")
-    ] = "none"
+    activation_checkpointing: Annotated[Checkpointing, _help("activations computed again in the backward pass")] = (
+        "none"
+    )
     sequence_parallel: Annotated[bool, _help("norms and residuals divided along the sequence")] = False
     async_tensor_parallel: Annotated[bool, _help("products cut to hide their tensor-parallel exchange")] = False
     pipeline_schedule: Annotated[PipelineSchedule, _help("order of a pipeline's forward and backward passes")] = "1f1b"
@@ -108,14 +100,7 @@ class Execution(Record):
     channels_last: Annotated[bool, _help("images in the memory format NHWC")] = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.activation_checkpointing, bool):  # as older records have it
-            msgspec.structs.force_setattr(
-                self, "activation_checkpointing", "full" if self.activation_checkpointing else "none"
-            )
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value < 1:
-                raise TrainpaceError(f"{name} is {value}; it must be a whole number from 1.")
+        check_fields(self, _COUNTS, lambda count: count >= 1, "a whole number from 1")
         shards = self.tp * self.pp * self.cp
         if self.world_size % shards:
             raise Contradiction(
@@ -123,7 +108,6 @@ class Execution(Record):
                 f" divided by tp {self.tp} x pp {self.pp} x cp {self.cp} = {shards}.",
                 f"Use a world size that is a multiple of {shards}, or smaller tp, pp or cp.",
             )
-
         if self.virtual_stages > 1 and (self.pp == 1 or self.pipeline_schedule != "interleaved"):
             raise Contradiction(
                 f"virtual_stages is {self.virtual_stages}, with pp {self.pp} and the schedule {self.pipeline_schedule}.",
@@ -152,10 +136,10 @@ class Execution(Record):
 
 
 class ExecutionField(NamedTuple):
-    """A field of `Execution`, for whoever derives columns, options or forms from them.
+    """A field of `Execution`, from which columns, options and forms are derived.
 
-    `choices` are the values of a field of kind choice; a value's code is its position among them. Of a count that need not be
-    given the code 0 stands for None.
+    `choices` are the values of a field of kind choice; a value's code is its position among them. The code 0 of an optional
+    count stands for None.
     """
 
     name: str
@@ -179,11 +163,10 @@ class ExecutionField(NamedTuple):
 
 def _field(info: msgspec.structs.FieldInfo) -> ExecutionField:
     hint, meta = get_args(info.type)
+    if get_origin(hint) is Literal:
+        return ExecutionField(info.name, "choice", info.default, meta.description, get_args(hint))
     kinds: dict[Any, Any] = {int: "count", bool: "flag", str: "text", int | None: "optional count"}
-    if hint in kinds:
-        return ExecutionField(info.name, kinds[hint], info.default, meta.description)
-    options = hint if get_origin(hint) is Literal else next(a for a in get_args(hint) if get_origin(a) is Literal)
-    return ExecutionField(info.name, "choice", info.default, meta.description, get_args(options))
+    return ExecutionField(info.name, kinds[hint], info.default, meta.description)
 
 
 EXECUTION_FIELDS: dict[str, ExecutionField] = {info.name: _field(info) for info in msgspec.structs.fields(Execution)}

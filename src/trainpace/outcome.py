@@ -1,6 +1,8 @@
 """Results of forecasts and measurements: a step's time in named parts, memory, throughput."""
 
+import functools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
-from trainpace.records import Record, Table
+from trainpace.records import Record, Table, check_fields
 from trainpace.schedule import NoiseScale
 from trainpace.units import hours_from_s
 
@@ -37,10 +39,7 @@ class StepTime(Record):
     idle_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in STEP_PARTS:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise TrainpaceError(f"{name} is {value}; a part of a step is 0 or more.")
+        check_fields(self, STEP_PARTS, lambda ms: 0 <= ms < math.inf, "0 or more")
 
     @property
     def total_ms(self) -> float:
@@ -90,6 +89,11 @@ JOB_PARTS = (
 )  # fmt: skip
 
 
+def sum_of_parts(parts: Mapping[str, Any]) -> Any:
+    """All JOB_PARTS, which may be arrays, added up in their order, so that every sum of them agrees to the last digit."""
+    return functools.reduce(operator.add, (parts[name] for name in JOB_PARTS))
+
+
 class JobTime(Record):
     """Mean wall-clock seconds of a whole training, all repeats together, in parts that add up to `total_s`.
 
@@ -119,10 +123,7 @@ class JobTime(Record):
     @property
     def total_s(self) -> float:
         """All parts together; infinite where failures come faster than the training recovers from them."""
-        total = 0.0
-        for name in JOB_PARTS:
-            total += getattr(self, name)
-        return total
+        return float(sum_of_parts({name: getattr(self, name) for name in JOB_PARTS}))
 
     @property
     def hours(self) -> float:

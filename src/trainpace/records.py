@@ -7,7 +7,7 @@ On disk a record is one JSON object headed by its name and the schema version th
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
@@ -21,6 +21,14 @@ SCHEMA_VERSION = 1
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A frozen value with named fields. Subclasses check themselves in ``__post_init__``, raising ``ValueError``."""
+
+
+def check_fields(record: Record, names: Iterable[str], holds: Callable[[Any], bool], need: str) -> None:
+    """Raise TrainpaceError for the first of these fields that has a value for which `holds` is false; `need` says it in words."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not holds(value):
+            raise TrainpaceError(f"{name} is {value}; it must be {need}.")
 
 
 class Table:

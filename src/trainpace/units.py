@@ -10,7 +10,6 @@ import re
 from trainpace.errors import TrainpaceError
 
 BYTES_PER_GIB = 2**30
-BYTES_PER_GB = 10**9
 
 _SECONDS = {
     "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
@@ -18,20 +17,8 @@ _SECONDS = {
     "hours": 3600.0, "d": 86400.0, "day": 86400.0, "days": 86400.0, "w": 604800.0, "week": 604800.0, "weeks": 604800.0,
 }  # fmt: skip
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
-_BYTES = {
-    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
 _NUMBER = r"[+-]?(?:\d+(?:[_,]\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _DAYS_PER_YEAR = 365.25
-
-
-def ms_from_s(seconds: float) -> float:
-    return seconds * 1e3
-
-
-def s_from_ms(milliseconds: float) -> float:
-    return milliseconds * 1e-3
 
 
 def hours_from_s(seconds: float) -> float:
@@ -50,7 +37,7 @@ def parse_duration_s(text: str) -> float:
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)\s*", text)
     if clock:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        return _finite(days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds, text, "duration")
+        return _finite(days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds, text, "a duration")
     parts = re.findall(rf"({_NUMBER})\s*([a-zA-Zµ]+)", text)
     rest = re.sub(rf"{_NUMBER}\s*[a-zA-Zµ]+", "", text).strip(" ,")
     if not parts or rest or any(unit.casefold() not in _SECONDS for _, unit in parts):
@@ -59,48 +46,24 @@ def parse_duration_s(text: str) -> float:
         )
     if len(parts) > 1 and any(number.startswith(("+", "-")) for number, _ in parts):
         raise TrainpaceError(f"{text!r} is not a duration.", "Signs inside a duration are not understood.")
-    total = sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts)
-    if total < 0:
-        raise TrainpaceError(f"{text!r} is a negative duration.", "Durations start at 0.")
-    return _finite(total, text, "duration")
+    return _finite(sum(_number(number) * _SECONDS[unit.casefold()] for number, unit in parts), text, "a duration")
 
 
 def parse_count(text: str) -> int:
     """A whole number from ``1281167``, ``1_281_167``, ``1.28M`` or ``7B``."""
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([a-zA-Z]?)\s*", text)
-    if not match or match.group(2).casefold() not in _COUNTS:
-        raise TrainpaceError(f"{text!r} is not a count.", "Write a number such as 50000, 1.28M or 7B.")
-    value = _finite(_number(match.group(1)) * _COUNTS[match.group(2).casefold()], text, "count")
-    if value < 0:
-        raise TrainpaceError(f"{text!r} is negative.", "Counts start at 0.")
+    value, unit = _amount(text, "[kmgbtKMGBT]?", "a count", "Write a number such as 50000, 1.28M or 7B.")
+    value = _finite(value * _COUNTS[unit], text, "a count")
     if abs(value - round(value)) > 1e-6 * max(1.0, value):
         raise TrainpaceError(f"{text!r} is not a whole number.")
-    return round(value)
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes from ``24GiB`` (2**30) or ``24GB`` (1e9); a bare number is refused."""
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([a-zA-Z]+)\s*", text)
-    if not match or match.group(2).casefold() not in _BYTES:
-        raise TrainpaceError(
-            f"{text!r} is not an amount of memory.", "Write a number and a unit, such as 24GiB or 80GB."
-        )
-    value = _finite(_number(match.group(1)) * _BYTES[match.group(2).casefold()], text, "amount of memory")
-    if value < 0:
-        raise TrainpaceError(f"{text!r} is a negative amount of memory.")
     return round(value)
 
 
 def parse_usd(text: str) -> float:
     """US dollars from ``500``, ``$500``, ``500usd``, ``1.2k``; other currencies are refused."""
     bare = re.sub(r"^\s*\$|\s*(?:usd|\$)\s*$", "", text, flags=re.IGNORECASE)
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([kKmM]?)\s*", bare)
-    if not match:
-        raise TrainpaceError(f"{text!r} is not an amount in US dollars.", "Write it as 500, $500 or 500usd.")
-    value = _finite(_number(match.group(1)) * _COUNTS[match.group(2).casefold()], text, "amount")
-    if value < 0:
-        raise TrainpaceError(f"{text!r} is a negative amount.")
-    return value
+    what = "an amount in US dollars"
+    value, unit = _amount(bare, "[kKmM]?", what, "Write it as 500, $500 or 500usd.")
+    return _finite(value * _COUNTS[unit], text, what)
 
 
 def parse_ratio(text: str) -> float:
@@ -108,13 +71,10 @@ def parse_ratio(text: str) -> float:
 
     A percentage is read as the sources of this project use it (100 % = as fast as before), not as "faster by".
     """
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*(%|x|×)\s*", text)
-    if not match:
-        raise TrainpaceError(f"{text!r} is not a speed-up.", "Write it as 3.63x, or as 363% of the old speed.")
-    value = _number(match.group(1)) / (100.0 if match.group(2) == "%" else 1.0)
+    value, unit = _amount(text, "%|x|×", "a speed-up", "Write it as 3.63x, or as 363% of the old speed.")
     if not value > 0:
         raise TrainpaceError(f"a speed-up of {text!r} is not above 0.")
-    return _finite(value, text, "speed-up")
+    return _finite(value / (100.0 if unit == "%" else 1.0), text, "a speed-up")
 
 
 def format_duration(seconds: float) -> str:
@@ -170,11 +130,21 @@ def _two_units(count: int, per_large: int, large: str, small: str) -> str:
     return f"{whole} {large} {part} {small}" if part else f"{whole} {large}"
 
 
+def _amount(text: str, units: str, what: str, example: str) -> tuple[float, str]:
+    """The number in `text` and its unit in lower case; `units` is the pattern of the units that `what` may have."""
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*({units})\s*", text)
+    if not match:
+        raise TrainpaceError(f"{text!r} is not {what}.", example)
+    return _number(match.group(1)), match.group(2).casefold()
+
+
 def _number(text: str) -> float:
     return float(text.replace(",", "").replace("_", ""))
 
 
 def _finite(value: float, text: str, what: str) -> float:
+    if value < 0:
+        raise TrainpaceError(f"{text!r} is negative, and {what} starts at 0.")
     if not math.isfinite(value):
-        raise TrainpaceError(f"{text!r} is too large for a {what}.")
+        raise TrainpaceError(f"{text!r} is too large for {what}.")
     return value

@@ -160,7 +160,7 @@ def workers(folder):
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{number}/cmdline").read_text()
-            if "trainpace.measure.worker" in words and os.readlink(f"/proc/{number}/cwd") == str(folder):
+            if "trainpace.measure.steps" in words and os.readlink(f"/proc/{number}/cwd") == str(folder):
                 found.append(number)
         except OSError:
             continue

@@ -201,8 +201,8 @@ MISTAKES = {
     "no name": ("[[gpu]]\nsms = 3\n", ["no name"]),
     "a name of punctuation": ('[[gpu]]\nname = "-"\n', ["no name"]),
     "unknown key": ('[[gpu]]\nname = "X"\nmemory_gb = 3\n', ["X", "memory_gb", "memory_gib"]),
-    "text for a number": ('[[gpu]]\nname = "X"\nsms = "many"\n', ["X", "sms", "number"]),
-    "truth for a number": ('[[gpu]]\nname = "X"\nsms = true\n', ["X", "sms", "number"]),
+    "text for a number": ('[[gpu]]\nname = "X"\nsms = "many"\n', ["X", "sms", "float"]),
+    "truth for a number": ('[[gpu]]\nname = "X"\nsms = true\n', ["X", "sms", "float"]),
     "number for a text": ('[[gpu]]\nname = "X"\nvendor = 3\n', ["X", "vendor"]),
     "aliases is a text": ('[[gpu]]\nname = "X"\naliases = "Y"\n', ["X", "aliases"]),
     "negative": ('[[gpu]]\nname = "X"\nsms = -3\n', ["X", "sms", "-3"]),
@@ -214,7 +214,10 @@ MISTAKES = {
     "default source missing": ('[sources]\np = 3\n[[gpu]]\nname = "X"\nsms = 3\n', ["X", "sms", "'sheet'"]),
     "source is a list": (SOURCES + '[[gpu]]\nname = "X"\nsms = { value = 3, source = [1] }\n', ["X", "sms", "[1]"]),
     "kind of no kind": ('[[gpu]]\nname = "X"\nsms = { value = 3, kind = "rumour" }\n', ["X", "sms", "rumour"]),
-    "figure without value": ('[[gpu]]\nname = "X"\nsms = { source = "p" }\n', ["X", "sms", "no value"]),
+    "figure without value": (
+        '[[gpu]]\nname = "X"\nsms = { source = "p" }\n',
+        ["X", "sms", "missing required field `value`"],
+    ),
     "figure with a stray key": ('[[gpu]]\nname = "X"\nsms = { value = 3, unit = "SM" }\n', ["X", "sms", "unit"]),
 }
 

@@ -7,18 +7,10 @@ from msgspec.structs import replace
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.job import (
-    ONLY_STEPS,
-    JobConditions,
-    Question,
-    answer,
-    data_parallel_for_deadline,
-    epochs_for_deadline,
-    step_time_for_deadline,
-    training_of,
-)
+from trainpace.job import ONLY_STEPS, JobConditions, Question, answer, training_of
+from trainpace.job.ask import data_parallel_for_deadline, epochs_for_deadline, step_time_for_deadline
 from trainpace.outcome import JOB_PARTS
-from trainpace.schedule import Schedule, SpeedUp, accumulation_for_global_batch, cumulative, learning_rate_advice
+from trainpace.schedule import Schedule, SpeedUp, accumulation_for_global_batch, learning_rate_advice
 
 schedules = st.builds(Schedule, samples=st.integers(100, 10**6), epochs=st.integers(1, 50).map(float))
 conditions = st.builds(
@@ -44,11 +36,6 @@ def test_the_thesis():
     assert shares == pytest.approx([0.2755, 0.0752, 0.0465], abs=1e-4)
     assert SpeedUp(ratio=21.53).new_time_s(result.time.total_s) / 86400 == pytest.approx(33.1, abs=0.05)
     assert SpeedUp(ratio=21.53).percent_of_old_speed == pytest.approx(2153)
-
-
-def test_rungs_multiply():
-    total = cumulative([SpeedUp(ratio=3.63), SpeedUp(ratio=13.29 / 3.63), SpeedUp(ratio=21.53 / 13.29)])
-    assert [s.ratio for s in total] == pytest.approx([3.63, 13.29, 21.53])
 
 
 @given(schedules, executions, conditions, step_times)

@@ -8,7 +8,7 @@ import entries as strategies
 from entries import entry, sweep, whole_entry
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.journal import Given, Journal, export, import_file
-from trainpace.journal.importing.tables import read_own
+from trainpace.journal.importing import read_own
 from trainpace.validation import read_runs
 
 ENDINGS = ["json", "parquet", "csv"]

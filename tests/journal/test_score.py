@@ -79,13 +79,12 @@ def test_neighbours(journal):
     ]  # fmt: skip
     others = [near(5 + i, model="vgg", step_time_ms=ms, forecast_ms=10.0) for i, ms in enumerate((11.0, 12.0, 30.0))]
     journal.add_many([older, newer, larger, keyed, *away, *others, near(9, forecast_ms=5.0)])
-    found = neighbours(journal, "net", "cpu", run, workload_key="w", sequence_length=512)
-    assert [e.execution.micro_batch for e in found.same_workload] == [8, 16, 32]
-    assert found.same_workload[0].forecast_ms == 5.0  # the newest of its batch
-    assert found.same_workload[2] == keyed
-    assert found.other_models == {"vgg": 1.2}
-    nothing = neighbours(journal, "net", "gpu", run)
-    assert (nothing.same_workload, nothing.other_models) == ((), {})
+    same_workload, other_models = neighbours(journal, "net", "cpu", run, workload_key="w", sequence_length=512)
+    assert [e.execution.micro_batch for e in same_workload] == [8, 16, 32]
+    assert same_workload[0].forecast_ms == 5.0  # the newest of its batch
+    assert same_workload[2] == keyed
+    assert other_models == {"vgg": 1.2}
+    assert neighbours(journal, "net", "gpu", run) == ([], {})
 
 
 def with_interval(ms, low, high, **fields):

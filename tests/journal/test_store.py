@@ -14,7 +14,7 @@ from entries import entry, sweep, whole_entry
 from nouns import measurement
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution
-from trainpace.journal import Entry, Journal, Query, entry_of, may_know, measurement_of, new_id
+from trainpace.journal import Entry, Journal, Query, entry_of, may_know, new_id, probe_of
 from trainpace.outcome import FailedProbe
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -50,7 +50,7 @@ def test_every_entry_survives(journal, several):
 def test_measurements_go_there_and_back(journal):
     m = replace(measurement(), reserved_memory_gib=2.0, losses=(1.0, float("nan"), float("inf")), device="T4")
     journal.add(entry_of(m, forecast_ms=3.0))
-    back = measurement_of(journal.find()[0])
+    back = probe_of(journal.find()[0])
     assert replace(back, losses=()) == replace(m, losses=())
     assert back.losses[0] == 1.0
     assert back.losses[1] != back.losses[1]
@@ -62,7 +62,7 @@ def test_measurements_go_there_and_back(journal):
     assert (failed.outcome, failed.step_time_ms) == ("out_of_memory", None)
     assert "\x1b" not in failed.reason
     with pytest.raises(TrainpaceError, match="not a complete measurement"):
-        measurement_of(failed)
+        probe_of(replace(entry_of(m), step=None))
 
 
 @pytest.mark.parametrize(

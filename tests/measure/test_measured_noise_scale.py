@@ -10,7 +10,7 @@ from torch import nn
 
 from trainpace.errors import TrainpaceError
 from trainpace.measure.noise_scale import NoiseNorms, squared_norm
-from trainpace.measure.probes import Conditions, measure_noise_scale
+from trainpace.measure.sweep import Conditions, measure_noise_scale
 from trainpace.schedule import noise_scale
 
 

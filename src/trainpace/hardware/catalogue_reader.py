@@ -16,13 +16,12 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import UnknownName, UnreadableInput, nearest_names
-from trainpace.hardware.cluster import Device
+from trainpace.hardware.cluster import Device, Figure
 
 FOLDER = Path(__file__).parent / "catalogue"
 _NAMES = re.compile(r"^name = .*$|^aliases = \[[^\]]*\]", re.MULTILINE)
 _VENDOR_WORDS = re.compile(r"^(nvidia|amd|tesla|geforce|instinct|radeon)+")
-_TEXT_FIELDS = {"name", "vendor", "architecture", "kind", "form_factor", "compute_capability"}
-_FIGURE_FIELDS = tuple(f for f in Device.__struct_fields__ if f not in _TEXT_FIELDS | {"aliases"})
+_FIGURES = {field.name for field in msgspec.structs.fields(Device) if field.type == Figure | None}
 
 
 def parse_catalogue(text: str, source: str) -> tuple[Device, ...]:
@@ -108,20 +107,16 @@ def _device(entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict
     name = entry.get("name")
     if not isinstance(name, str) or not normalised(name):
         raise UnreadableInput(f"{source}: an entry of [[gpu]] has no name.")
-    fields: dict[str, Any] = {"vendor": "", "architecture": ""}
-    for key, value in entry.items():
-        if key in _TEXT_FIELDS or key == "aliases":
-            fields[key] = value
-        elif key in _FIGURE_FIELDS:
-            fields[key] = _figure(
-                value, figure_sources.get(key, "sheet"), sources, f"{source}: {key} of {name}", source
-            )
-        else:
-            near = nearest_names(key, [*_TEXT_FIELDS, *_FIGURE_FIELDS])
-            hint = f"Nearest: {', '.join(near)}." if near else ""
-            raise UnreadableInput(f"{source}: {name} has an unknown key {key!r}.", hint)
+    fields = Device.__struct_fields__
+    for key in sorted(entry.keys() - set(fields)):
+        near = ", ".join(nearest_names(key, fields))
+        raise UnreadableInput(f"{source}: {name} has an unknown key {key!r}.", f"Nearest: {near}." if near else "")
+    figures = {
+        key: _figure(entry[key], figure_sources.get(key, "sheet"), sources, f"{source}: {key} of {name}", source)
+        for key in entry.keys() & _FIGURES
+    }
     try:
-        return msgspec.convert(fields, Device)
+        return msgspec.convert({**entry, **figures}, Device)
     except msgspec.ValidationError as error:
         raise UnreadableInput(f"{source}: {name}: {error}.") from None
 
@@ -129,19 +124,10 @@ def _device(entry: dict[str, Any], sources: dict[str, Any], figure_sources: dict
 def _figure(value: Any, key: Any, sources: dict[str, Any], where: str, file: str) -> dict[str, Any]:
     """One figure as a plain dict; `key` is the source of a bare number, `where` names it in errors."""
     own: dict[str, Any] = value if isinstance(value, dict) else {"value": value}
-    unknown = own.keys() - {"value", "source", "kind"}
-    if unknown or "value" not in own:
-        wrong = f"an unknown key {sorted(unknown)[0]!r}" if unknown else "no value"
-        raise UnreadableInput(f"{where} has {wrong}.", 'Write it as { value = 80, source = "key" }.')
-    number, key = own["value"], own.get("source", key)
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise UnreadableInput(f"{where} should be a number, not {number!r}.")
-    if not 0 < number <= 1e9:
-        raise UnreadableInput(f"{where} is {number}; a figure is above 0 and at most 1e9.")
     if not sources:
-        title = own.get("source", file)
-        return {"value": float(number), "source": title, "kind": own.get("kind", "secondary")}
+        return {"source": file, "kind": "secondary", **own}
+    key = own.get("source", key)
     origin = sources.get(key) if isinstance(key, str) else None
     if not isinstance(origin, dict) or "title" not in origin or "kind" not in origin:
         raise UnreadableInput(f"{where} cites the source {key!r}, which [sources] does not describe.")
-    return {"value": float(number), "source": origin["title"], "kind": own.get("kind", origin["kind"])}
+    return {"kind": origin["kind"], **own, "source": origin["title"]}

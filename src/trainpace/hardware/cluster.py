@@ -6,7 +6,7 @@ A device brings figures and nothing else; `trainpace.forecast` turns them into t
 from typing import Literal
 
 from trainpace.errors import TrainpaceError
-from trainpace.records import Record
+from trainpace.records import Record, check_fields
 
 FigureKind = Literal["datasheet", "derived", "measured", "secondary"]
 """datasheet: the maker's own document. derived: computed from the maker's figures. measured: by the named
@@ -34,8 +34,8 @@ class Device(Record):
     """
 
     name: str
-    vendor: str
-    architecture: str
+    vendor: str = ""
+    architecture: str = ""
     kind: Literal["gpu", "cpu"] = "gpu"
     aliases: tuple[str, ...] = ()
     form_factor: str = ""
@@ -90,10 +90,8 @@ class HostLinks(Record):
     duplex_excess: float = 0.0
 
     def __post_init__(self) -> None:
-        if (
-            min(self.start_us, self.message_us, self.burst_bytes, self.duplex_excess, *self.host_us_per_mib.values())
-            < 0
-        ):
+        costs = (self.start_us, self.message_us, self.burst_bytes, self.duplex_excess, *self.host_us_per_mib.values())
+        if min(costs) < 0:
             raise TrainpaceError("a link's latencies and host costs cannot be below 0.")
         if not 0 < self.link_share <= 1 or not self.gb_per_s > 0:
             raise TrainpaceError("a link's bandwidth must be above 0, and the share of it for payload within 0 to 1.")
@@ -120,13 +118,8 @@ class Cluster(Record):
     def __post_init__(self) -> None:
         if self.devices_per_node < 1 or self.nodes < 1:
             raise TrainpaceError(f"a cluster of {self.nodes} nodes with {self.devices_per_node} devices each is empty.")
-        price = self.price_usd_per_device_hour
-        if price is not None and not 0 <= price <= 1e6:
-            raise TrainpaceError(f"a price of {price} dollars per device and hour cannot be right.")
-        for name in ("network_gb_per_s_per_device", "network_latency_us"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise TrainpaceError(f"{name} is {value}; it must be above 0.")
+        check_fields(self, ("price_usd_per_device_hour",), lambda price: 0 <= price <= 1e6, "from 0 to 1e6 dollars")
+        check_fields(self, ("network_gb_per_s_per_device", "network_latency_us"), lambda value: value > 0, "above 0")
 
     @property
     def num_devices(self) -> int:

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.job.ask import (
-        Answer,
-        DataParallelChoice,
-        Question,
-        answer,
-        data_parallel_for_deadline,
-        epochs_for_deadline,
-        step_time_for_deadline,
-    )
+    from trainpace.job.ask import Answer, Question, answer
     from trainpace.job.conditions import (
         ASSUMED,
         ONLY_STEPS,
@@ -22,15 +14,6 @@ if TYPE_CHECKING:
         assumptions,
         stated_conditions,
     )
-    from trainpace.job.training import (
-        JobRange,
-        Training,
-        job_range,
-        job_ranges,
-        power_w,
-        state_bytes,
-        training_of,
-        with_job,
-    )
+    from trainpace.job.training import Training, job_ranges, power_w, state_bytes, training_of, with_job
 
 __getattr__, __all__ = exports(__name__, __file__)

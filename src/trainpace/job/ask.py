@@ -14,7 +14,7 @@ from trainpace.execution import Execution
 from trainpace.job.conditions import ONLY_STEPS, JobConditions
 from trainpace.job.training import Training, training_of
 from trainpace.outcome import JobTime
-from trainpace.records import Record
+from trainpace.records import Record, check_fields
 from trainpace.schedule import (
     EpochSteps,
     LearningRateAdvice,
@@ -286,38 +286,36 @@ def _answer_from_epoch_time(q: Question) -> Answer:
 
 
 def _execution(q: Question) -> tuple[Execution, list[str]]:
-    """Micro-batch, accumulation and global batch: any two give the third; all three must agree."""
+    """The execution and the sizes that were solved for: two of micro-batch, accumulation and global batch give the third."""
     shape = Execution(
         nnodes=q.nnodes or 1, nproc_per_node=q.nproc_per_node or q.tp * q.pp * q.cp, tp=q.tp, pp=q.pp, cp=q.cp
     )
     dp = shape.data_parallel_size
     micro, accumulation, total = q.micro_batch, q.accumulation, q.global_batch
-    if total is None:
-        if micro is None:
+    solved = ["global_batch"] if total is None else []
+    if micro is None:
+        if total is None:
             raise TrainpaceError(
                 "the batch size is not known.", "Add `micro_batch` (samples per GPU), or `global_batch`."
             )
-        return replace(shape, micro_batch=micro, accumulation=accumulation or 1), ["global_batch"]
-    if micro is not None and accumulation is not None:
-        if micro * accumulation * dp != total:
+        accumulation, solved = accumulation or 1, ["micro_batch"]
+        micro, rest = divmod(total, accumulation * dp)
+        if rest:
             raise Contradiction(
-                f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x data-parallel size {dp}"
-                f" = {micro * accumulation * dp}.",
-                "Leave one of them out and it is computed.",
+                f"global batch {total} cannot be split into accumulation {accumulation} x data-parallel size {dp}"
+                f" = {accumulation * dp} equal micro-batches.",
+                f"Use a global batch that is a multiple of {accumulation * dp}.",
             )
-        return replace(shape, micro_batch=micro, accumulation=accumulation), []
-    if micro is not None:
-        return replace(shape, micro_batch=micro, accumulation=accumulation_for_global_batch(total, micro, dp)), [
-            "accumulation"
-        ]
-    accumulation = accumulation or 1
-    if total % (accumulation * dp):
+    elif total is not None and accumulation is None:
+        accumulation, solved = accumulation_for_global_batch(total, micro, dp), ["accumulation"]
+    execution = replace(shape, micro_batch=micro, accumulation=accumulation or 1)
+    if total is not None and execution.global_batch != total:
         raise Contradiction(
-            f"global batch {total} cannot be split into accumulation {accumulation} x data-parallel size {dp}"
-            f" = {accumulation * dp} equal micro-batches.",
-            f"Use a global batch that is a multiple of {accumulation * dp}.",
+            f"global batch {total} is not micro-batch {micro} x accumulation {accumulation} x data-parallel size {dp}"
+            f" = {execution.global_batch}.",
+            "Leave one of them out and it is computed.",
         )
-    return replace(shape, micro_batch=total // (accumulation * dp), accumulation=accumulation), ["micro_batch"]
+    return execution, solved
 
 
 def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> float | None:
@@ -364,7 +362,5 @@ def _check_positive(q: Question) -> None:
         "micro_batch", "accumulation", "global_batch", "nnodes", "nproc_per_node", "tp", "pp", "cp", "step_time_s",
         "throughput_samples_per_s", "epoch_time_s", "deadline_s", "budget_usd", "learning_rate", "base_global_batch",
     )  # fmt: skip
-    values = {name: getattr(q, name) for name in names}
-    for name, value in {**values, "price_usd_per_gpu_hour": q.conditions.price_usd_per_device_hour}.items():
-        if value is not None and not 0 < value <= 1e18:
-            raise TrainpaceError(f"{name} is {value}; it must be above 0 and at most 1e18.")
+    for record, fields in ((q, names), (q.conditions, ("price_usd_per_device_hour",))):
+        check_fields(record, fields, lambda value: 0 < value <= 1e18, "above 0 and at most 1e18")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpace.errors import Contradiction, TrainpaceError
-from trainpace.records import Record
+from trainpace.records import Record, check_fields
 from trainpace.schedule import MAX_COUNT
 from trainpace.units import format_duration, format_number
 
@@ -78,18 +78,9 @@ class JobConditions(Record):
     stated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MAX_COUNT:
-                raise TrainpaceError(f"{name} is {value}; it must be a whole number from 1 to 1e18.")
-        for name in _FROM_0:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise TrainpaceError(f"{name} is {value}; it must be 0 or more.")
-        for name in _ABOVE_0:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise TrainpaceError(f"{name} is {value}; it must be above 0.")
+        check_fields(self, _COUNTS, lambda count: 1 <= count <= MAX_COUNT, "a whole number from 1 to 1e18")
+        check_fields(self, _FROM_0, lambda value: 0 <= value < math.inf, "0 or more")
+        check_fields(self, _ABOVE_0, lambda value: 0 < value < math.inf, "above 0")
         if self.evaluation_s > 0 and self.evaluate_every_steps is None:
             raise TrainpaceError(
                 "evaluation_s is given, but not evaluate_every_steps.", "Say after how many steps it happens."

@@ -58,14 +58,12 @@ def segment_s(length_s: Numbers, failures: FailureRate) -> Floats:
     some_rate = np.where(fails, rate, 1.0)
     with_failures = np.expm1(np.where(fails, length_s, 0.0) * some_rate) / some_rate / np.where(fails, restarted, 1.0)
     endless = np.where(length_s > 0, np.inf, 0.0)
-    seconds: Floats = np.where(fails, with_failures, np.where(hopeless, endless, length_s))
-    return seconds
+    return np.where(fails, with_failures, np.where(hopeless, endless, length_s))
 
 
 def expected_s(work_s: Numbers, segments: Numbers, checkpoint_s: Numbers, failures: FailureRate) -> Floats:
     """Mean seconds for `work_s`, cut into equal segments that each end with a checkpoint."""
-    seconds: Floats = segments * segment_s(work_s / segments + checkpoint_s, failures)
-    return seconds
+    return np.asarray(segments * segment_s(work_s / segments + checkpoint_s, failures))
 
 
 def best_interval_s(checkpoint_s: Numbers, failures: FailureRate) -> Floats:
@@ -85,8 +83,7 @@ def best_interval_s(checkpoint_s: Numbers, failures: FailureRate) -> Floats:
         if (np.abs(change) < 1e-12).all():
             break
     with np.errstate(divide="ignore"):
-        interval: Floats = np.where(rate > 0, x[place].reshape(np.shape(checkpoint_s * rate)) / rate, np.inf)
-    return interval
+        return np.where(rate > 0, x[place].reshape(np.shape(checkpoint_s * rate)) / rate, np.inf)
 
 
 def best_segments(work_s: Numbers, checkpoint_s: Numbers, failures: FailureRate) -> Floats:
@@ -95,9 +92,6 @@ def best_segments(work_s: Numbers, checkpoint_s: Numbers, failures: FailureRate)
     The cost is convex in the number of segments, so that no other whole number is better.
     """
     fewer = np.maximum(1.0, np.floor(work_s / best_interval_s(np.maximum(checkpoint_s, 1e-3), failures)))
+    cost_s, cost_of_more_s = (expected_s(work_s, count, checkpoint_s, failures) for count in (fewer, fewer + 1))
     with np.errstate(invalid="ignore"):
-        more_is_better = expected_s(work_s, fewer + 1, checkpoint_s, failures) < expected_s(
-            work_s, fewer, checkpoint_s, failures
-        )
-    segments: Floats = np.where(more_is_better, fewer + 1, fewer)
-    return segments
+        return np.where(cost_of_more_s < cost_s, fewer + 1, fewer)

@@ -9,7 +9,7 @@ the last digit.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from trainpace.job.failures import (
     failure_rate,
     segment_s,
 )
-from trainpace.outcome import JOB_PARTS, Forecast, Interval, JobTime, StepTime
+from trainpace.outcome import Forecast, Interval, JobTime, StepTime, sum_of_parts
 from trainpace.schedule import Schedule, total_steps
 from trainpace.workload import Floats, Workload, form_of
 
@@ -88,8 +88,7 @@ class Training(NamedTuple):
         counted = self._replace(steps=np.where(np.isfinite(self.steps), self.steps, 1.0))
         forward = forward_s if forward_s is None else np.where(able, forward_s, 1.0)
         parts = counted.parts(np.where(able, step_s, 1.0), forward)
-        seconds: Floats = np.where(able, sum_of_parts(parts), np.inf)
-        return seconds
+        return np.where(able, sum_of_parts(parts), np.inf)
 
     def parts(self, step_s: Floats, forward_s: Floats | None) -> dict[str, Floats]:
         """JOB_PARTS, the number of checkpoints and the work between them."""
@@ -123,9 +122,8 @@ class Training(NamedTuple):
         loading = self.samples_per_step * c.sample_bytes / (c.storage_gb_per_s * 1e9)
         if c.samples_per_cpu_s and self.vcpus is not None:
             rate = c.samples_per_cpu_s * np.asarray(self.vcpus) * self.nodes
-            loading = np.maximum(
-                loading, np.where(rate > 0, self.samples_per_step / np.where(rate > 0, rate, 1.0), 0.0)
-            )
+            prepared = np.where(rate > 0, self.samples_per_step / np.where(rate > 0, rate, 1.0), 0.0)
+            loading = np.maximum(loading, prepared)
         return loading
 
     def _cut(self, steps: Floats, work: Floats) -> tuple[Floats, Floats, Numbers, Floats]:
@@ -134,9 +132,9 @@ class Training(NamedTuple):
         write = self.state_bytes / (c.storage_gb_per_s * 1e9) if c.checkpoint_s is None else c.checkpoint_s
         if c.checkpoint_every_steps is not None:  # steps after the last checkpoint are not kept by one
             segments = np.floor_divide(steps, c.checkpoint_every_steps)
-            kept = segments * c.checkpoint_every_steps / steps
-            each = work * kept / np.maximum(1.0, segments)
-            rest = work * (1.0 - kept)
+            saved = segments * c.checkpoint_every_steps / steps
+            each = work * saved / np.maximum(1.0, segments)
+            rest = work * (1.0 - saved)
             expected = _each(segments, segment_s(each + write, failures)) + segment_s(rest, failures)
         elif c.checkpoint_every_s is not None:  # the last segment is shorter, and ends with the trained model
             segments = np.maximum(1.0, np.ceil(work / c.checkpoint_every_s))
@@ -204,13 +202,11 @@ class JobRange(NamedTuple):
     usd: Interval | None
 
 
-def job_range(training: Training, step: StepTime, interval_ms: Interval) -> JobRange:
-    """The training at a forecast step and at the ends of its interval, where all of its parts are longer or shorter alike."""
-    return job_ranges([(training, step, interval_ms)])[0]
-
-
 def job_ranges(forecasts: Sequence[tuple[Training, StepTime, Interval]]) -> list[JobRange]:
-    """`job_range` of many trainings, those under the same conditions but for money together."""
+    """Trainings at their forecast steps and at the ends of the steps' intervals, where all parts are longer or shorter alike.
+
+    Those whose conditions differ in money alone are worked out together.
+    """
     groups: dict[JobConditions, list[int]] = {}
     for i, (training, _, _) in enumerate(forecasts):
         groups.setdefault(replace(training.conditions, **_NO_MONEY), []).append(i)
@@ -270,7 +266,7 @@ def with_job(
         return forecast
     e = forecast.execution
     training = training_of(schedule, e, conditions, state_bytes(workload, e))
-    job = job_range(training, forecast.step, forecast.step_time_interval_ms)
+    (job,) = job_ranges([(training, forecast.step, forecast.step_time_interval_ms)])
     return replace(
         forecast, training_time=job.time, training_time_interval_s=job.seconds, cost_usd=job.time.usd,
         cost_interval_usd=job.usd,
@@ -308,11 +304,3 @@ def power_w(device: Device, devices: int, step: StepTime) -> float | None:
         return None
     busy = step.computing_ms / step.total_ms
     return device.tdp_w.value * (IDLE_POWER_SHARE + (1 - IDLE_POWER_SHARE) * busy) * devices
-
-
-def sum_of_parts(parts: Mapping[str, Numbers]) -> Numbers:
-    """All parts together, added up in the order of JOB_PARTS, as `JobTime.total_s` adds them."""
-    total = parts[JOB_PARTS[0]]
-    for name in JOB_PARTS[1:]:
-        total = total + parts[name]
-    return total

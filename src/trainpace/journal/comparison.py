@@ -1,10 +1,11 @@
-"""Two runs, two sweeps or two recordings compared: their conditions, and whether their times differ by more than noise."""
+"""Measured runs compared: two runs, sweeps or recordings with each other, and runs with the forecasts that were made for them."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 TOLERANCE = 0.05
 """Steps of different processes of one program on one machine differ by a few per cent, more than steps of one process."""
 _CONDITIONS = "model device num_devices sequence_length image_size mode seed commit workload_key".split()
+_MEMORY = ("peak_memory_gib", "reserved_memory_gib")
 
 
 class Ratio(Record):
@@ -70,8 +72,9 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
     best = [max((entry.samples_per_second or 0.0 for entry in side), default=0.0) for side in (a, b)]
     return Comparison(
         a=tuple(entry.id for entry in a), b=tuple(entry.id for entry in b),
-        conditions=_conditions(a[0], b[0], single) if a and b else (), parts_ms=_parts(a[0], b[0]) if single else (),
-        memory_gib=_memory(a[0], b[0]) if single else (), ratios=ratios,
+        conditions=_conditions(a[0], b[0], single) if a and b else (),
+        parts_ms=_side_by_side(a[0].step, b[0].step, STEP_PARTS, "_ms") if single else (),
+        memory_gib=_side_by_side(a[0], b[0], _MEMORY, "_memory_gib") if single else (), ratios=ratios,
         samples_per_second=Difference(name="samples per second", a=best[0], b=best[1]) if all(best) else None,
         median_ratio=statistics.median(ratio.ratio for ratio in ratios) if ratios else None,
     )  # fmt: skip
@@ -131,18 +134,14 @@ def _word(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _parts(a: Entry, b: Entry) -> tuple[Difference, ...]:
-    if a.step is None or b.step is None:
-        return ()
-    rows = ((name.removesuffix("_ms"), getattr(a.step, name), getattr(b.step, name)) for name in STEP_PARTS)
-    return tuple(Difference(name=name, a=left, b=right) for name, left, right in rows if left or right)
-
-
-def _memory(a: Entry, b: Entry) -> tuple[Difference, ...]:
+def _side_by_side(a: object, b: object, names: Iterable[str], suffix: str) -> tuple[Difference, ...]:
+    """The numbers of these names that both sides state, unless both are 0; their names without the suffix."""
     return tuple(
-        Difference(name=name.removesuffix("_memory_gib"), a=left, b=right)
-        for name in ("peak_memory_gib", "reserved_memory_gib")
-        if (left := getattr(a, name)) is not None and (right := getattr(b, name)) is not None
+        Difference(name=name.removesuffix(suffix), a=left, b=right)
+        for name in names
+        if (left := getattr(a, name, None)) is not None
+        and (right := getattr(b, name, None)) is not None
+        and (left or right)
     )
 
 
@@ -202,3 +201,86 @@ def guard(baseline: Pace, now: Pace, tolerance: float = TOLERANCE) -> Guarded:
     ratio = ratio_between(baseline.step_ms, baseline.interval_ms, now.step_ms, now.interval_ms)
     least = ratio.ratio if ratio.low is None else ratio.low
     return Guarded(baseline=baseline, now=now, ratio=ratio, tolerance=tolerance, regressed=least > 1 + tolerance)
+
+
+LATELY = 20
+"""The number of runs that count as the latest."""
+
+
+class Score(Record):
+    """Errors of `n` forecasts in per cent of the measured step: (forecast - measured) / measured.
+
+    `bias_pct`: the median of the signed errors. `coverage_pct`: the share of measurements inside their forecast's
+    interval, over the `n_with_interval` that had one.
+    """
+
+    name: str
+    n: int
+    mean_pct: float | None
+    median_pct: float | None
+    bias_pct: float | None
+    n_with_interval: int
+    coverage_pct: float | None
+
+
+class Point(Record):
+    """The mean absolute error in per cent over the last `LATELY` runs up to this one, and over all runs so far."""
+
+    created_at: str
+    lately_pct: float
+    all_pct: float
+
+
+class Scores(Record):
+    """Scores over all runs, over the last `LATELY`, by device and model, and over time."""
+
+    overall: Score
+    lately: Score
+    by_device: tuple[Score, ...]
+    by_model: tuple[Score, ...]
+    over_time: tuple[Point, ...]
+
+
+def error_pct(entry: Entry) -> float | None:
+    """The signed error of the entry's forecast in per cent; None without a forecast or a measured time."""
+    if entry.forecast_ms is None or not entry.step_time_ms:
+        return None
+    return 100 * (entry.forecast_ms - entry.step_time_ms) / entry.step_time_ms
+
+
+def scores(entries: Iterable[Entry]) -> Scores:
+    """Scores of the entries that have both a forecast and a measured time."""
+    scored = sorted((e for e in entries if error_pct(e) is not None), key=lambda e: (e.created_at, e.id))
+    return Scores(
+        overall=score("all", scored), lately=score(f"last {LATELY}", scored[-LATELY:]),
+        by_device=_by(scored, lambda entry: entry.device), by_model=_by(scored, lambda entry: entry.model),
+        over_time=_over_time(scored),
+    )  # fmt: skip
+
+
+def score(name: str, entries: Sequence[Entry]) -> Score:
+    errors = [error for entry in entries if (error := error_pct(entry)) is not None]
+    inside = [
+        entry.forecast_low_ms <= entry.step_time_ms <= entry.forecast_high_ms
+        for entry in entries
+        if entry.forecast_low_ms is not None and entry.forecast_high_ms is not None and entry.step_time_ms
+    ]
+    sizes = [abs(error) for error in errors]
+    return Score(
+        name=name, n=len(errors), mean_pct=statistics.fmean(sizes) if sizes else None,
+        median_pct=statistics.median(sizes) if sizes else None, bias_pct=statistics.median(errors) if errors else None,
+        n_with_interval=len(inside), coverage_pct=100 * sum(inside) / len(inside) if inside else None,
+    )  # fmt: skip
+
+
+def _by(entries: Sequence[Entry], key: Callable[[Entry], str]) -> tuple[Score, ...]:
+    return tuple(score(name, list(group)) for name, group in groupby(sorted(entries, key=key), key))
+
+
+def _over_time(entries: Sequence[Entry]) -> tuple[Point, ...]:
+    sizes = [abs(error_pct(entry) or 0.0) for entry in entries]
+    means = (total / i for i, total in enumerate(accumulate(sizes), 1))
+    return tuple(
+        Point(created_at=entry.created_at, lately_pct=statistics.fmean(sizes[max(0, i - LATELY) : i]), all_pct=mean)
+        for i, (entry, mean) in enumerate(zip(entries, means, strict=True), 1)
+    )

@@ -147,13 +147,8 @@ def entry_of(probe: Measurement | FailedProbe, *, keep_identity: bool = False, *
 
 def probe_of(entry: Entry) -> Measurement | FailedProbe:
     """The measurement or failed probe that an entry was made from. Raises TrainpaceError for a run without parts."""
-    if entry.outcome == "ok":
-        return measurement_of(entry)
-    return FailedProbe(**_shared(entry, FailedProbe), failure=entry.outcome)
-
-
-def measurement_of(entry: Entry) -> Measurement:
-    """The measurement that an entry was made from. Raises TrainpaceError for a run that failed or has no parts."""
+    if entry.outcome != "ok":
+        return FailedProbe(**_shared(entry, FailedProbe), failure=entry.outcome)
     if entry.step_time_ms is None or entry.step is None or entry.interval_ms is None:
         raise TrainpaceError(
             f"run {entry.id[:8]} is not a complete measurement: its step time, parts or interval are missing."

@@ -1,5 +1,6 @@
-"""Records written to files and read back. JSON, CSV and Parquet hold every record whole; the tables add columns for people.
+"""Records written to files and read back, and what every importer needs: facts from the user, ids from content, precisions.
 
+JSON, CSV and Parquet hold every record whole; the tables add columns for people.
 JSON is a list with one record per line, so that long files are written and read line by line. The tables have the
 columns that ``trainpace validate`` reads and a column `record`, from which they are imported.
 """
@@ -7,13 +8,18 @@ columns that ``trainpace validate`` reads and a column `record`, from which they
 import csv
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.journal.entry import Entry, Sweep
+from trainpace.execution import PRECISIONS, Precision
+from trainpace.hardware import catalogue_name
+from trainpace.journal.entry import Entry, Sweep, content_id, now_utc, printable
+from trainpace.journal.identity import anonymous_entry
 from trainpace.records import to_json, written_aside
+from trainpace.validation import first_bytes, read_table
 
 ROWS_AT_ONCE = 10_000
 
@@ -26,6 +32,15 @@ _NUMBERS = (
     " forecast_high_ms"
 ).split()
 COLUMNS = (*_TEXTS, *_COUNTS, *_NUMBERS, "record")
+
+UNKNOWN = "unknown"
+"""A condition that the source does not state. It is not guessed, because forecasts would use the guess."""
+PRECISION_NAMES: dict[str, Precision] = {
+    **{name: name for name in PRECISIONS}, "32": "fp32", "32-true": "fp32", "float32": "fp32", "no": "fp32",
+    "16": "amp_fp16", "16-mixed": "amp_fp16", "amp": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16",
+    "float16": "fp16", "bf16-true": "bf16", "bfloat16": "bf16",
+}  # fmt: skip
+"""Precisions by the names that timm, Lightning and torch give them."""
 
 
 def export(path: Path, records: Iterable[Entry | Sweep]) -> int:
@@ -135,3 +150,58 @@ def _write_parquet(path: Path, records: Iterable[Entry | Sweep]) -> None:
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(chunk, schema))
+
+
+class Skipped(NamedTuple):
+    """Content of a file that is not a run, and the reason."""
+
+    reason: str
+
+
+class Given(NamedTuple):
+    """Facts that the user adds where a file does not state them, and whether names and paths are stored as they are."""
+
+    device: str = ""
+    precision: Precision | None = None
+    keep_identity: bool = False
+
+
+Item = Entry | Sweep | Skipped
+
+
+def content_ids() -> Callable[[Any], str]:
+    """A function that makes ids from JSON-serialisable content: reading a file again gives the same ids, and two equal rows
+    of one file are two runs."""
+    counts: Counter[str] = Counter()
+
+    def id_of(content: Any) -> str:
+        text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=True)
+        counts[text] += 1
+        return content_id(text if counts[text] == 1 else f"{text}#{counts[text]}")
+
+    return id_of
+
+
+def imported(given: Given, id_: str, device: str, **fields: Any) -> Entry:
+    """The entry of an imported run, as it is stored. `device`: its name in the source, "" where there is none."""
+    device = catalogue_name(printable(device)) if device else ""
+    defaults = {"created_at": now_utc(), "outcome": "ok"}
+    entry = Entry(id=id_, kind="import", device=device or UNKNOWN, **defaults | fields)
+    return entry if given.keep_identity else anonymous_entry(entry)
+
+
+def run_or_reason(run_of: Callable[..., Entry], *arguments: Any) -> Item:
+    """The run that `run_of` makes of its arguments, or the reason why it is skipped."""
+    try:
+        return run_of(*arguments)
+    except TrainpaceError as error:
+        return Skipped(error.message)
+
+
+def columns_and_rows(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """A table's columns, and an iterator over its rows. Raises UnreadableInput for a file that is not a table."""
+    if first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
+        return read_table(path)
+    rows = read_json_records(path)
+    first = next(rows, None)
+    return ([], iter(())) if first is None else (list(first), itertools.chain([first], rows))

@@ -68,32 +68,17 @@ def foresight_of(
     from trainpace.journal.identity import anonymous
 
     workload, device = forecaster.workload, forecaster.target.cluster.device
-    near = neighbours(
+    same, others = neighbours(
         journal, anonymous(workload.model), device.name, execution, workload_key(workload, execution),
         sequence_length or workload.sequence_length, image_size,
     )  # fmt: skip
-    same_workload = []
-    for entry in near.same_workload:
-        there = forecaster.forecast(entry.execution)
-        if there.step is not None and entry.step_time_ms is not None:
-            same_workload.append(
-                measured_ratio(entry.execution.global_batch, there.step, entry.step_time_ms, entry.step)
-            )
-    others = near.other_models.values()
-    plausible = tuple(ratio for ratio in others if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO)
-    return Foresight(forecaster, tuple(same_workload), plausible)
-
-
-class Neighbours(NamedTuple):
-    """Measured runs that are similar to a run to be forecast.
-
-    `same_workload`: the newest run of each batch size of the same model, with otherwise the same execution, in order
-    of batch size. `other_models`: by name, the median of measured step time / forecast without the journal, on the
-    same device.
-    """
-
-    same_workload: tuple[Entry, ...]
-    other_models: dict[str, float]
+    same_workload = tuple(
+        measured_ratio(entry.execution.global_batch, step, entry.step_time_ms, entry.step)
+        for entry in same
+        if entry.step_time_ms is not None and (step := forecaster.forecast(entry.execution).step) is not None
+    )
+    plausible = tuple(ratio for ratio in others.values() if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO)
+    return Foresight(forecaster, same_workload, plausible)
 
 
 def neighbours(
@@ -104,8 +89,9 @@ def neighbours(
     workload_key: str | None = None,
     sequence_length: int | None = None,
     image_size: int | None = None,
-) -> Neighbours:
-    """Runs near the given conditions.
+) -> tuple[list[Entry], dict[str, float]]:
+    """Runs of the same workload, with otherwise the same execution, the newest of each batch size in order of batch size; and of
+    other models on the same device, by name, the median of measured step time / forecast without the journal.
 
     Where both a run and the question have a `workload_key`, the keys decide whether the workload is the same, whatever
     the model is called; otherwise the model's name does. A sequence length or image size that both state must agree.
@@ -129,10 +115,7 @@ def neighbours(
     for entry in newest_first(with_forecast=True):
         if entry.model != model and entry.id not in candidate_ids and entry.forecast_ms and entry.step_time_ms:
             ratios.setdefault(entry.model, []).append(entry.step_time_ms * entry.forecast_factor / entry.forecast_ms)
-    return Neighbours(
-        same_workload=tuple(newest[batch] for batch in sorted(newest)),
-        other_models={name: statistics.median(ratios[name]) for name in sorted(ratios)},
-    )
+    return [newest[batch] for batch in sorted(newest)], {n: statistics.median(ratios[n]) for n in sorted(ratios)}
 
 
 def workload_key(workload: Workload, execution: Execution) -> str:

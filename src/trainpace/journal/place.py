@@ -1,4 +1,4 @@
-"""The place of the user's journal, without opening it."""
+"""The place of the user's journal, and what it may hold, without opening it."""
 
 import contextlib
 import os
@@ -14,23 +14,21 @@ def default_place() -> str:
     return str(Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trainpace" / "journal.db")
 
 
-def is_there() -> bool:
-    """Whether the user's journal exists, as far as can be told without connecting to a server."""
-    place = default_place()
-    return "://" in place or Path(place).expanduser().exists()
-
-
-def may_know(place: str, devices: Collection[str]) -> bool:
-    """Whether a journal may hold runs on one of the devices.
+def may_know(place: str | None, devices: Collection[str]) -> bool:
+    """Whether the journal at a place, by default the user's own, may hold runs on one of the devices.
 
     An SQLite file is asked without SQLAlchemy, whose import takes longer than a forecast; what cannot be read like this (a
     server, a damaged file) is left to `Journal`.
     """
-    if "://" in place:
+    where = place or default_place()
+    if "://" in where:
         return True
+    file = Path(where).expanduser()
+    if place is None and not file.exists():
+        return False
     import sqlite3
 
-    address = Path(place).expanduser().absolute().as_uri() + "?mode=ro"
+    address = file.absolute().as_uri() + "?mode=ro"
     marks = ",".join("?" * len(devices))
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:

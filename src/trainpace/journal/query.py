@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, false, func, literal, select, tuple_
 
 from trainpace.errors import TrainpaceError
+from trainpace.journal.database import runs
 from trainpace.journal.entry import KINDS, OUTCOMES, Entry, is_text, utc_text
-from trainpace.journal.tables import runs
 from trainpace.records import Record, from_json
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Storage of the journal: adding, finding and changing runs, on SQLite and PostgreSQL alike."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +11,22 @@ from sqlalchemy import URL, Connection, Engine, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.journal.connect import engine_of, plainly, shown, tidy, url_of, writing
+from trainpace.journal.database import (
+    engine_of,
+    one_writer,
+    plainly,
+    prepare,
+    row_of,
+    runs,
+    shown,
+    sweeps,
+    tidy,
+    url_of,
+    writing,
+)
 from trainpace.journal.entry import Entry, Sweep, now_utc
 from trainpace.journal.place import default_place
 from trainpace.journal.query import Query, conditions
-from trainpace.journal.tables import VERSION, bring_up_to_date, one_writer, row_of, runs, sweeps, version_of
 from trainpace.records import from_json
 
 CHUNK = 1000
@@ -25,7 +37,7 @@ T = TypeVar("T")
 R = TypeVar("R", Entry, Sweep)
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """An open journal, for one process and one ``with`` block.
 
     Errors of the database (a full disk, a server that is down, a file that is no journal) raise UnreadableInput.
@@ -37,7 +49,7 @@ class Journal:
 
     @classmethod
     def open(cls, where: str | None = None, create: bool = True, read_only: bool = False) -> Self:
-        """Open the journal at a path or URL, by default the user's own, and migrate it to this version.
+        """Open the journal at a path or URL, by default the user's own.
 
         Without `create`, a journal that does not exist is an error. With `read_only`, the database then refuses every change.
         """
@@ -45,10 +57,7 @@ class Journal:
         with plainly(url):
             engine = engine_of(url, create)
             try:
-                with engine.begin() as connection:
-                    version = version_of(connection)
-                if version != VERSION:
-                    writing(engine, bring_up_to_date)
+                prepare(engine)
                 if read_only:
                     engine.dispose()
                     engine = engine_of(url, create=False, read_only=True)
@@ -59,9 +68,6 @@ class Journal:
                 engine.dispose()
                 raise
         return cls(engine, url)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

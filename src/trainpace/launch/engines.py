@@ -1,9 +1,10 @@
 """Training engines: a model and its optimizer wrapped, which take micro-batches and update after the last one of a step.
 
-`Plain` is the contract: one process, a loop as anyone writes it. The others are driven by Lightning Fabric, whose ranks come from
-the environment (RANK, WORLD_SIZE, ...), as torchrun sets it.
+`PlainEngine` is the contract: one process, a loop as anyone writes it. The others are driven by Lightning Fabric, whose ranks
+come from the environment (RANK, WORLD_SIZE, ...), as torchrun sets it.
 """
 
+import abc
 import contextlib
 import dataclasses
 import importlib
@@ -14,12 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
+from trainpace.accelerator import Loss, PlainEngine, place_batch
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
-from trainpace.launch.trial import EngineName, Trial
-from trainpace.measure import autocast, place_batch, place_model
+from trainpace.launch.trial import EngineName
 from trainpace.trace import longest_chain
 
 PRECISIONS: dict[Precision, Any] = {
@@ -28,52 +28,8 @@ PRECISIONS: dict[Precision, Any] = {
 }  # fmt: skip
 """Fabric's names of the precisions. 16-mixed brings a gradient scaler. TF32 is a switch of torch's, apart from these."""
 
-Loss = Callable[[Any, Any], torch.Tensor]
-"""(model, batch) -> the mean loss of the batch."""
 
-
-class Plain:
-    """One process. `notes` say where an engine departs from the execution."""
-
-    notes: tuple[str, ...]
-
-    def __init__(self, trial: Trial, model: Any, optimizer: Any) -> None:
-        self._execution = e = trial.execution
-        self.device = torch.device(trial.device)
-        self.notes = recompute_blocks(model) if e.activation_checkpointing == "full" else ()
-        model = place_model(model, trial.device, e.precision, e.channels_last)
-        self.model: Any = torch.compile(model) if e.compile else model
-        self._optimizer = optimizer
-        self._scaler = torch.amp.GradScaler(trial.device) if e.precision == "amp_fp16" else None
-
-    @property
-    def loss_scale(self) -> float:
-        """What gradients are multiplied by until the update: a GradScaler's factor, or 1."""
-        return 1.0 if self._scaler is None else self._scaler.get_scale()
-
-    def place(self, batch: Any) -> Any:
-        """The batch on the device, in the number format that the model takes."""
-        return place_batch(batch, self.device, self._execution.precision, self._execution.channels_last)
-
-    def micro_step(self, loss: Loss, batch: Any, last: bool) -> torch.Tensor:
-        """Run forward and backward, and return the batch's own loss, detached. `last`: the last micro-batch of this step."""
-        with autocast(self.device.type, self._execution.precision):
-            value = loss(self.model, batch)
-        part = value / self._execution.accumulation
-        (part if self._scaler is None else self._scaler.scale(part)).backward()
-        return value.detach()
-
-    def update(self) -> None:
-        """Step the optimizer, and clear the gradients."""
-        if self._scaler is None:
-            self._optimizer.step()
-        else:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
-
-
-class FabricEngine:
+class FabricEngine(abc.ABC):
     """A model and its optimizer under a strategy of Fabric's."""
 
     precisions = PRECISIONS
@@ -81,26 +37,25 @@ class FabricEngine:
     """Between the micro-batches of a step (no_sync)."""
     scales_loss_itself = False
 
-    def __init__(self, trial: Trial, model: Any, optimizer: Any) -> None:
+    def __init__(self, execution: Execution, device: str, model: Any, optimizer: Any) -> None:
         from lightning.fabric import Fabric
         from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
-        e = self._execution = trial.execution
-        self.notes: tuple[str, ...] = recompute_blocks(model) if e.activation_checkpointing == "full" else ()
+        e = self._execution = execution
         if e.channels_last:
             model = model.to(memory_format=torch.channels_last)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of srun on the path, and of the number of loader workers
             self.fabric = Fabric(
-                accelerator=trial.device, strategy=self._strategy(trial), devices=e.nproc_per_node, num_nodes=e.nnodes,
+                accelerator=device, strategy=self._strategy(e, device), devices=e.nproc_per_node, num_nodes=e.nnodes,
                 precision=self.precisions[e.precision], plugins=[TorchElasticEnvironment()],
             )  # fmt: skip
             self.fabric.launch()
         self.device = self.fabric.device
         self.model, self._optimizer = self._set_up(torch.compile(model) if e.compile else model, optimizer)
 
-    def _strategy(self, trial: Trial) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _strategy(self, e: Execution, device: str) -> Any: ...
 
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         wrapped: tuple[Any, Any] = self.fabric.setup(model, optimizer)
@@ -130,10 +85,10 @@ class FabricEngine:
 class Ddp(FabricEngine):
     """DistributedDataParallel: gradients are reduced under the last backward pass of a step."""
 
-    def _strategy(self, trial: Trial) -> Any:
+    def _strategy(self, e: Execution, device: str) -> Any:
         from lightning.fabric.strategies import DDPStrategy
 
-        return DDPStrategy(process_group_backend="gloo" if trial.device == "cpu" else "nccl")
+        return DDPStrategy(process_group_backend="gloo" if device == "cpu" else "nccl")
 
 
 class Fsdp2(FabricEngine):
@@ -145,16 +100,16 @@ class Fsdp2(FabricEngine):
     precisions = PRECISIONS | {"amp_bf16": "32-true"}
     skips_synchronisation = False
 
-    def _strategy(self, trial: Trial) -> Any:
+    def _strategy(self, e: Execution, device: str) -> Any:
         from lightning.fabric.strategies import ModelParallelStrategy
 
         def shard(module: Any, _: Any) -> Any:
-            return _sharded(module, trial)
+            return _sharded(module, e, device)
 
-        on_gpus = "cpu:gloo,cuda:nccl" if trial.execution.offload_parameters else "nccl"
+        on_gpus = "cpu:gloo,cuda:nccl" if e.offload_parameters else "nccl"
         return ModelParallelStrategy(
-            parallelize_fn=shard, data_parallel_size=trial.execution.world_size, tensor_parallel_size=1,
-            process_group_backend="gloo" if trial.device == "cpu" else on_gpus,
+            parallelize_fn=shard, data_parallel_size=e.world_size, tensor_parallel_size=1,
+            process_group_backend="gloo" if device == "cpu" else on_gpus,
         )  # fmt: skip
 
     def _set_up(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -175,7 +130,7 @@ class DeepSpeed(FabricEngine):
     skips_synchronisation = False
     scales_loss_itself = True
 
-    def _strategy(self, trial: Trial) -> Any:
+    def _strategy(self, e: Execution, device: str) -> Any:
         from lightning.fabric.strategies import DDPStrategy, DeepSpeedStrategy
 
         class OnCpu(DeepSpeedStrategy):
@@ -183,7 +138,7 @@ class DeepSpeed(FabricEngine):
 
             def setup_environment(self) -> None:
                 # DeepSpeed asks a device for its index, which a CPU's has only if it is given one
-                self.parallel_devices = [torch.device("cpu", i) for i in range(trial.execution.nproc_per_node)]
+                self.parallel_devices = [torch.device("cpu", i) for i in range(e.nproc_per_node)]
                 DDPStrategy.setup_environment(self)
 
             def _setup_distributed(self) -> None:
@@ -192,9 +147,9 @@ class DeepSpeed(FabricEngine):
                 self._format_config()
                 self._config_initialized = True
 
-        on_cpu = trial.device == "cpu"
+        on_cpu = device == "cpu"
         return (OnCpu if on_cpu else DeepSpeedStrategy)(
-            config=_deepspeed_config(trial.execution), process_group_backend="gloo" if on_cpu else None,
+            config=_deepspeed_config(e), process_group_backend="gloo" if on_cpu else None,
             logging_level=logging.WARNING,
         )  # fmt: skip
 
@@ -209,40 +164,36 @@ class DeepSpeed(FabricEngine):
         pass
 
 
-Engine = Plain | FabricEngine
-ENGINES: dict[EngineName, Callable[[Trial, Any, Any], Engine]] = {
-    "plain": Plain, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed,
+Engine = PlainEngine | FabricEngine
+ENGINES: dict[EngineName, Callable[[Execution, str, Any, Any], Engine]] = {
+    "plain": PlainEngine, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed,
 }  # fmt: skip
 
 
-def load_engine(trial: Trial) -> Callable[[Trial, Any, Any], Engine]:
-    """Import what the trial's engine needs, and return its class. Raises TrainpaceError where a package is missing."""
-    if trial.engine == "deepspeed" and trial.device == "cpu":
+def import_engine(engine: EngineName, device: str) -> None:
+    """Import what the engine needs. Raises TrainpaceError where a package is missing."""
+    if engine == "deepspeed" and device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    if trial.engine != "plain":
+    if engine != "plain":
         _import_package("lightning", "lightning.fabric")
-    if trial.engine == "deepspeed":
+    if engine == "deepspeed":
         _import_package("deepspeed", "deepspeed")
-        if trial.device == "cpu":  # else it compiles a C++ operator for a minute
+        if device == "cpu":  # else it compiles a C++ operator for a minute
             import deepspeed.ops
 
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return ENGINES[trial.engine]
 
 
-def recompute_blocks(model: nn.Module) -> tuple[str, ...]:
+def recompute_blocks(model: Any) -> tuple[str, ...]:
     """Full activation checkpointing, by the model's own switch (transformers, timm), else by wrappers around its longest chain of
     alike blocks. Returns notes: where the model has neither, nothing is recomputed, and a note says so."""
-    for switch in (
-        "activation_checkpointing_enable",
-        "gradient_checkpointing_enable",
-    ):  # transformers renamed it in 5.x
+    # transformers renamed it in 5.x
+    for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         if hasattr(model, switch):
             getattr(model, switch)({"use_reentrant": False})
             return ()
     if hasattr(model, "set_grad_checkpointing"):
-        enable: Any = model.set_grad_checkpointing
-        enable(True)
+        model.set_grad_checkpointing(True)
         return ()
     chain = longest_chain(model)
     if chain is None:
@@ -257,20 +208,19 @@ def recompute_blocks(model: nn.Module) -> tuple[str, ...]:
     return (f"activation checkpointing recomputes {len(members)} blocks ({chain.name} and on).",)
 
 
-def _sharded(model: Any, trial: Trial) -> Any:
+def _sharded(model: Any, e: Execution, device: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    e = trial.execution
     size = e.shard_size or e.data_parallel_size
     copies = e.data_parallel_size // size
     axes = {"shard": size} if copies == 1 else {"replicate": copies, "shard": size}
-    options: dict[str, Any] = {"mesh": init_device_mesh(trial.device, tuple(axes.values()), mesh_dim_names=tuple(axes))}
+    options: dict[str, Any] = {"mesh": init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))}
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if e.precision == "amp_bf16":
         options["mp_policy"] = mixed
     if e.offload_parameters:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=trial.device == "cuda")
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device == "cuda")
     chain = longest_chain(model)
     for block in chain.modules if chain is not None else ():
         fully_shard(block, reshard_after_forward=e.reshard_after_forward, **options)

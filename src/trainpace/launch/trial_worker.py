@@ -15,21 +15,22 @@ import json
 import math
 import os
 import sys
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainpace.accelerator import MemoryMeter, StepClock, allow_tf32, check_device
 from trainpace.errors import Contradiction, TrainpaceError, UserCodeError
 from trainpace.execution import Execution
-from trainpace.launch.engines import Engine, load_engine
+from trainpace.launch.engines import ENGINES, Engine, import_engine, recompute_blocks
 from trainpace.launch.logs import complains_of_a_peer
 from trainpace.launch.processes import ONE_RANK
 from trainpace.launch.samples import NextBatch, batches_of
 from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale
 from trainpace.machine import environment
-from trainpace.measure import DdpNoiseNorms, MemoryMeter, NoiseNorms, allow_tf32, check_device, marks_of
+from trainpace.measure import DdpNoiseNorms, NoiseNorms
 from trainpace.process import end, failure_of
 from trainpace.records import load, save, write_whole
 from trainpace.schedule import noise_scale
@@ -56,19 +57,21 @@ def train(trial: Trial) -> TrialResult:
     if trial.device == "cuda":
         torch.cuda.set_device(local_rank)
     allow_tf32(e.precision)
-    make_engine = load_engine(trial)
+    import_engine(trial.engine, trial.device)
     meter = MemoryMeter(trial.device)
     torch.manual_seed(trial.seed)
     task = build_task(trial.task)
     task.model.train()
     optimizer = task.optimizer or make_optimizer(e.optimizer, task.model)
-    engine = make_engine(trial, task.model, optimizer)
-    next_batch, notes = batches_of(trial, task, rank, engine.place)
+    notes = recompute_blocks(task.model) if e.activation_checkpointing == "full" else ()
+    engine = ENGINES[trial.engine](e, trial.device, task.model, optimizer)
+    next_batch, data_notes = batches_of(trial, task, rank, engine.place)
     torch.manual_seed(trial.seed + 1 + rank)  # dropout differs between ranks
     steps = _Steps(trial, task, engine, next_batch)
     steps.run()
-    noise, noise_notes = steps.noise_scale() if trial.noise_scale else ({}, ())
     losses = torch.stack(steps.losses).double() / e.accumulation
+    step_ms, data_wait_ms = steps.step_ms, tuple(steps.data_wait_ms)
+    noise, noise_notes = steps.noise_scale() if trial.noise_scale else ({}, ())
     if _many_ranks():
         dist.all_reduce(losses)
         losses /= e.world_size
@@ -77,10 +80,10 @@ def train(trial: Trial) -> TrialResult:
     peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
     versions = {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
     return result_of(
-        steps.step_ms, e.global_batch, "trial", data_wait_ms=tuple(steps.data_wait_ms), losses=tuple(losses.tolist()),
+        step_ms, e.global_batch, "trial", data_wait_ms=data_wait_ms, losses=tuple(losses.tolist()),
         peak_memory_gib=peak if peak >= 0 else None, start_up_s=steps.start_up_s, world_size=e.world_size,
         environment=environment(trial.device) | versions, noise_scale=noise,
-        notes=(*engine.notes, *notes, *_optimizer_note(task, trial), *noise_notes),
+        notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes),
     )  # fmt: skip
 
 
@@ -89,41 +92,40 @@ class _Steps:
 
     def __init__(self, trial: Trial, task: Task, engine: Engine, next_batch: NextBatch) -> None:
         self._trial, self._task, self._engine, self._next_batch = trial, task, engine, next_batch
-        self._norms: Norms | None = None
-        self._marks = marks_of(trial.device)
-        self._unsettled: list[tuple[Any, Any, float]] = []
+        self._clock = StepClock(trial.device)
         self.start_up_s = 0.0
-        self.step_ms: list[float] = []
         self.data_wait_ms: list[float] = []
         self.losses: list[torch.Tensor] = []
 
+    @property
+    def step_ms(self) -> list[float]:
+        return [ms for (ms,) in self._clock.spans_ms]
+
     def run(self) -> None:
         """Warm up, then as many steps as were asked for, or fit into the time."""
-        t, device = self._trial, self._engine.device
-        warm_up_ms = [self._settled(1)[0] for _ in range(t.warmup_steps)]
-        self.step_ms.clear()
+        t, device, steps = self._trial, self._engine.device, self._clock.spans_ms
+        last_ms = AGREE_EVERY_MS
+        for _ in range(t.warmup_steps):
+            last_ms = self._timed(1)
+        steps.clear()
         self.data_wait_ms.clear()
         if t.steps is not None:
-            while (left := t.steps - len(self.step_ms)) > 0:
-                self._settled(min(MOST_BETWEEN_AGREEMENTS, left))
+            while (left := t.steps - len(steps)) > 0:
+                self._timed(min(MOST_BETWEEN_AGREEMENTS, left))
             return
-        last_ms = _of_ranks("first", warm_up_ms[-1] if warm_up_ms else AGREE_EVERY_MS, device)
         deadline = time.perf_counter() + t.seconds
         over = 0.0
-        while len(self.step_ms) < MOST_STEPS and (not over or len(self.step_ms) < FEWEST_STEPS):
-            block = self._settled(max(1, min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms))))
-            last_ms = _of_ranks("first", block[-1], device)
+        while len(steps) < MOST_STEPS and (not over or len(steps) < FEWEST_STEPS):
+            last_ms = _of_ranks("first", last_ms, device)
+            last_ms = self._timed(max(1, min(MOST_BETWEEN_AGREEMENTS, int(AGREE_EVERY_MS / last_ms))))
             over = _of_ranks("first", float(time.perf_counter() > deadline), device)
 
     def noise_scale(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """(samples, low, high (90 %) and steps, as far as they can be told; notes). From as many steps again, neither timed nor
-        counted in the losses, since the norms cost two passes over the gradients."""
-        losses, norms = list(self.losses), _norms_of(self._trial, self._engine)
-        self._norms = norms
-        for _ in range(max(FEWEST_NOISE_STEPS, len(self.step_ms))):
-            self._step()
-        self._norms, self.losses = None, losses
-        self._unsettled.clear()
+        """(samples, low, high (90 %) and steps, as far as they can be told; notes), from as many steps again. They are not timed,
+        since the norms cost two passes over the gradients."""
+        norms = _norms_of(self._trial, self._engine)
+        for _ in range(max(FEWEST_NOISE_STEPS, len(self._clock.spans_ms))):
+            self._step(norms)
         try:
             scale = noise_scale(norms.norms())
         except TrainpaceError as error:
@@ -132,36 +134,34 @@ class _Steps:
         notes = (scale.reason,) if scale.reason else ()
         return {name: value for name, value in values.items() if value is not None}, notes
 
-    def _settled(self, count: int) -> list[float]:
-        """Run `count` more steps, and return their ms. The device is waited for at the end: the host runs ahead of it."""
+    def _timed(self, count: int) -> float:
+        """Run `count` more steps, wait for the device, which the host runs ahead of, and return the last one's ms."""
         for _ in range(count):
             self._step()
             if len(self.losses) == 1:
-                self._marks.wait()
+                self._clock.wait()
                 self.start_up_s = time.perf_counter() - _STARTED
-        self._marks.wait()
-        for first, second, waited_ms in self._unsettled:
-            self.step_ms.append(self._marks.span_ms(first, second))
-            self.data_wait_ms.append(waited_ms)
-        self._unsettled.clear()
-        return self.step_ms[-count:]
+        self._clock.settle()
+        return self.step_ms[-1]
 
-    def _step(self) -> None:
+    def _step(self, norms: Norms | None = None) -> None:
         accumulation = self._trial.execution.accumulation
-        start, waited, losses = self._marks.now(), 0.0, []
+        waited, losses = 0.0, []
+        self._clock.start_step()
         for i in range(accumulation):
             wait_begins = time.perf_counter()
             batch = self._next_batch()
             waited += time.perf_counter() - wait_begins
             batch = self._engine.place(batch)
             losses.append(self._engine.micro_step(self._task.loss, batch, last=i == accumulation - 1))
-            if self._norms is not None and i == 0 < accumulation - 1:
-                self._norms.after_first()
-        if self._norms is not None:
-            self._norms.after_last()
+            if norms is not None and i == 0 < accumulation - 1:
+                norms.after_first()
+        if norms is not None:
+            norms.after_last()
         self._engine.update()
-        self._unsettled.append((start, self._marks.now(), 1e3 * waited))
-        self.losses.append(losses[0] if accumulation == 1 else sum(losses[1:], losses[0]))
+        self._clock.mark()
+        self.data_wait_ms.append(1e3 * waited)
+        self.losses.append(sum(losses[1:], losses[0]))
 
 
 def _norms_of(trial: Trial, engine: Engine) -> Norms:

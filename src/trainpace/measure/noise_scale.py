@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from trainpace.accelerator import StepClock
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.measure.device import marks_of
-from trainpace.measure.probes import Conditions
+from trainpace.measure.sweep import Conditions
 from trainpace.outcome import MeasuredNoiseScale
 from trainpace.schedule import FEWEST_STEPS, GradientNorms, noise_scale
 from trainpace.trace import build_task, make_optimizer, map_tensors
@@ -137,7 +137,7 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
     optimizer = own or make_optimizer(c.optimizer or "sgd_momentum", model)
     gradients = NoiseNorms(model, samples, parts)
     order = _shuffled(len(task.dataset), c.seed)
-    marks = marks_of(c.device)
+    device_clock = StepClock(c.device)
     to_device = operator.methodcaller("to", c.device)
     clock, steps, norms_s = time.perf_counter, 0, 0.0
     begin = clock()
@@ -147,10 +147,10 @@ def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNois
             batch = map_tensors(to_device, task.collate([task.dataset[i] for i in itertools.islice(order, samples)]))
             (task.loss(model, batch) / parts).backward()
             if part in (0, parts - 1):
-                marks.wait()
+                device_clock.wait()
                 start = clock()
                 (gradients.after_last if part else gradients.after_first)()
-                marks.wait()
+                device_clock.wait()
                 norms_s += clock() - start
         optimizer.step()
         steps += 1

@@ -158,13 +158,8 @@ def _other_data_paths(result: SearchResult, judge: Judge, best: tuple[int, int])
 # ---- which number decides
 
 RATES = (
-    "fp32_tflops",
-    "fp16_tflops",
-    "tf32_tensor_tflops",
-    "fp16_tensor_tflops",
-    "bf16_tensor_tflops",
-    "fp8_tensor_tflops",
-)
+    "fp32_tflops", "fp16_tflops", "tf32_tensor_tflops", "fp16_tensor_tflops", "bf16_tensor_tflops", "fp8_tensor_tflops",
+)  # fmt: skip
 
 
 class _Figure(NamedTuple):

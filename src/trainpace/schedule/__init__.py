@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         Schedule,
         SpeedUp,
         accumulation_for_global_batch,
-        cumulative,
         epoch_steps,
         total_steps,
     )

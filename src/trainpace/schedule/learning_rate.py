@@ -51,14 +51,11 @@ def learning_rate_advice(
         raise TrainpaceError(f"the learning rate is {learning_rate}; it must be above 0.")
     ratio = new_global_batch / old_global_batch
     return LearningRateAdvice(
-        old_global_batch=old_global_batch,
-        new_global_batch=new_global_batch,
-        learning_rate=learning_rate,
+        old_global_batch=old_global_batch, new_global_batch=new_global_batch, learning_rate=learning_rate,
         linear=None if learning_rate is None else learning_rate * ratio,
         square_root=None if learning_rate is None else learning_rate * math.sqrt(ratio),
-        linear_factor=ratio,
-        square_root_factor=math.sqrt(ratio),
-    )
+        linear_factor=ratio, square_root_factor=math.sqrt(ratio),
+    )  # fmt: skip
 
 
 class NoiseScaleRule(Record):
@@ -78,9 +75,7 @@ def learning_rate_for_noise_scale(
     old_global_batch: float, new_global_batch: float, noise_scale_samples: float
 ) -> NoiseScaleRule:
     """The factors for going from one global batch to another at a noise scale of so many samples."""
-    if not (old_global_batch > 0 and new_global_batch > 0 and noise_scale_samples >= 0):
-        raise TrainpaceError("global batches are above 0, and a noise scale is a number of samples from 0.")
-    factor = (1 + noise_scale_samples / old_global_batch) / (1 + noise_scale_samples / new_global_batch)
+    factor = steps_factor(noise_scale_samples, new_global_batch, old_global_batch)
     return NoiseScaleRule(sgd_factor=factor, adam_factor=math.sqrt(factor))
 
 
@@ -117,7 +112,7 @@ class NoiseScale(Record):
 
 
 def noise_scale(norms: GradientNorms) -> NoiseScale:
-    """Estimate it. Raises TrainpaceError for fewer than FEWEST_STEPS.
+    """The estimate from the norms of some steps. Raises TrainpaceError for fewer than FEWEST_STEPS.
 
     Per step |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b) and tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B), both unbiased
     (McCandlish et al. 2018, appendix A.1); the ratio is of their means over the steps, since the mean of ratios is biased.
@@ -126,8 +121,7 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
     other have alike gradients. It knows nothing of how the scale drifts.
     """
     small, big = np.array(norms.small_squared), np.array(norms.big_squared)
-    b, n = norms.small_batch, len(small)
-    whole = norms.big_batch
+    b, whole, n = norms.small_batch, norms.big_batch, len(small)
     if n < FEWEST_STEPS:
         raise TrainpaceError(f"{n} steps are too few to tell a noise scale.", f"Take {FEWEST_STEPS} or more.")
     gradient = (whole * big - b * small) / (whole - b)
@@ -141,8 +135,7 @@ def noise_scale(norms: GradientNorms) -> NoiseScale:
             reason=f"the true gradient is not told from 0 in {n} steps of {whole:g} samples: noise is far larger."
             " More steps or a larger batch would tell.",
         )  # fmt: skip
-    ratios = means[:, 1] / np.where(means[:, 0] > 0, means[:, 0], np.nan)
-    ratios = np.where(np.isnan(ratios), np.inf, ratios)
+    ratios = np.divide(means[:, 1], means[:, 0], out=np.full(len(means), np.inf), where=means[:, 0] > 0)
     low, high = np.quantile(ratios, [tail, 1 - tail], method="nearest")
     # a covariance has no negative trace, though an unbiased estimate of a small one may be
     return NoiseScale(

@@ -1,13 +1,11 @@
 """The work of a training run: samples, batches, micro-batches, steps; and the speed-up of one."""
 
 import math
-from itertools import accumulate
-from operator import mul
 from typing import Literal
 
 from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
-from trainpace.records import Record
+from trainpace.records import Record, check_fields
 
 MAX_COUNT = 10**18
 """Counts above this are taken for typing mistakes; it also keeps every product inside a double's range."""
@@ -34,12 +32,9 @@ class Schedule(Record):
     partial_accumulation: Literal["step", "drop"] = "step"
 
     def __post_init__(self) -> None:
-        for name in ("samples", "tokens", "sequence_length", "max_steps"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MAX_COUNT:
-                raise TrainpaceError(f"{name} is {value}; it must be a whole number from 1 to 1e18.")
-        if self.epochs is not None and not 0 < self.epochs <= MAX_COUNT:
-            raise TrainpaceError(f"epochs is {self.epochs}; it must be above 0.")
+        counts = ("samples", "tokens", "sequence_length", "max_steps")
+        check_fields(self, counts, lambda n: 1 <= n <= MAX_COUNT, "a whole number from 1 to 1e18")
+        check_fields(self, ("epochs",), lambda epochs: 0 < epochs <= MAX_COUNT, "above 0")
         if self.samples is not None and self.tokens is not None:
             raise Contradiction(
                 f"both samples ({self.samples}) and tokens ({self.tokens}) say how large an epoch is.",
@@ -98,11 +93,9 @@ def epoch_steps(schedule: Schedule, execution: Execution) -> EpochSteps:
     used_micro_steps = whole * execution.accumulation if drops_left_over else micro_steps
     seen = min(samples, used_micro_steps * per_micro_step)
     return EpochSteps(
-        steps=steps,
-        micro_steps_per_rank=used_micro_steps,
-        samples_seen=seen,
+        steps=steps, micro_steps_per_rank=used_micro_steps, samples_seen=seen,
         last_step_samples=seen - (steps - 1) * execution.global_batch,
-    )
+    )  # fmt: skip
 
 
 def total_steps(schedule: Schedule, execution: Execution) -> int:
@@ -147,7 +140,7 @@ class SpeedUp(Record):
 
     @property
     def share_of_old_time(self) -> float:
-        """New time / old time: 0.0465 for a ratio of 21.53."""
+        """The new time over the old one: 0.0465 for a ratio of 21.53."""
         return 1 / self.ratio
 
     @property
@@ -157,8 +150,3 @@ class SpeedUp(Record):
 
     def new_time_s(self, old_time_s: float) -> float:
         return old_time_s / self.ratio
-
-
-def cumulative(rungs: list[SpeedUp]) -> list[SpeedUp]:
-    """Each rung against the start, from each rung against the one before it."""
-    return [SpeedUp(ratio=product) for product in accumulate((rung.ratio for rung in rungs), mul)]

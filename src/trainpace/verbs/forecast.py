@@ -85,6 +85,8 @@ class Forecasts(Record, Rows[Forecast]):
 
 
 def run(request: ForecastRequest, progress: Progress) -> Forecasts:
+    from trainpace.journal import may_know
+
     r = request
     if (r.samples is None) != (r.epochs is None):
         raise Misuse("`samples` and `epochs` go together.")
@@ -101,7 +103,7 @@ def run(request: ForecastRequest, progress: Progress) -> Forecasts:
     sweeps: list[Sweep] = []
     jumps: dict[str, tuple[Jump, ...]] = {}
     notes: list[str] = []
-    has_journal = _has_journal(r, {target.cluster.device.name for target in targets})
+    has_journal = not r.no_journal and may_know(r.journal, {target.cluster.device.name for target in targets})
     with opened_journal(r.journal, not has_journal, create=False) as journal:
         for target in targets:
             forecaster = Forecaster(workloads[target.kernels.traces_cpu], target)
@@ -153,14 +155,6 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
 
         targets.append(machine(load(r.calibrated, MachineProfile)))
     return targets
-
-
-def _has_journal(request: ForecastRequest, devices: set[str]) -> bool:
-    """Whether there is a journal with runs on a device; a forecast makes none."""
-    from trainpace.journal import default_place, is_there, may_know
-
-    place = request.journal
-    return not request.no_journal and (place is not None or is_there()) and may_know(place or default_place(), devices)
 
 
 def _nearest_measurement(path: str, batch: int) -> Measurement:

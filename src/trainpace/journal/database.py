@@ -1,4 +1,4 @@
-"""Database connections from a path or a URL: SQLite by default, PostgreSQL for a team."""
+"""The database of the journal: its tables, and connections from a path or a URL. SQLite by default, PostgreSQL for a team."""
 
 import random
 import sqlite3
@@ -8,15 +8,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+import sqlalchemy as sa
+from sqlalchemy import (
+    URL,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Index,
+    Text,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    select,
+)
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from trainpace.errors import TrainpaceError, UnreadableInput
-from trainpace.records import make_folder
+from trainpace.journal.entry import Entry, Sweep
+from trainpace.records import make_folder, to_json
 
+VERSION = 3
 BUSY_TIMEOUT_MS = 30_000
 ATTEMPTS = 8
+_LOCK = 0x7261636B
+"""A number that nothing else in the same database locks."""
 MAPPED_BYTES = 2**32
 """The largest part of a journal opened for reading that SQLite maps into memory."""
 _PRAGMAS = (
@@ -29,6 +48,103 @@ _PRAGMAS = (
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
+
+# bytewise order on both databases, so that times and prefixes of ids compare alike whatever the server's locale
+Words = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
+
+_RUN_WORDS = ("created_at", "kind", "outcome", "model", "device", "precision", "optimizer")
+metadata = sa.MetaData()
+runs = sa.Table(
+    "runs",
+    metadata,
+    Column("id", Words, primary_key=True),
+    *(Column(name, Words, nullable=False) for name in _RUN_WORDS),
+    Column("micro_batch", sa.BigInteger, nullable=False),
+    Column("step_time_ms", Double),
+    Column("sweep", Words),
+    Column("forecast_ms", Double),
+    Column("words", Words, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("workload_key", Words),
+    Column("reserved_memory_gib", Double),
+    # On SQLite all that runs are filtered by, in order of time: a filter that few runs fulfil reads this, and not the records.
+    # PostgreSQL takes no long text into an index, and keeps the records apart from the rows by itself.
+    Index(
+        "runs_list",
+        *"created_at id model device precision optimizer micro_batch kind outcome step_time_ms forecast_ms sweep words".split(),
+    ).ddl_if(dialect="sqlite"),
+    Index("runs_newest", "created_at", "id").ddl_if(dialect="postgresql"),
+    Index("runs_step", "step_time_ms", "id"),
+    Index("runs_model_newest", "model", "created_at", "id"),
+    Index("runs_model", "model", "step_time_ms"),
+    Index("runs_device", "device", "created_at"),
+    Index("runs_sweep", "sweep"),
+    Index("runs_workload", "workload_key"),
+)
+sweeps = sa.Table(
+    "sweeps",
+    metadata,
+    Column("id", Words, primary_key=True),
+    Column("created_at", Words, nullable=False),
+    Column("key", Words, nullable=False),
+    Column("finished_at", Words),
+    Column("record", Text, nullable=False),
+    Index("sweeps_key", "key", "created_at"),
+)
+journal_meta = sa.Table("journal_meta", metadata, Column("version", sa.Integer, nullable=False))
+
+
+def row_of(record: Entry | Sweep) -> dict[str, Any]:
+    """The row of a record: the whole record, and the columns that are searched."""
+    table = sweeps if isinstance(record, Sweep) else runs
+    row = {name: getattr(record, name) for name in table.c.keys() if hasattr(record, name)}  # noqa: SIM118
+    if isinstance(record, Entry):
+        words = (record.model, record.device, record.notes, record.reason, record.command, record.source)
+        row |= {name: getattr(record.execution, name) for name in ("precision", "optimizer", "micro_batch")}
+        row["words"] = "\n".join(word for word in words if word).casefold()
+    return row | {"record": to_json(record)}
+
+
+def prepare(engine: Engine) -> None:
+    """Create the tables of a journal in an empty database. Two processes may do so at once.
+
+    Raises UnreadableInput for tables of another program or of another version, whose meaning is unknown here.
+    """
+    with engine.begin() as connection:
+        if _has_tables(connection):
+            return
+
+    def create(connection: Connection) -> None:
+        one_writer(connection)
+        if not _has_tables(connection):
+            metadata.create_all(connection)
+            connection.execute(journal_meta.insert().values(version=VERSION))
+
+    writing(engine, create)
+
+
+def _has_tables(connection: Connection) -> bool:
+    tables = set(inspect(connection).get_table_names())
+    if "journal_meta" not in tables:
+        if tables & {"runs", "sweeps"}:
+            raise UnreadableInput(
+                "this database has tables that are not a journal's.", "Give the journal a file or database of its own."
+            )
+        return False
+    version = connection.execute(select(journal_meta.c.version)).scalar_one()
+    if version != VERSION:
+        raise UnreadableInput(
+            f"this journal has version {version}, and this trainpace reads version {VERSION}.",
+            "Use the trainpace that made it, or name another journal with --journal.",
+        )
+    return True
+
+
+def one_writer(connection: Connection) -> None:
+    """Wait until no other process creates tables or stores many runs: on PostgreSQL, two processes that store the same runs
+    in different orders would deadlock. On SQLite a writing transaction is the only one."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
 
 class JournalUnusable(UnreadableInput):

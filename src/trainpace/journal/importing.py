@@ -1,40 +1,43 @@
-"""Trainpace's own files, tables in the columns that ``trainpace validate`` reads, and those of timm's ``benchmark.py``.
+"""Runs imported from files: Trainpace's own, tables of measured runs, timm's benchmark, and Hugging Face's results.
 
-The name of a timm file, such as ``benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv``, states the precision, memory format,
-versions, device, and whether torch.compile was on. Times are milliseconds per step; training is a whole step with SGD and
-momentum on a batch that is already on the device.
+A format is a function that yields the runs of a file, and a line in FORMATS. MLflow's stores are read in `trackers`.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.errors import TrainpaceError, UnreadableInput
+from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
 from trainpace.execution import Execution, Precision
 from trainpace.journal.entry import Entry, Sweep, entry_of, now_utc, printable
-from trainpace.journal.importing.reading import (
+from trainpace.journal.exchange import (
     PRECISION_NAMES,
     UNKNOWN,
-    ContentIds,
     Given,
     Item,
     Skipped,
     columns_and_rows,
+    content_ids,
     imported,
     run_or_reason,
 )
+from trainpace.journal.store import Journal
+from trainpace.journal.trackers import is_mlflow_db, is_mlruns, read_mlflow
 from trainpace.outcome import FailedProbe, Measurement
-from trainpace.records import from_json, to_jsonable
-from trainpace.validation import Run, execution_of, measured_ms, mode_of, number, run_of
+from trainpace.records import Record, from_json, read_bytes, to_jsonable
+from trainpace.validation import Run, execution_of, first_bytes, measured_ms, mode_of, number, run_of
 
 RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
     kind.__name__: kind for kind in (Entry, Sweep, Measurement, FailedProbe)
 }
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|out[ -]of[ -]memory", re.IGNORECASE)
+_ROUNDED_BELOW = 0.1
+"""Steps per second are rounded to three decimals; below this value that exceeds half a per cent."""
 
 
 def read_own(path: Path, given: Given) -> Iterator[Item]:
@@ -43,7 +46,7 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
     Raises UnreadableInput for a damaged record, so that no file is imported in part.
     """
     _, rows = columns_and_rows(path)
-    ids = ContentIds()
+    id_of = content_ids()
     for index, row in enumerate(rows):
         where = f"{path} record {index + 1}"
         column = str(row.get("record")).lstrip()
@@ -57,7 +60,7 @@ def read_own(path: Path, given: Given) -> Iterator[Item]:
             if isinstance(record, Entry | Sweep):
                 yield record
             else:
-                id_ = ids.of({key: value for key, value in data.items() if key != "schema_version"})
+                id_ = id_of({key: value for key, value in data.items() if key != "schema_version"})
                 source = str(path) if given.keep_identity else path.name
                 yield entry_of(record, keep_identity=given.keep_identity, id=id_, source=source)
         except UnreadableInput:
@@ -81,11 +84,11 @@ def read_published(path: Path, given: Given) -> Iterator[Item]:
     columns, rows = columns_and_rows(path)
     if not {"model_spec", "model"} & set(columns):
         raise UnreadableInput(f"{path} has neither a column model_spec nor model.")
-    ids, now = ContentIds(), now_utc()
+    id_of, now = content_ids(), now_utc()
     for index, row in enumerate(rows):
         run = run_of(path, index, row)
         stated = {name: value for name, value in to_jsonable(run).items() if value and name not in ("index", "file")}
-        yield run_or_reason(_published_entry, run, given, ids.of(stated), now)
+        yield run_or_reason(_published_entry, run, given, id_of(stated), now)
 
 
 def _published_entry(run: Run, given: Given, id_: str, now: str) -> Entry:
@@ -152,14 +155,14 @@ def read_timm(path: Path, given: Given) -> Iterator[Item]:
     columns, rows = columns_and_rows(path)
     if not is_timm(columns):
         raise UnreadableInput(f"{path} has not the columns of timm's benchmark (model, train_samples_per_sec, ...).")
-    name, ids, now = read_name(path.name), ContentIds(), now_utc()
+    name, id_of, now = read_name(path.name), content_ids(), now_utc()
     for row in rows:
         phases = [phase for phase in ("train", "infer") if row.get(f"{phase}_samples_per_sec") not in (None, "")]
         if not phases:
             yield Skipped("the model has no time" + (" (the benchmark failed on it)" if row.get("error") else ""))
         for phase in phases:
             stated = {key: value for key, value in row.items() if value not in (None, "")}
-            id_ = ids.of([name.precision, name.channels_last, name.compile, name.device, phase, stated])
+            id_ = id_of([name.precision, name.channels_last, name.compile, name.device, phase, stated])
             yield run_or_reason(_timm_entry, row, phase, name, given, id_, now, path.name)
 
 
@@ -184,3 +187,134 @@ def _timm_entry(
         step_time_ms=number(row.get(f"{phase}_step_time")) or 1e3 * batch / rate, environment=name.environment,
         notes=f"{parameters:g} M parameters" if parameters else "", source=printable(source),
     )  # fmt: skip
+
+
+def is_huggingface(data: Any) -> bool:
+    return isinstance(data, dict) and ("log_history" in data or "train_runtime" in data)
+
+
+def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
+    """The run of a file. A file that states no training is skipped with its reason."""
+    data = _load(path)
+    if not is_huggingface(data):
+        raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
+    yield run_or_reason(_entry, path, data, given, content_ids()(data))
+
+
+def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
+    history = data.get("log_history")
+    logs = [log for log in history if isinstance(log, dict)] if isinstance(history, list) else [data]
+    summary = next((log for log in reversed(logs) if "train_runtime" in log), None)
+    if summary is None:
+        raise TrainpaceError("the training did not end, so that its time is not stated.")
+    per_second, samples = number(summary.get("train_steps_per_second")), number(summary.get("train_samples_per_second"))
+    runtime, steps = number(summary.get("train_runtime")), number(data.get("global_step"))
+    if per_second and (per_second >= _ROUNDED_BELOW or not steps):
+        milliseconds = 1e3 / per_second
+    elif runtime and steps:
+        milliseconds = 1e3 * runtime / steps
+    else:
+        raise TrainpaceError("the file states no steps per second.")
+    micro = int(number(data.get("train_batch_size")) or 0)
+    step_samples = round(samples * milliseconds / 1e3) if samples else 0
+    if not micro and not step_samples:
+        raise TrainpaceError("the file states neither a batch size nor samples per second.")
+    if given.precision is None:
+        raise TrainpaceError("Hugging Face's results state no precision: give --precision.")
+    notes = ["wall clock of the whole run over its steps, with evaluation and checkpoints"]
+    if not micro:
+        notes.append("the batch is samples a step, over all devices and accumulation")
+    execution = Execution(
+        micro_batch=micro or step_samples,
+        accumulation=max(1, round(step_samples / micro)) if micro and step_samples else 1, precision=given.precision,
+        optimizer=UNKNOWN,
+    )  # fmt: skip
+    if execution.accumulation > 1:
+        notes.append(f"{execution.accumulation} micro-batches a step, accumulated or on several devices")
+    losses = [log["loss"] for log in logs if isinstance(log.get("loss"), int | float)]
+    return imported(
+        given, id_, given.device, model=_model(path.parent / "config.json"), execution=execution,
+        step_time_ms=milliseconds, notes="; ".join(notes), source=path.name,
+        losses=tuple(float(loss) if abs(loss) < float("inf") else None for loss in losses),
+    )  # fmt: skip
+
+
+def _model(config: Path) -> str:
+    """The model's name in the config.json beside the results."""
+    data = _load(config) if config.is_file() else {}
+    if not isinstance(data, dict):
+        return UNKNOWN
+    names = [data.get("_name_or_path"), *(data.get("architectures") or []), data.get("model_type")]
+    return next((name for name in names if isinstance(name, str) and name), UNKNOWN)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
+
+
+class Imported(Record):
+    """The result of importing one file: the numbers of runs that were new, already in the journal, or skipped (by reason)."""
+
+    file: str
+    format: str
+    new: int
+    already_there: int
+    skipped: dict[str, int]
+
+
+def import_file(journal: Journal, path: Path, format_: str = "auto", given: Given | None = None) -> Imported:
+    """Import a file (or MLflow's folder) into the journal as a whole; where it raises UnreadableInput, nothing is imported."""
+    name = format_of(path) if format_ == "auto" else format_
+    if name not in FORMATS:
+        raise UnknownName("format", name, FORMATS)
+    skipped: Counter[str] = Counter()
+    read = 0
+
+    def items() -> Iterator[Entry | Sweep]:
+        nonlocal read
+        for item in FORMATS[name](path, given or Given()):
+            if isinstance(item, Skipped):
+                skipped[item.reason] += 1
+            else:
+                read += 1
+                yield item
+
+    new = journal.add_many(items())
+    return Imported(file=path.name, format=name, new=new, already_there=read - new, skipped=dict(skipped.most_common()))
+
+
+def format_of(path: Path) -> str:
+    """The name of a file's format. Raises UnreadableInput for an unknown one."""
+    if path.is_dir():
+        if is_mlruns(path):
+            return "mlflow"
+        raise _unknown(path)
+    head = first_bytes(path)
+    if head[:16] == b"SQLite format 3\x00":
+        if is_mlflow_db(path):
+            return "mlflow"
+        raise UnreadableInput(f"{path} is a database.", f"If it is a journal: trainpace journal merge {path}.")
+    columns, rows = columns_and_rows(path)
+    if is_timm(columns):
+        return "timm"
+    if {"record", "id", "created_at"} <= set(columns) or next(rows, {}).get("record") in RECORDS:
+        return "trainpace"
+    if is_huggingface(dict.fromkeys(columns)):
+        return "hf"
+    if {"model_spec", "model"} & set(columns):
+        return "runs"
+    if not columns and head.lstrip()[:1] == b"[":
+        return "trainpace"  # an export of nothing
+    raise _unknown(path)
+
+
+def _unknown(path: Path) -> UnreadableInput:
+    return UnreadableInput(f"{path} is in no format that is known.", f"Known: {', '.join(FORMATS)}; see --format.")
+
+
+FORMATS: dict[str, Callable[[Path, Given], Iterator[Item]]] = {
+    "trainpace": read_own, "runs": read_published, "timm": read_timm, "hf": read_huggingface, "mlflow": read_mlflow,
+}  # fmt: skip

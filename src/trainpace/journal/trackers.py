@@ -1,28 +1,44 @@
-"""MLflow's local stores, read without mlflow: a folder ``mlruns`` (meta.yaml, params/, metrics/) or ``mlflow.db``.
+"""Experiment trackers: runs exported to MLflow and to Weights & Biases, and MLflow's local stores read without mlflow.
 
-A run is imported if it states a model, a batch size and a precision, and logged a step time or a throughput under one
-of the names below, which Hugging Face's, Lightning's and our own loggers use. Only a name's last component counts.
+A store is a folder ``mlruns`` (meta.yaml, params/, metrics/) or ``mlflow.db``. A run is imported if it states a model, a batch
+size and a precision, and logged a step time or a throughput under one of the names below, which Hugging Face's, Lightning's and
+our own loggers use. Only a name's last component counts.
 """
 
 import contextlib
 import datetime
+import logging
 import os
 import re
 import sqlite3
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
+
+from msgspec.structs import asdict
 
 from trainpace.configs import parse_yaml
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution, Precision
 from trainpace.journal.entry import Entry, content_id, printable, utc_text
-from trainpace.journal.importing.reading import PRECISION_NAMES, UNKNOWN, Given, Item, imported, run_or_reason
+from trainpace.journal.exchange import PRECISION_NAMES, UNKNOWN, Given, Item, imported, run_or_reason
 from trainpace.records import read_bytes
 from trainpace.validation import as_precision, number
 
+EXPERIMENT = "trainpace"
+ID_TAG = "trainpace.id"
+LONGEST = 5000
+"""The longest tag or parameter, in characters, that every version of MLflow takes."""
+AT_ONCE = 1000
+_EXECUTION = (
+    "nnodes nproc_per_node tp pp cp precision optimizer engine zero_stage shard_size offload_optimizer offload_parameters"
+    " activation_checkpointing compile channels_last micro_batch"
+).split()
+_CONDITIONS = "num_devices sequence_length image_size mode seed".split()
+_NUMBERS = "samples_per_second peak_memory_gib reserved_memory_gib forecast_ms forecast_low_ms forecast_high_ms".split()
+_WORDS = "id kind outcome reason notes command commit source sweep".split()
 LARGEST_VALUE = 1 << 20
 """Characters of a param that are read."""
 
@@ -42,6 +58,119 @@ _STEP_MS = "step_time_ms train_step_time_ms".split()
 _STEPS_PER_S = "train_steps_per_second steps_per_second steps_per_sec".split()
 _SAMPLES_PER_S = "train_samples_per_second samples_per_second samples_per_sec".split()
 _MIXED: dict[str, Precision] = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
+
+
+def export_mlflow(where: str, entries: Iterable[Entry], experiment: str = EXPERIMENT) -> int:
+    """Add runs to the experiment of a tracking store (a folder, a database or a server); returns how many were new (by id)."""
+    try:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+    except ImportError:
+        raise TrainpaceError("an export to MLflow needs mlflow.", "pip install 'trainpace[mlflow]'.") from None
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    client = MlflowClient(tracking_uri=where if "://" in where else Path(where).absolute().as_uri())
+    try:
+        existing = client.get_experiment_by_name(experiment)
+        place = existing.experiment_id if existing is not None else client.create_experiment(experiment)
+        return sum(_add_to_mlflow(client, place, entry) for entry in entries)
+    except (MlflowException, OSError) as error:
+        raise UnreadableInput(f"MLflow at {where} refuses: {str(error).splitlines()[0]}") from None
+
+
+def _add_to_mlflow(client: Any, experiment: str, entry: Entry) -> int:
+    from mlflow.entities import Metric, Param, RunTag
+
+    if client.search_runs([experiment], f"tags.`{ID_TAG}` = '{entry.id}'", max_results=1):
+        return 0
+    start = start_ms(entry)
+    run = client.create_run(experiment, start_time=start, run_name=f"{entry.model} {entry.id[:8]}"[:250])
+    numbers = {name: [(0, value)] for name, value in numbers_of(entry).items()} | series_of(entry)
+    metrics = [Metric(name, value, start, step) for name, points in numbers.items() for step, value in points]
+    params = [Param(name, str(value)[:LONGEST]) for name, value in settings_of(entry).items()]
+    tags = [RunTag(f"trainpace.{name}", text[:LONGEST]) for name, text in words_of(entry).items()]
+    client.log_batch(run.info.run_id, params=params, tags=tags)
+    for i in range(0, len(metrics), AT_ONCE):
+        client.log_batch(run.info.run_id, metrics=metrics[i : i + AT_ONCE])
+    client.set_terminated(run.info.run_id, "FINISHED" if entry.outcome == "ok" else "FAILED", start)
+    return 1
+
+
+def export_wandb(project: str, entries: Iterable[Entry]) -> int:
+    """Add runs to a project, NAME or ENTITY/NAME, or with WANDB_MODE=offline to a folder for `wandb sync`.
+
+    Returns their number. A run keeps its id, so exporting twice makes no second one.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise TrainpaceError("an export to Weights & Biases needs wandb.", "pip install 'trainpace[wandb]'.") from None
+    entity, _, name = project.rpartition("/")
+    try:
+        return sum(_add_to_wandb(wandb, name, entity or None, entry) for entry in entries)
+    except (wandb.Error, OSError) as error:
+        raise UnreadableInput(
+            f"Weights & Biases refuses: {str(error).splitlines()[0]}", "wandb login, or WANDB_MODE=offline."
+        ) from None
+
+
+def _add_to_wandb(wandb: Any, project: str, entity: str | None, entry: Entry) -> int:
+    run = wandb.init(
+        project=project, entity=entity, id=entry.id, name=f"{entry.model} {entry.id[:8]}", config=settings_of(entry),
+        tags=[entry.kind, entry.outcome], notes=entry.notes or None, resume="allow", reinit="create_new",
+        settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True, x_disable_meta=True),
+    )  # fmt: skip
+    run.config.update({"trainpace": words_of(entry)}, allow_val_change=True)
+    rows: dict[int, dict[str, float]] = {}
+    for name, points in series_of(entry).items():
+        for step, value in points:
+            rows.setdefault(step, {})[name] = value
+    for step in sorted(rows):
+        run.log(rows[step], step=step)
+    run.summary.update({**numbers_of(entry), "created_at": entry.created_at})
+    run.finish(exit_code=0 if entry.outcome == "ok" else 1)
+    return 1
+
+
+def settings_of(entry: Entry) -> dict[str, str | int | bool]:
+    """The conditions of the run; those that do not apply are left out."""
+    settings: dict[str, Any] = {
+        "model_name": entry.model,
+        "device_name": entry.device,
+        "gradient_accumulation_steps": entry.execution.accumulation,
+        **{name: getattr(entry.execution, name) for name in _EXECUTION},
+        **{name: getattr(entry, name) for name in _CONDITIONS},
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def numbers_of(entry: Entry) -> dict[str, float]:
+    """Measured and forecast values, one number each."""
+    numbers = {"median_step_ms": entry.step_time_ms, **{name: getattr(entry, name) for name in _NUMBERS}}
+    if entry.interval_ms is not None:
+        numbers |= {"step_ms_low": entry.interval_ms.low, "step_ms_high": entry.interval_ms.high}
+    if entry.step is not None:
+        numbers |= asdict(entry.step)
+    return {name: float(value) for name, value in numbers.items() if value is not None}
+
+
+def series_of(entry: Entry) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) pairs of everything recorded per step; a run without single steps has its median as the only one."""
+    times = entry.step_times_ms or (() if entry.step_time_ms is None else (entry.step_time_ms,))
+    return {
+        "step_time_ms": list(enumerate(times, start=len(entry.warmup_ms))),
+        "loss": [(i, loss) for i, loss in enumerate(entry.losses) if loss is not None],
+    }
+
+
+def words_of(entry: Entry) -> dict[str, str]:
+    """Texts on the run's origin and outcome."""
+    texts = {name: getattr(entry, name) for name in _WORDS} | entry.environment
+    return {name: text for name, text in texts.items() if text}
+
+
+def start_ms(entry: Entry) -> int:
+    """Milliseconds since 1970."""
+    return round(datetime.datetime.fromisoformat(entry.created_at).timestamp() * 1e3)
 
 
 class Logged(NamedTuple):
