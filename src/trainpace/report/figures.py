@@ -120,10 +120,8 @@ def _limits(axes: Any, chart: Chart) -> None:
     if chart.y.scale == "linear":
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.07 * min(upright, 3) * (high - low))
-    for which, axis in (("x", chart.x), ("y", chart.y)):
-        ends = {side: value for side, value in ((0, axis.low), (1, axis.high)) if value is not None}
-        low, high = getattr(axes, f"get_{which}lim")()
-        getattr(axes, f"set_{which}lim")(ends.get(0, low), ends.get(1, high))
+    axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
+    axes.set_ylim(chart.y.low, chart.y.high)
 
 
 def _draw(axes: Any, s: Series) -> None:

@@ -25,8 +25,8 @@ DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and th
 
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
-    parameters = format_count(workload.parameters)
-    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet_of(cluster)}")
+    parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
+    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet}")
     target = plan.target
     if target is None or plan.best is None or plan.simplest is None:
         print_verdict(f"No: {plan.reason}", good=False)
@@ -51,10 +51,6 @@ def print_plan_next(command: Sequence[str], file: str | None, task: str | None) 
     else:
         run = ["trainpace", "run", file, *(["--task", task] if task else [])]
         print_next(run, "makes the changes one by one, and measures each")
-
-
-def fleet_of(cluster: Cluster) -> str:
-    return devices(cluster.num_devices, cluster.device.name)
 
 
 def verdict(plan: Plan, target: Outlook) -> str:
@@ -179,7 +175,7 @@ def plan_page(
     choices = [("now", plan.now), ("best", plan.best), ("simplest", plan.simplest)]
     choices += [(f"fastest with {p.num_devices}", p) for p in plan.pareto if len(plan.pareto) > 1]
     return page(
-        "plan.html", f"{workload.model} on {fleet_of(cluster)}: what to change", _sentences(plan),
+        "plan.html", f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change", _sentences(plan),
         plan_pictures(plan, before, after), data, plan.best is not None, plan=plan, settings=settings_of, config=config_line,
         choices=[(name, outlook) for name, outlook in choices if outlook is not None],
     )  # fmt: skip

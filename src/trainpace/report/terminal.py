@@ -93,12 +93,8 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 
 def print_table(
-    columns: Sequence[str | Column],
-    rows: Iterable[Sequence[str | float]],
-    left: int = 1,
-    title: str = "",
-    spaced: bool = True,
-) -> None:
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | float]], left: int = 1, title: str = "", spaced: bool = True,
+) -> None:  # fmt: skip
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
@@ -187,12 +183,10 @@ def print_lines(*lines: str) -> None:
 
 
 def print_chart(points: Points, marked: Collection[float], title: str, behind: Points = ()) -> None:
-    """The plot that `chart` makes."""
     _print_plot(chart(points, marked, title, behind, console().width))
 
 
 def print_bars(title: str, rows: Sequence[tuple[str, float, str, bool]]) -> None:
-    """The bars that `bars` makes."""
     _print_plot([title, *bars(rows, console().width)])
 
 

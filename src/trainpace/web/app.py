@@ -25,13 +25,20 @@ from trainpace.verbs import whatif
 from trainpace.verbs.request import fields_of
 from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
-from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.render import FILES, render
-from trainpace.web.whatif import WhatIfAnswer, page_of
+from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models, WhatIfAnswer, page_of
 
 THREADS = 8
 """Pages that are made at once; others wait. Each may have a connection of its own to the journal."""
+
+
+STATUSES: dict[type[TrainpaceError], int] = {
+    UnknownName: 404,
+    JournalUnusable: 503,
+    BadQuestion: 400,
+    TrainpaceError: 422,
+}
 
 
 class State(NamedTuple):
@@ -140,12 +147,9 @@ def _json(page: Page, state: State) -> Callable[[Request], Response]:
 
 def _explained(error: Exception) -> tuple[int, str, str]:
     """(status, one sentence, hint) of whatever stopped a page."""
-    if isinstance(error, UnknownName):
-        return 404, error.message, error.hint
-    if isinstance(error, JournalUnusable):
-        return 503, error.message, error.hint
-    if isinstance(error, TrainpaceError):
-        return 400 if isinstance(error, BadQuestion) else 422, error.message, error.hint
+    for kind, status in STATUSES.items():
+        if isinstance(error, kind):
+            return status, error.message, error.hint
     traceback.print_exception(error, file=sys.stderr)
     return 500, "this page could not be made; the server's terminal says why.", "Please report it."
 
