@@ -135,12 +135,17 @@ def rank(
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
     """Where nothing meets the demands: what binds, by how much, and the choice that comes nearest. None: there was nothing."""
     if ranking.missed:
-        close = min(ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job)))
+        deadline_s, budget_usd = job.deadline_s or 1.0, job.budget_usd or 1.0
+        close = min(
+            ranking.missed, key=lambda m: (
+                not math.isfinite(m.time.total_s), max(_late_s(m, job) / deadline_s, _over_usd(m, job) / budget_usd),
+            ),
+        )  # fmt: skip
         if not math.isfinite(close.time.total_s):
             return "failures", _too_many_failures(close, job.conditions), close
         late, over = _late_s(close, job), _over_usd(close, job)
         allowed = format_duration(job.deadline_s or 0.0)
-        if late > 0 and (over <= 0 or late / (job.deadline_s or 1) >= over / (job.budget_usd or 1)):
+        if late > 0 and (over <= 0 or late / deadline_s >= over / budget_usd):
             return "deadline", f"the deadline of {allowed} is missed by {format_duration(late)}", close
         return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
     if not ranking.rejected:
@@ -341,11 +346,6 @@ def _over_usd(match: Match, job: Job) -> float:
 
 def _meets(match: Match, job: Job) -> bool:
     return math.isfinite(match.time.total_s) and _late_s(match, job) <= 0 and _over_usd(match, job) <= 0
-
-
-def _excess(match: Match, job: Job) -> float:
-    """The larger of the two misses, each as a share of what was allowed."""
-    return max(_late_s(match, job) / (job.deadline_s or 1.0), _over_usd(match, job) / (job.budget_usd or 1.0))
 
 
 def _with_front(matches: list[Match]) -> list[Match]:

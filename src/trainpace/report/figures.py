@@ -40,17 +40,14 @@ def save_figures(pictures: Sequence[Picture], path: str) -> list[Path]:
     if not pictures:
         raise TrainpaceError("there is nothing to draw: nothing could be forecast or measured.")
     first = Path(path)
-    files = [first, *(first.with_name(f"{first.stem}-{_slug(p.title)}{first.suffix}") for p in pictures[1:])]
+    slugs = (re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-") for picture in pictures[1:])
+    files = [first, *(first.with_name(f"{first.stem}-{slug}{first.suffix}") for slug in slugs)]
     for picture, file in zip(pictures, files, strict=True):
         with written_aside(file) as aside, _settings():
             suffix = file.suffix.lower()
             figure = chart_figure(picture) if isinstance(picture, Chart) else bars_figure(picture)
             figure.savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
     return files
-
-
-def _slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _settings() -> Any:
@@ -82,7 +79,11 @@ def chart_figure(chart: Chart) -> Figure:
     _scaled(axes, "y", chart.y)
     for series in chart.series:
         _draw(axes, series)
-    _limits(axes, chart)
+    if chart.y.scale == "linear":  # room for the names of upright marks
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low))
+    axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
+    axes.set_ylim(chart.y.low, chart.y.high)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
     figure.draw_without_rendering()  # which places the axes, so that labels can be
     taken: list[Any] = []
@@ -113,15 +114,6 @@ def _scaled(axes: Any, which: str, axis: Axis) -> None:
         getattr(axes, f"set_{which}scale")("log", base=2 if axis.scale == "log2" else 10)
         getattr(axes, f"{which}axis").set_minor_formatter(NullFormatter())
     getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-
-
-def _limits(axes: Any, chart: Chart) -> None:
-    upright = sum(mark.axis == "x" for mark in chart.marks)
-    if chart.y.scale == "linear":
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.07 * min(upright, 3) * (high - low))
-    axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
-    axes.set_ylim(chart.y.low, chart.y.high)
 
 
 def _draw(axes: Any, s: Series) -> None:

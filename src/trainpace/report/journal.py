@@ -190,7 +190,12 @@ WORST = 10
 
 
 def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str, Sequence[Summary]]) -> None:
-    print_verdict(_validated(overall), good=None if overall.n else False)
+    if overall.mape is None:
+        print_verdict(f"No: none of {overall.unsupported} runs could be forecast.", good=False)
+    else:
+        c = overall.coverage
+        held = "" if c is None else f"; {c:.0f} % of the measurements lie in the 90 % interval"
+        print_verdict(f"{overall.n:,} forecasts {_off_by('are', overall.mape, overall.median, overall.bias)}{held}.")
     for name, group in groups.items():
         columns = (
             words(name, least=16), Column("runs"), Column("mean %"), Column("median %"), Column("95th %", 2), Column("bias %", 1),
@@ -216,13 +221,6 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
     print_lines(
         "Errors are (forecast - measured) / measured. In interval: share of measurements inside the forecast's 90 % interval."
     )
-
-
-def _validated(s: Summary) -> str:
-    if s.mape is None:
-        return f"No: none of {s.unsupported} runs could be forecast."
-    held = "" if s.coverage is None else f"; {s.coverage:.0f} % of the measurements lie in the 90 % interval"
-    return f"{s.n:,} forecasts {_off_by('are', s.mape, s.median, s.bias)}{held}."
 
 
 def _off_by(were: str, mean: float, median: float | None, bias: float | None) -> str:

@@ -7,7 +7,7 @@ from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast
-from trainpace.plan import NOISE, Change, Outlook, Plan, Sensitivity, config_line
+from trainpace.plan import NOISE, Change, Outlook, Plan, config_line
 from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, number, percent, plural, to_the_same_loss, usd
@@ -36,7 +36,12 @@ def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: fl
     if plan.changes:
         _print_changes(plan)
     if noise_scale is not None:
-        print_lines(*_to_the_same_loss(plan.start.global_batch, plan.best.choice.execution.global_batch, noise_scale))
+        old, new = plan.start.global_batch, plan.best.choice.execution.global_batch
+        print_lines(
+            f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
+            " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018).",
+            *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
+        )
     _print_choices(plan, plan.best, plan.simplest)
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
@@ -89,14 +94,6 @@ def _print_changes(plan: Plan) -> None:
     )  # fmt: skip
 
 
-def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
-    estimate = (
-        f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
-        " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018)."
-    )
-    return [estimate] if new == old else [estimate, to_the_same_loss(old, new, noise_scale)]
-
-
 def _remarks(plan: Plan) -> list[str]:
     """From where savings count, and which of them are too small to be sure of."""
     remarks = []
@@ -127,11 +124,8 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
             only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
             lines += [(name, _figures(outlook) + only_if), ("", config_line(outlook.choice))]
     print_named("", lines)
-    if len(plan.pareto) > 1:
-        _print_front(plan)
-
-
-def _print_front(plan: Plan) -> None:
+    if len(plan.pareto) < 2:
+        return
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
     rows = [
         [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []),
@@ -150,22 +144,19 @@ def _figures(o: Outlook) -> str:
 
 
 def _print_sensitivity(plan: Plan) -> None:
-    if not plan.sensitivity:
-        return
-    lines = [
-        (s.number, f"{s.low:.2f} to {s.high:.2f} times as assumed ({s.basis}): {_flip(s)}")
-        for s in plan.sensitivity if s.flips_to
-    ]  # fmt: skip
-    holds = [f"{s.number} ({s.low:.2f} to {s.high:.2f} times)" for s in plan.sensitivity if not s.flips_to]
+    lines, holds = [], []
+    for s in plan.sensitivity:
+        between = f"{s.low:.2f} to {s.high:.2f} times"
+        then = f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
+        if not s.still_fits:
+            then = f"the recommendation would no longer fit in memory, and the best would have {s.flips_to}"
+        if s.flips_to:
+            lines.append((s.number, f"{between} as assumed ({s.basis}): {then}"))
+        else:
+            holds.append(f"{s.number} ({between})")
     if holds:
         lines.append(("nothing else" if lines else "nothing", f"tried: {', '.join(holds)}"))
     print_named("What could change this recommendation", lines)
-
-
-def _flip(s: Sensitivity) -> str:
-    if not s.still_fits:
-        return f"the recommendation would no longer fit in memory, and the best would have {s.flips_to}"
-    return f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
 
 
 def plan_page(

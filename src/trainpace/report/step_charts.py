@@ -16,6 +16,8 @@ _NAMES = {
     "host_overhead_ms": "host overhead",
 }
 
+_TONES = {"data_wait_ms": "data"}
+
 
 class Timed(NamedTuple):
     """A step under a name, with its interval where it has one; bars of one group are compared."""
@@ -30,7 +32,9 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     """Groups in the order given, the fastest bar of each first."""
     groups: dict[str, list[Bar]] = {}
     for timed in sorted(steps, key=lambda timed: timed.step.total_ms):
-        groups.setdefault(timed.group, []).append(_step_bar(timed))
+        parts = [(part_words(p), _TONES.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
+        end = f"{number(timed.step.total_ms)} ms{bracketed(timed.interval)}"
+        groups.setdefault(timed.group, []).append(bar(timed.label, end, parts, timed.interval))
     fastest = min(steps, key=lambda timed: timed.step.total_ms)
     part = max(STEP_PARTS, key=lambda name: getattr(fastest.step, name))
     share = getattr(fastest.step, part) / fastest.step.total_ms
@@ -50,24 +54,24 @@ def part_words(part: str) -> str:
     return _NAMES.get(part, part.removesuffix("_ms").replace("_", " "))
 
 
-def _step_bar(timed: Timed) -> Bar:
-    tones = {"data_wait_ms": "data"}
-    parts = [(part_words(p), tones.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
-    return bar(timed.label, f"{number(timed.step.total_ms)} ms{bracketed(timed.interval)}", parts, timed.interval)
-
-
 def memory_at_peak(forecasts: Sequence[tuple[str, Forecast]]) -> BarChart | None:
     """A bar each: what lives at the peak by kind, then what the allocator and the driver keep beside it. None where no memory
     was forecast."""
     memories = [(name, f.memory, f.capacity_gib) for name, f in forecasts if f.memory is not None]
     if not memories:
         return None
+    bars = []
+    for name, m, capacity_gib in memories:
+        device_has = "" if capacity_gib is None else f" of {number(capacity_gib)}"
+        taken = m.device_gib if capacity_gib is None else min(m.device_gib, max(capacity_gib, m.allocated_gib))
+        reserve = ("reserved by allocator and driver", "reserve", max(taken - m.allocated_gib, 0.0))
+        bars.append(bar(name, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve]))
     name, first, _ = memories[0]
     most, allocated = max(_kinds_gib(first), key=lambda kind: kind[2]), number(first.allocated_gib)
     return BarChart(
         title="Memory at the step's peak",
         finding=sentence(f"{name}: {most[0]} take the largest part, {number(most[2])} of {allocated} GiB allocated."),
-        label="memory of one device", unit="GiB", groups=(BarGroup(bars=tuple(_memory_bar(*row) for row in memories)),),
+        label="memory of one device", unit="GiB", groups=(BarGroup(bars=tuple(bars)),),
         note="Allocated memory is held by live tensors; grey: reserved by allocator and driver.",
     )  # fmt: skip
 
@@ -78,13 +82,6 @@ def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
         ("parameters", "parameters", m.parameters_gib), ("gradients", "gradients", m.gradients_gib),
         ("optimizer states", "states", m.optimizer_states_gib), ("activations", "activations", m.activations_gib),
     ]  # fmt: skip
-
-
-def _memory_bar(name: str, m: Memory, capacity_gib: float | None) -> Bar:
-    device_has = "" if capacity_gib is None else f" of {number(capacity_gib)}"
-    taken = m.device_gib if capacity_gib is None else min(m.device_gib, max(capacity_gib, m.allocated_gib))
-    reserve = ("reserved by allocator and driver", "reserve", max(taken - m.allocated_gib, 0.0))
-    return bar(name, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve])
 
 
 def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[BarChart | None]:

@@ -257,7 +257,10 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
                 if sum(wished[i] for i in shown) <= room:
                     return Layout(_widened({i: wished[i] for i in shown}, natural, room), gap)
         if sum(least[i] for i in shown) <= room:
-            return Layout(_squeezed({i: wrapped_head[i] for i in shown}, least, room), NARROW_GAP)
+            widths = {i: wrapped_head[i] for i in shown}
+            while sum(widths.values()) > room:
+                widths[max((i for i in shown if widths[i] > least[i]), key=widths.__getitem__)] -= 1
+            return Layout(widths, NARROW_GAP)
         droppable = [i for i in shown if columns[i].rank]
         if not droppable:
             return None
@@ -269,12 +272,6 @@ def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[
     for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
         if natural[i] - widths[i] <= room - sum(widths.values()):
             widths[i] = natural[i]
-    return widths
-
-
-def _squeezed(widths: dict[int, int], least: Sequence[int], room: int) -> dict[int, int]:
-    while sum(widths.values()) > room:
-        widths[max((i for i in widths if widths[i] > least[i]), key=widths.__getitem__)] -= 1
     return widths
 
 

@@ -109,9 +109,10 @@ def refusal(scope: Scope, policy: Policy) -> Refusal | None:
     own = [f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")]
     if any(origin.lower() not in own for origin in headers.getlist("origin")):
         return Refusal(403, "Requests from other origins are refused.")
-    # another port of this host is the same site
-    sites = headers.getlist("sec-fetch-site")
-    if ("cross-site" in sites or "same-site" in sites) and not _is_navigation(headers):
+    # another port of this host is the same site; a link that a person followed leads to a whole page, not to a part of another
+    sites, mode, destination = (headers.getlist(f"sec-fetch-{name}") for name in ("site", "mode", "dest"))
+    followed = mode == ["navigate"] and destination == ["document"]
+    if ("cross-site" in sites or "same-site" in sites) and not followed:
         return Refusal(403, "Requests from other sites are refused.")
     if policy.token is not None and not _shows_token(scope, headers, policy):
         told = "Open the address that trainpace serve printed: it holds the token that this server asks for."
@@ -182,8 +183,3 @@ def _shows_token(scope: Scope, headers: Headers, policy: Policy) -> bool:
 
 def _same(given: str, wanted: str) -> bool:
     return bool(wanted) and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())  # in constant time
-
-
-def _is_navigation(headers: Headers) -> bool:
-    """A link that a person followed: to a whole page, not to a part of another site's."""
-    return headers.getlist("sec-fetch-mode") == ["navigate"] and headers.getlist("sec-fetch-dest") == ["document"]
