@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast import Forecaster, Grid, Target, divisors, needed_gib, room_gib
-from trainpace.hardware import Cluster, Device
+from trainpace.hardware import Cluster, Device, catalogue
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer, transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime
@@ -86,10 +86,6 @@ class Match(Record):
     def mean_usd(self) -> float:
         assert self.time.usd is not None
         return self.time.usd
-
-    @property
-    def usd_per_step(self) -> float:
-        return self.mean_usd / self.time.steps
 
 
 class Rejected(Record):
@@ -194,7 +190,8 @@ class _Shapes:
             workload.form(job.precisions[0])  # raises, and says which forms there are
         self._done: dict[tuple[str, int, int, float | None], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
-        self._forecaster: Forecaster | None = None
+        # for which device it is made does not matter
+        self._forecaster = Forecaster(workload, Target(Cluster(device=catalogue()[0])))
         self._precisions: dict[str, list[Precision] | str] = {}
 
     def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> _Shape | Reason:
@@ -234,18 +231,15 @@ class _Shapes:
             refused.append(fastest)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
-    def _on(self, cluster: Cluster) -> Forecaster:
-        if self._forecaster is None:
-            self._forecaster = Forecaster(self._workload, Target(cluster))
-        return self._forecaster.on(cluster)
-
     def _computed_in(self, device: Device) -> list[Precision] | str:
         """The precisions that a device computes in, the fastest first; one of several that take equally long."""
         fastest: dict[tuple[Form, float], Precision] = {}
         reason = ""
         for precision in self._traced:
             # every micro-batch at once, since other shapes of the device ask for them
-            alone = self._on(Cluster(device=device)).over_batches(self._base(precision), self._sizes.tolist())
+            alone = self._forecaster.on(Cluster(device=device)).over_batches(
+                self._base(precision), self._sizes.tolist()
+            )
             if alone.timed[-1]:
                 computing_ms = sum(alone.parts[name][-1] for name in ("forward_ms", "backward_ms", "optimizer_ms"))
                 fastest.setdefault((form_of(precision), float(computing_ms)), precision)
@@ -257,7 +251,7 @@ class _Shapes:
         key = (cluster.devices_per_node, cluster.nodes, precision)
         if key not in self._grids:
             self._grids[key] = _grid(cluster, self._base(precision), sizes, share)
-        forecasts = self._on(cluster).at(self._grids[key])
+        forecasts = self._forecaster.on(cluster).at(self._grids[key])
         if forecasts.why.any():
             return "device", forecasts.reasons[int(forecasts.why.max())].rstrip("."), None
         assert cluster.device.memory_gib is not None
@@ -330,7 +324,7 @@ def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
 
 
 def _node_counts(offer: Offer, most: int) -> list[int]:
-    if not offer.can_join:
+    if offer.network_gb_per_s is None:
         return [1]
     most = min(most, offer.most_nodes or most)
     return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most if offer.most_nodes else 1})

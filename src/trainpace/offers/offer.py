@@ -80,10 +80,6 @@ class Offer(Record):
             except ValueError:
                 raise TrainpaceError(f"{name}: as_of is {self.as_of!r}; write it as 2026-11-20.") from None
 
-    @property
-    def can_join(self) -> bool:
-        return self.network_gb_per_s is not None
-
 
 def is_stale(offer: Offer, today: datetime.date) -> bool:
     """Whether the price is older than STALE_AFTER_DAYS, or undated. What a user says of their own machines holds."""
@@ -242,7 +238,7 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
     """What the user should know about their own machines before they read the ranking."""
     notes = []
     for offer in machines:
-        if not offer.can_join and (offer.most_nodes or 1) > 1:
+        if offer.network_gb_per_s is None and (offer.most_nodes or 1) > 1:
             notes.append(
                 f"machine {offer.instance_type}: its {offer.most_nodes} nodes cannot be joined without network_gb_per_s"
                 " (1 Gbit/s Ethernet is 0.125); each counts alone."

@@ -12,21 +12,13 @@ from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
 _TONES = {
-    "data": "data",
-    "host_to_device": "host_to_device",
-    "launch": "host_overhead",
-    "compute": "forward",
-    "optimizer": "optimizer",
-    "communication": "communication",
-    "straggler": "communication",
-    "logging": "backward",
-}
+    "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward",
+    "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
+}  # fmt: skip
 _PROOFS = {
-    "cached_batch": "the same batch again and again",
-    "no_sync": "no communication between ranks",
-    "muted": "no output",
+    "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch",
-}
+}  # fmt: skip
 NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or a lower precision would help."
 
 

@@ -81,7 +81,7 @@ def _cells(rank: int, m: Match) -> list[str]:
     return [
         f"{rank}{'*' if m.on_front else ''}", name, offer.region, devices(offer.count, offer.device), _run(f.execution),
         number(f.step.total_ms), number(m.mean_hours), interval(m.hours), usd(m.mean_usd),
-        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.usd_per_step), number(m.time.kwh),
+        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.mean_usd / m.time.steps), number(m.time.kwh),
     ]  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict
         "batch": f.execution.micro_batch, "accumulation": f.execution.accumulation, "zero_stage": f.execution.zero_stage,
         "shard_size": f.execution.shard_size, "steps": time.steps,
         "step_time_ms": f.step.total_ms, "step_time_ms_low": f.step_time_interval_ms.low,
-        "step_time_ms_high": f.step_time_interval_ms.high, "usd_per_step": _finite(m.usd_per_step),
+        "step_time_ms_high": f.step_time_interval_ms.high, "usd_per_step": _finite(m.mean_usd / time.steps),
         "hours": _finite(m.mean_hours), "hours_low": _finite(m.hours.low), "hours_high": _finite(m.hours.high),
         "usd": _finite(m.mean_usd), "usd_low": _finite(m.usd.low), "usd_high": _finite(m.usd.high),
         "egress_usd": m.egress_usd, "energy_kwh": None if time.kwh is None else _finite(time.kwh),
@@ -279,10 +279,16 @@ def match_page(
         stale = sum(is_stale(m.offer, today) for _, m in shown)
         if stale:
             sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
+    reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
+    left_out = [f"{len(ranking.missed)} more miss the deadline or the budget."] * bool(ranking.missed) + reasons[
+        :MOST_REJECTED
+    ]
+    if len(reasons) > MOST_REJECTED:
+        left_out.append(f"And {len(reasons) - MOST_REJECTED} more.")
     return page(
         "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
         ranked_by(matches, job, by) if matches else "", shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown),
-        left_out=_left_out(ranking), server=server,
+        left_out=left_out, server=server,
     )  # fmt: skip
 
 
@@ -292,13 +298,6 @@ def match_pictures(ranking: Ranking) -> list[Picture]:
     shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
     steps = [Timed("", server(m), step, m.forecast.step_time_interval_ms) for m, step in shown if step is not None]
     return [*([] if plot is None else [plot]), *([step_breakdown(steps)] if steps else [])]
-
-
-def _left_out(ranking: Ranking) -> list[str]:
-    reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
-    more = [f"And {len(reasons) - MOST_REJECTED} more."] if len(reasons) > MOST_REJECTED else []
-    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] if ranking.missed else []
-    return [*missed, *reasons[:MOST_REJECTED], *more]
 
 
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:

@@ -10,12 +10,8 @@ from trainpace.report.phrases import bracketed, number, sentence
 
 MOST_NAMED = 4
 _NAMES = {
-    "communication_ms": "exposed communication",
-    "data_wait_ms": "waiting for data",
-    "host_to_device_ms": "copies to the device",
-    "host_overhead_ms": "host overhead",
-}
-
+    "communication_ms": "exposed communication", "data_wait_ms": "waiting for data", "host_to_device_ms": "copies to the device",
+}  # fmt: skip
 _TONES = {"data_wait_ms": "data"}
 
 

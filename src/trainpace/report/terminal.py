@@ -110,7 +110,10 @@ def print_table(
     if title:
         print_lines(title)
     if chosen is None:
-        _print_paragraphs(out, made, cells)
+        for row in cells:
+            named = [(c.name, cell) for c, cell in zip(made, row, strict=True) if cell and "█" not in cell]
+            print_lines("", *(f"{name}: {cell}" if name else cell for name, cell in named))
+        out.print()
         return
     with out.capture() as captured:
         out.print(_drawn(out, made, cells, chosen))
@@ -165,14 +168,6 @@ def _cell(text: str, share: float) -> Text:
     if text.strip("█"):
         return Text(text)
     return Text("█" * max(len(text) > 0, round(share * len(text))), style=BAR)
-
-
-def _print_paragraphs(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    lines = []
-    for row in rows:
-        named = [(c.name, cell) for c, cell in zip(columns, row, strict=True) if cell and "█" not in cell]
-        lines += ["", *(f"{name}: {cell}" if name else cell for name, cell in named)]
-    print_lines(*lines, "")
 
 
 def print_lines(*lines: str) -> None:

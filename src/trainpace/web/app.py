@@ -158,10 +158,12 @@ def _static(request: Request) -> Response:
     file = FILES.get(request.path_params["name"])
     if file is None:
         raise HTTPException(404)
-    headers = {"etag": file.etag, "cache-control": "no-cache"}
-    if request.headers.get("if-none-match") == file.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(file.body, media_type=file.media_type, headers=headers)
+    known = request.headers.get("if-none-match") == file.headers["etag"]
+    return (
+        Response(status_code=304, headers={"etag": file.headers["etag"], "cache-control": "no-cache"})
+        if known
+        else file
+    )
 
 
 def _error(status: int, message: str, hint: str = "", title: str = "Not here", path: str = "") -> Response:

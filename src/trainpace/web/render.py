@@ -3,9 +3,10 @@
 import hashlib
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment
+from starlette.responses import Response
 
 from trainpace.execution import PRECISIONS
 from trainpace.journal import error_pct
@@ -32,20 +33,13 @@ def _words(name: str) -> str:
 MEDIA_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
-class File(NamedTuple):
-    body: bytes
-    media_type: str
-    etag: str
-
-
-def _file(name: str, text: str) -> File:
-    body = text.encode()
-    media_type = MEDIA_TYPES[name.rsplit(".", 1)[1]]
-    return File(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+def _file(name: str, text: str) -> Response:
+    headers = {"etag": f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"', "cache-control": "no-cache"}
+    return Response(text, headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
 
 OWN = ("htmx.min.js", "serve.js", "serve.css", "icon.svg")
-FILES: dict[str, File] = {
+FILES = {
     **{name: _file(name, asset(name)) for name in (*SCRIPTS, *STYLES)},
     **{name: _file(name, (files("trainpace.web") / "static" / name).read_text("utf-8")) for name in OWN},
 }
