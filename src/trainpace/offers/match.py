@@ -141,7 +141,7 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
             return "failures", _too_many_failures(close, job.conditions), close
         late, over = _late_s(close, job), _over_usd(close, job)
         allowed = format_duration(job.deadline_s or 0.0)
-        if late > 0 and (over <= 0 or late / deadline_s >= over / budget_usd):
+        if late > 0 and late / deadline_s >= over / budget_usd:
             return "deadline", f"the deadline of {allowed} is missed by {format_duration(late)}", close
         return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
     if not ranking.rejected:
@@ -154,9 +154,8 @@ def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]
     """Where nothing meets both limits: the cheapest that meets the deadline, and the fastest that the budget pays for."""
     in_time = [m for m in ranking.missed if _late_s(m, job) <= 0]
     affordable = [m for m in ranking.missed if _over_usd(m, job) <= 0]
-    return min(in_time, key=lambda m: m.mean_usd, default=None), min(
-        affordable, key=lambda m: m.mean_hours, default=None
-    )
+    cheapest = min(in_time, key=lambda m: m.mean_usd, default=None)
+    return cheapest, min(affordable, key=lambda m: m.mean_hours, default=None)
 
 
 Reason = tuple[Binding, str, float | None]
@@ -225,9 +224,8 @@ class _Shapes:
                 assert fastest.step is not None
                 job, states = self._job, state_bytes(self._workload, fastest.execution)
                 power = power_w(device, ranks, fastest.step)
-                return _Shape(
-                    fastest, training_of(job.schedule, fastest.execution, job.conditions, states, power_w=power)
-                )
+                training = training_of(job.schedule, fastest.execution, job.conditions, states, power_w=power)
+                return _Shape(fastest, training)
             refused.append(fastest)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
 
@@ -237,9 +235,8 @@ class _Shapes:
         reason = ""
         for precision in self._traced:
             # every micro-batch at once, since other shapes of the device ask for them
-            alone = self._forecaster.on(Cluster(device=device)).over_batches(
-                self._base(precision), self._sizes.tolist()
-            )
+            forecaster = self._forecaster.on(Cluster(device=device))
+            alone = forecaster.over_batches(self._base(precision), self._sizes.tolist())
             if alone.timed[-1]:
                 computing_ms = sum(alone.parts[name][-1] for name in ("forward_ms", "backward_ms", "optimizer_ms"))
                 fastest.setdefault((form_of(precision), float(computing_ms)), precision)

@@ -97,9 +97,8 @@ def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> Job
         return conditions
     if data_from.casefold() == provider.casefold():
         return msgspec.structs.replace(conditions, download_gb_per_s=conditions.storage_gb_per_s, egress_usd=0.0)
-    return msgspec.structs.replace(
-        conditions, egress_usd=conditions.data_gb * EGRESS_USD_PER_GB.get(data_from.casefold(), 0.0)
-    )
+    usd_per_gb = EGRESS_USD_PER_GB.get(data_from.casefold(), 0.0)
+    return msgspec.structs.replace(conditions, egress_usd=conditions.data_gb * usd_per_gb)
 
 
 # ---- the snapshot

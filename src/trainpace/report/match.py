@@ -63,9 +63,8 @@ def print_ranking(
     # a saved workload cannot be trained, but the model that it was traced from
     model = workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
     run = ["--batch", str(e.micro_batch), "--precision", e.precision, "--device", "cuda"]
-    print_next(
-        ["trainpace", "measure", model, *run], "on option 1, rented for a few minutes: real steps narrow the interval"
-    )
+    why = "on option 1, rented for a few minutes: real steps narrow the interval"
+    print_next(["trainpace", "measure", model, *run], why)
 
 
 def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
@@ -280,9 +279,8 @@ def match_page(
         if stale:
             sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
     reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
-    left_out = [f"{len(ranking.missed)} more miss the deadline or the budget."] * bool(ranking.missed) + reasons[
-        :MOST_REJECTED
-    ]
+    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] * bool(ranking.missed)
+    left_out = [*missed, *reasons[:MOST_REJECTED]]
     if len(reasons) > MOST_REJECTED:
         left_out.append(f"And {len(reasons) - MOST_REJECTED} more.")
     return page(

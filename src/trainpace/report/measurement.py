@@ -200,12 +200,9 @@ def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair])
         steps.append(Timed(group, f"{f.device}, forecast", f.step, f.step_time_interval_ms))
         if measured is not None:
             steps.append(Timed(group, f"{f.device}, measured", measured.step))
-    data = [
-        forecast_row(f) | {"measured_ms": None if measured is None else measured.median_ms} for f, measured in pairs
-    ]
-    return page(
-        "side_by_side.html", title, meaning, [step_breakdown(steps)], data, head=HEAD, rows=cells_of_pairs(pairs)
-    )
+    data = [forecast_row(f) | {"measured_ms": None if m is None else m.median_ms} for f, m in pairs]
+    pictures, rows = [step_breakdown(steps)], cells_of_pairs(pairs)
+    return page("side_by_side.html", title, meaning, pictures, data, head=HEAD, rows=rows)
 
 
 def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:

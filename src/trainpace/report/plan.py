@@ -98,10 +98,8 @@ def _remarks(plan: Plan) -> list[str]:
     """From where savings count, and which of them are too small to be sure of."""
     remarks = []
     if plan.changes[0].makes_fit:
-        first = duration(plan.left_s[0])
-        remarks.append(
-            f"As it is, it does not fit in memory. With change 1 the job takes {first}; savings count from there."
-        )
+        first = f"With change 1 the job takes {duration(plan.left_s[0])}; savings count from there."
+        remarks.append(f"As it is, it does not fit in memory. {first}")
     if plan.uncertain:
         numbers = ", ".join(map(str, plan.uncertain))
         which = f"Change {numbers} saves" if len(plan.uncertain) == 1 else f"Changes {numbers} each save"

@@ -26,11 +26,11 @@ class Timed(NamedTuple):
 
 def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
     """Groups in the order given, the fastest bar of each first."""
-    groups: dict[str, list[Bar]] = {}
+    groups: dict[str, list[Bar]] = {timed.group: [] for timed in steps}
     for timed in sorted(steps, key=lambda timed: timed.step.total_ms):
         parts = [(part_words(p), _TONES.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
         end = f"{number(timed.step.total_ms)} ms{bracketed(timed.interval)}"
-        groups.setdefault(timed.group, []).append(bar(timed.label, end, parts, timed.interval))
+        groups[timed.group].append(bar(timed.label, end, parts, timed.interval))
     fastest = min(steps, key=lambda timed: timed.step.total_ms)
     part = max(STEP_PARTS, key=lambda name: getattr(fastest.step, name))
     share = getattr(fastest.step, part) / fastest.step.total_ms
@@ -39,9 +39,7 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
         title="Where a step's time goes",
         finding=sentence(f"{name}{part_words(part)} takes the largest part of the step, {share:.0%}."),
         label="step time", unit="ms",
-        groups=tuple(
-            BarGroup(title=group, bars=tuple(groups[group])) for group in dict.fromkeys(t.group for t in steps)
-        ),
+        groups=tuple(BarGroup(title=name, bars=tuple(bars)) for name, bars in groups.items()),
         one_scale=len(groups) == 1, note=note,
     )  # fmt: skip
 

@@ -144,9 +144,7 @@ def _chart(curve: BatchCurve, forecast: Forecast) -> Chart:
         rates = np.where(table.fits, np.array(sizes) / table.step_ms, 0.0)
         best = int(rates.argmax())
         rate = 1e3 * rates[best] * execution.accumulation * execution.data_parallel_size
-        finding += (
-            f"Among these sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)} samples/s."
-        )
+        finding += f"Of these sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)} samples/s."
     else:
         finding += "No batch size fits in memory."
     line = Series(
