@@ -170,8 +170,6 @@ class _Shape(NamedTuple):
 
 
 class _Servers(NamedTuple):
-    """Servers of one offer at one of its prices."""
-
     offer: Offer
     nodes: int
     spot: bool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import written_aside
-from trainpace.report.charts import INK, LINE, SOFT, TONES, Axis, Bar, BarChart, Chart, Mark, Picture, Series
+from trainpace.report.charts import INK, LINE, SOFT, TONES, Bar, BarChart, Chart, Mark, Picture, Series
 from trainpace.units import format_number
 
 if TYPE_CHECKING:
@@ -70,13 +70,19 @@ def _figure(height_in: float) -> Figure:
 
 
 def chart_figure(chart: Chart) -> Figure:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     figure = _figure(HEIGHT_IN)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
-    _scaled(axes, "x", chart.x)
-    _scaled(axes, "y", chart.y)
+    axes.set(xlabel=chart.x.words, ylabel=chart.y.words)
+    for drawn, axis, rescale in ((axes.xaxis, chart.x, axes.set_xscale), (axes.yaxis, chart.y, axes.set_yscale)):
+        if axis.scale != "linear":
+            rescale("log", base=2 if axis.scale == "log2" else 10)
+            drawn.set_minor_formatter(NullFormatter())
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     for series in chart.series:
         _draw(axes, series)
     if chart.y.scale == "linear":  # room for the names of upright marks
@@ -104,16 +110,6 @@ def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
                 (across, up), radius = axes.transData.transform((x, y)), 3 + 10 * size**0.5
                 boxes.append(Bbox([[across - radius, up - radius], [across + radius, up + radius]]))
     return boxes
-
-
-def _scaled(axes: Any, which: str, axis: Axis) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    getattr(axes, f"set_{which}label")(axis.words)
-    if axis.scale != "linear":
-        getattr(axes, f"set_{which}scale")("log", base=2 if axis.scale == "log2" else 10)
-        getattr(axes, f"{which}axis").set_minor_formatter(NullFormatter())
-    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
 
 
 def _draw(axes: Any, s: Series) -> None:

@@ -43,7 +43,12 @@ def print_forecasts(
     print_verdict(*verdict(rows))
     shown = _deciding(rows)
     priced = any(row.training_time is not None for row in rows)
-    print_table(_columns(priced), [_cells(row, priced) for row in shown])
+    # memory matters less where money is asked for, and utilisation least
+    columns = [
+        words("GPU"), Column("batch"), Column("step ms"), Column("90 % interval", 1), Column("samples/s", 5), Column("GiB", 4),
+        words("fits", 3, least=3), Column("MFU", 6), *([Column("training"), Column("cost")] if priced else []),
+    ]  # fmt: skip
+    print_table(columns, [_cells(row, priced) for row in shown])
     if len(shown) < len(rows):
         print_lines(f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all.", "")
     if len(done) == 1:
@@ -203,15 +208,6 @@ def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) 
                 f" {number(jump.excess_ms)} ms more than one more sample usually costs."
                 f" Caused by {'; '.join(jump.causes)}."
             )
-
-
-def _columns(priced: bool) -> list[Column]:
-    """Memory matters less where money is asked for, and utilisation least."""
-    columns = [
-        words("GPU"), Column("batch"), Column("step ms"), Column("90 % interval", 1), Column("samples/s", 5), Column("GiB", 4),
-        words("fits", 3, least=3), Column("MFU", 6),
-    ]  # fmt: skip
-    return [*columns, Column("training"), Column("cost")] if priced else columns
 
 
 def _cells(f: Forecast, priced: bool) -> list[str]:

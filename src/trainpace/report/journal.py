@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainpace.journal import Comparison, Difference, Entry, Ratio, Scores, Sweep, printable
+from trainpace.journal import Comparison, Difference, Entry, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
 from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural, stated, when
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
@@ -98,7 +98,12 @@ def print_comparison(c: Comparison) -> None:
             print_table((title, "A", "B"), [_difference(d) for d in rows], spaced=False)
     if c.ratios:
         columns = (*map(Column, ("batch", "A ms", "B ms", "B / A", "90 % interval")), words("", 1))
-        print_table(columns, [_ratio(r) for r in c.ratios], spaced=False)
+        ratios = [
+            (str(r.batch), number(r.a_ms), number(r.b_ms), f"{r.ratio:.3f}",
+             "-" if r.low is None or r.high is None else f"{r.low:.3f} to {r.high:.3f}", _NOISE[r.beyond_noise])
+            for r in c.ratios
+        ]  # fmt: skip
+        print_table(columns, ratios, spaced=False)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
         print_lines(f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s.")
@@ -164,11 +169,6 @@ def _difference(d: Difference) -> tuple[str, str, str]:
 _NOISE = {None: "noise not known", True: "beyond the noise", False: "within the noise"}
 
 
-def _ratio(r: Ratio) -> tuple[str, ...]:
-    between = "-" if r.low is None or r.high is None else f"{r.low:.3f} to {r.high:.3f}"
-    return str(r.batch), number(r.a_ms), number(r.b_ms), f"{r.ratio:.3f}", between, _NOISE[r.beyond_noise]
-
-
 def _verdict(c: Comparison) -> str:
     if c.median_ratio is None:
         return "Nothing was timed on both sides, so the two cannot be compared."
@@ -224,7 +224,6 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
 
 
 def _off_by(were: str, mean: float, median: float | None, bias: float | None) -> str:
-    """The errors of forecasts, in per cent."""
     assert median is not None
     assert bias is not None
     too = "long" if bias > 0 else "short"

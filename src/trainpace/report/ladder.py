@@ -215,7 +215,6 @@ def speedups(t: LadderTable) -> BarChart | None:
 
 
 def rung_times(t: LadderTable) -> BarChart:
-    """Forecast above, measured below, for each rung."""
     groups = []
     for r in t.rows:
         forecast = _time_bar("forecast", r.forecast_ms, r.forecast_interval_ms)

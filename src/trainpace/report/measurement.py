@@ -206,7 +206,6 @@ def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair])
 
 
 def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:
-    """Text, row by row, under `HEAD`."""
     rows = []
     for f, measured in pairs:
         assert f.step is not None

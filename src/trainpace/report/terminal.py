@@ -232,7 +232,6 @@ def _continued(command: str, width: int) -> str:
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether all columns are shown."""
     chosen = layout(columns, rows, console().width)
     return chosen is not None and len(chosen.widths) == len(columns)
 

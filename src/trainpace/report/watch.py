@@ -253,7 +253,6 @@ def timeline_page(timeline: Timeline, title: str) -> str:
 
 
 def timeline_context(timeline: Timeline) -> dict[str, Any]:
-    """What timeline_parts.html shows."""
     lanes = {kind: [lane for lane in timeline.lanes if lane.kind == kind] for kind in ("training", "worker")}
     return {
         "findings": findings(timeline), "picture": timeline_svg(timeline),

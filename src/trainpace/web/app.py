@@ -185,17 +185,13 @@ def openapi(version: str) -> dict[str, Any]:
     paths = {}
     for page in PAGES:
         answer = {"type": "object", "required": ["record", "schema_version", *page.record.__struct_fields__]}
-        paths[f"{page.path}.json"] = {
-            "get": {
-                "summary": page.title,
-                "parameters": _parameters(page.question),
-                "responses": {
-                    "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
-                    **dict.fromkeys(("400", "404", "422", "500", "503"), error),
-                    "default": refused,
-                },
-            }
+        responses = {
+            "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
+            **dict.fromkeys(("400", "404", "422", "500", "503"), error),
+            "default": refused,
         }
+        get = {"summary": page.title, "parameters": _parameters(page.question), "responses": responses}
+        paths[f"{page.path}.json"] = {"get": get}
     return {"openapi": "3.1.0", "info": {"title": "Trainpace", "version": version}, "paths": paths}
 
 

@@ -60,7 +60,6 @@ def _choices(hint: object) -> list[object]:
 
 
 def _plain(what: str) -> str:
-    """An error message of msgspec in plain words."""
     for word, plain in (
         ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "),
         ("`int | null`", "a whole number"), ("`float | null`", "a number"), ("`int`", "a whole number"), ("`float`", "a number"),

@@ -22,7 +22,6 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?"""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
