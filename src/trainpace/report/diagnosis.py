@@ -121,6 +121,5 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
     )  # fmt: skip
 
 
-def diagnosis_pictures(d: Diagnosis) -> list[Picture]:
-    proved = proofs_chart(d)
-    return [shares_chart(d), *([] if proved is None else [proved])]
+def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
+    return [shares_chart(d), proofs_chart(d)]

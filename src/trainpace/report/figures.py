@@ -31,12 +31,13 @@ def check_suffix(path: str) -> None:
         raise TrainpaceError(f"{path} is no picture that can be written.", "End its name with .png, .svg or .pdf.")
 
 
-def save_figures(pictures: Sequence[Picture], path: str) -> list[Path]:
+def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
     """The first as `path`, every other beside it with its title in its name; the files written.
 
     Raises TrainpaceError where there is nothing to draw, or matplotlib is not installed.
     """
     check_suffix(path)
+    pictures = [chart for chart in charts if chart is not None]
     if not pictures:
         raise TrainpaceError("there is nothing to draw: nothing could be forecast or measured.")
     first = Path(path)

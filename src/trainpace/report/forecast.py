@@ -296,8 +296,8 @@ def forecast_page(
     )  # fmt: skip
 
 
-def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture]:
-    """The charts that there are data for, the most telling first."""
+def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture | None]:
+    """The most telling first."""
     rows = [row for group in groups for row in group.rows]
     pictures: list[Picture | None] = [sweep_charts.forecast_sweep(rows, jumps)]
     bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
@@ -308,7 +308,7 @@ def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump
         best = best_of(forecasts)
         pictures += step_charts.step_and_memory(bars, note)
         pictures += _inside(*next((pair for pair in shown if pair[1] is best), shown[0]))
-    return [picture for picture in pictures if picture is not None]
+    return pictures
 
 
 def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:

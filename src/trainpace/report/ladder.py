@@ -188,10 +188,10 @@ def ladder_page(t: LadderTable, data: object) -> str:
     return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head, rows=marked)
 
 
-def ladder_pictures(t: LadderTable) -> list[Picture]:
+def ladder_pictures(t: LadderTable) -> list[Picture | None]:
     faster, times = speedups(t), rung_times(t)
     foreseen = any(r.forecast_ms is not None for r in t.rows)
-    return [*([] if faster is None else [faster]), *([times] if times.groups and (faster is None or foreseen) else [])]
+    return [faster, times if times.groups and (faster is None or foreseen) else None]
 
 
 def speedups(t: LadderTable) -> BarChart | None:

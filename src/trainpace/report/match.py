@@ -290,12 +290,11 @@ def match_page(
     )  # fmt: skip
 
 
-def match_pictures(ranking: Ranking) -> list[Picture]:
-    plot = cost_against_time(ranking.matches)
+def match_pictures(ranking: Ranking) -> list[Picture | None]:
     front = [m for m in ranking.matches if m.on_front]
     shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
     steps = [Timed("", server(m), step, m.forecast.step_time_interval_ms) for m, step in shown if step is not None]
-    return [*([] if plot is None else [plot]), *([step_breakdown(steps)] if steps else [])]
+    return [cost_against_time(ranking.matches), step_breakdown(steps)]
 
 
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:

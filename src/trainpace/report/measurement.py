@@ -172,10 +172,7 @@ def sweep_page(
 
 def sweep_pictures(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
-) -> list[Picture]:
-    pictures: list[Picture] = [measured_sweep(a, foreseen, causes)]
-    if len(a.points) > 1:
-        pictures.append(throughput(a, foreseen))
+) -> list[Picture | None]:
     steps = []
     for batch in sorted({a.points[0].batch, a.best.best.batch, a.points[-1].batch}):
         one, there = next((m for m in measured if m.execution.micro_batch == batch), None), foreseen.get(batch)
@@ -183,7 +180,8 @@ def sweep_pictures(
             steps.append(Timed(f"batch {batch}", "measured", one.step, one.interval_ms))
         if there is not None and there.step is not None:
             steps.append(Timed(f"batch {batch}", "forecast", there.step, there.step_time_interval_ms))
-    return [*pictures, step_breakdown(steps)] if steps else pictures
+    rates = throughput(a, foreseen) if len(a.points) > 1 else None
+    return [measured_sweep(a, foreseen, causes), rates, step_breakdown(steps)]
 
 
 Pair = tuple[Forecast, Measurement | None]

@@ -65,11 +65,12 @@ def asset(name: str) -> str:
 
 
 def page(
-    template: str, title: str, verdict: Sequence[str], pictures: Sequence[Picture], data: object, answer: bool = True,
+    template: str, title: str, verdict: Sequence[str], pictures: Sequence[Picture | None], data: object, answer: bool = True,
     subtitle: str = "", styles: Sequence[str] = (), **context: Any,
 ) -> str:  # fmt: skip
-    """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. `data` is kept inside as
-    JSON. `styles`: assets that stand in the template itself. The page's own policy forbids it to fetch anything."""
+    """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. A picture may be None: there
+    are no data for it. `data` is kept inside as JSON. `styles`: assets that stand in the template itself. The page's own policy
+    forbids it to fetch anything."""
     from importlib.metadata import version
 
     drawn = any(isinstance(picture, Chart) for picture in pictures)

@@ -170,12 +170,11 @@ def plan_page(
     )  # fmt: skip
 
 
-def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -> list[Picture]:
+def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -> list[Picture | None]:
     if plan.target is None:
         return []
-    changes, fleet = plan_ladder(plan) if plan.changes else None, fleet_chart(plan.pareto)
     both = [(name, f) for name, f in (("as it is", before), ("with the changes", after)) if f is not None]
-    return [picture for picture in (changes, *step_and_memory(both), fleet) if picture is not None]
+    return [plan_ladder(plan) if plan.changes else None, *step_and_memory(both), fleet_chart(plan.pareto)]
 
 
 def _sentences(plan: Plan) -> list[str]:

@@ -24,8 +24,10 @@ class Timed(NamedTuple):
     interval: Interval | None = None
 
 
-def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
-    """Groups in the order given, the fastest bar of each first."""
+def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart | None:
+    """Groups in the order given, the fastest bar of each first. None where there are no steps."""
+    if not steps:
+        return None
     groups: dict[str, list[Bar]] = {timed.group: [] for timed in steps}
     for timed in sorted(steps, key=lambda timed: timed.step.total_ms):
         parts = [(part_words(p), _TONES.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
@@ -81,7 +83,7 @@ def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
 def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[BarChart | None]:
     """The parts of the step and the memory at its peak, of forecasts under names."""
     timed = [Timed("", name, f.step, f.step_time_interval_ms) for name, f in forecasts if f.step is not None]
-    return [step_breakdown(timed, note) if timed else None, memory_at_peak(forecasts)]
+    return [step_breakdown(timed, note), memory_at_peak(forecasts)]
 
 
 def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: tuple[float, float]) -> Chart:

@@ -9,7 +9,6 @@ from trainpace import report
 from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.execution import Precision
 from trainpace.journal import (
-    LATELY,
     MOST_COUNTED,
     Comparison,
     Entry,
@@ -270,7 +269,7 @@ def _score_chart(s: Scores) -> report.Chart | None:
         finding=f"Over {len(s.over_time):,} runs the forecasts were off by {s.overall.mean_pct:.1f} % on average, lately by"
         f" {s.over_time[-1].lately_pct:.1f} %.",
         series=(
-            report.series(f"of the last {LATELY} runs", "line", "measured", lately),
+            report.series(f"of the {s.lately.name} runs", "line", "measured", lately),
             report.series("of all runs so far", "line", "forecast", so_far, dashed=True),
         ),
     )  # fmt: skip
