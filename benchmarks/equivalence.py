@@ -17,8 +17,7 @@ from pathlib import Path
 
 from trainpace.report.verify import WAY_IN_WORDS
 from trainpace.verify import Equivalence, Question
-from trainpace.verify.equivalence import verify
-from trainpace.verify.question import Change
+from trainpace.verify.equivalence import Change, verify
 
 RESULT = Path(__file__).parent / "results" / "equivalence.md"
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 500,

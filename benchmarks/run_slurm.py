@@ -39,9 +39,8 @@ from slurm_cluster import Cluster, cluster  # noqa: E402
 from trainpace.execution import Execution, ZeroStage  # noqa: E402
 from trainpace.hardware.cluster import HostLinks  # noqa: E402
 from trainpace.ladder.climbing import make_shards  # noqa: E402
-from trainpace.ladder.forecasts import LadderForecasts  # noqa: E402
+from trainpace.ladder.forecasts import LadderForecasts, StepForecast  # noqa: E402
 from trainpace.ladder.rungs import Setup  # noqa: E402
-from trainpace.ladder.step_forecast import StepForecast  # noqa: E402
 from trainpace.launch.job import Ended  # noqa: E402
 from trainpace.launch.slurm import Slurm  # noqa: E402
 from trainpace.launch.slurm_script import SlurmOptions  # noqa: E402

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from trainpace.execution import Execution
 from trainpace.ladder.climbing import ClimbActions
+from trainpace.ladder.forecasts import StepForecast
 from trainpace.ladder.results import LadderResult
 from trainpace.ladder.rungs import Ladder, Rung, Setup
-from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch.trial import FailedTrial, TrialResult
 from trainpace.outcome import Forecast, Interval
 

@@ -27,7 +27,7 @@ from trainpace.report.measurement import print_sweep
 from trainpace.schedule import Schedule
 from trainpace.validation import Row, by, summarise
 from trainpace.verify import Question as VerifyQuestion
-from trainpace.verify.question import Equivalence, Facts, Tried, WayResult
+from trainpace.verify.equivalence import Equivalence, Facts, Tried, WayResult
 from trainpace.watch import PARTS, Line, Rank, Recording
 
 TODAY = datetime.date(2026, 11, 21)

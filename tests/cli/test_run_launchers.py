@@ -13,9 +13,9 @@ from trainpace.errors import Contradiction, TrainpaceError
 from trainpace.execution import Execution
 from trainpace.hardware import find_device
 from trainpace.journal import Journal
+from trainpace.ladder.forecasts import StepForecast
 from trainpace.ladder.results import Attempt, measured_of
 from trainpace.ladder.rungs import Ladder, LauncherChoice, Rung, Setup
-from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch.job import Job
 from trainpace.launch.slurm_script import SlurmOptions
 from trainpace.verbs.run import RunRequest, _keeper

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.configs.editing import set_key
+from trainpace.configs.syntax import set_key
 from trainpace.errors import TrainpaceError
 
 

@@ -96,7 +96,7 @@ def test_what_a_device_cannot_do_is_a_reason():
     [
         ({"tp": 2, "per_node": 2}, "tensor parallelism"),
         ({"pp": 2, "per_node": 2}, "no repeated blocks"),
-        ({"activation_checkpointing": True}, "traced without"),
+        ({"activation_checkpointing": "full"}, "traced without"),
     ],
 )
 def test_what_needs_repeated_blocks_is_refused_without(changes, word):

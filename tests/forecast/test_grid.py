@@ -10,7 +10,7 @@ from nouns import LAYERS, forecast, stacked, step_memory
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Grid, Target
-from trainpace.forecast.exchanges import step_exchanges
+from trainpace.forecast.exchanges import Exchanges
 from trainpace.forecast.grid import stages_of
 from trainpace.forecast.memory import OFFLOAD_BUCKET
 from trainpace.forecast.ranks import RankTable, StageCosts
@@ -277,14 +277,14 @@ def test_what_is_collected_is_scattered_after_the_last_backward_pass():
     ],
 )  # fmt: skip
 def test_gradients_are_exchanged_as_wide_as_they_are_summed(changes, bytes_each, monkeypatch):
-    seen = {}
+    seen, step_exchanges = {}, Exchanges.step
     for precision in bytes_each:
 
-        def spy(grid, groups, stages, gradients, *others, precision=precision):
-            seen[precision] = gradients[0].sum() / (stages.parameters[0].sum())
-            return step_exchanges(grid, groups, stages, gradients, *others)
+        def spy(exchanges, gradients, *others, precision=precision):
+            seen[precision] = gradients[0].sum() / (exchanges.stages.parameters[0].sum())
+            return step_exchanges(exchanges, gradients, *others)
 
-        monkeypatch.setattr("trainpace.forecast.assembly.step_exchanges", spy)
+        monkeypatch.setattr(Exchanges, "step", spy)
         many = [replace(run(micro_batch=4, **changes), precision=precision)]
         at(many)
     assert seen == pytest.approx(bytes_each)
@@ -378,7 +378,7 @@ def test_an_embedding_without_a_head_is_the_first_stage_s():
     form = WORKLOAD.forms["half"]
     roles = tuple("" if not n else r for r, n in zip(form.blocks.roles, form.blocks.operator_counts, strict=True))
     for blocks, share in ((form.blocks, 0.5), (replace(form.blocks, roles=roles), 0.0)):
-        stages = stages_of(Grid.of([run(pp=2)]), blocks, 1.0)
+        stages, _ = stages_of(Grid.of([run(pp=2)]), blocks)
         behind = stages.parameters[0, 2] - LAYERS // 2 * blocks.parameters
         assert behind == pytest.approx(share * blocks.outside_parameters)
 

@@ -11,9 +11,9 @@ from trainpace.execution import Execution
 from trainpace.forecast import Forecaster, Grid, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import JobConditions, Question, answer, state_bytes, training_of
+from trainpace.ladder.forecasts import StepForecast
 from trainpace.ladder.results import Attempt, job_time
 from trainpace.ladder.rungs import Ladder, Setup
-from trainpace.ladder.step_forecast import StepForecast
 from trainpace.offers import Offer
 from trainpace.offers.match import Job, rank
 from trainpace.plan import Choice, Judge, Setting

@@ -14,12 +14,11 @@ from trainpace.forecast.collectives import gloo_seconds
 from trainpace.hardware import Device
 from trainpace.hardware.cluster import HostLinks
 from trainpace.ladder import forecasts
-from trainpace.ladder.data_worker import costs
-from trainpace.ladder.forecasts import LadderForecasts, has_data, links_of, rank_threads
+from trainpace.ladder.forecasts import LadderForecasts, MeasuredCompute, has_data, links_of, rank_threads
 from trainpace.ladder.rungs import Setup
-from trainpace.ladder.step_forecast import MeasuredCompute
 from trainpace.launch.trial import LoaderSettings
-from trainpace.machine.allreduce import AllReduce
+from trainpace.loader.worker import costs
+from trainpace.machine.calibration import AllReduce
 
 TASK = """
 import time, torch
@@ -88,7 +87,7 @@ def test_samples_that_cannot_be_timed_are_a_reason(tmp_path, monkeypatch):
     def fails(*_, **__):
         raise TrainpaceError("the disk is gone.")
 
-    monkeypatch.setattr(forecasts, "run_isolated", fails)
+    monkeypatch.setattr(forecasts, "loader_costs", fails)
     found = LadderForecasts(tmp_path, "cpu", lambda: None, lambda _: None, 100).forecast(
         [Setup(task="t.py:t", execution=Execution())], []
     )

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ladder_world import forecast_of_ms
 from trainpace.execution import Execution
+from trainpace.ladder.forecasts import MeasuredCompute, RankShare, compute_of, forecast_step, nearest
 from trainpace.ladder.rungs import Setup
-from trainpace.ladder.step_forecast import MeasuredCompute, RankShare, compute_of, forecast_step, nearest
 from trainpace.launch.trial import LoaderSettings
 from trainpace.loader import LoaderCost
 

@@ -1,6 +1,6 @@
 import pytest
 
-from trainpace.launch.logs import TAIL_LINES, Follower, first_error, tail_of
+from trainpace.launch.job import TAIL_LINES, Follower, first_error, tail_of
 
 SLURM_KILLED = """\
 [rank0]: Traceback (most recent call last):

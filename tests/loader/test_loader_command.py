@@ -99,7 +99,7 @@ def test_without_a_range_it_stops_where_more_bring_nothing(folder):
     [
         ("broken", "sample 3 cannot be had: the dataset raised ValueError at mine.py line 13: cannot decode this."),
         ("empty", "the dataset of mine.py:empty is empty."),
-        ("nothing", "mine.py:nothing is of type NoneType, which is no dataset."),
+        ("nothing", "mine.py:nothing is of type NoneType, which is no dataset with __len__ and __getitem__."),
         ("raising", "mine.py:raising raised RuntimeError at mine.py line 36: no data today."),
         ("only_here", "RuntimeError: not in a worker"),
         ("dying", "exited unexpectedly"),

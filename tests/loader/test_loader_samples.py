@@ -9,10 +9,19 @@ import torch
 from torch.utils.data import default_collate as collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.loader.runs import Setting, loader_cost, loader_failure, run_loader
-from trainpace.loader.samples import LoaderTarget, choose, first_pass, load_target, sample_cost
 from trainpace.loader.stages import OTHER, REST, function_stages, is_random, transform_stages
-from trainpace.shards.random_states import same, states
+from trainpace.loader.timing import (
+    LoaderTarget,
+    Setting,
+    choose,
+    first_pass,
+    load_target,
+    loader_cost,
+    loader_failure,
+    run_loader,
+    sample_cost,
+)
+from trainpace.shards.determinism import same, states
 
 
 def burn(seconds):
@@ -186,7 +195,7 @@ def test_equality_sees_every_kind():
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def data(): return []", "is empty"),
+        ("def data(): return []", "is a dataset of no samples"),
         ("def data(): return 3", "is of type int, which is no dataset"),
         ("def data(): return {'a': 1}", "is of type dict"),
         ("import torch.utils.data as d\nclass I(d.IterableDataset):\n  def __iter__(self): return iter([1])\ndef data(): return I()", "IterableDataset"),

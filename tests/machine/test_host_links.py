@@ -15,7 +15,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.collectives import collective_ms
 from trainpace.hardware import Cluster, Device
 from trainpace.hardware.cluster import HostLinks
-from trainpace.machine.allreduce import non_negative
+from trainpace.machine.calibration import non_negative
 from trainpace.machine.host_links import COLLECTIVES, SIZES_BYTES, TimedCollective, fit_host_links
 
 LINKS = HostLinks(

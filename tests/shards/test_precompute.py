@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from shard_folders import NUMBERS
-from trainpace.process import workers
+from trainpace.process import worker as workers
 from trainpace.shards import Settings, ShardDataset, precompute
-from trainpace.shards.precompute_estimate import SampleCosts, decide
+from trainpace.shards.precompute_worker import SampleCosts, decide
 
 FLAGS = "--workers 2 --shard-samples 10".split()
 
@@ -137,7 +137,7 @@ def test_a_tasks_dataset(file, tmp_path):
 
 BAD_INPUT = {
     "import random\nclass D:\n    def __len__(self): return 3\n    def __getitem__(self, i): return random.random()\n": "line 4",
-    "class D:\n    def __iter__(self): return iter([1])\n": "lacks __len__",
+    "class D:\n    def __iter__(self): return iter([1])\n": "no dataset with __len__",
     "D = []\n": "a dataset of no samples",
     "class D:\n    def __len__(self): return 3\n    def __getitem__(self, i): raise KeyError('path')\n": "KeyError: 'path'",
     "class D:\n    def __len__(self): return 3\n    def __getitem__(self, i): return object()\n": "a object, which no column",

@@ -15,7 +15,7 @@ from shard_folders import write_folder
 from trainpace.errors import TrainpaceError
 from trainpace.shards import ShardDataset
 from trainpace.shards import folder as shards
-from trainpace.shards.samples import UnsupportedSample, encode, same, spread
+from trainpace.shards.samples import UnsupportedSample, differing_columns, encode, spread
 
 LEAVES = {
     "fixed tensor": lambda r: torch.from_numpy(r.normal(size=(3, 4)).astype(np.float32)),
@@ -146,8 +146,8 @@ def test_lists_of_another_length_are_named(others, sample, reason):
 
 
 def test_bits_count_not_values():
-    assert same(encode(float("nan")), encode(float("nan"))) == []
-    assert same(encode(0.0), encode(-0.0)) == ["sample"]
+    assert differing_columns(encode(float("nan")), encode(float("nan"))) == []
+    assert differing_columns(encode(0.0), encode(-0.0)) == ["sample"]
 
 
 @given(count=st.integers(1, 20), total=st.integers(1, 50))

@@ -9,8 +9,7 @@ import pytest
 
 from trainpace.errors import TrainpaceError
 from trainpace.verify import Question
-from trainpace.verify.equivalence import candidates
-from trainpace.verify.question import CHANGES, Facts, Variant
+from trainpace.verify.equivalence import CHANGES, Facts, Variant, candidates
 
 TASKS = """
 import os, torch

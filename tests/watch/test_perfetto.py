@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_trails import MS, START, simple_run, write_process, write_worker
 from trainpace.errors import UnreadableInput
 from trainpace.watch import read_processes, trace_events, write_trace
-from trainpace.watch.inside.trail import DATA, EVALUATION, LOGGING, PARTS, Fetch, TrailWriter
+from trainpace.watch.inside.trail import DATA, LOGGING, PARTS, Fetch, TrailWriter
 
 
 def written(folder, name="trace.json"):
@@ -88,18 +88,6 @@ def test_other_threads_and_fetches_without_workers(tmp_path):
     assert [e["name"] for e in on_track(events, 1, 2)] == ["next batch", "fetch"]
     (other,) = [e for e in events if e["ph"] == "M" and e["args"].get("name") == "thread 777"]
     assert [e["name"] for e in on_track(events, 1, other["tid"])] == ["log"]
-
-
-def test_an_evaluation_gets_a_span_around_it(tmp_path):
-    spent = [0] * len(PARTS)
-    spent[EVALUATION] = 5
-    spans = [("backward", "backward", 0, 3, 0), ("data", "next batch", 3.5, 6, 0), ("forward", "Net", 6, 8, 0)]
-    write_process(tmp_path, [spans], [0, 20], parts={0: spent})
-    events = written(tmp_path)
-    assert_nested(events)
-    assert [(e["name"], e["ts"], e["dur"]) for e in on_track(events, 1, 2)][1:] == [
-        ("evaluation", 3000.002, 5000.0), ("next batch", 3500.0, 2500.0), ("Net", 6000.0, 2000.0),
-    ]  # fmt: skip
 
 
 def test_two_processes_of_one_rank_stay_apart(tmp_path):

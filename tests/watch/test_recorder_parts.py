@@ -43,10 +43,14 @@ def recorder(tmp_path):
     return Recorder(TrailWriter(str(tmp_path / "a.trail"), {}))
 
 
-def steps_of(recorder):
+def records_of(recorder):
     recorder.trail.flush()
     with open(recorder.trail.path, "rb") as file:
-        return [r for r in read_trail(file.read())[1] if isinstance(r, Step)]
+        return read_trail(file.read())[1]
+
+
+def steps_of(recorder):
+    return [r for r in records_of(recorder) if isinstance(r, Step)]
 
 
 def spend(recorder, clock, part, ns):
@@ -120,6 +124,8 @@ def test_what_is_fetched_for_an_evaluation_is_part_of_it(tmp_path, clock):
     assert step.parts_ns[EVALUATION] == 2 * 121
     assert step.parts_ns[DATA] == 20
     assert step.parts_ns[FORWARD] == 200
+    evaluations = [s for s in records_of(r) if isinstance(s, Span) and s.part == EVALUATION]
+    assert [s.end_ns - s.start_ns for s in evaluations] == [2 * 121]
 
 
 def test_what_runs_within_a_checkpoint_counts_as_it(tmp_path, clock):

@@ -74,35 +74,19 @@ def test_inner_spans_are_taken_out_of_outer_ones(tmp_path):
     ]  # fmt: skip
 
 
-def test_an_evaluation_is_found_by_its_length(tmp_path):
+def test_an_evaluation_covers_all_in_it_but_checkpoints(tmp_path):
     spans = [
         ("backward", "backward", 1, 3, 0), ("data", "next batch", 4, 9, 0), ("forward", "Net", 9, 14, 0),
-        ("checkpoint", "save", 15, 16, 0), ("data", "next batch", 17, 20, 0), ("forward", "Net", 20, 30, 0),
+        ("checkpoint", "save", 15, 16, 0), ("evaluation", "evaluation", 3, 16, 0), ("data", "next batch", 17, 20, 0),
+        ("forward", "Net", 20, 30, 0),
     ]  # fmt: skip
-    spent = [0] * len(PARTS)
-    spent[EVALUATION] = 12  # from 3, where backward ends, to 16, without the checkpoint
-    write_process(tmp_path, [spans], [0, 40], parts={0: spent})
+    write_process(tmp_path, [spans], [0, 40])
     (lane,) = timeline_of(tmp_path).lanes
     assert bars(lane) == [
         ("other", 0, 1), ("backward", 1, 3), ("evaluation", 3, 15), ("checkpoint", 15, 16), ("other", 16, 17),
         ("data", 17, 20), ("forward", 20, 30), ("other", 30, 40),
     ]  # fmt: skip
-
-
-def test_what_follows_an_evaluation_counts_as_it_until_the_next_batch(tmp_path):
-    """So the recorder has it: that a batch is for training again shows only then."""
-    spans = [
-        ("evaluation", "Net", 2, 5, 1), ("evaluation", "evaluate", 1, 10, 0), ("logging", "log", 11, 12, 0),
-        ("checkpoint", "save", 12, 20, 0), ("other", "", 20, 23, 0), ("data", "next batch", 24, 30, 0),
-    ]  # fmt: skip
-    spent = [0] * len(PARTS)
-    spent[EVALUATION] = 14
-    write_process(tmp_path, [spans], [0, 30], parts={0: spent})
-    (lane,) = timeline_of(tmp_path).lanes
-    assert bars(lane) == [
-        ("other", 0, 1), ("evaluation", 1, 12), ("checkpoint", 12, 20), ("evaluation", 20, 23), ("other", 23, 24),
-        ("data", 24, 30),
-    ]  # fmt: skip
+    assert lane.bars[2].name == "evaluation"
 
 
 def test_workers_that_follow_each_other_share_a_row(tmp_path):
@@ -232,11 +216,9 @@ SPANS = st.lists(
 )
 
 
-@given(spans=SPANS, evaluation=st.integers(0, 100))
-def test_stretches_fill_a_step_and_never_overlap(spans, evaluation):
-    spent = [0] * len(PARTS)
-    spent[EVALUATION] = evaluation
-    step = Step(0, 1, 0, 0, 100, 8, 0.0, 0.0, tuple(spent))
+@given(spans=SPANS)
+def test_stretches_fill_a_step_and_never_overlap(spans):
+    step = Step(0, 1, 0, 0, 100, 8, 0.0, 0.0, (0,) * len(PARTS))
     stretches = charged(step, [Span(part, 0, 1, 0, start, start + length) for part, start, length in spans])
     assert stretches[0][2] == 0
     assert stretches[-1][3] == 100

@@ -78,9 +78,7 @@ class TimeLeft(Reporter, TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._watch.mark("epoch")
 
-    @in_training
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._watch.mark("epoch")
+    on_epoch_end = on_epoch_begin
 
     @in_training
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -67,6 +67,8 @@ class TimeLeft(Reporter, Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._settle("epoch")
 
+    on_train_epoch_end = on_train_epoch_start
+
     @in_training
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Charge the time before a batch to its data, to a checkpoint, or to the start of an epoch."""
@@ -94,10 +96,6 @@ class TimeLeft(Reporter, Callback):
         if "checkpoint" not in self._watch.pending:
             self._settle("step")
             self._watch.pending["checkpoint"] = 0.0
-
-    @in_training
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._settle("epoch")
 
     @in_training
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -9,21 +9,22 @@ if TYPE_CHECKING:
     from trainpace.configs.command import parse_command
     from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
     from trainpace.configs.crosscheck import Clash, Combined, combine
-    from trainpace.configs.huggingface import put_training_arguments
-    from trainpace.configs.lightning import LIGHTNING_PRECISIONS
-    from trainpace.configs.parsing import parse_yaml
-    from trainpace.configs.read import parse_config, read_configs
-    from trainpace.configs.sbatch import read_sbatch
-    from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Reading, Setting
-    from trainpace.configs.write import (
+    from trainpace.configs.files import (
         BY_HAND,
         WRITERS,
         Rewritten,
         Written,
         new_file,
+        parse_config,
+        read_configs,
         rewrite,
         save,
         write_changes,
     )  # fmt: skip
+    from trainpace.configs.huggingface import put_training_arguments
+    from trainpace.configs.lightning import LIGHTNING_PRECISIONS
+    from trainpace.configs.sbatch import read_sbatch
+    from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Reading, Setting
+    from trainpace.configs.syntax import parse_yaml
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -31,7 +31,6 @@ _CANNOT = {
     "dataloader_workers": "accelerate's file has no loader workers: the script or TrainingArguments state them",
 }
 MEETING = "on several machines accelerate also needs main_process_ip, and each machine its machine_rank"
-COMPILED = "torch.compile is on here, which accelerate loses with DeepSpeed"
 NO_DYNAMO = "accelerate does not pass it on where it starts DeepSpeed: the code compiles the model"
 
 
@@ -207,6 +206,19 @@ def _states_deepspeed(draft: Draft, *names: str) -> bool:
     return not other
 
 
+def may_start_deepspeed(draft: Draft, backend: Any) -> bool:
+    """Whether a file or command that does not start DeepSpeed, and compiles by `backend`, must and may start it."""
+    if not any(draft.want[name] for name in SHARDING):
+        draft.keep(*SHARDING)
+    elif "zero_stage" not in draft.may_add:
+        draft.leave(ELSEWHERE, *SHARDING)
+    elif _kind(backend) not in (None, "NO"):
+        draft.leave("torch.compile is on here, which accelerate loses with DeepSpeed", *SHARDING)
+    else:
+        return True
+    return False
+
+
 def _write_sharding(draft: Draft) -> None:
     stage, kind = int(draft.want["zero_stage"]), _kind_of(draft)
     if kind == "FSDP":
@@ -218,21 +230,12 @@ def _write_sharding(draft: Draft) -> None:
         if stage in (0, 3):
             draft.keep("zero_stage")
         return
-    if kind != "DEEPSPEED":
-        if not stage and not any(draft.want[name] for name in draft.names & _OFFLOADS.keys()):
-            if not draft.get("deepspeed_config"):  # nothing is said
-                draft.keep(*SHARDING)
-                return
-        elif "zero_stage" not in draft.may_add:
-            draft.leave(ELSEWHERE, *SHARDING)
+    if kind != "DEEPSPEED" and (any(draft.want[name] for name in SHARDING) or not draft.get("deepspeed_config")):
+        if not may_start_deepspeed(draft, draft.get(_BACKEND)):
             return
-        elif _kind(draft.get(_BACKEND)) not in (None, "NO"):
-            draft.leave(COMPILED, *SHARDING)
-            return
-        else:
-            draft.put("distributed_type", "DEEPSPEED")
-            if draft.get(_KEYS["zero_stage"]) is None and _states_deepspeed(draft):
-                draft.put(_KEYS["zero_stage"], stage)
+        draft.put("distributed_type", "DEEPSPEED")
+        if draft.get(_KEYS["zero_stage"]) is None and _states_deepspeed(draft):
+            draft.put(_KEYS["zero_stage"], stage)
     if _states_deepspeed(draft, *SHARDING):
         draft.place("zero_stage", _KEYS["zero_stage"])
         for name, key in _OFFLOADS.items():

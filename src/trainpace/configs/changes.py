@@ -6,9 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.configs.editing import Syntax, set_key
-from trainpace.configs.parsing import parse
+from trainpace.configs.launch import Launch, find_launch, flag_text, is_open, with_setting
 from trainpace.configs.settings import Value
+from trainpace.configs.syntax import Syntax, parse, set_key
+from trainpace.errors import UnreadableInput
 from trainpace.execution import EXECUTION_FIELDS, Execution
 from trainpace.records import Record
 
@@ -109,16 +110,29 @@ class Draft:
             section = section[key]
         return dict(section)
 
+    @property
+    def launch(self) -> Launch:
+        """The launch command in the current text (shell texts only)."""
+        launch = find_launch(self.text, self.file)
+        if launch is None:
+            raise UnreadableInput(f"{self.file} holds no launch command that can be changed.")
+        return launch
+
     def get(self, path: str) -> Any:
-        """The value at a dotted path, None where there is none."""
+        """The value at a dotted path, or the text of a flag as `Launch.find` takes it; None where there is none."""
+        if self.syntax is None:
+            flag = self.launch.find(path)
+            return None if flag is None else "true" if flag.value is None else flag.value.value
         value: Any = self.data
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
     def put(self, path: str, value: Value) -> None:
-        """Set one key unconditionally."""
-        assert self.syntax is not None  # shell texts are edited as words
+        """Set one key or flag unconditionally."""
+        if self.syntax is None:
+            self.text = with_setting(self.text, self.launch, path, flag_text(value))
+            return
         self.text = set_key(self.text, self.file, self.syntax, (*self.prefix, *path.split(".")), value)
 
     def place(self, name: str, path: str, value: Value | None = None, adds: bool = True) -> bool:
@@ -128,6 +142,11 @@ class Draft:
             return False
         new = self.want[name] if value is None else value
         old = self.get(path)
+        if self.syntax is None and old is not None:
+            if is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
+                self.leave(f"{path} is {old}, whose value is known only when it runs", name)
+                return False
+            old, new = old.casefold(), flag_text(new)
         if old == "auto":
             self.leave(f'{path} is "auto": another file or the run decides', name)
         elif old is not None or (adds and name in self.may_add):

@@ -4,23 +4,12 @@ Face flags of the script that they start."""
 import re
 from typing import Any
 
-from trainpace.configs.accelerate import COMPILED, MEETING, NO_DYNAMO, PRECISION, precision_word, read_dynamo
-from trainpace.configs.changes import ELSEWHERE, SHARDING, Draft
-from trainpace.configs.huggingface import DISTINCTIVE, NAMES, NAMES_OF, argument, formats_on, put_training_arguments
-from trainpace.configs.huggingface import PRECISION as ARGUMENT_PRECISION
-from trainpace.configs.launch import (
-    ACCELERATE,
-    DEEPSPEED,
-    TORCHRUN,
-    Launch,
-    find_launch,
-    is_open,
-    with_flag,
-    with_value,
-    without,
-)
-from trainpace.configs.parsing import LARGEST_FILE_BYTES
-from trainpace.configs.settings import ConfigFile, Reading, SettingName, Value
+from trainpace.configs.accelerate import MEETING, NO_DYNAMO, PRECISION, may_start_deepspeed, precision_word, read_dynamo
+from trainpace.configs.changes import SHARDING, Draft
+from trainpace.configs.huggingface import DISTINCTIVE, NAMES, put_training_arguments, write_arguments
+from trainpace.configs.launch import ACCELERATE, DEEPSPEED, TORCHRUN, Launch, find_launch, is_open, with_flag, without
+from trainpace.configs.settings import ConfigFile, Reading, SettingName
+from trainpace.configs.syntax import LARGEST_FILE_BYTES
 from trainpace.errors import UnreadableInput
 
 _SCRIPT_FLAGS = NAMES | DISTINCTIVE | {"deepspeed_config"}
@@ -153,12 +142,11 @@ def _scalar(text: str) -> Any:
 
 
 def write_command(draft: Draft) -> None:
-    launch = launch_of(draft)
     _write_world(draft)
-    script = any(launch.argument(name) for name in (*DISTINCTIVE, "max_steps"))
+    script = any(draft.get(name) is not None for name in (*DISTINCTIVE, "max_steps"))
     if script:
-        _write_arguments(draft)
-    if launch.name == "accelerate":
+        write_arguments(draft)
+    if draft.launch.name == "accelerate":
         _write_accelerate(draft, script)
     note_meeting(draft)
     draft.leave_rest("the launch command has no flag for it")
@@ -166,57 +154,23 @@ def write_command(draft: Draft) -> None:
 
 def note_meeting(draft: Draft) -> None:
     """Note what a launcher needs on several nodes, where its command does not have it."""
-    launch = launch_of(draft)
+    launch = draft.launch
     if "nnodes" in draft.wrote & draft.names and draft.want["nnodes"] != 1 and not launch.flag(*_MEETS):
         draft.note(_MEETINGS.get(launch.name, _MEETINGS["torchrun"]))
 
 
-def launch_of(draft: Draft) -> Launch:
-    launch = find_launch(draft.text, draft.file)
-    if launch is None:
-        raise UnreadableInput(f"{draft.file} holds no launch command that can be changed.")
-    return launch
-
-
-def _place(
-    draft: Draft, name: str, value: Value | None = None, adds: bool = True, argument_name: str | None = None
-) -> None:
-    """Write the launcher's flag for a setting, or an argument of its script, with `value` or what is wanted."""
-    if name not in draft.names:
-        return
-    launch = launch_of(draft)
-    if argument_name is None:
-        others, end, flag_names = launch.flags, launch.flags_end, launch.names_of(name)
-    else:
-        others, end, flag_names = launch.script, launch.script_end, (argument_name.replace("_", "-"),)
-    flag = next((flag for flag in others if flag.name in flag_names), None)
-    wanted = draft.want[name] if value is None else value
-    text = str(wanted).lower() if isinstance(wanted, bool) else str(wanted)
-    if flag is not None:
-        old = "true" if flag.value is None else flag.value.value
-        if is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
-            draft.leave(f"{flag.written} is {old}, whose value is known only when it runs", name)
-            return
-        if old.casefold() != text:
-            draft.text = with_value(draft.text, flag, text)
-    elif name not in draft.may_add:
-        draft.leave(ELSEWHERE, name)
-        return
-    elif adds:
-        written = (
-            flag_names[0] if launch.launcher is TORCHRUN and not argument_name else flag_names[0].replace("-", "_")
-        )
-        draft.text = with_flag(draft.text, end, others, f"--{written}", text)
-    else:
-        return
-    draft.wrote.add(name)
-    draft.left.pop(name, None)
+def _flag_of(draft: Draft, setting: str) -> str:
+    """The launcher's flag for a setting: the one that is given, else the usual one."""
+    launch = draft.launch
+    names = launch.names_of(setting)
+    name = next((name for name in names if launch.flag(name)), names[0])
+    return f"--{name if launch.launcher is TORCHRUN else name.replace('-', '_')}"
 
 
 def _write_world(draft: Draft) -> None:
-    launch, names = launch_of(draft), draft.names
-    if launch.name == "accelerate" and names & {"nnodes", "nproc_per_node"}:
-        draft.names = names = names | {"world_size"}
+    launch = draft.launch
+    if launch.name == "accelerate" and draft.names & {"nnodes", "nproc_per_node"}:
+        draft.names |= {"world_size"}
     include = launch.flag("include", "i") if launch.name == "deepspeed" else None
     for name in ("world_size", "nnodes", "nproc_per_node"):
         if name not in launch.launcher.reads.values():
@@ -224,82 +178,53 @@ def _write_world(draft: Draft) -> None:
         if include is not None:
             draft.leave(f"{include.written} names the GPUs: say by hand which", name)
             continue
-        _place(draft, name, adds=name != "nnodes" or draft.want["nnodes"] != 1)
+        draft.place(name, _flag_of(draft, name), adds=name != "nnodes" or draft.want["nnodes"] != 1)
         if name not in draft.left:
             draft.keep(name)  # one node is what a launcher starts
     if launch.name == "accelerate":
         if "world_size" in draft.wrote:
             draft.keep("nproc_per_node")
-        if draft.want["world_size"] == 1 and "world_size" in names:
+        if draft.want["world_size"] == 1 and "world_size" in draft.names:
             _drop_multi_gpu(draft)
 
 
 def _drop_multi_gpu(draft: Draft) -> None:
-    if multi := launch_of(draft).flag("multi-gpu"):
+    if multi := draft.launch.flag("multi-gpu"):
         draft.text = without(draft.text, multi)
 
 
 def _write_accelerate(draft: Draft, script: bool) -> None:
     for name in ("accumulation", "tp", "cp"):
         if name not in draft.wrote:
-            _place(draft, name, adds=name == "accumulation")
-    launch = launch_of(draft)
+            draft.place(name, _flag_of(draft, name), adds=name == "accumulation")
+    launch = draft.launch
     if (not script or launch.flag("mixed-precision")) and (word := precision_word(draft)):
-        _place(draft, "precision", word)
+        draft.place("precision", "--mixed_precision", word)
     if "compile" not in draft.wrote:
         if launch.flag("use-deepspeed"):
             draft.leave(NO_DYNAMO, "compile")
         else:
-            _place(draft, "compile", "inductor" if draft.want["compile"] else "no")
+            draft.place("compile", "--dynamo_backend", "inductor" if draft.want["compile"] else "no")
     checkpointing = draft.want["activation_checkpointing"]
     if launch.flag("use-fsdp") and checkpointing != "selective":
-        _place(draft, "activation_checkpointing", checkpointing == "full")
+        flag = _flag_of(draft, "activation_checkpointing")
+        draft.place("activation_checkpointing", flag, checkpointing == "full")
     if draft.names & set(SHARDING):
         _write_sharding(draft)
 
 
 def _write_sharding(draft: Draft) -> None:
-    launch = launch_of(draft)
+    launch = draft.launch
     if launch.flag("use-fsdp"):
         if draft.want["zero_stage"] == 3:
             draft.keep("zero_stage")
         draft.leave("FSDP shards here (--use_fsdp), in a way of its own", *(set(SHARDING) - draft.wrote))
         return
     if not launch.flag("use-deepspeed", "zero-stage"):
-        dynamo = launch.flag("dynamo-backend")
-        if not any(draft.want[name] for name in SHARDING):  # nothing is said
-            draft.keep(*SHARDING)
-            return
-        if "zero_stage" not in draft.may_add:
-            draft.leave(ELSEWHERE, *SHARDING)
-            return
-        if dynamo is not None and dynamo.value is not None and dynamo.value.value.casefold() != "no":
-            draft.leave(COMPILED, *SHARDING)
+        if not may_start_deepspeed(draft, draft.get("--dynamo_backend")):
             return
         draft.text = with_flag(draft.text, launch.flags_end, launch.flags, "--use_deepspeed", None)
         _drop_multi_gpu(draft)  # accelerate takes one of the two
-    _place(draft, "zero_stage")
-    launch = launch_of(draft)
+    draft.place("zero_stage", "--zero_stage")
     for name in SHARDING[1:]:
-        flag = launch.flag(*launch.names_of(name))
-        old = None if flag is None or flag.value is None else flag.value.value
-        if (old is None and not draft.want[name]) or (old == "nvme" and draft.want[name]):
-            draft.keep(name)
-        else:
-            _place(draft, name, "cpu" if draft.want[name] else "none")
-
-
-def _write_arguments(draft: Draft) -> None:
-    """Write the script's own Hugging Face arguments."""
-    for name in sorted(draft.names & NAMES_OF.keys()):
-        value = argument(draft, name)
-        if value is not None:
-            key = next((key for key in NAMES_OF[name] if launch_of(draft).argument(key)), NAMES_OF[name][-1])
-            _place(draft, name, value, argument_name=key)
-    launch = launch_of(draft)
-    stated = [key for key in ARGUMENT_PRECISION if launch.argument(key)]
-    on = formats_on(draft, stated)
-    if stated:
-        draft.may_add |= {"precision"}  # all of them belong together
-    for key, state in on.items():
-        _place(draft, "precision", state, argument_name=key)
+        draft.place_device(name, _flag_of(draft, name))

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from trainpace.configs.command import parse_command
-from trainpace.configs.editing import Path, set_key
+from trainpace.configs.files import parse_config, syntax_of
 from trainpace.configs.huggingface import is_training_arguments, sections_with_arguments
 from trainpace.configs.launch import ENDS
-from trainpace.configs.parsing import parse
-from trainpace.configs.read import parse_config, syntax_of
 from trainpace.configs.settings import Value
+from trainpace.configs.syntax import Path, parse, set_key
 from trainpace.errors import TrainpaceError, UnreadableInput
 
 OUT = "{out}"

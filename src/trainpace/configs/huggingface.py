@@ -1,10 +1,9 @@
 """Hugging Face `TrainingArguments`, as JSON, YAML or flags. Names: transformers 5.23, training_args.py."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from trainpace.configs.changes import ELSEWHERE, Draft
-from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, Value, names
+from trainpace.configs.settings import AUTOCAST_OF, TOOLS, ConfigFile, Reading, SettingName, names
 
 NAMES = frozenset(names("huggingface", "arguments"))
 _RENAMED: dict[str, str] = TOOLS["huggingface"]["renamed"]
@@ -188,36 +187,22 @@ def _read_engines(reading: Reading, values: dict[str, Any], dashes: str) -> None
 
 def write_training_arguments(draft: Draft) -> None:
     draft.leave_all(_CANNOT)
-    for name in sorted(draft.names & NAMES_OF.keys()):
-        keys = NAMES_OF[name]
-        key = next((key for key in keys if draft.get(key) is not None), keys[-1])
-        value = argument(draft, name)
-        if value is not None:
-            draft.place(name, key, value)
-    stated = [key for key in PRECISION if draft.get(key) is not None]
-    for key, state in formats_on(draft, stated).items():
-        if draft.get(key) is not state:
-            draft.put(key, state)
-        draft.keep("precision")
+    write_arguments(draft)
     if "zero_stage" in draft.names:
         _write_sharding(draft, int(draft.want["zero_stage"]))
 
 
-def argument(draft: Draft, name: str) -> Value | None:
-    """What is wanted as a TrainingArguments value; None where it cannot be stated, with the reason in the draft."""
-    value = draft.want[name]
-    if name != "activation_checkpointing":
-        return value
-    if value == "selective":
-        draft.leave("the Trainer recomputes all or nothing", name)
-        return None
-    return value == "full"
-
-
-def formats_on(draft: Draft, stated: Sequence[str]) -> dict[str, bool]:
-    """The values of bf16, fp16 and tf32 that are to be written, where some are `stated` already. There are none where no
-    argument states the precision, with the reason in the draft."""
+def write_arguments(draft: Draft) -> None:
+    """Write the arguments in `NAMES_OF` and those of the precision, into a file or a command."""
+    for name in sorted(draft.names & NAMES_OF.keys()):
+        keys, value = NAMES_OF[name], draft.want[name]
+        key = next((key for key in keys if draft.get(key) is not None), keys[-1])
+        if value == "selective":
+            draft.leave("the Trainer recomputes all or nothing", name)
+        else:
+            draft.place(name, key, value == "full" if name == "activation_checkpointing" else value)
     precision = str(draft.want["precision"])
+    stated = [key for key in PRECISION if draft.get(key) is not None]
     if "DeepSpeed" in draft.beside:
         precision = AUTOCAST_OF.get(precision, precision)
     if precision not in ("fp32", *PRECISION.values()):
@@ -226,12 +211,12 @@ def formats_on(draft: Draft, stated: Sequence[str]) -> dict[str, bool]:
     elif not stated and "precision" not in draft.may_add:
         draft.leave(ELSEWHERE, "precision")
     elif "precision" in draft.names:
+        draft.may_add |= {"precision"}  # all of the arguments belong together
         # fp32 is said only by both of the others being off
         needed = [key for key in PRECISION if key in stated or (precision == "fp32" and key != "tf32")]
-        return {
-            key: meaning == precision for key, meaning in PRECISION.items() if key in needed or meaning == precision
-        }
-    return {}
+        for key, meaning in PRECISION.items():
+            if key in needed or meaning == precision:
+                draft.place("precision", key, meaning == precision)
 
 
 def _write_sharding(draft: Draft, stage: int) -> None:

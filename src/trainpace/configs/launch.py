@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainpace.configs.settings import SettingName, names
+from trainpace.configs.settings import SettingName, Value, names
 from trainpace.errors import UnreadableInput
 
 ENDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>", "2>", "2>&1", "&>", "<"))
@@ -108,9 +108,10 @@ class Launch(NamedTuple):
         """The names of the launcher's flags for a setting."""
         return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
 
-    def argument(self, name: str) -> Flag | None:
-        """The script's first flag of this name, which is written with underscores."""
-        return next((flag for flag in self.script if flag.name == name.replace("_", "-")), None)
+    def find(self, path: str) -> Flag | None:
+        """The launcher's `--flag`, or the script's own flag for an `argument` without dashes."""
+        flags = self.flags if path.startswith("-") else self.script
+        return next((flag for flag in flags if flag.name == path.lstrip("-").replace("_", "-")), None)
 
 
 def is_open(value: str) -> bool:
@@ -201,7 +202,17 @@ def _flag_at(words: list[Word], alone: frozenset[str] = frozenset()) -> tuple[Fl
     return flag._replace(end=words[1].end, value=words[1]), 2
 
 
-def with_value(text: str, flag: Flag, value: str) -> str:
+def flag_text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def with_setting(text: str, launch: Launch, path: str, value: str) -> str:
+    """`text` with the flag at `path` (see `Launch.find`) set to `value`, in place or as a new flag."""
+    flag = launch.find(path)
+    if flag is None and path.startswith("-"):
+        return with_flag(text, launch.flags_end, launch.flags, path, value)
+    if flag is None:
+        return with_flag(text, launch.script_end, launch.script, f"--{path}", value)
     if flag.value is None:
         return f"{text[: flag.end]} {value}{text[flag.end :]}"
     if flag.equals:  # quotes may be around the value or the whole word

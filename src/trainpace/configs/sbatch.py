@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from trainpace.configs.changes import Draft
-from trainpace.configs.command import launch_of, note_meeting, read_launch, write_command
+from trainpace.configs.command import note_meeting, read_launch, write_command
 from trainpace.configs.launch import Launch, Word, find_launch, is_open, launch_in, lines_of, words_of
 from trainpace.configs.settings import ConfigFile, Reading, SettingName, Value, names
 from trainpace.errors import TrainpaceError
@@ -284,7 +284,7 @@ def _write_world(draft: Draft, launched: bool) -> None:
         draft.keep("nproc_per_node", "world_size")
     counts = {"nodes": nodes, "ntasks": starts * nodes, "ntasks-per-node": starts}
     for key, count in counts.items():  # srun's own, where it states them
-        line = launch_of(draft).line if launched else _srun_line(draft.text)
+        line = draft.launch.line if launched else _srun_line(draft.text)
         stated = _srun_options(draft.text, line, quiet).get(key)
         if stated is not None and stated.value.isdigit():
             draft.text = stated.replaced(draft.text, str(count))

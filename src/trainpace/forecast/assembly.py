@@ -11,18 +11,8 @@ import math
 import numpy as np
 
 from trainpace.execution import EXECUTION_FIELDS, NUMBER_FORMATS, PRECISIONS, Checkpointing, Engine
-from trainpace.forecast.exchanges import (
-    Links,
-    MissingLink,
-    PassExchanges,
-    StepExchanges,
-    data_parallel_ms,
-    exposed,
-    micro_batch_exchanges,
-    row_products,
-    step_exchanges,
-)
-from trainpace.forecast.grid import Grid, Groups, Stages, groups_of, stages_of
+from trainpace.forecast.exchanges import Exchanges, StepExchanges, exposed
+from trainpace.forecast.grid import Grid, groups_of, stages_of
 from trainpace.forecast.ranks import StageCosts
 from trainpace.forecast.target import Target, together_ms
 from trainpace.workload import Flags, Floats, TracedForm, Workload
@@ -43,11 +33,9 @@ class Assembly:
         self.workload, self.form, self.grid, self.target, self.cluster = workload, form, grid, target, target.cluster
         self.half = NUMBER_FORMATS[PRECISIONS[int(grid.precision[0])]].form == "half"
         self.engine: Engine = EXECUTION_FIELDS["engine"].decode(int(grid.engine[0]))
-        self.groups: Groups = groups_of(grid, self.cluster.devices_per_node)
-        blocks = form.blocks
-        self.total = 1.0 if blocks is None else float(blocks.count * blocks.parameters + blocks.outside_parameters)
-        self.stages: Stages = stages_of(grid, blocks, self.total)
-        self.held = self.stages.parameters / self.total
+        self.groups = groups_of(grid, self.cluster.devices_per_node)
+        self.stages, total = stages_of(grid, form.blocks)
+        self.held = self.stages.parameters / total
 
     def _passes(self, block: Floats, first: Floats, last: Floats, repeated: Floats) -> Floats:
         """Times of a micro-batch's two passes on each kind of stage (n x 3 x 2), on the device or on the host."""
@@ -65,14 +53,8 @@ class Assembly:
         plain = self.workload.mode != "inference" and not self.workload.checkpointed
         return self.grid.has("activation_checkpointing", checkpointing) & plain
 
-    def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]] | str:
-        """(parts of the step, exposed exchanges by kind), or the reason why there are none."""
-        try:
-            return self._steps(costs)
-        except MissingLink as missing:
-            return str(missing)
-
-    def _steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    def steps(self, costs: StageCosts) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """(parts of the step, exposed exchanges by kind). Raises `MissingLink` where a link's figure is not known."""
         grid, cluster, stages, m = self.grid, self.cluster, self.stages, self.grid.accumulation.astype(np.float64)
         on_gpu = cluster.device.kind == "gpu"
         device = self._passes(costs.block_device, costs.first_device, costs.last_device, costs.repeated_device)
@@ -83,7 +65,15 @@ class Assembly:
             overhead[:, :, 0] += host[:, :, 0] * (grid.data_parallel_size - 1)[:, None]
         took = device + overhead
         gradients, parameters = self.held * self._gradient_bytes[:, None], self.held * self._parameter_bytes[:, None]
-        each, once = self._exchanges(costs, took, gradients, parameters)
+        exchanges = Exchanges(grid, self.groups, stages, self.form, self.engine, self.workload.mode, cluster)
+        each = exchanges.micro_batch(self._recomputes("full"), costs.attention_device)
+        if self.engine == "megatron_core":
+            beside = exposed(each.pipeline, np.zeros_like(each.pipeline), took.sum(axis=2))
+            each = each._replace(pipeline=np.where(grid.virtual_stages[:, None] > 1, beside, each.pipeline))
+        if self.engine == "data_parallel":
+            once = StepExchanges(*np.zeros((3, *gradients.shape)))
+        else:
+            once = exchanges.step(gradients, parameters, took[:, :, 0], took[:, :, 1])
         busy = took.sum(axis=2) + each.tensor + each.context + each.pipeline
         exists = stages.number > 0
         slowest = np.where(exists, busy, -1.0).argmax(axis=1)
@@ -103,45 +93,24 @@ class Assembly:
         # the work besides the passes ends when the stage where it takes longest has done it
         tail = once.data_parallel + once.parameters + once.offload + optimizer + optimizer_overhead + accumulate
         last = np.where(exists, tail, -1.0).argmax(axis=1)
-        exposed = {
+        exposed_ms = {
             "data_parallel": once.data_parallel[every, last], "parameters": once.parameters[every, last],
             "tensor_parallel": m * slow(each.tensor), "context_parallel": m * slow(each.context),
             "pipeline": m * slow(each.pipeline), "offload": once.offload[every, last],
         }  # fmt: skip
         if self.engine == "data_parallel":
-            exposed["data_parallel"] = data_parallel_ms(grid, self._gradient_bytes, self._parameter_bytes, cluster)
+            exposed_ms["data_parallel"] = exchanges.data_parallel_ms(self._gradient_bytes, self._parameter_bytes)
         parts = {
             "forward_ms": m * slow(device[:, :, 0]),
             "backward_ms": m * slow(device[:, :, 1]) + accumulate[every, last],
             "optimizer_ms": optimizer[every, last],
-            "communication_ms": sum(exposed.values(), np.zeros(len(m))),
+            "communication_ms": sum(exposed_ms.values(), np.zeros(len(m))),
             "data_wait_ms": np.zeros(len(m)),
             "host_to_device_ms": self._host_copy_ms() * m,
             "host_overhead_ms": m * slow(overhead.sum(axis=2)) + optimizer_overhead[every, last] + costs.start,
             "idle_ms": np.maximum(bubble, 0.0),
         }  # fmt: skip
-        return parts, exposed
-
-    def _exchanges(
-        self, costs: StageCosts, took: Floats, gradients: Floats, parameters: Floats
-    ) -> tuple[PassExchanges, StepExchanges]:
-        """The exchanges of a micro-batch and of a step, of passes that took so long."""
-        links = Links(self.cluster)
-        grid, groups, blocks, mode = self.grid, self.groups, self.form.blocks, self.workload.mode
-        products = row_products(self.form.operators, blocks)
-        each = micro_batch_exchanges(
-            grid, groups, blocks, self.stages, products, self._recomputes("full"), costs.attention_device, mode, links
-        )
-        if self.engine == "megatron_core":
-            beside = exposed(each.pipeline, np.zeros_like(each.pipeline), took[:, :, :2].sum(axis=2))
-            each = each._replace(pipeline=np.where(grid.virtual_stages[:, None] > 1, beside, each.pipeline))
-        if self.engine == "data_parallel":
-            nothing = np.zeros_like(gradients)
-            return each, StepExchanges(nothing, nothing, nothing)
-        once = step_exchanges(
-            grid, groups, self.stages, gradients, parameters, took[:, :, 0], took[:, :, 1], self.engine, mode, links
-        )  # fmt: skip
-        return each, once
+        return parts, exposed_ms
 
     def _host_copy_ms(self) -> Floats:
         """Copying one micro-batch to the device; nn.DataParallel's one process copies those of all replicas."""

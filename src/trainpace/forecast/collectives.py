@@ -15,19 +15,19 @@ at most 1 MiB; all-gather is half of that; reduce-scatter is an all-reduce of wh
 much.
 """
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from trainpace.errors import UnknownName
 from trainpace.hardware import Cluster, HostLinks
 from trainpace.records import Record
-from trainpace.workload import Floats
+from trainpace.workload import Flags, Floats
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
-
 
 PCIE_EFFICIENCY = 0.30
 """Ring over PCIe through host memory: 4 to 8 GB/s on generation 4 in multi-GPU rows of public BERT runs."""
@@ -107,8 +107,7 @@ def collective_ms(
     reason = _missing(cluster, bool(((inside > 1) & (n > 1)).any()), bool((n > inside).any()))
     if reason:
         return reason
-    group = _Group(n, inside, cluster, constants)
-    seconds: Floats = _fastest(collective, payload, group)
+    seconds = _SECONDS[collective](payload, _Group(n, inside, cluster, constants))
     return np.where((n > 1) & (payload > 0), 1e3 * seconds, 0.0)
 
 
@@ -141,63 +140,55 @@ class _Group:
     def __init__(self, n: Floats, inside: Floats, cluster: Cluster, constants: LinkConstants) -> None:
         self.n, self.inside, self.constants = n, inside, constants
         self.nodes = np.ceil(n / inside)
-        self.linked = (
-            (inside <= 2) | has_switched_links(cluster)
-            if cluster.device.link_gb_per_s
-            else np.zeros(n.shape, dtype=bool)
-        )
-        link = cluster.device.link_gb_per_s.value / 2 * constants.link_efficiency if cluster.device.link_gb_per_s else 0
+        links, switched = cluster.device.link_gb_per_s, has_switched_links(cluster)
+        self.linked = ((inside <= 2) | switched) & (links is not None)
+        link = links.value / 2 * constants.link_efficiency if links else 0
         pcie = pcie_gb_per_s(cluster) * (PCIE_PEER_EFFICIENCY if cluster.pcie_peer_access else PCIE_EFFICIENCY)
         self.within = 1e9 * np.where(self.linked, max(link, pcie), pcie)
         self.card = 1e9 * (cluster.network_gb_per_s_per_device or np.inf) * NETWORK_EFFICIENCY
         self.across = np.where(self.nodes > 1, self.card * inside, np.inf)
         self.late_s = 1e-6 * ((cluster.network_latency_us or NETWORK_LATENCY_US) - NETWORK_LATENCY_US)
-        self.multicast = self.linked & (
-            has_switched_links(cluster) and cluster.device.architecture.lower() in MULTICAST_ARCHITECTURES
-        )
+        multicasts = switched and cluster.device.architecture.lower() in MULTICAST_ARCHITECTURES
+        self.multicast = self.linked & multicasts
 
     @property
     def ring(self) -> Floats:
         """The slowest link of a ring, which enters and leaves each node once, over all of the group's cards there."""
         return np.where(self.inside > 1, np.minimum(self.within, self.across), self.across)
 
-    def protocols(self) -> list[tuple[int, float, float]]:
-        """(index in HOP_US, start in seconds, share of the bandwidth)."""
-        c = self.constants
-        return [
-            (0, 1e-6 * c.ll_start_us, c.ll_share),
-            (1, 1e-6 * c.ll128_start_us, c.ll128_share),
-            (2, 1e-6 * c.simple_start_us, 1.0),
-        ]
+    def fastest(
+        self, algorithm: str, near: Floats | Flags, far: Floats | Flags, payload: Floats, bandwidth: Floats | float,
+        protocols: tuple[int, ...] = (0, 1, 2),
+    ) -> Floats:  # fmt: skip
+        """Seconds by the fastest of some protocols, with `near` hops inside nodes and `far` hops between them."""
+        c, us = self.constants, HOP_US[algorithm]
+        starts, shares = (c.ll_start_us, c.ll128_start_us, c.simple_start_us), (c.ll_share, c.ll128_share, 1.0)
+        times = []
+        for i in protocols:
+            near_s = 1e-6 * np.where(self.linked, us["nvlink"][i], us["pcie"][i])
+            hops = near * near_s + far * self.far_s(algorithm, i)
+            times.append(1e-6 * starts[i] + hops + payload / (shares[i] * bandwidth))
+        return np.asarray(np.minimum.reduce(times), dtype=float)
 
-    def hop(self, algorithm: str, protocol: int) -> tuple[Floats, float]:
-        """Seconds of a hop inside a node, and of one between nodes."""
-        us = HOP_US[algorithm]
-        near = 1e-6 * np.where(self.linked, us["nvlink"][protocol], us["pcie"][protocol])
-        return near, max(0.0, 1e-6 * us["network"][protocol] + self.late_s)
-
-
-def _fastest(collective: Collective, payload: Floats, group: _Group) -> Floats:
-    if collective == "all_reduce":
-        both = np.minimum(_ring(payload, group, passes=2), _tree(payload, group))
-        return np.minimum(both, _in_switch(payload, group))
-    if collective == "all_to_all":
-        return _all_to_all(payload, group)
-    if collective == "send":
-        return _send(payload, group)
-    return _ring(payload, group, passes=1)
+    def far_s(self, algorithm: str, protocol: int) -> float:
+        """Seconds of a hop between nodes."""
+        return max(0.0, 1e-6 * HOP_US[algorithm]["network"][protocol] + self.late_s)
 
 
-def _ring(payload: Floats, group: _Group, passes: int) -> Floats:
+POINT_TO_POINT = (0, 2)
+"""Protocols of sends (positions in HOP_US): NCCL has no LL128 for them."""
+
+
+def _all_reduce(payload: Floats, group: _Group) -> Floats:
+    both = np.minimum(_ring(payload, group, passes=2), _tree(payload, group))
+    return np.minimum(both, _in_switch(payload, group))
+
+
+def _ring(payload: Floats, group: _Group, passes: int = 1) -> Floats:
     """`passes` times round the ring: 1 gathers or scatters, 2 reduce."""
     wire = passes * (group.n - 1) / group.n * payload
     between = passes * (group.nodes - 1)
-    times = []
-    for protocol, start, share in group.protocols():
-        near, far = group.hop("ring", protocol)
-        hops = (passes * (group.n - 1) - between) * near + between * far
-        times.append(start + hops + wire / (share * group.ring))
-    return _least(times)
+    return group.fastest("ring", passes * (group.n - 1) - between, between, wire, group.ring)
 
 
 def _tree(payload: Floats, group: _Group) -> Floats:
@@ -205,15 +196,11 @@ def _tree(payload: Floats, group: _Group) -> Floats:
 
     Inside, every rank passes the tensor on twice. Between nodes, 2 (nodes - 1) half tensors an edge are spread evenly.
     """
-    nodes = group.nodes
+    nodes, inside = group.nodes, group.inside
     between = np.where(nodes > 1, 2 * (nodes - 1) / np.maximum(nodes, 1) * payload / group.across, 0.0)
-    within = np.where(group.inside > 1, 2 * payload / group.within, 0.0)
-    times = []
-    for protocol, start, share in group.protocols():
-        near, far = group.hop("tree", protocol)
-        hops = 2 * ((group.inside - 1) * near + np.ceil(np.log2(np.maximum(nodes, 1))) * far)
-        times.append(start + hops + np.maximum(between, within) / (share * TREE_EFFICIENCY))
-    return _least(times)
+    slower = np.maximum(between, np.where(inside > 1, 2 * payload / group.within, 0.0))
+    levels = np.ceil(np.log2(np.maximum(nodes, 1)))
+    return group.fastest("tree", 2 * (inside - 1), 2 * levels, slower, TREE_EFFICIENCY)
 
 
 def _in_switch(payload: Floats, group: _Group) -> Floats:
@@ -225,8 +212,7 @@ def _in_switch(payload: Floats, group: _Group) -> Floats:
     c, g = group.constants, group.inside
     within = (g + 1) / g * payload / (group.within * c.nvls_efficiency)
     between = 2 * (group.nodes - 1) / group.nodes * payload / group.across
-    _, far = group.hop("tree", 2)
-    hops = 2 * np.ceil(np.log2(np.maximum(group.nodes, 1))) * far
+    hops = 2 * np.ceil(np.log2(np.maximum(group.nodes, 1))) * group.far_s("tree", 2)
     usable = group.multicast & (g > 2)
     return np.where(usable, 1e-6 * c.nvls_start_us + within + between + hops, np.inf)
 
@@ -234,26 +220,20 @@ def _in_switch(payload: Floats, group: _Group) -> Floats:
 def _all_to_all(payload: Floats, group: _Group) -> Floats:
     """Every rank sends 1/n of its tensor to each other one, to those of its node and to the others at the same time."""
     near_share, far_share = (group.inside - 1) / group.n, (group.n - group.inside) / group.n
-    bytes_s = np.maximum(near_share * payload / group.within, far_share * payload / group.card)
-    times = []
-    for protocol, start, share in group.protocols()[::2]:  # NCCL has no LL128 for point-to-point
-        near, far = group.hop("ring", protocol)
-        times.append(start + np.where(group.nodes > 1, far, near) + bytes_s / share)
-    return _least(times)
+    seconds = np.maximum(near_share * payload / group.within, far_share * payload / group.card)
+    return group.fastest("ring", group.nodes <= 1, group.nodes > 1, seconds, 1.0, POINT_TO_POINT)
 
 
 def _send(payload: Floats, group: _Group) -> Floats:
     """One rank to another, inside the node where the group shares one."""
     same = group.inside >= group.n
-    times = []
-    for protocol, start, share in group.protocols()[::2]:
-        near, far = group.hop("ring", protocol)
-        times.append(start + np.where(same, near, far) + payload / (share * np.where(same, group.within, group.card)))
-    return _least(times)
+    bandwidth = np.where(same, group.within, group.card)
+    return group.fastest("ring", same, ~same, payload, bandwidth, POINT_TO_POINT)
 
 
-def _least(times: list[Floats]) -> Floats:
-    return np.asarray(np.minimum.reduce(times), dtype=float)
+_SECONDS: dict[Collective, Callable[[Floats, _Group], Floats]] = {
+    "all_reduce": _all_reduce, "all_gather": _ring, "reduce_scatter": _ring, "all_to_all": _all_to_all, "send": _send,
+}  # fmt: skip
 
 
 def steps(collective: str, ranks: Floats) -> Floats:
@@ -271,7 +251,7 @@ def wire_bytes(collective: str, payload_bytes: Floats, ranks: Floats) -> Floats:
 
 
 def gloo_seconds(
-    collective: str, payload_bytes: Floats, ranks: Floats, across: NDArray[np.bool_], gb_per_s: float, links: HostLinks
+    collective: str, payload_bytes: Floats, ranks: Floats, across: Flags, gb_per_s: float, links: HostLinks
 ) -> Floats:
     """Seconds of one collective; `across` says whether the group spans hosts, `gb_per_s` is what a host may send."""
     wire = wire_bytes(collective, payload_bytes, ranks)
@@ -282,6 +262,6 @@ def gloo_seconds(
     return host_s + np.where(across, held_back, 0.0)
 
 
-def meets_itself(collective: str, ranks: Floats) -> NDArray[np.bool_]:
+def meets_itself(collective: str, ranks: Floats) -> Flags:
     """Whether both directions of one connection carry the tensor at the same time."""
     return np.asarray((ranks == 2) & (collective == "all_gather"))

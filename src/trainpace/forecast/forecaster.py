@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, PRECISIONS, Execution, Precision
 from trainpace.forecast.assembly import Assembly
-from trainpace.forecast.exchanges import KINDS
+from trainpace.forecast.exchanges import KINDS, MissingLink
 from trainpace.forecast.explanations import Roofline, find_jumps, jump_causes, roofline_of
 from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import RankMemory, fits
 from trainpace.forecast.ranks import StageCosts
-from trainpace.forecast.shapes import clashes
+from trainpace.forecast.shapes import clashes, doublings
 from trainpace.forecast.tables import Tables
 from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
 from trainpace.hardware import Cluster
@@ -91,9 +91,13 @@ class Forecaster:
                 continue
             legal = some.at(able)
             costs = self._costs(legal, precision)
-            steps = costs if isinstance(costs, str) else Assembly(workload, form, legal, self.target).steps(costs)
-            if isinstance(steps, str):
-                refuse(rows[able], steps)
+            if isinstance(costs, str):
+                refuse(rows[able], costs)
+                continue
+            try:
+                steps = Assembly(workload, form, legal, self.target).steps(costs)
+            except MissingLink as missing:
+                refuse(rows[able], str(missing))
                 continue
             for columns, values in zip((parts, exposed), steps, strict=True):
                 for name, column in values.items():
@@ -148,8 +152,8 @@ class Forecaster:
         Per device nothing changes, so that the global batch grows with the devices (weak scaling).
         """
         cluster, forecasts = self.target.cluster, []
-        shapes = [(1, n) for n in _doubling(cluster.devices_per_node)]
-        for nodes, per_node in shapes + [(n, cluster.devices_per_node) for n in _doubling(cluster.nodes)[1:]]:
+        shapes = [(1, n) for n in doublings(cluster.devices_per_node)]
+        for nodes, per_node in shapes + [(n, cluster.devices_per_node) for n in doublings(cluster.nodes)[1:]]:
             whole = (nodes, per_node) == (cluster.nodes, cluster.devices_per_node)
             shard_size = execution.shard_size if whole else None
             try:
@@ -187,10 +191,6 @@ class Forecaster:
         assert not isinstance(timed, str), "steps were forecast with these times"
         device_s = timed.times.device_s
         return jump_causes(self.tables.table(key.sharding).operators, device_s[1] - device_s[0] * after / before)
-
-
-def _doubling(most: int) -> list[int]:
-    return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
 
 
 def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:

@@ -191,15 +191,16 @@ def has_vocabulary_head(blocks: Blocks) -> bool:
     return any(role == "column" and not count for role, count in zip(blocks.roles, blocks.operator_counts, strict=True))
 
 
-def stages_of(grid: Grid, blocks: Blocks | None, all_parameters: float) -> Stages:
+def stages_of(grid: Grid, blocks: Blocks | None) -> tuple[Stages, float]:
+    """The stages of every execution, and the parameters of all of them in one piece; 1 stands for those of a model without
+    blocks."""
     pp, tp = grid.pp.astype(np.float64), grid.tp.astype(np.float64)
     one, zero = np.ones_like(pp), np.zeros_like(pp)
     number = np.stack([one, np.maximum(pp - 2, 0), np.minimum(pp - 1, 1)], axis=1)
     has_first = np.stack([one, zero, zero], axis=1)
     has_last = np.stack([np.where(pp == 1, one, zero), zero, np.where(pp > 1, one, zero)], axis=1)
     if blocks is None:
-        alike = np.ones_like(number)
-        return Stages(number, np.zeros_like(number), has_first, has_last, number * all_parameters, alike)
+        return Stages(number, np.zeros_like(number), has_first, has_last, number, np.ones_like(number)), 1.0
     chunks = pp * grid.virtual_stages
     most = np.ceil(blocks.count / chunks) * grid.virtual_stages
     least = np.where(pp == 2, blocks.count - most, np.floor(blocks.count / chunks) * grid.virtual_stages)
@@ -215,4 +216,5 @@ def stages_of(grid: Grid, blocks: Blocks | None, all_parameters: float) -> Stage
     rest = blocks.outside_parameters - vocabulary
     parameters = held * block[:, None]
     parameters += has_first * (before / tp + rest)[:, None] + has_last * (behind / tp)[:, None]
-    return Stages(number, held, has_first, has_last, parameters, mean_share)
+    total = float(blocks.count * blocks.parameters + blocks.outside_parameters)
+    return Stages(number, held, has_first, has_last, parameters, mean_share), total

@@ -6,7 +6,7 @@ from trainpace.lazy import exports
 
 if TYPE_CHECKING:
     from trainpace.ladder.climbing import ClimbActions, RungPreview, climb, file_name, make_shards, preview
-    from trainpace.ladder.forecasts import LadderForecasts, has_data
+    from trainpace.ladder.forecasts import LadderForecasts, MeasuredCompute, StepForecast, has_data
     from trainpace.ladder.inputs import read_ladder
     from trainpace.ladder.results import (
         Attempt,
@@ -20,6 +20,5 @@ if TYPE_CHECKING:
     )
     from trainpace.ladder.rungs import Ladder, LauncherChoice, Rung, Script, Setup, words_of
     from trainpace.ladder.script import fingerprint, keep_files, prepare, started_by
-    from trainpace.ladder.step_forecast import MeasuredCompute, StepForecast
 
 __getattr__, __all__ = exports(__name__, __file__)

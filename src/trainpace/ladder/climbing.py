@@ -12,11 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.ladder.forecasts import MeasuredCompute, StepForecast, compute_of
 from trainpace.ladder.judging import Gain, LossCheck, compare, gain_of, judged, own_spread
 from trainpace.ladder.results import Attempt, LadderResult, Measured, RungResult, measured_of
 from trainpace.ladder.rungs import Ladder, Rung, Setup, changed
 from trainpace.ladder.script import changed_files, fingerprint, fingerprint_of_script
-from trainpace.ladder.step_forecast import MeasuredCompute, StepForecast, compute_of
 from trainpace.launch import FailedTrial, TrialResult
 
 ROUNDS = 2

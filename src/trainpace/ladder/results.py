@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from trainpace.job import training_of
 from trainpace.journal import Entry, new_id, now_utc, printable
+from trainpace.ladder.forecasts import StepForecast
 from trainpace.ladder.judging import Gain, LossCheck
 from trainpace.ladder.rungs import Ladder, Rung, Setup, words_of
-from trainpace.ladder.step_forecast import StepForecast
 from trainpace.launch import TrialResult
 from trainpace.medians import noise_of, repeat_interval
 from trainpace.outcome import Interval, JobTime

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
-from trainpace.launch.job import Ended, Job, Launcher, OnLine, State
-from trainpace.launch.logs import Follower, first_error, tail_of
+from trainpace.errors import TrainpaceError
+from trainpace.launch.job import Ended, Follower, Job, Launcher, OnLine, ended_job, first_error, prepare
 from trainpace.process import Child, ending_of, usable_cores
 from trainpace.units import format_duration
 
@@ -88,34 +86,14 @@ class Torchrun(OnThisMachine):
         return (self.python, "-m", "torch.distributed.run", *options.split(), "--log-dir", logs, *job.program)
 
 
-def file_name(name: str) -> str:
-    """A job's name with only the characters that a file name or a script takes."""
-    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-") or "job"
-
-
-def log_of(job: Job) -> Path:
-    return Path(job.folder, file_name(job.name) + ".log")
-
-
-def prepare(job: Job) -> Path:
-    """Make the job's folder and its empty log. The result of an earlier run is removed: it must not pass for this one's."""
-    try:
-        Path(job.folder).mkdir(parents=True, exist_ok=True)
-        Path(job.result).unlink(missing_ok=True)
-        log_of(job).write_text("")
-    except OSError as error:
-        raise UnreadableInput(f"cannot write to {job.folder}: {os_reason(error)}.") from None
-    return log_of(job)
-
-
 def run_here(
     job: Job, command: Sequence[str], environment: dict[str, str], on_line: OnLine | None = None, cwd: str | None = None
 ) -> Ended:
     """Start `command` in a session of its own, under a guard that ends all of it with us, and wait for it."""
-    log = prepare(job)
-    follower = Follower(log, on_line)
+    prepare(job)
+    follower = Follower(job.log, on_line)
     with (
-        log.open("ab") as output,
+        job.log.open("ab") as output,
         Child(command, {**os.environ, **environment}, cwd, stdout=output, stderr=subprocess.STDOUT) as child,
     ):
         started, done_at = time.monotonic(), float("inf")
@@ -131,18 +109,5 @@ def run_here(
     follower.tell(at_end=True)
     if code is None:
         return ended_job(job, "timed out", seconds, f"{job.name} did not end within {format_duration(job.timeout_s)}.")
-    return ended_job(
-        job, "failed", seconds, first_error(log) or f"{job.name} left no result: it {ending_of(code)}.", code
-    )
-
-
-def ended_job(
-    job: Job, state: State, seconds: float, reason: str, exit_code: int | None = None, attempts: int = 1
-) -> Ended:
-    """How a job ended: it is done if its result is there, else `state` for `reason`."""
-    log = log_of(job)
-    if Path(job.result).exists():
-        return Ended(state="done", seconds=seconds, log=str(log), exit_code=exit_code, attempts=attempts)
-    return Ended(
-        state=state, seconds=seconds, log=str(log), reason=reason, tail=tail_of(log), exit_code=exit_code, attempts=attempts
-    )  # fmt: skip
+    reason = first_error(job.log) or f"{job.name} left no result: it {ending_of(code)}."
+    return ended_job(job, "failed", seconds, reason, code)

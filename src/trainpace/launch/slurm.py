@@ -20,9 +20,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Ended, Job, Launcher, OnLine, State
-from trainpace.launch.logs import Follower, first_error
-from trainpace.launch.processes import GRACE_S, ended_job, file_name, log_of, prepare
+from trainpace.launch.job import (
+    Ended,
+    Follower,
+    Job,
+    Launcher,
+    OnLine,
+    State,
+    ended_job,
+    file_name,
+    first_error,
+    prepare,
+)
+from trainpace.launch.processes import GRACE_S
 from trainpace.launch.slurm_script import Shape, SlurmOptions, array_script, batch_script, shape_of
 from trainpace.process import ending_of
 from trainpace.records import Record, write_whole
@@ -77,7 +87,7 @@ class Slurm(Launcher):
     def run_all(self, jobs: Sequence[Job], on_line: OnLine | None = None) -> tuple[Ended, ...]:
         """One array for all jobs of the same shape. Raises TrainpaceError where Slurm refuses them, or is gone for long."""
         self.check()
-        if len({log_of(job) for job in jobs}) < len(jobs) or len({job.result for job in jobs}) < len(jobs):
+        if len({job.log for job in jobs}) < len(jobs) or len({job.result for job in jobs}) < len(jobs):
             raise TrainpaceError("two jobs that run at the same time need logs and results of their own.")
         shapes: dict[Shape, list[Job]] = {}
         for job in jobs:
@@ -114,7 +124,7 @@ class _Followed:
     def __init__(self, job: Job, number: str, on_line: OnLine) -> None:
         self.job, self.number = job, number
         self.ended: Ended | None = None
-        self.tell, self._log = on_line, Follower(log_of(job), on_line)
+        self.tell, self._log = on_line, Follower(job.log, on_line)
         self._last = JobStatus(state="PENDING")
         self._news, self._state, self._reason = "", "", ""
         self._state_of_cancelled: State = "failed"
@@ -149,7 +159,7 @@ class _Followed:
             with contextlib.suppress(OSError):  # has a network file system look again
                 os.listdir(Path(self.job.result).parent)
             return
-        self._end(state_of(status), sentence_of(status, self.job.name, first_error(log_of(self.job))), status.exit_code)
+        self._end(state_of(status), sentence_of(status, self.job.name, first_error(self.job.log)), status.exit_code)
 
     def _end(self, state: State, reason: str, exit_code: int | None = None) -> None:
         self._log.tell(at_end=True)

@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Sequence
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Job
-from trainpace.launch.processes import file_name, log_of
+from trainpace.launch.job import Job, file_name
 from trainpace.records import Record
 
 MARGIN = 0.1
@@ -49,7 +48,7 @@ def shape_of(job: Job) -> Shape:
 
 
 def batch_script(job: Job, options: SlurmOptions, python: str) -> str:
-    head = _head((job,), options, [f"--output={_pattern(str(log_of(job)))}"])
+    head = _head((job,), options, [f"--output={_pattern(str(job.log))}"])
     return "\n".join(
         [*head, *_exports(job.environment), *_ADDRESS, f"words=({shlex.join([python, *job.program])})", _start(job)]
     )
@@ -63,7 +62,7 @@ def array_script(jobs: Sequence[Job], options: SlurmOptions, python: str) -> str
     array = [f"--array=0-{len(jobs) - 1}{at_once}", f"--output={_pattern(output, '%A_%a.out')}"]
     cases = ["case $SLURM_ARRAY_TASK_ID in"]
     for i, job in enumerate(jobs):
-        log, words = shlex.quote(str(log_of(job))), shlex.join([python, *job.program])
+        log, words = shlex.quote(str(job.log)), shlex.join([python, *job.program])
         lines = [f"exec >>{log} 2>&1", *_exports(job.environment), f"words=({words})"]
         cases += [f"{i})", *(f"  {line}" for line in lines), "  ;;"]
     return "\n".join([*_head(jobs, options, array), *cases, "esac", *_ADDRESS, _start(jobs[0])])

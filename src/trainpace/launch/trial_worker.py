@@ -25,7 +25,7 @@ from trainpace.accelerator import MemoryMeter, StepClock, allow_tf32, check_devi
 from trainpace.errors import Contradiction, TrainpaceError, UserCodeError
 from trainpace.execution import Execution
 from trainpace.launch.engines import ENGINES, Engine, import_engine, recompute_blocks
-from trainpace.launch.logs import complains_of_a_peer
+from trainpace.launch.job import complains_of_a_peer
 from trainpace.launch.processes import ONE_RANK
 from trainpace.launch.samples import NextBatch, batches_of
 from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale
@@ -40,8 +40,6 @@ FEWEST_STEPS, MOST_STEPS, FEWEST_NOISE_STEPS = 5, 1000, 12
 MOST_BETWEEN_AGREEMENTS = 10
 AGREE_EVERY_MS = 500.0
 """Ranks agree whether the time is over now and then, not in every step: it costs an exchange."""
-
-Norms = NoiseNorms | DdpNoiseNorms
 
 
 def train(trial: Trial) -> TrialResult:
@@ -144,7 +142,7 @@ class _Steps:
         self._clock.settle()
         return self.step_ms[-1]
 
-    def _step(self, norms: Norms | None = None) -> None:
+    def _step(self, norms: NoiseNorms | None = None) -> None:
         accumulation = self._trial.execution.accumulation
         waited, losses = 0.0, []
         self._clock.start_step()
@@ -164,7 +162,7 @@ class _Steps:
         self.losses.append(sum(losses[1:], losses[0]))
 
 
-def _norms_of(trial: Trial, engine: Engine) -> Norms:
+def _norms_of(trial: Trial, engine: Engine) -> NoiseNorms:
     """What gathers gradients of a part of the batch beside the whole's: of the first micro-batch (under FSDP2, whose gradients
     are reduced in every one, all ranks'); under DDP without accumulation, of each rank's share."""
     e = trial.execution

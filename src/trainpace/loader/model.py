@@ -9,6 +9,8 @@ the clocks that many busy cores lower are not in it.
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 
@@ -35,6 +37,14 @@ class LoaderCost(Record):
         times = (self.sample_wall_ms, self.sample_cpu_ms, self.collate_ms, self.send_ms, self.handover_ms)
         if not all(0 <= t < float("inf") for t in times) or self.batch_size < 1:
             raise TrainpaceError("the costs of a loader are times of 0 ms or more, and its batch size is 1 or more.")
+
+    def of_batch(self, batch_size: int) -> "LoaderCost":
+        """The cost of another batch: what is done once a batch grows with its size."""
+        share = batch_size / self.batch_size
+        return replace(
+            self, batch_size=batch_size, collate_ms=self.collate_ms * share, send_ms=self.send_ms * share,
+            handover_ms=self.handover_ms * share,
+        )  # fmt: skip
 
 
 def batch_ms(cost: LoaderCost, workers: int, cores: float) -> float:

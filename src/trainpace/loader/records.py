@@ -1,6 +1,7 @@
 """The conditions and the results of a loader measurement, which runs in a process of its own."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -149,3 +150,13 @@ def measure_loader(conditions: LoaderConditions) -> LoaderMeasurement:
     request = msgspec.to_builtins(conditions)
     answer = run_isolated("trainpace.loader.worker", request, conditions.timeout_s, what)
     return from_json(answer, LoaderMeasurement, "the loader's measurement")
+
+
+def loader_costs(
+    task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int, timeout_s: float
+) -> list[LoaderCost]:
+    """What loading costs for each batch size, from a task's own dataset or from the folder of its `shards`, in a fresh process.
+    `workers`: time sending a batch from a worker as well."""
+    request = {"task": task, "shards": shards, "batch_sizes": batch_sizes, "workers": workers, "seed": seed}
+    answer = run_isolated("trainpace.loader.worker", {"costs": request}, timeout_s, f"timing samples of {task}")
+    return msgspec.json.decode(answer, type=list[LoaderCost])

@@ -7,27 +7,25 @@ by its input alone, is deterministic. Of a dataset without transforms that can b
 
 from __future__ import annotations
 
-import contextlib
 import cProfile
 import pstats
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
 from trainpace.loader.records import Stage
-from trainpace.loader.samples import LoaderTarget, one_thread
-from trainpace.shards import random_states
+from trainpace.loader.timing import LoaderTarget, one_thread
+from trainpace.shards import determinism
 from trainpace.user_file import is_users
 
 REST = "the rest of __getitem__"
 TRIALS = 6
 WATCHED = 6
-_NAMES = ("transform", "target_transform", "transforms", "augment", "augmentation", "preprocess", "pipeline")
-_DEPTH = 4
 LEAST_SHARE = 0.01
 MOST = 12
 OTHER = "everything else"
@@ -40,29 +38,29 @@ def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int =
 
     Empty where the dataset holds no transforms that can be seen from outside.
     """
-    places = find_places(target.dataset)
+    places = determinism.find_places(target.dataset)
     if not places:
         return ()
     clock = _Clock()
-    with one_thread(), replaced(places, clock.wrapper):
+    with one_thread(), determinism.replaced(places, partial(_Timed, clock)):
         watched = [_watch(target, clock, index) for index in indices[:WATCHED]]
         clock.watching = False
-        clock.reset()
+        for timed in clock.ran:
+            timed.wall_s = timed.cpu_s = 0.0
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(passes):
             for index in indices:
                 target.sample(index)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     per_sample = 1e3 / (passes * len(indices))
-    ran = sorted((t for t in clock.timed if t.order is not None), key=lambda t: t.order or 0)
     rest = Stage(
-        name=REST, kind="", wall_ms=max(0.0, wall - sum(t.wall_s for t in ran)) * per_sample,
-        cpu_ms=max(0.0, cpu - sum(t.cpu_s for t in ran)) * per_sample,
-        random=any(watched) or (not any(t.random for t in ran) and is_random(target, indices[0])),
+        name=REST, kind="", wall_ms=max(0.0, wall - sum(t.wall_s for t in clock.ran)) * per_sample,
+        cpu_ms=max(0.0, cpu - sum(t.cpu_s for t in clock.ran)) * per_sample,
+        random=any(watched) or (not any(t.random for t in clock.ran) and is_random(target, indices[0])),
     )  # fmt: skip
     stages = [
         Stage(name=t.name, kind=t.kind, wall_ms=t.wall_s * per_sample, cpu_ms=t.cpu_s * per_sample, random=t.random)
-        for t in ran
+        for t in clock.ran
     ]
     return _with_prefix([rest, *stages])
 
@@ -82,36 +80,24 @@ class _Clock:
     """The state that all timed transforms share. While `watching`, they are tried for randomness in place of being timed."""
 
     def __init__(self) -> None:
-        self.timed: list[_Timed] = []
+        self.ran: list[_Timed] = []  # in the order of their first calls
         self.watching = True
-        self.calls = 0
         self.last_state: Any = None
         self.drew_outside = False
-
-    def wrapper(self, place: Place) -> _Timed:
-        timed = _Timed(self, place)
-        self.timed.append(timed)
-        return timed
-
-    def reset(self) -> None:
-        for timed in self.timed:
-            timed.wall_s = timed.cpu_s = 0.0
 
 
 class _Timed:
     """A stand-in for a transform that adds up its time."""
 
-    def __init__(self, clock: _Clock, place: Place) -> None:
+    def __init__(self, clock: _Clock, place: determinism.Place) -> None:
         self._transform, self._clock = place.transform, clock
-        self.name, self.kind = _name(place.transform), place.kind
+        self.name, self.kind = place.name, place.kind
         self.wall_s = self.cpu_s = 0.0
-        self.order: int | None = None
         self.random = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.order is None:
-            self.order = self._clock.calls
-        self._clock.calls += 1
+        if self not in self._clock.ran:
+            self._clock.ran.append(self)
         if self._clock.watching:
             return self._watched(args, kwargs)
         cpu, wall = time.process_time(), time.perf_counter()
@@ -130,131 +116,27 @@ class _Timed:
     def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the transform also under other seeds, on copies of the input, since transforms may write into it."""
         clock = self._clock
-        before = random_states.states()
+        before = determinism.states()
         clock.drew_outside |= clock.last_state is not None and before != clock.last_state
         if not self.random:
-            self.random = random_states.gives_two_results(self._transform, args, kwargs, TRIALS)
+            self.random = determinism.gives_two_results(self._transform, args, kwargs, TRIALS)
         out = self._transform(*args, **kwargs)
-        clock.last_state = random_states.states()
+        clock.last_state = determinism.states()
         self.random |= before != clock.last_state
         return out
 
 
 def _watch(target: LoaderTarget, clock: _Clock, index: int) -> bool:
     """True where ``__getitem__`` draws a random number outside all transforms."""
-    clock.last_state, clock.drew_outside = random_states.states(), False
+    clock.last_state, clock.drew_outside = determinism.states(), False
     target.sample(index)
-    return bool(clock.drew_outside or random_states.states() != clock.last_state)
+    return bool(clock.drew_outside or determinism.states() != clock.last_state)
 
 
 def is_random(target: LoaderTarget, index: int) -> bool:
-    with random_states.restored():
-        random_states.seed(0)
-        before = random_states.states()
-        first = target.sample(index)
-        if random_states.states() != before:
-            return True
-        random_states.seed(1)
-        return not random_states.same(first, target.sample(index))
-
-
-def _name(transform: Any) -> str:
-    named = getattr(transform, "__name__", None) or type(transform).__name__
-    if named != "<lambda>":
-        return str(named)
-    return f"lambda at line {transform.__code__.co_firstlineno}"
-
-
-# ---- where a dataset holds its transforms, recognised by their names and types, so that any library's ``Compose`` is one
-
-
-class Place(NamedTuple):
-    """`container` holds the transform under `key`: an attribute, or an item where `is_item`. `kind` is the outermost name.
-
-    The same transform may lie in several places (torchvision's datasets keep their `transform` again inside `transforms`).
-    """
-
-    container: Any
-    key: Any
-    is_item: bool
-    kind: str
-    transform: Any
-
-
-def find_places(dataset: Any) -> list[Place]:
-    """Every place of every innermost transform, in the order in which they would run."""
-    return list(_within(dataset, "", _DEPTH, set()))
-
-
-@contextlib.contextmanager
-def replaced(places: list[Place], wrap: Callable[[Place], Any]) -> Iterator[None]:
-    """Put `wrap(place)`, called once for each transform, in every place of that transform, and the transforms back at the end."""
-    wrapped: dict[int, Any] = {}
-    changed: list[Place] = []
-    try:
-        for place in places:
-            new = wrapped.get(id(place.transform))
-            if new is None:
-                new = wrapped[id(place.transform)] = wrap(place)
-            with contextlib.suppress(AttributeError, TypeError):  # a frozen holder's transform counts as the rest
-                _put(place, new)
-                changed.append(place)
-        yield
-    finally:
-        for place in changed:
-            _put(place, place.transform)
-
-
-def _put(place: Place, value: Any) -> None:
-    if place.is_item:
-        place.container[place.key] = value
-    elif isinstance(getattr(place.container, "_modules", None), dict) and place.key in place.container._modules:
-        place.container._modules[place.key] = value  # nn.Module refuses what is no module as a child by name
-    else:
-        setattr(place.container, place.key, value)
-
-
-def _within(holder: Any, kind: str, depth: int, seen: set[int]) -> Iterator[Place]:
-    if id(holder) in seen or depth == 0:
-        return
-    seen.add(id(holder))
-    for name, value in _attributes(holder):
-        inner_kind = kind or name
-        if name in _NAMES or _is_composed(value):
-            if value is not None:
-                yield from _transforms(holder, name, False, inner_kind, value, seen)
-        elif name in ("dataset", "datasets", "_dataset", "base"):
-            for part in value if isinstance(value, list | tuple) else [value]:
-                yield from _within(part, "", depth - 1, seen)
-
-
-def _transforms(container: Any, key: Any, is_item: bool, kind: str, value: Any, seen: set[int]) -> Iterator[Place]:
-    items = value if isinstance(value, list) else getattr(value, "transforms", None) if _is_composed(value) else None
-    modules = getattr(value, "_modules", None)
-    if isinstance(items, list):
-        for i, item in enumerate(items):
-            yield from _transforms(items, i, True, kind, item, seen)
-    elif type(value).__name__ == "Sequential" and isinstance(modules, dict):
-        for name, item in list(modules.items()):
-            yield from _transforms(modules, name, True, kind, item, seen)
-    elif type(value).__name__ == "StandardTransform":  # torchvision's pair of the two
-        yield from _within(value, "", _DEPTH, seen)
-    elif callable(value) and not isinstance(value, type):
-        yield Place(container, key, is_item, kind, value)
-
-
-def _is_composed(value: Any) -> bool:
-    """A list of transforms that all run. One that chooses among them (RandomChoice, OneOf) is a transform of its own."""
-    return isinstance(getattr(value, "transforms", None), list) and "Compose" in type(value).__name__
-
-
-def _attributes(holder: Any) -> list[tuple[str, Any]]:
-    attributes = dict(getattr(holder, "__dict__", {}))
-    modules = attributes.get("_modules")
-    return list((attributes | modules if isinstance(modules, dict) else attributes).items())
-
-
-# ---- functions
+    first, drew = determinism.under_seed(0, lambda: target.sample(index))
+    again, _ = determinism.under_seed(1, lambda: target.sample(index))
+    return bool(drew) or not determinism.same(first, again)
 
 
 def function_stages(

@@ -1,6 +1,8 @@
-"""``python -m trainpace.loader.worker``: measure a loader in a process of its own, and its workers' parent."""
+"""``python -m trainpace.loader.worker``: a process of its own that measures a loader, or what its samples cost, and is the
+parent of its workers."""
 
 import os
+import time
 import warnings
 from collections.abc import Sequence
 from statistics import median
@@ -12,19 +14,31 @@ from msgspec.structs import replace
 
 from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
 from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
-from trainpace.loader.runs import TORCH_PREFETCH, Run, Setting, loader_cost, run_loader
-from trainpace.loader.samples import LoaderTarget, choose, first_pass, load_target, sample_cost
 from trainpace.loader.stages import function_stages, is_random, transform_stages
+from trainpace.loader.timing import (
+    TORCH_PREFETCH,
+    LoaderTarget,
+    Run,
+    Setting,
+    choose,
+    first_pass,
+    load_target,
+    loader_cost,
+    one_thread,
+    run_loader,
+    sample_cost,
+)
 from trainpace.machine import detect, environment
 from trainpace.medians import noise_of, repeat_interval
 from trainpace.process import serve
 from trainpace.records import to_json
-from trainpace.shards import opened_files
+from trainpace.shards import ShardDataset, opened_files
 
 SAMPLES_S = 1.0
 """Time of one pass over the samples that are timed one by one; there are about ten passes."""
 LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 GAIN = 0.05
+SHARD_PASSES = 5
 
 
 def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
@@ -94,9 +108,7 @@ class _Bench:
             settings.append(base._replace(batch_size=batch // 2))
         if workers:
             settings.append(base._replace(prefetch_factor=2 * (base.prefetch_factor or TORCH_PREFETCH)))
-        if (
-            torch.cuda.is_available()
-        ):  # pinned memory makes copies to a CUDA device faster; without one it is only a cost
+        if torch.cuda.is_available():  # pinned memory makes copies to a CUDA device faster, and is a cost without one
             settings.append(base._replace(pin_memory=True))
         runs: dict[Setting, list[Run]] = {setting: [] for setting in settings}
         self._repeat(runs, self._c.repeats)
@@ -115,12 +127,7 @@ class _Bench:
         return run_loader(self._target, setting, self._indices, self._c.seconds, self._predicted_ms(setting))
 
     def _predicted_ms(self, setting: Setting) -> float:
-        share = setting.batch_size / self._cost.batch_size
-        cost = replace(
-            self._cost, batch_size=setting.batch_size, collate_ms=self._cost.collate_ms * share,
-            send_ms=self._cost.send_ms * share,
-        )  # fmt: skip
-        return batch_ms(cost, setting.workers, self._cores)
+        return batch_ms(self._cost.of_batch(setting.batch_size), setting.workers, self._cores)
 
     def _points(self, runs: dict[Setting, list[Run]]) -> tuple[LoaderPoint, ...]:
         noise = noise_of({i: [run.batch_ms for run in done] for i, done in enumerate(runs.values())})
@@ -143,7 +150,41 @@ class _Bench:
         return tuple(sorted(points, key=lambda p: p.workers))
 
 
+def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int) -> list[LoaderCost]:
+    """The loader's cost for each batch size. `workers`: time sending a batch from a worker as well."""
+    target = load_target(task, batch_sizes[0])
+    if shards is not None:
+        return _costs_of_shards(target, shards, batch_sizes, workers)
+    indices, first_ms = first_pass(target, choose(target.length, seed), SAMPLES_S)
+    sample = sample_cost(target, indices, first_ms, passes=1)
+    return [loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, False, workers) for size in batch_sizes]
+
+
+def _costs_of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
+    """The cost of reading shards: a batch at a time, collated as it is copied, with the part of the dataset that stays online."""
+    data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
+    target = target._replace(dataset=data, length=len(data))
+    measured = []
+    for size in batch_sizes:
+        positions = [(17 * i) % len(data) for i in range(size)]
+        data[positions]
+        with one_thread():
+            spent = [_timed(data, positions) for _ in range(SHARD_PASSES)]
+        wall_ms, cpu_ms = (median(column) / size for column in zip(*spent, strict=True))
+        cost = loader_cost(target, wall_ms, cpu_ms, positions, size, False, workers)
+        measured.append(replace(cost, collate_ms=0.0))
+    return measured
+
+
+def _timed(data: Any, positions: list[int]) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    data[positions]
+    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
+
+
 def _work(request: dict[str, Any]) -> str:
+    if "costs" in request:
+        return msgspec.json.encode(costs(**request["costs"])).decode()
     return to_json(measure_loader(msgspec.convert(request, LoaderConditions)))
 
 

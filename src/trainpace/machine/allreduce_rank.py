@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from trainpace.errors import TrainpaceError
-from trainpace.machine.allreduce import ELEMENT_BYTES
 from trainpace.process import serve
 
 WARMUP_ROUNDS = 2
@@ -23,32 +21,30 @@ MOST_CALLS = 10
 
 def time_allreduce(sizes_bytes: list[int], repeats: int, device: torch.device) -> list[list[float]]:
     """repeats x sizes seconds of one all-reduce, the slowest rank's. The sizes take turns, so that drift meets all alike."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    tensors = [torch.zeros(size // ELEMENT_BYTES, device=device) for size in sizes_bytes]
-    rounds = [[_seconds(tensor, wait) for tensor in tensors] for _ in range(WARMUP_ROUNDS + repeats)]
+    tensors = [torch.zeros(size // torch.float32.itemsize, device=device) for size in sizes_bytes]
+    rounds = [[_seconds(tensor) for tensor in tensors] for _ in range(WARMUP_ROUNDS + repeats)]
     slowest = torch.tensor(rounds[WARMUP_ROUNDS:], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     seconds: list[list[float]] = slowest.tolist()
     return seconds
 
 
-def _seconds(tensor: torch.Tensor, wait: Callable[[], None]) -> float:
-    size = tensor.numel() * tensor.element_size()
-    calls = max(
-        1, min(MOST_CALLS, BYTES_A_TIMING // max(1, size))
-    )  # a small payload takes less than the ranks' starts differ
+def _seconds(tensor: torch.Tensor) -> float:
+    # a small payload takes less than the ranks' starts differ
+    calls = max(1, min(MOST_CALLS, BYTES_A_TIMING // tensor.nbytes))
     dist.all_reduce(tensor)  # the first after another size is slower
     dist.barrier()
-    wait()
+    _wait(tensor)
     start = time.perf_counter()
     for _ in range(calls):
         dist.all_reduce(tensor)
-    wait()
+    _wait(tensor)
     return (time.perf_counter() - start) / calls
+
+
+def _wait(tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
 
 
 def _work(request: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import TCP_SHARE, meets_itself, steps, wire_bytes
 from trainpace.hardware import HostLinks
-from trainpace.machine.allreduce import non_negative
+from trainpace.machine.calibration import non_negative
 from trainpace.records import Record, to_jsonable, write_whole
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")

@@ -63,11 +63,16 @@ class NoiseNorms:
         self._pairs.append((self._first, squared_norm(self._parameters) / self._loss_scale() ** 2))
 
     def norms(self) -> GradientNorms:
-        """The norms of all steps, without those whose gradients overflowed."""
-        return _norms(self._pairs, self._samples, self._whole)
+        """The norms of all steps, without those whose gradients overflowed; under DDP the same on every rank."""
+        pairs = [(float(part), float(whole)) for part, whole in self._pairs]
+        finite = [pair for pair in pairs if math.isfinite(sum(pair))]
+        return GradientNorms(
+            small_batch=self._samples, big_batch=self._whole, small_squared=tuple(part for part, _ in finite),
+            big_squared=tuple(whole for _, whole in finite),
+        )  # fmt: skip
 
 
-class DdpNoiseNorms:
+class DdpNoiseNorms(NoiseNorms):
     """The norms under DDP without accumulation: each rank's share against the mean of all, by a hook on the gradients' exchange.
 
     Costs a pass over the gradients and one exchange of a number. Put on before the first step; it takes the place of another
@@ -75,9 +80,8 @@ class DdpNoiseNorms:
     """
 
     def __init__(self, model: nn.parallel.DistributedDataParallel, samples: int) -> None:
-        self._model, self._samples, self._ranks = model, samples, dist.get_world_size()
+        super().__init__(model, samples, dist.get_world_size())
         self._own: list[torch.Tensor] = []
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def reduce(_: Any, bucket: Any) -> Any:
             self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
@@ -93,23 +97,7 @@ class DdpNoiseNorms:
         own = torch.stack(self._own).sum()
         self._own.clear()
         dist.all_reduce(own)
-        whole = squared_norm(p for p in self._model.parameters() if p.requires_grad)
-        self._pairs.append((own / self._ranks, whole))
-
-    def norms(self) -> GradientNorms:
-        """The norms of all steps, the same on every rank."""
-        return _norms(self._pairs, self._samples, self._samples * self._ranks)
-
-
-def _norms(pairs: list[tuple[torch.Tensor, torch.Tensor]], small: int, big: int) -> GradientNorms:
-    numbers = [(float(a), float(b)) for a, b in pairs]
-    finite = [(a, b) for a, b in numbers if math.isfinite(a) and math.isfinite(b)]
-    return GradientNorms(
-        small_batch=small,
-        big_batch=big,
-        small_squared=tuple(a for a, _ in finite),
-        big_squared=tuple(b for _, b in finite),
-    )
+        self._pairs.append((own / self._parts, squared_norm(self._parameters)))
 
 
 def measure_noise_scale(conditions: Conditions, batch_size: int) -> MeasuredNoiseScale:

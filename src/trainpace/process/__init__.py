@@ -1,8 +1,19 @@
 """Child processes: a command that ends with us, a worker that answers one request, and a pool of workers that answer many."""
 
 from trainpace.process.child import Child, ending_of, usable_cores
-from trainpace.process.worker import end, explain, failure_of, is_out_of_memory, serve, serve_lines
-from trainpace.process.workers import DiskFull, Pool, run_isolated, run_ranks, started_isolated
+from trainpace.process.worker import (
+    DiskFull,
+    Pool,
+    end,
+    explain,
+    failure_of,
+    is_out_of_memory,
+    run_isolated,
+    run_ranks,
+    serve,
+    serve_lines,
+    started_isolated,
+)
 
 __all__ = [
     "Child", "DiskFull", "Pool", "end", "ending_of", "explain", "failure_of", "is_out_of_memory",

@@ -1,14 +1,30 @@
-"""A worker's side: answer one request from a file, or many from a pipe, with a result or with one sentence of what went wrong."""
+"""Worker modules in processes of their own, so that users' code can crash, hang or exit without harm to ours.
 
+A worker answers one request from a JSON file in another (`serve`), or many in JSON lines (`serve_lines`), each with a result or
+with one sentence of what went wrong. Success is read from the answer, never from the exit code alone. What the user's code
+prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import json
 import os
+import queue
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from trainpace.errors import TrainpaceError, UserCodeError
+from trainpace.errors import OutOfMemory, TimedOut, TrainpaceError, UserCodeError
+from trainpace.process.child import Child, ending_of
 from trainpace.records import write_whole
+from trainpace.units import format_duration
 
 Answer = dict[str, Any]
 
@@ -16,6 +32,11 @@ _MEMORY_WORDS = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
 )  # fmt: skip
 _NOT_THE_USERS = ("/torch/", "/trainpace/", "/lightning/", "/deepspeed/", "<frozen", "runpy")
+_POLL_S = 0.02
+PATIENCE_S = 60.0
+
+
+# ---- the worker's side
 
 
 def serve(work: Callable[[dict[str, Any]], str]) -> None:
@@ -75,3 +96,138 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
     is_traceback = any(line.startswith("Original Traceback") for line in lines)
     reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
     return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
+
+
+# ---- the side that wants the answer
+
+
+class DiskFull(TrainpaceError):
+    """No room for another file; those that are finished are kept."""
+
+
+def run_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> str:
+    """The answer (JSON text) of ``python -m module``. `what` names the work in errors."""
+    with started_isolated(module, request, timeout_s, what) as answer:
+        return answer()
+
+
+@contextlib.contextmanager
+def started_isolated(module: str, request: dict[str, Any], timeout_s: float, what: str) -> Iterator[Callable[[], str]]:
+    """Start ``python -m module``, and give a function that waits for its answer, so that something can be done meanwhile. The
+    process ends with the context, whether it was waited for or not."""
+    with _started(module, request) as (worker, folder):
+
+        def wait_for_answer() -> str:
+            if worker.wait(timeout_s) is None:
+                raise _late(what, timeout_s)
+            return _answer_of(worker, folder, what)
+
+        yield wait_for_answer
+
+
+def run_ranks(module: str, requests: Sequence[dict[str, Any]], timeout_s: float, what: str) -> str:
+    """Run workers that need each other, one for each request; the answer of the first. Raises as soon as one has failed, for the
+    others would wait for it until the timeout."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(_started(module, request)) for request in requests]
+        while time.monotonic() < deadline:
+            ended = [rank for rank, (worker, _) in enumerate(workers) if worker.exit_code is not None]
+            for rank in sorted(ended, key=lambda rank: _answered_at(workers[rank][1])):
+                _answer_of(*workers[rank], f"rank {rank} of {what}")
+            if 0 in ended:
+                return _answer_of(*workers[0], what)
+            time.sleep(_POLL_S)
+    raise _late(what, timeout_s)
+
+
+class Pool:
+    """`count` processes of ``python -m module argument``, which use `serve_lines`. Leaving its context ends them all. `note`
+    hears when nothing has come from any worker for a minute."""
+
+    def __init__(self, module: str, argument: str, count: int, note: Callable[[str], None] = lambda _: None) -> None:
+        self._command, self._count, self._note = [sys.executable, "-m", module, argument], count, note
+        self._answers: queue.Queue[tuple[int, Answer | None]] = queue.Queue()
+        self._workers: list[Child] = []
+
+    def __enter__(self) -> Pool:
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one thread each: the workers are the parallelism
+        for number in range(self._count):
+            self._workers.append(Child(self._command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            threading.Thread(target=self._listen, args=(number,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.cut_lifeline()
+        for worker in self._workers:
+            worker.end()
+
+    def ask(self, worker: int, **request: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the end of its answers says that it has died
+            self._workers[worker].stdin.write(json.dumps(request).encode() + b"\n")
+            self._workers[worker].stdin.flush()
+
+    def answers(self, what: Callable[[int], str]) -> Iterator[tuple[int, Answer]]:
+        """(worker, answer) as they come. Raises what a worker says went wrong; `what` names a worker's work."""
+        while True:
+            try:
+                worker, answer = self._answers.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                doing = sorted({what(worker) for worker in range(self._count)})
+                self._note(f"no sample has come for {format_duration(PATIENCE_S)} ({'; '.join(doing)})")
+                continue
+            if answer is None:
+                ending = ending_of(self._workers[worker].wait() or 0)
+                raise UserCodeError(f"a worker {ending} while {what(worker)}.", "What is finished is kept.")
+            _raise_error_of(answer)
+            yield worker, answer
+
+    def _listen(self, number: int) -> None:
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            for line in self._workers[number].stdout:
+                self._answers.put((number, json.loads(line)))
+        self._answers.put((number, None))
+
+
+@contextlib.contextmanager
+def _started(module: str, request: dict[str, Any]) -> Iterator[tuple[Child, Path]]:
+    """A worker, and the folder of its request and its answer."""
+    with tempfile.TemporaryDirectory(prefix="trainpace-") as name:
+        folder = Path(name)
+        files = [str(folder / "request.json"), str(folder / "answer.json")]
+        Path(files[0]).write_text(json.dumps(request))
+        try:
+            output = sys.stderr.fileno()
+        except (OSError, AttributeError, ValueError):  # this process's own standard error is no file
+            output = subprocess.DEVNULL
+        with Child([sys.executable, "-m", module, *files], stdout=output) as worker:
+            yield worker, folder
+
+
+def _answered_at(folder: Path) -> int:
+    """Sorts ranks that have ended by why the others failed: first those that died without an answer, then by time."""
+    file = folder / "answer.json"
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def _answer_of(worker: Child, folder: Path, what: str) -> str:
+    file, code = folder / "answer.json", worker.exit_code
+    assert code is not None
+    if not file.exists():
+        kind = OutOfMemory if code == 128 + signal.SIGKILL else UserCodeError
+        raise kind(f"{what} gave no answer: it {ending_of(code)}.")
+    answer: Answer = json.loads(file.read_text())
+    _raise_error_of(answer)
+    return str(answer["result"])
+
+
+def _raise_error_of(answer: Answer) -> None:
+    if "error" in answer:
+        kinds = {"out_of_memory": OutOfMemory, "disk_full": DiskFull, "misuse": TrainpaceError}
+        kind: type[TrainpaceError] = next((kind for key, kind in kinds.items() if answer.get(key)), UserCodeError)
+        raise kind(answer["error"], answer["hint"])
+
+
+def _late(what: str, timeout_s: float) -> TimedOut:
+    return TimedOut(f"{what} took longer than {timeout_s:g} s.", "Allow more with --timeout.")

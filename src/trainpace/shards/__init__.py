@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainpace.shards.computing import Damage, Precomputed, Settings, estimate, precompute, read_plan, verify
     from trainpace.shards.dataset import ShardDataset, ShardStream
     from trainpace.shards.plan import array_script, part_of
-    from trainpace.shards.precompute_estimate import Estimate
-    from trainpace.shards.user_dataset import WANTED, is_task, load_dataset, made_by
+    from trainpace.shards.precompute_worker import Estimate
+    from trainpace.shards.user_dataset import is_task, length_of, load_dataset, made_by
 
 __getattr__, __all__ = exports(__name__, __file__)

@@ -29,8 +29,7 @@ from trainpace.shards.plan import (
     shard_record,
     shard_sizes,
 )
-from trainpace.shards.precompute_estimate import Estimate, SampleCosts, decide
-from trainpace.shards.precompute_worker import Inspection
+from trainpace.shards.precompute_worker import Estimate, Inspection, SampleCosts, decide
 from trainpace.units import format_number
 
 _LOCK = ".lock"

@@ -81,7 +81,7 @@ def encode(sample: Any, layout: Layout | None = None) -> Encoded:
     return Encoded(layout, values, shapes)
 
 
-def same(a: Encoded, b: Encoded) -> list[str]:
+def differing_columns(a: Encoded, b: Encoded) -> list[str]:
     """Names of the columns in which two encodings of one sample differ, bit by bit."""
     if a.layout != b.layout:
         return [f.name for f in a.layout.fields]

@@ -64,18 +64,23 @@ def load_dataset(target: str) -> Any:
     dataset = made[3] if is_task(made) else made
     if hasattr(offline := getattr(dataset, "offline", None), "__getitem__"):
         dataset = offline
-    if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
-        raise TrainpaceError(
-            f"{target} is an IterableDataset, whose samples have no numbers to be cut into shards by.",
-            "Name the map-style dataset behind it.",
-        )
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TrainpaceError(
-            f"{target} is of type {type(dataset).__name__}, which lacks __len__ or __getitem__.", WANTED
-        )
-    if len(dataset) < 1:
-        raise TrainpaceError(f"{target} is a dataset of no samples.")
+    length_of(dataset, target)
     return dataset
+
+
+def length_of(dataset: Any, name: str) -> int:
+    """Samples of a map-style dataset. Raises TrainpaceError for any other object, and for a dataset without samples."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dataset, torch.utils.data.IterableDataset):
+        hint = "Name the map-style dataset behind it."
+        raise TrainpaceError(f"{name} is an IterableDataset, whose samples have no numbers.", hint)
+    numbered = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not numbered or isinstance(dataset, str | bytes | dict):
+        kind = type(dataset).__name__
+        raise TrainpaceError(f"{name} is of type {kind}, which is no dataset with __len__ and __getitem__.", WANTED)
+    if len(dataset) < 1:
+        raise TrainpaceError(f"{name} is a dataset of no samples.")
+    return len(dataset)
 
 
 def settings_of(dataset: Any) -> str:

@@ -96,10 +96,10 @@ def layout_of(chain: Chain | None, run: Recorder) -> Layout | None:
     for call, step in run.steps.items():
         by_place.setdefault(run.places[call], {})[call] = step
     inside = [
-        divide_block(by_place.get(number, {}), [hidden], [run.left[number - 1]], run.parameter_names)
+        divide_block(by_place.get(number, {}), [hidden], [run.left[number - 1]], run.parameters)
         for number, *_, hidden in run.entered
     ]
-    shapes = {value: tuple(run.shape_of(name)) for value, name in run.parameter_names.items()}
+    shapes = {value: tuple(parameter.shape) for value, parameter in run.parameters.items()}
     outside = {call: step for call, step in run.steps.items() if run.places[call] <= BEFORE}
     together = Division(
         {call: role for part in inside for call, role in part.roles.items()},
@@ -147,7 +147,7 @@ def blocks_of(
     pairs = [(float(c), float(s)) for c, s in zip(constant, slope, strict=True)]
     heads, key_value_heads = _heads(layout, described)
     count = len(layout.chain.modules)
-    numbers = {value: described.shape_of(name).numel() for value, name in described.parameter_names.items()}
+    numbers = {value: parameter.numel() for value, parameter in described.parameters.items()}
     return Blocks(
         module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
         count=count,
@@ -168,7 +168,8 @@ def _bytes(layout: Layout, run: Recorder) -> np.ndarray:
     """The figures named in `_BYTES`, at the run's batch size, of a block in the middle of the chain."""
     middle = len(layout.chain.modules) // 2 + 1
     saved = sharded = attention = before = after = up_to_here = 0.0
-    for _, call, size, _ in run.saved:
+    for storage in run.saved:
+        call, size = storage.call, storage.size
         place = run.places[call] if call >= 0 else BEFORE
         if place == BEFORE:
             before += size
@@ -231,5 +232,5 @@ def _tied(run: Recorder) -> int:
     for call, step in run.steps.items():
         if run.places[call] in used:
             used[run.places[call]] |= {value for value, _ in step.inputs}
-    both = used[BEFORE] & used[AFTER] & run.parameter_names.keys()
-    return sum(run.shape_of(run.parameter_names[value]).numel() for value in both)
+    both = used[BEFORE] & used[AFTER] & run.parameters.keys()
+    return sum(run.parameters[value].numel() for value in both)

@@ -82,21 +82,32 @@ class CudaMapping(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def python_functions_see_through() -> Iterator[None]:
+def _replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Other values for attributes of a module, until the context is left."""
+    saved = {name: getattr(owner, name) for name in values}
+    try:
+        vars(owner).update(values)
+        yield
+    finally:
+        vars(owner).update(saved)
+
+
+def python_functions_see_through() -> contextlib.AbstractContextManager[None]:
     """Let torch.nn.functional's Python functions run their bodies, so that the mode sees the calls inside them.
 
     A function mode is switched off inside the Python function that it was called with; `multi_head_attention_forward`
     or `dropout` would hide what they call. They ask `has_torch_function` first: answering no sends them on.
     """
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    saved = {name: getattr(F, name) for name in names}
-    try:
-        for name in names:
-            setattr(F, name, lambda *_: False)
-        yield
-    finally:
-        for name, function in saved.items():
-            setattr(F, name, function)
+    return _replaced(F, **dict.fromkeys(names, lambda *_: False))
+
+
+def unpacked_sequences() -> contextlib.AbstractContextManager[None]:
+    """Say that no sample holds several sequences; transformers would look at the values of position ids to find out."""
+    masking = sys.modules.get("transformers.masking_utils")
+    if not hasattr(masking, "find_packed_sequence_indices"):
+        return contextlib.nullcontext()
+    return _replaced(masking, find_packed_sequence_indices=lambda _: None)
 
 
 @contextlib.contextmanager
@@ -145,21 +156,6 @@ def _attention(
 
 def _fp32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
-@contextlib.contextmanager
-def unpacked_sequences() -> Iterator[None]:
-    """Say that no sample holds several sequences; transformers would look at the values of position ids to find out."""
-    masking = sys.modules.get("transformers.masking_utils")
-    original = getattr(masking, "find_packed_sequence_indices", None)
-    if masking is None or original is None:
-        yield
-        return
-    masking.find_packed_sequence_indices = lambda _: None  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        masking.find_packed_sequence_indices = original  # type: ignore[attr-defined]
 
 
 def fuse_mpt_attention(model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Record one optimizer step on the meta device: its operators, and what is alive at each of them."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,13 +40,17 @@ class Recorded:
     set_aside_bytes: float
 
 
-class Alive(NamedTuple):
-    """A storage: its number, the call that made it (-1: before the step), its bytes, the row at which it was made."""
+@dataclass(slots=True)
+class Storage:
+    """A storage that is alive: its number, the call that made it (-1: before the step), its bytes, the row at which it was made,
+    and whether the backward pass made it outside of the blocks, with a gradient that has not been accumulated."""
 
     value: int
     call: int
     size: float
     row: int
+    is_outside: bool
+    reference: weakref.ref[Any]
 
 
 class Recorder(TorchDispatchMode):
@@ -73,11 +77,11 @@ class Recorder(TorchDispatchMode):
         """Blocks in the order in which they ran: (number, shape, bytes and value of the hidden state)."""
         self.left: list[int] = []
         """Values of the hidden states that blocks returned."""
-        self.saved: list[Alive] = []
+        self.saved: list[Storage] = []
         """The storages alive when the forward pass ends."""
-        self.parameter_names: dict[int, str] = {}
-        """A parameter's name by its value."""
-        self._parameters = parameters
+        self.parameters: dict[int, torch.nn.Parameter] = {}
+        """Parameters by value."""
+        self.parameter_count = sum(p.numel() for p in parameters.values())
         self._place = BEFORE
         self._origin = Origin(BEFORE, -1)
         self._made_node: dict[int, int] = {}
@@ -85,15 +89,14 @@ class Recorder(TorchDispatchMode):
         self._functions: list[Any] = []
         self._module_of_call: list[str] = []
         self._replayed = -1
-        self._outside: dict[int, float] = {}
         self._outside_bytes = 0.0
-        self._born: dict[int, Alive] = {}
         self._values = 0
-        self._storages: dict[int, weakref.ref[Any]] = {}
-        self._module_of_storage: dict[int, str] = {}
+        self._storages: dict[int, Storage] = {}
         self._module = ""
-        for name, parameter in parameters.items():
-            self._module_of_storage[parameter.untyped_storage()._cdata] = name.rpartition(".")[0] or name
+        self._module_of_storage = {
+            parameter.untyped_storage()._cdata: name.rpartition(".")[0] or name
+            for name, parameter in parameters.items()
+        }
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -102,28 +105,24 @@ class Recorder(TorchDispatchMode):
     def keep_alive(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are alive all the time (parameters, buffers, the batch) as no activation."""
         for tensor in tensors:
-            key = tensor.untyped_storage()._cdata
-            self._storages[key] = weakref.ref(tensor.untyped_storage())
-            self._record_birth(key, -1, 0.0)
-        for name, parameter in self._parameters.items():
-            born = self._born.get(parameter.untyped_storage()._cdata)
-            if born is not None:
-                self.parameter_names.setdefault(born.value, name)
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._storages:
+                self._add_storage(storage, -1, 0.0)
+                if isinstance(tensor, torch.nn.Parameter):
+                    self.parameters[self._values] = tensor
 
-    def _record_birth(self, key: int, call: int, size: float) -> None:
+    def _add_storage(
+        self, storage: Any, call: int, size: float, is_outside: bool = False, freed: Callable[[Any], None] | None = None
+    ) -> None:
         self._values += 1
-        self._born[key] = Alive(self._values, call, size, len(self.recorded))
+        born = len(self.recorded)
+        self._storages[storage._cdata] = Storage(
+            self._values, call, size, born, is_outside, weakref.ref(storage, freed)
+        )
 
     def _value(self, tensor: torch.Tensor) -> int:
-        born = self._born.get(tensor.untyped_storage()._cdata)
-        return -1 if born is None else born.value
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(p.numel() for p in self._parameters.values())
-
-    def shape_of(self, name: str) -> torch.Size:
-        return self._parameters[name].shape
+        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        return -1 if storage is None else storage.value
 
     def enter_block(self, number: int, hidden: torch.Tensor) -> None:
         """Block `number` (from 1) starts on a hidden state."""
@@ -143,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def end_forward(self) -> None:
         """Note the storages saved for the backward pass, the only ones alive from here on."""
-        self.saved = [self._born[key] for key in self._storages if key in self._born]
+        self.saved = list(self._storages.values())
 
     def enter_module(self, name: str) -> None:
         """Name the module that runs now; operators without weights of their own are shown under it."""
@@ -154,11 +153,12 @@ class Recorder(TorchDispatchMode):
     def gradient_ready(self, gradient: torch.Tensor) -> None:
         """A gradient has been accumulated: from now on it counts as one, not as an activation."""
         size = float(gradient.untyped_storage().nbytes())
-        key = gradient.untyped_storage()._cdata
-        if key in self._outside:
-            self._outside_bytes -= self._outside.pop(key)
-        elif key in self._born:
-            for recorded in self.recorded[self._born[key].row :]:
+        storage = self._storages.get(gradient.untyped_storage()._cdata)
+        if storage is not None and storage.is_outside:
+            storage.is_outside = False
+            self._outside_bytes -= storage.size
+        elif storage is not None:
+            for recorded in self.recorded[storage.row :]:
                 recorded.set_aside_bytes += size
         self._activation_bytes -= size
         self._gradient_bytes += size
@@ -245,19 +245,16 @@ class Recorder(TorchDispatchMode):
             if key in self._storages:
                 continue
             size = float(storage.nbytes())
+            is_outside = self.phase == "backward" and self._origin.place <= BEFORE
             self._activation_bytes += size
-            self._record_birth(key, self._origin.call, size)
-            if self.phase == "backward" and self._origin.place <= BEFORE:
-                self._outside[key] = size
-                self._outside_bytes += size
+            self._outside_bytes += size * is_outside
 
-            def freed(_: Any, key: int = key, size: float = size) -> None:
-                self._activation_bytes -= size
-                del self._storages[key]
-                del self._born[key]
-                self._outside_bytes -= self._outside.pop(key, 0.0)
+            def freed(_: Any, key: int = key) -> None:
+                gone = self._storages.pop(key)
+                self._activation_bytes -= gone.size
+                self._outside_bytes -= gone.size * gone.is_outside
 
-            self._storages[key] = weakref.ref(storage, freed)
+            self._add_storage(storage, self._origin.call, size, is_outside, freed)
 
 
 def _batch_norm(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.verify.equivalence import verify
-    from trainpace.verify.question import Change, Equivalence, Question, WayResult
+    from trainpace.verify.equivalence import Change, Equivalence, Question, WayResult, verify
 
 __getattr__, __all__ = exports(__name__, __file__)

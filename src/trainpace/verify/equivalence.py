@@ -1,4 +1,5 @@
-"""Ask a Question: train every way, hold the weights against each other, and look for the cause of what differs."""
+"""Do ways of training on the same samples give the same weights? Every way is trained, its weights are compared with those of one
+process and one batch, and changes that make them equal show the cause of what differs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -16,31 +17,143 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.process import run_isolated, run_ranks
-from trainpace.records import load
-from trainpace.verify.question import (
-    CHANGES,
-    INITIAL,
-    RANKS,
-    WEIGHTS,
-    Change,
-    Equivalence,
-    Facts,
-    Question,
-    Tried,
-    Variant,
-    Way,
-    WayResult,
-)
+from trainpace.records import Record, load
 
+Way = Literal["whole", "again", "accumulate", "ddp", "fsdp2"]
+"""whole: one process, the whole batch at once, which the others are held against. again: the same once more."""
+WAYS: tuple[Way, ...] = get_args(Way)[2:]
+RANKS: tuple[Way, ...] = ("ddp", "fsdp2")
+
+Change = Literal[
+    "fp32", "weight_by_samples", "weight_by_targets", "sum", "no_hooks", "whole_batch_norm", "no_dropout", "fp64"
+]
+"""An intervention on both sides of a comparison. Weights only act where a batch is divided."""
+CHANGES: tuple[Change, ...] = get_args(Change)
+WEIGHTS: tuple[Change, ...] = ("weight_by_samples", "weight_by_targets", "sum")
+
+TOLERANCE = 1e-5
+"""Relative. fp32 has a unit roundoff of 6e-8; sums in another order over some steps leave some multiples of it."""
+INITIAL = "initial"
+"""Name of the weights before the first step."""
 FLOOR = 1e-3
 """Share of the model's root mean square that is the least size that a tensor's difference is held against. A tensor that starts
 at 0 and whose gradient is 0 but for rounding (a key's bias in attention) holds nothing but noise."""
 LEAST_MOVED = 100.0
 """The weights must move by so many times the difference, or equality says nothing."""
 FORMATS: tuple[Change, ...] = ("fp32", "fp64")
-WORKER = "trainpace.verify.worker"
+WORKER = "trainpace.verify.training"
 
 Tell = Callable[[str], None]
+
+
+class Question(Record):
+    """Train `steps` steps of `batch` samples: at once, in `parts` micro-batches, and on `ranks` processes. `optimizer` None is
+    the task's own, or sgd_momentum."""
+
+    model: str
+    batch: int = 8
+    parts: int = 4
+    ranks: int = 2
+    steps: int = 10
+    ways: tuple[Way, ...] = WAYS
+    precision: Literal["fp32", "bf16", "amp_bf16"] = "fp32"
+    optimizer: str | None = None
+    sequence_length: int | None = None
+    image_size: int | None = None
+    tolerance: float = TOLERANCE
+    seed: int = 0
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.steps) < 1 or min(self.parts, self.ranks) < 2:
+            raise TrainpaceError(
+                "a comparison needs 1 step of 1 sample or more, and 2 micro-batches and 2 ranks or more."
+            )
+        if not self.ways or not set(self.ways) <= set(WAYS):
+            raise TrainpaceError(f"a comparison needs one of the ways {', '.join(WAYS)}.")
+        for way in self.ways:
+            if self.batch < self.shares(way):
+                raise TrainpaceError(
+                    f"a batch of {self.batch} cannot be divided into {self.shares(way)}.", "Give a larger --batch."
+                )
+        if not 0 < self.tolerance < 1:
+            raise TrainpaceError(f"a tolerance of {self.tolerance} is not above 0 and below 1.")
+
+    def shares(self, way: Way) -> int:
+        return self.ranks if way in RANKS else self.parts if way == "accumulate" else 1
+
+    def sizes(self, way: Way) -> tuple[int, ...]:
+        """Samples of each part, the larger ones first; they differ by one at most."""
+        shares = self.shares(way)
+        return tuple(self.batch // shares + (i < self.batch % shares) for i in range(shares))
+
+
+class Variant(Record):
+    """One training: a way, under some changes."""
+
+    way: Way
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return "-".join((self.way, *self.changes))
+
+    @property
+    def whole(self) -> Variant:
+        """The variant that it is compared with: nothing is divided there, so nothing is weighted."""
+        return Variant(way="whole", changes=tuple(c for c in self.changes if c not in WEIGHTS))
+
+
+class Facts(Record):
+    """Facts about a training beside its weights. `random`: the model draws random numbers; `uneven_targets`: parts of the
+    batch differ in how many targets count (those of -100 do not)."""
+
+    losses: tuple[float, ...]
+    batch_norms: int = 0
+    random: bool = False
+    hooks: int = 0
+    uneven_targets: bool = False
+
+
+class Tried(Record):
+    """A change, and the largest relative difference that is left under it; None where the training failed, or its loss did."""
+
+    changes: tuple[Change, ...]
+    difference: float | None
+
+
+class WayResult(Record):
+    """`difference`: the largest over parameter tensors of max |a - b| / max(|a|, |b|) after the last step; `worst`: that tensor.
+
+    `moved`: the same measure from the first weights to the last. `cause`: changes that together bring equality, none of
+    which can be left out; empty where it is equal, or where none was found. `failed`: why there is no difference.
+    `first_loss`: of the first step, before any weight has moved, put together from the parts.
+    """
+
+    way: Way
+    sizes: tuple[int, ...]
+    difference: float | None
+    worst: str
+    moved: float | None
+    equal: bool
+    first_loss: float | None = None
+    cause: tuple[Change, ...] = ()
+    tried: tuple[Tried, ...] = ()
+    failed: str = ""
+
+
+class Equivalence(Record):
+    """The answer to a Question. `repeated`: the difference between two runs of the same process, where it was asked for."""
+
+    question: Question
+    ways: tuple[WayResult, ...]
+    facts: Facts
+    repeated: float | None = None
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def equal(self) -> bool:
+        return all(way.equal for way in self.ways)
 
 
 def verify(question: Question, tell: Tell = lambda _: None) -> Equivalence:
@@ -86,17 +199,13 @@ def difference(a: Mapping[str, NDArray[np.floating]], b: Mapping[str, NDArray[np
     square of all a."""
     names = sorted(a)
     assert names == sorted(b), "two trainings of one model have the same parameters"
-    count, squares = 0, 0.0
-    for name in names:
-        count += a[name].size
-        squares += float(np.sum(np.square(a[name], dtype=np.float64)))
-    floor = FLOOR * math.sqrt(squares / max(1, count))
+    squares = sum(float(np.square(a[name], dtype=np.float64).sum()) for name in names)
+    floor = FLOOR * math.sqrt(squares / max(1, sum(a[name].size for name in names)))
     worst = Difference(0.0, names[0] if names else "")
     for name in names:
-        if not a[name].size:
-            continue
-        apart = float(np.max(np.abs(a[name].astype(np.float64) - b[name])))
-        scale = max(float(np.max(np.abs(a[name]))), float(np.max(np.abs(b[name]))), floor)
+        left, right = a[name].astype(np.float64), b[name].astype(np.float64)
+        apart = float(np.abs(left - right).max(initial=0.0))
+        scale = max(float(np.abs(values).max(initial=floor)) for values in (left, right))
         relative = apart / scale if scale else apart
         if not math.isfinite(relative):
             return Difference(math.nan, name)
@@ -177,23 +286,13 @@ class _Trainings:
     def result(self, variant: Variant) -> WayResult:
         """How far a variant is from the one that it is compared with. It is equal where the difference is within the tolerance,
         and small beside how far the weights moved."""
-        way, whole = variant.way, variant.whole
-        apart = moved = None
-        losses: tuple[float, ...] = ()
-        if self._is_there(whole):
-            moved = self._difference(INITIAL, whole.key)
-        if self._is_there(variant):
-            apart = self._difference(whole.key, variant.key) if self._is_there(whole) else None
-            losses = self.facts(variant).losses
+        losses = self.facts(variant).losses if self._is_there(variant) else ()
+        apart, tensor = self._difference(variant.whole, variant)
+        moved, _ = self._difference(None, variant.whole)
         tolerance = self.question.tolerance
-        equal = (
-            apart is not None
-            and moved is not None
-            and (apart.relative <= tolerance <= moved.relative and LEAST_MOVED * apart.relative <= moved.relative)
-        )
+        equal = apart is not None and moved is not None and apart <= tolerance <= moved and LEAST_MOVED * apart <= moved
         return WayResult(
-            way=way, sizes=self.question.sizes(way), difference=None if apart is None else apart.relative,
-            worst="" if apart is None else apart.tensor, moved=None if moved is None else moved.relative, equal=equal,
+            way=variant.way, sizes=self.question.sizes(variant.way), difference=apart, worst=tensor, moved=moved, equal=equal,
             first_loss=losses[0] if losses else None, failed=self._failed.get(variant.key, ""),
         )  # fmt: skip
 
@@ -215,9 +314,13 @@ class _Trainings:
         request = {"question": self.question, "variants": variants, "folder": str(self._folder)}
         return dict(msgspec.to_builtins(request))
 
-    def _difference(self, a: str, b: str) -> Difference | None:
-        apart = difference_of_files(self._weights(a), self._weights(b))
-        return None if math.isnan(apart.relative) else apart
+    def _difference(self, a: Variant | None, b: Variant) -> tuple[float | None, str]:
+        """(the difference of two trainings, or of one from the first weights; the tensor that has it); None where one is missing,
+        or holds a NaN."""
+        if not (self._is_there(b) and (a is None or self._is_there(a))):
+            return None, ""
+        apart = difference_of_files(self._weights(INITIAL if a is None else a.key), self._weights(b.key))
+        return (None, "") if math.isnan(apart.relative) else apart
 
     def _missing(self, variants: Iterable[Variant]) -> list[Variant]:
         """The variants that have neither been trained nor failed, each once."""

@@ -12,7 +12,6 @@ import msgspec
 
 from trainpace.records import written_aside
 from trainpace.watch.inside.trail import PARTS, TRIALS, Fetch, Span, Step
-from trainpace.watch.timeline import evaluation_in
 from trainpace.watch.trails import Process, read_processes, records_of
 
 STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
@@ -50,42 +49,36 @@ def trace_events(processes: Iterable[Process]) -> Iterator[Event]:
     for process in processes:
         pid = next(n for n in (process.rank + 1, *range(1000, 10**6)) if n not in taken)
         taken.add(pid)
-        yield _name("process_name", pid, 0, f"rank {process.rank} (process {process.pid} on {process.host})")
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": process.rank}}
-        yield from _thread(pid, STEPS, "steps")
-        yield from _thread(pid, TRAINING, "training")
+        label = f"rank {process.rank} (process {process.pid} on {process.host})"
+        yield from _named("process", pid, 0, label, process.rank)
+        for tid, name in ((STEPS, "steps"), (TRAINING, "training")):
+            yield from _named("thread", pid, tid, name, tid)
         yield from _process_events(process, pid, process.shift_ns - zero_ns)
-        for i, lane in enumerate(process.workers):
-            yield from _thread(pid, FIRST_WORKER + i, lane.label)
+        for tid, lane in enumerate(process.workers, FIRST_WORKER):
+            yield from _named("thread", pid, tid, lane.label, tid)
             for r in lane.fetches():
-                yield _fetch(r, pid, FIRST_WORKER + i, process.shift_ns - zero_ns)
+                yield _event(r, pid, tid, process.shift_ns - zero_ns)
 
 
 def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event]:
     names: dict[int, str] = {}
-    threads: dict[int, int] = {}
+    threads = {0: TRAINING}
     held: list[Event] = []
-    spans: list[Span] = []
     for r in records_of(process.path):
         if isinstance(r, Span):
             if r.thread not in threads:
-                threads[r.thread] = TRAINING if r.thread == 0 else FIRST_THREAD + len(threads)
-                if r.thread:
-                    yield from _thread(pid, threads[r.thread], f"thread {r.thread}")
-            held.append(_span(r, names.get(r.name, PARTS[r.part]), pid, threads[r.thread], shift_ns))
-            if r.thread == 0:
-                spans.append(r)
+                tid = threads[r.thread] = FIRST_THREAD + len(threads)
+                yield from _named("thread", pid, tid, f"thread {r.thread}", tid)
+            held.append(_event(r, pid, threads[r.thread], shift_ns, names.get(r.name, "")))
         elif isinstance(r, Fetch):
-            held.append(_fetch(r, pid, TRAINING, shift_ns))
+            held.append(_event(r, pid, TRAINING, shift_ns))
         elif isinstance(r, Step):
-            if (evaluation := evaluation_in(r, spans) if spans else None) is not None:
-                held.append(_span(evaluation, "evaluation", pid, TRAINING, shift_ns + APART_NS))
-            yield _step(r, pid, shift_ns)
+            yield _event(r, pid, STEPS, shift_ns)
         elif "number" in r:
             names[r["number"]] = r["name"]
         if isinstance(r, Step) or len(held) > _HELD:
             yield from _outer_first(held)
-            held, spans = [], []
+            held = []
     yield from _outer_first(held)
 
 
@@ -94,34 +87,26 @@ def _outer_first(events: list[Event]) -> list[Event]:
     return sorted(events, key=lambda e: (e["ts"], -e["dur"]))
 
 
-def _step(r: Step, pid: int, shift_ns: int) -> Event:
-    parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
-    about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
-    return _complete(r, f"step {r.number}", "step", pid, STEPS, shift_ns, about, APART_NS)
-
-
-def _span(r: Span, name: str, pid: int, tid: int, shift_ns: int) -> Event:
-    return _complete(r, name, PARTS[r.part], pid, tid, shift_ns, {"part": PARTS[r.part]})
-
-
-def _fetch(r: Fetch, pid: int, tid: int, shift_ns: int) -> Event:
-    about = {"samples": r.samples, "cpu_ms": r.cpu_ns / 1e6, "collate_ms": r.collate_ns / 1e6}
-    return _complete(r, "fetch", "fetch", pid, tid, shift_ns, about)
-
-
-def _complete(
-    r: Step | Span | Fetch, name: str, category: str, pid: int, tid: int, shift_ns: int, about: Event, cut_ns: int = 0
-) -> Event:
+def _event(r: Step | Span | Fetch, pid: int, tid: int, shift_ns: int, name: str = "") -> Event:
+    duration_ns, about = r.end_ns - r.start_ns, dict[str, Any]()
+    if isinstance(r, Step):
+        category, name = "step", f"step {r.number}"
+        parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
+        about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
+        duration_ns = max(0, duration_ns - APART_NS)
+    elif isinstance(r, Fetch):
+        category = name = "fetch"
+        about = {"samples": r.samples, "cpu_ms": r.cpu_ns / 1e6, "collate_ms": r.collate_ns / 1e6}
+    else:
+        category = PARTS[r.part]
+        name, about = name or category, {"part": category}
     return {
         "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": (r.start_ns + shift_ns) / 1e3,
-        "dur": max(0, r.end_ns - cut_ns - r.start_ns) / 1e3, "args": about,
+        "dur": duration_ns / 1e3, "args": about,
     }  # fmt: skip
 
 
-def _thread(pid: int, tid: int, name: str) -> Iterator[Event]:
-    yield _name("thread_name", pid, tid, name)
-    yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
-
-
-def _name(kind: str, pid: int, tid: int, name: str) -> Event:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+def _named(kind: str, pid: int, tid: int, name: str, place: int) -> Iterator[Event]:
+    """The name of a process or a thread, and its place among the others."""
+    for what, value in (("name", name), ("sort_index", place)):
+        yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": {what: value}}

@@ -65,13 +65,6 @@ class Block(Record):
     parts_ms: dict[str, float]
 
 
-NOTED = (
-    "rank", "world_size", "host", "cpus", "torch", "threads", "optimizer", "optimizer_settings", "optimizer_numbers",
-    "optimizer_tensors", "model", "wrapped", "parameters", "ddp", "optimizer_variants_ms", "skips_sync", "matmul_gflops",
-)  # fmt: skip
-"""The fields of `Rank` that the recorder itself wrote, under the same names."""
-
-
 class Rank(Record):
     """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
 
@@ -203,7 +196,7 @@ def _rank(header: dict[str, Any], records: Sequence[Any], workers: Sequence[tupl
     step_ms = math.fsum(parts.values())
     model = max(models, key=lambda m: m["parameters"], default={})
     fetches = in_workers or [r for r in records if isinstance(r, Fetch)]
-    as_noted = {name: value for name, value in (notes | model).items() if name in NOTED}
+    as_noted = {name: value for name, value in (notes | model).items() if name in Rank.__struct_fields__}
     return Rank(
         **as_noted, steps=len(steady), step_ms=step_ms,
         step_ms_low=max(0.0, step_ms - half), step_ms_high=step_ms + half, parts_ms=parts,

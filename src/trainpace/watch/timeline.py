@@ -3,14 +3,14 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.watch.inside.recorder import KEEPS
-from trainpace.watch.inside.trail import EVALUATION, FORWARD, OTHER, PARTS, TRAINPACE, TRIALS, Span, Step
+from trainpace.watch.inside.trail import OTHER, PARTS, TRIALS, Span, Step
 from trainpace.watch.recording import WARM_UP_STEPS
 from trainpace.watch.trails import Process, WorkerLane, read_processes, records_of
 
@@ -157,7 +157,7 @@ def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterable[Bar]:
 def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterable[Bar]:
     within: list[list[Span]] = [[] for _ in steps]
     starts, ends = [s.start_ns for s in steps], [s.end_ns for s in steps]
-    names = {_INFERRED: "evaluation"}
+    names: dict[int, str] = {}
     for r in records_of(path):
         if isinstance(r, Span) and r.thread == 0:
             for i in range(bisect_left(ends, r.start_ns + 1), bisect_left(starts, r.end_ns)):
@@ -172,84 +172,42 @@ def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterab
                 )
 
 
-_INFERRED, _MARK_NS = -1, 50_000
 Stretch = tuple[int, int, int, int]
 """Part, number of its name, start_ns, end_ns."""
 
 
 def charged(step: Step, spans: Sequence[Span]) -> list[Stretch]:
     """A step cut into stretches without overlaps or gaps, each charged as the recorder charges it: to the innermost
-    span, or to `other` outside all spans. Nested stretches of one part are merged."""
+    span unless one of `KEEPS` is around it, or to `other` outside all spans. Nested stretches of one part are merged."""
     out: list[Stretch] = []
     at = step.start_ns
-    open_spans: list[tuple[int, int, int]] = []
+    open_spans = [(OTHER, 0, step.end_ns)]
 
     def charge(until: int) -> None:
         nonlocal at
         if until <= at:
             return
-        part, name, _ = open_spans[-1] if open_spans else (OTHER, 0, 0)
+        part, name, _ = open_spans[-1]
         if out and out[-1][0] == part and out[-1][3] == at:
             out[-1] = (part, out[-1][1] or name, out[-1][2], until)
         else:
             out.append((part, name, at, until))
         at = until
 
-    for span in sorted(_with_evaluation(step, spans), key=lambda s: (s.start_ns, -s.end_ns)):
-        while open_spans and open_spans[-1][2] <= span.start_ns:
+    def close(until: int) -> None:
+        while open_spans and open_spans[-1][2] <= until:
             charge(open_spans[-1][2])
             open_spans.pop()
-        charge(min(span.start_ns, step.end_ns))
-        end = min(span.end_ns, open_spans[-1][2] if open_spans else step.end_ns)
-        open_spans.append((span.part, span.name, end))
-    while open_spans:
-        charge(open_spans[-1][2])
-        open_spans.pop()
-    charge(step.end_ns)
+
+    for span in sorted((s for s in spans if s.start_ns < step.end_ns), key=lambda s: (s.start_ns, -s.end_ns)):
+        close(span.start_ns)
+        charge(span.start_ns)
+        part, name, end = open_spans[-1]
+        if part not in KEEPS or span.part in KEEPS:
+            part, name = span.part, span.name
+        open_spans.append((part, name, min(span.end_ns, end)))
+    close(step.end_ns)
     return out
-
-
-def _with_evaluation(step: Step, spans: Sequence[Span]) -> Sequence[Span]:
-    evaluation = evaluation_in(step, spans)
-    if evaluation is None:
-        return spans
-    begin, end = evaluation.start_ns, evaluation.end_ns
-    return [evaluation, *(s for s in spans if s.part in KEEPS or s.end_ns <= begin or s.start_ns >= end)]
-
-
-def evaluation_in(step: Step, spans: Sequence[Span]) -> Span | None:
-    """An unnamed span around an evaluation in plain PyTorch.
-
-    A batch is known to be for an evaluation only when the model is called, after its spans have begun; only the step's
-    total counts it. An evaluation lies between two marks of the recorder at exactly that distance.
-    """
-    if not step.parts_ns[EVALUATION]:
-        return None
-    covering: list[Span] = []
-    for span in sorted((s for s in spans if s.part in KEEPS), key=lambda s: (s.start_ns, -s.end_ns)):
-        if not covering or span.start_ns >= covering[-1].end_ns:
-            covering.append(span)
-    missing = step.parts_ns[EVALUATION] - sum(s.end_ns - s.start_ns for s in covering if s.part == EVALUATION)
-    if missing <= 0:
-        return None
-    begin = step.start_ns + step.parts_ns[TRAINPACE]
-    marks = {begin, *(s.end_ns for s in spans), *(s.start_ns for s in spans if s.part == FORWARD)}
-    starts, before = [s.start_ns for s in covering], [0, *accumulate(s.end_ns - s.start_ns for s in covering)]
-
-    def elapsed_outside(at: int) -> int | None:
-        """The time up to a mark that is outside covering spans; None within one."""
-        i = bisect_left(starts, at)
-        return at - before[i] if not i or covering[i - 1].end_ns <= at else None
-
-    outside = [(at, ns) for at in sorted(marks) if (ns := elapsed_outside(at)) is not None]
-    elapsed = [ns for _, ns in outside]
-    best = (max(_MARK_NS, missing // 500), 0, 0)
-    for i, (start, ns) in enumerate(outside):
-        near = bisect_left(elapsed, ns + missing)
-        for j in (near - 1, near):
-            if i < j < len(outside):
-                best = min(best, (abs(elapsed[j] - ns - missing), start, outside[j][0]))
-    return Span(EVALUATION, 0, _INFERRED, 0, *best[1:]) if best[2] else None
 
 
 def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:

@@ -80,17 +80,12 @@ def note_ddp(recorder: Recorder) -> None:
         recorder.trail.note({"ddp": {key: data[key] for key in wanted if key in data}})
 
 
+def _saved_aside(recorder: Recorder, name: str, file: str) -> Callable[[Any], Any]:
+    return lambda save: trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, name), file)
+
+
 def _lightning(module: ModuleType, recorder: Recorder) -> None:
-    def aside(save: Callable[..., Any]) -> Callable[..., Any]:
-        save_aside = trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, "save_checkpoint"))
-
-        @functools.wraps(save)
-        def call(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-            return save_aside(self, filepath if recorder.trials is None else str(filepath), *args, **kwargs)
-
-        return call
-
-    _patch(getattr(module, "Trainer", None), "save_checkpoint", aside)
+    _patch(getattr(module, "Trainer", None), "save_checkpoint", _saved_aside(recorder, "save_checkpoint", "filepath"))
 
 
 def _lightning_evaluation(module: ModuleType, recorder: Recorder) -> None:
@@ -126,17 +121,7 @@ def _saving(recorder: Recorder, name: str) -> Callable[[Any], Any]:
 
 def _safetensors(module: ModuleType, recorder: Recorder) -> None:
     """Files that compiled code writes, which no audit hook sees."""
-
-    def aside(save: Callable[..., Any]) -> Callable[..., Any]:
-        save_aside = trials.checkpoints(recorder, recorder.wraps(save, CHECKPOINT, "save_file"))
-
-        @functools.wraps(save)
-        def call(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:  # named as safetensors names them
-            return save_aside(tensors, filename, *args, **kwargs)
-
-        return call
-
-    _patch(module, "save_file", aside)
+    _patch(module, "save_file", _saved_aside(recorder, "save_file", "filename"))
     _patch(module, "save_model", _charged(recorder, CHECKPOINT, "save_model"))
 
 

@@ -44,9 +44,8 @@ def install(torch: Any, recorder: Recorder) -> None:
     clip = recorder.wraps(torch.nn.utils.clip_grad_norm_, OPTIMIZER, "clip_grad_norm_")
     # under both their names, or else pickle finds another function than the one that it was given
     torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip
-    torch.save = torch.serialization.save = trials.checkpoints(
-        recorder, recorder.wraps(torch.save, CHECKPOINT, "torch.save")
-    )
+    save = recorder.wraps(torch.save, CHECKPOINT, "torch.save")
+    torch.save = torch.serialization.save = trials.checkpoints(recorder, save, "f")
     _outputs(recorder)
 
     recorder.after_step.append(lambda step: _copies(torch, recorder) if step.number == 0 else None)

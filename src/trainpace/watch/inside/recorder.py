@@ -57,6 +57,8 @@ class Recorder:
         self._pending = [0] * len(PARTS)
         self._spent = [0] * len(PARTS)
         self._evaluating = self._evaluating_before = self._unsure = False
+        self._settled = self._mark
+        self._evaluation_start: int | None = None
 
     def _charge(self) -> int:
         """Charge the time since the last mark to the part that runs; returns the present time."""
@@ -118,6 +120,7 @@ class Recorder:
         """Begin to fetch a batch, for training or for an evaluation."""
         if self._unsure:
             self.fetched_samples, self._unsure = 0, False
+        self._charge()
         self._settle()
 
     def begins_forward(self, evaluating: bool, surely: bool = True) -> None:
@@ -137,6 +140,14 @@ class Recorder:
         self._settle()
 
     def _settle(self) -> None:
+        """Count the time up to the last mark as an evaluation's or as its own parts'. A span covers every evaluation."""
+        if self._evaluating and self._evaluation_start is None:
+            self._evaluation_start = self._settled
+        elif not self._evaluating and self._evaluation_start is not None:
+            if self.spans_on:
+                self.trail.span(EVALUATION, 0, "evaluation", 0, self._evaluation_start, self._settled)
+            self._evaluation_start = None
+        self._settled = self._mark
         for part, ns in enumerate(self._pending):
             self._spent[EVALUATION if self._evaluating and part not in KEEPS else part] += ns
         self._pending = [0] * len(PARTS)
@@ -169,5 +180,5 @@ class Recorder:
         if now - self._flushed > FLUSH_NS:
             self.trail.flush()
             self._flushed = now
-        self._charge()
+        self._settled = self._charge()
         self.part = part

@@ -358,19 +358,24 @@ def muted(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any
     return maybe
 
 
-def checkpoints(recorder: Recorder, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Under trials, write a checkpoint beside its place, so that the user's own stays. It is kept until the end, since
-    overwriting costs more than removing a file before it reached the disk; `watch` removes it."""
+def checkpoints(recorder: Recorder, save: Callable[..., Any], file: str) -> Callable[..., Any]:
+    """Under trials, write a checkpoint beside its place, the argument `file`, so that the user's own stays. It is kept until the
+    end, since overwriting costs more than removing a file before it reached the disk; `watch` removes it."""
+    import inspect  # which torch has imported by now, and other processes need not
+
+    signature = inspect.signature(save)
 
     @functools.wraps(save)
-    def maybe(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.trials is None or not isinstance(f, str | os.PathLike):
-            return save(obj, f, *args, **kwargs)
-        aside = os.path.abspath(os.fspath(f)) + ASIDE
-        if aside not in recorder.trials.asides:
-            recorder.trials.asides.add(aside)
-            recorder.trail.note({"aside": aside})
-            recorder.trail.flush()  # so that they are removed also if this process is killed
-        return save(obj, aside, *args, **kwargs)
+    def maybe(*args: Any, **kwargs: Any) -> Any:
+        if recorder.trials is None:
+            return save(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        if isinstance(call.arguments[file], str | os.PathLike):
+            aside = call.arguments[file] = os.path.abspath(os.fspath(call.arguments[file])) + ASIDE
+            if aside not in recorder.trials.asides:
+                recorder.trials.asides.add(aside)
+                recorder.trail.note({"aside": aside})
+                recorder.trail.flush()  # so that they are removed also if this process is killed
+        return save(*call.args, **call.kwargs)
 
     return maybe

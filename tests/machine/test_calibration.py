@@ -7,10 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainpace.errors import TrainpaceError
-from trainpace.machine.allreduce import fit_latency_and_bandwidth, measure_allreduce, wire_share
+from trainpace.forecast import wire_bytes
+from trainpace.machine.calibration import fit_latency_and_bandwidth, measure_allreduce
 
 SIZES = [2.0**k for k in range(10, 27)]
 
@@ -40,8 +42,7 @@ def test_nothing_is_negative():
 
 
 def test_a_ring_of_two_sends_the_payload_once():
-    assert wire_share(2) == 1.0
-    assert wire_share(4) == 1.5
+    assert wire_bytes("all_reduce", np.array(1.0), np.array([2, 4])).tolist() == [1.0, 1.5]
 
 
 def ranks_in(folder):
@@ -88,7 +89,7 @@ def test_mistakes_are_one_sentence_and_no_process_stays(arguments, word, tmp_pat
 
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_all(tmp_path):
-    code = "from trainpace.machine.allreduce import measure_allreduce; measure_allreduce(2, sizes_bytes=[2**26], repeats=10**6)"
+    code = "from trainpace.machine.calibration import measure_allreduce; measure_allreduce(2, sizes_bytes=[2**26], repeats=10**6)"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     asker = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
     try:
