@@ -55,8 +55,9 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
     if not d.proofs:
         print_next("trainpace diagnose -- python train.py", "with your own command: interventions prove the shares")
     else:
-        timeline = ["trainpace", "watch", "--from", folder, "--timeline"]
-        print_next(timeline, "the same steps on a timeline, worker by worker")
+        print_next(
+            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline, worker by worker"
+        )
 
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
@@ -111,8 +112,8 @@ def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
 
 def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None) -> str:
     """The page as text. `command`: what was run."""
-    low, high = number(d.step_ms_low), number(d.step_ms_high)
-    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {number(d.step_ms)} ms ({low} to {high})."
+    step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
+    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {step}."
     return page(
         "diagnosis.html", f"What slows it down: {command}", [answer, *d.why], diagnosis_pictures(d), to_jsonable(d),
         styles=() if timeline is None else ("timeline.css",), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],

@@ -167,21 +167,19 @@ def bars_figure(chart: BarChart) -> Figure:
     rows = sum(len(group.bars) + bool(group.title) for group in chart.groups)
     figure = _figure(0.9 + BAR_IN * rows)
     axes = figure.add_subplot()
-    names, at = [], 0
+    names: list[str] = []
     longest = max((chart.longest(group) for group in chart.groups), default=1.0)
     seen: set[str] = set()
     for group in chart.groups:
         scale = longest / chart.longest(group)
         if group.title:
-            names.append((at, group.title))
-            at += 1
+            names.append(group.title)
         for bar in group.bars:
-            _bar(axes, at, bar, scale, longest, seen)
-            names.append((at, bar.label))
-            at += 1
-    axes.set_yticks([y for y, _ in names], [name for _, name in names])
+            _bar(axes, len(names), bar, scale, longest, seen)
+            names.append(bar.label)
+    axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(at - 0.4, -0.6)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, longest * 1.3)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes.set_xticks([])
@@ -191,14 +189,12 @@ def bars_figure(chart: BarChart) -> Figure:
 
 
 def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[str]) -> None:
-    left = 0.0
-    for s in bar.segments:
+    for s, start in bar.placed:
         if s.value > 0:
-            look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5}
-            axes.barh(at, s.value * scale, left=left, height=0.7, label=None if s.name in seen else s.name, **look)
+            look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5, "height": 0.7}
+            axes.barh(at, s.value * scale, left=start * scale, label=None if s.name in seen else s.name, **look)
             seen.add(s.name)
-            left += s.value * scale
-    end = left
+    left = end = bar.total * scale
     if bar.low is not None and bar.high is not None:
         low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
         axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,

@@ -119,8 +119,12 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
         if name == "Simplest" and simplest.choice == best.choice:
             lines.append((name, "the same: nothing with fewer changes comes within 2 % of the best"))
         elif outlook is not None:
+            figures = [
+                duration(outlook.job_s), f"{number(outlook.step_ms)} ms a step", f"{number(outlook.needed_gib)} GiB a device",
+                usd(outlook.cost_usd, ""), plural(outlook.changes, "change") if outlook.changes else "",
+            ]  # fmt: skip
             only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
-            lines += [(name, _figures(outlook) + only_if), ("", config_line(outlook.choice))]
+            lines += [(name, ", ".join(filter(None, figures)) + only_if), ("", config_line(outlook.choice))]
     print_named("", lines)
     if len(plan.pareto) < 2:
         return
@@ -132,13 +136,6 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
     ]  # fmt: skip
     columns = ["GPUs", "job", *(["cost"] if priced else []), "efficiency"]
     print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
-
-
-def _figures(o: Outlook) -> str:
-    return ", ".join([
-        duration(o.job_s), f"{number(o.step_ms)} ms a step", f"{number(o.needed_gib)} GiB a device",
-        *([] if o.cost_usd is None else [usd(o.cost_usd)]), *([plural(o.changes, "change")] if o.changes else []),
-    ])  # fmt: skip
 
 
 def _print_sensitivity(plan: Plan) -> None:

@@ -42,12 +42,18 @@ def print_equivalence(result: Equivalence) -> None:
         first, *lines = lines
         print_verdict(f"Yes: {first[0].lower()}{first[1:]}", good=True)
     else:
-        apart = [WAY_IN_WORDS[way.way] for way in result.ways if not way.equal]
-        print_verdict(f"No: not equivalent training with {', '.join(apart)}.", good=False)
+        differing = [WAY_IN_WORDS[way.way] for way in result.ways if not way.equal]
+        print_verdict(f"No: not equivalent training with {', '.join(differing)}.", good=False)
     columns = (
         words("trained as"), words("parts"), Column("largest relative difference"), words("where", 1), words("verdict", least=7),
     )  # fmt: skip
-    print_table(columns, [_row(way) for way in result.ways])
+    rows = []
+    for way in result.ways:
+        parts = " + ".join(map(str, way.sizes)) if len(way.sizes) <= 4 else f"{len(way.sizes)} x {way.sizes[0]}"
+        apart = "" if way.difference is None else f"{way.difference:.1e}"
+        outcome = "failed" if way.failed else "equal" if way.equal else "differs"
+        rows.append([WAY_IN_WORDS[way.way], parts, apart, way.worst, outcome])
+    print_table(columns, rows)
     print_lines(*lines)
     if result.equal:
         print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
@@ -55,13 +61,6 @@ def print_equivalence(result: Equivalence) -> None:
     elif not result.repeated and not any(way.failed for way in result.ways):
         again = ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)]
         print_next(again, "again, after that change")
-
-
-def _row(way: WayResult) -> list[str]:
-    parts = " + ".join(map(str, way.sizes)) if len(way.sizes) <= 4 else f"{len(way.sizes)} x {way.sizes[0]}"
-    apart = "" if way.difference is None else f"{way.difference:.1e}"
-    word = "failed" if way.failed else "equal" if way.equal else "differs"
-    return [WAY_IN_WORDS[way.way], parts, apart, way.worst, word]
 
 
 def verdict(result: Equivalence) -> list[str]:

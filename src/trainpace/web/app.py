@@ -138,8 +138,13 @@ def _json(page: Page, state: State) -> Callable[[Request], Response]:
             status, answer = 200, to_jsonable(page.answer(state, read_question(page.question, request.url.query)))
         except Exception as error:
             status, message, hint = _explained(error)
-            head = {"record": "Error", "schema_version": SCHEMA_VERSION}
-            answer = {**head, "status": status, "message": message, "hint": hint}
+            answer = {
+                "record": "Error",
+                "schema_version": SCHEMA_VERSION,
+                "status": status,
+                "message": message,
+                "hint": hint,
+            }
         return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
     return endpoint

@@ -170,14 +170,9 @@ def runs_page(runs: Journal, q: RunsQuestion) -> RunsPage:
 
 
 def line_of(e: Entry) -> RunLine:
-    i, x = e.interval_ms, e.execution
-    return RunLine(
-        id=e.id, created_at=e.created_at, kind=e.kind, outcome=e.outcome, model=e.model, device=e.device,
-        num_devices=e.num_devices, micro_batch=x.micro_batch, accumulation=x.accumulation, precision=x.precision,
-        optimizer=x.optimizer, step_time_ms=e.step_time_ms, step_time_ms_low=None if i is None else i.low,
-        step_time_ms_high=None if i is None else i.high, samples_per_second=e.samples_per_second,
-        peak_memory_gib=e.peak_memory_gib, forecast_ms=e.forecast_ms, forecast_error_pct=error_pct(e), sweep=e.sweep,
-    )  # fmt: skip
+    low, high = (None, None) if e.interval_ms is None else (e.interval_ms.low, e.interval_ms.high)
+    shared = {n: getattr(part, n) for part in (e, e.execution) for n in RunLine.__struct_fields__ if hasattr(part, n)}
+    return RunLine(**shared, step_time_ms_low=low, step_time_ms_high=high, forecast_error_pct=error_pct(e))
 
 
 def run_page(runs: Journal, q: RunQuestion) -> RunPage:
