@@ -29,7 +29,7 @@ from trainpace.measure import SweepAnalysis, analyse
 from trainpace.outcome import Measurement
 from trainpace.records import Record
 from trainpace.units import format_number
-from trainpace.verbs.whatif import Text
+from trainpace.verbs.serve import Text
 from trainpace.web.questions import query_of
 from trainpace.web.whatif import STEP_TIME
 
