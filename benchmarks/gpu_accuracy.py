@@ -1,4 +1,4 @@
-"""Forecasts of the training steps that were measured on a lent H100 (fitting/data), whole steps and the GPU's share of them.
+"""Forecasts of the training steps that were measured on a lent H100 and H200 (fitting/data), whole steps and the GPU's share of them.
 
 PYTHONPATH=.zoo:tests/shims python benchmarks/gpu_accuracy.py. None of these steps is fitted on. Kept in
 benchmarks/results/gpu_accuracy.md.
@@ -20,7 +20,8 @@ import trainpace
 from trainpace.errors import TrainpaceError
 
 HERE = Path(__file__).parent
-STEPS = HERE.parent / "fitting" / "data" / "h100_steps.jsonl"
+DATA = HERE.parent / "fitting" / "data"
+CARDS = {"NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA H200": "H200 SXM"}
 RESULT = HERE / "results" / "gpu_accuracy.md"
 DEVICE_BOUND = 0.9
 """Steps whose GPU was busy for this share of them tell how well kernels are forecast; the others, how well the host is."""
@@ -42,17 +43,15 @@ def forecast(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         path.write_text(json.dumps(CONFIGURATIONS[model.partition(":")[2]]))
         model = f"transformers:{path}"
     answer = trainpace.forecast(
-        model, gpu="H100 SXM", batch=case["batch"], precision=case["precision"], channels_last=case["channels_last"],
+        model, gpu=CARDS[case["gpu"]], batch=case["batch"], precision=case["precision"], channels_last=case["channels_last"],
         compile=case["compile"], optimizer=case["optimizer"], sequence_length=case["length"], image_size=case["image"],
         checkpointing="full" if case["checkpoint"] else "none", no_journal=True,
     )  # fmt: skip
     row = answer.rows[0]
-    step = row.step
-    device = step.forward_ms + step.backward_ms + step.optimizer_ms
-    interval, memory = row.step_time_interval_ms, row.memory
-    live = memory.parameters_gib + memory.gradients_gib + memory.optimizer_states_gib + memory.activations_gib
-    return {"step_ms": device + step.host_overhead_ms, "device_ms": device, "low": interval.low, "high": interval.high,
-            "memory_gib": live}  # fmt: skip
+    step, interval, memory = row.step, row.step_time_interval_ms, row.memory
+    assert step is not None and interval is not None and memory is not None
+    return {"step_ms": step.total_ms, "device_ms": step.computing_ms, "low": interval.low, "high": interval.high,
+            "memory_gib": memory.allocated_gib}  # fmt: skip
 
 
 def table(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
@@ -60,20 +59,22 @@ def table(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     for case, answer in rows:
         kind = "language" if case["model"].startswith("transformers:") else "images"
         bound = "GPU-bound" if case["busy_ms"] > DEVICE_BOUND * case["median_ms"] else "host-bound"
+        card = CARDS[case["gpu"]]
         form = f"{case['precision']}{', compile' if case['compile'] else ''}"
-        for name in (f"{bound}, {kind}, {form}", f"{bound}, all"):
+        for name in (f"{card}, {bound}, {kind}, {form}", f"{card}, {bound}, all"):
             groups.setdefault(name, []).append((case, answer))
     lines = [
-        "| steps | n | step, mean error | median | in the 90 % interval | GPU's time, mean error | median | bias |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| steps | n | step, mean error | median | in the 90 % interval | GPU's time, mean error | median | bias | memory, mean error |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, group in sorted(groups.items()):
         step = [a["step_ms"] / c["median_ms"] - 1 for c, a in group]
         device = [a["device_ms"] / c["busy_ms"] - 1 for c, a in group]
+        memory = [a["memory_gib"] / c["peak_gib"] - 1 for c, a in group]
         held = sum(a["low"] <= c["median_ms"] <= a["high"] for c, a in group)
         lines.append(
             f"| {name} | {len(group)} | {_mean(step)} | {_median(step)} | {held / len(group):.0%} | {_mean(device)} | "
-            f"{_median(device)} | {statistics.median(device):+.1%} |"
+            f"{_median(device)} | {statistics.median(device):+.1%} | {_mean(memory)} |"
         )
     return lines
 
@@ -99,7 +100,7 @@ def main() -> None:
             print(f"{case['model']} {case['batch']} {case['precision']} {answer['step_ms'] / case['median_ms'] - 1:+.0%} "
                   f"GPU {answer['device_ms'] / case['busy_ms'] - 1:+.0%}", file=sys.stderr)  # fmt: skip
     lines = [
-        "# Forecasts against steps measured on a lent H100", "",
+        "# Forecasts against steps measured on a lent H100 and H200", "",
         f"{datetime.date.today()}; `python benchmarks/gpu_accuracy.py`; the measurements are those of fitting/data/README.md.",
         "", *table(rows), "", *(f"Refused: {line}" for line in sorted(set(refused))),
     ]  # fmt: skip
