@@ -212,6 +212,13 @@ def timed_products(n=60, slowdown=1.5, noise=0.02, seed=0) -> OperatorTimings:
     return replace(table, fits=fit_classes(table, FORM))
 
 
+def at_peak(memory: MemoryProfile, batch: int) -> tuple[float, float]:
+    """(gradient bytes, activation bytes) at the moment of a step where most is alive."""
+    activation = memory.peaks[:, 1] + memory.peaks[:, 2] * batch
+    peak = int(np.argmax(memory.peaks[:, 0] + activation))
+    return float(memory.peaks[peak, 0]), float(activation[peak])
+
+
 def machine_model(**changes) -> MachineModel:
     model = MachineModel(
         timings=timed_products(), flop_per_s=FORM.flop_per_s, bytes_per_s=FORM.bytes_per_s, start_us=1.0, host_us_per_operator=2.0,

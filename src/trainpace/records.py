@@ -84,6 +84,11 @@ def from_json(text: str | bytes, kind: type[R], source: str = "the JSON text") -
         raise UnreadableInput(f"{source} is not a valid {kind.__name__}: {error}.") from None
 
 
+def from_package(file: str, kind: type[R]) -> R:
+    """A record that the package brings in a JSON file, named by its path below src/trainpace."""
+    return from_json(read_bytes(Path(__file__).parent / file), kind, f"trainpace's own {file}")
+
+
 def load(path: str | os.PathLike[str], kind: type[R]) -> R:
     """Read a record from a file."""
     return from_json(read_bytes(path), kind, source=str(path))

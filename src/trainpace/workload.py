@@ -194,14 +194,23 @@ class Operators(Record):
     def __len__(self) -> int:
         return len(self.kind)
 
+    @property
+    def is_matrix(self) -> Flags:
+        """Which rows run on matrix units."""
+        return np.isin(self.kind, list(MATRIX_KINDS))
+
+    def moved_bytes(self, batch: int | Floats) -> Floats:
+        """Bytes that one operator of each row reads and writes."""
+        return at_batch(self.read_bytes, batch) + at_batch(self.written_bytes, batch)
+
 
 class MemoryProfile(Record):
     """Bytes alive on one device: states that stay, and the moments of a step that can be its peak.
 
     peaks: k x 3: gradient bytes, activation bytes (constant), activation bytes per sample, activations including
-    temporaries. Only moments that are the highest for some batch size are kept. moments: m x 5, to be looked at: some moments of
+    temporaries. Only moments that are the highest for some batch size are kept. moments: m x 5, for a chart: some moments of
     the step in order, each with its phase (its place in PHASES), the share of the phase's bytes moved by then, and the same
-    three; none in files of before.
+    three; there may be none.
     """
 
     parameter_bytes: float
@@ -210,22 +219,11 @@ class MemoryProfile(Record):
     moments: np.ndarray = msgspec.field(default_factory=lambda: np.zeros((0, 5)))
 
     def __post_init__(self) -> None:
-        if (
-            self.peaks.ndim != 2
-            or self.peaks.shape[1] != 3
-            or not len(self.peaks)
-            or not (np.abs(self.peaks) < LARGEST).all()
-        ):
-            raise TrainpaceError("the memory profile should be finite numbers of shape (moments, 3).")
-        seen = self.moments
-        if seen.size and (seen.ndim != 2 or seen.shape[1] != 5 or not (np.abs(seen) < LARGEST).all()):
-            raise TrainpaceError("the memory profile's moments should be finite numbers of shape (moments, 5).")
-
-    def at_peak(self, batch: int) -> tuple[float, float]:
-        """(gradient bytes, activation bytes) at the moment of a step where most is alive."""
-        activation = self.peaks[:, 1] + self.peaks[:, 2] * batch
-        peak = int(np.argmax(self.peaks[:, 0] + activation))
-        return float(self.peaks[peak, 0]), float(activation[peak])
+        for name, array, columns in (("peaks", self.peaks, 3), ("moments", self.moments, 5)):
+            if not array.size and name == "moments":
+                continue
+            if array.ndim != 2 or array.shape[1] != columns or not array.size or not (np.abs(array) < LARGEST).all():
+                raise TrainpaceError(f"the memory profile's {name} should be finite numbers of shape (n, {columns}).")
 
 
 Role = Literal["", "column", "row", "sharded", "replicated"]
@@ -274,11 +272,9 @@ class Blocks(Record):
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in self.__struct_fields__}
-        numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
-        if any(not 0 <= size < LARGEST for size in numbers.values()) or self.count < 1:
-            raise TrainpaceError(
-                "the repeated blocks need counts that are finite and not negative, and one block at least."
-            )
+        numbers = [size for size in sizes.values() if isinstance(size, int)]
+        if any(not 0 <= size < LARGEST for size in numbers) or self.count < 1:
+            raise TrainpaceError("the repeated blocks need finite counts from 0, and one block at least.")
         if self.tensor_parameters > self.parameters or self.outside_tensor_parameters > self.outside_parameters:
             raise TrainpaceError("the repeated blocks divide more parameters than they have.")
         if (self.heads == 0) != (self.key_value_heads == 0) or self.heads % max(self.key_value_heads, 1):

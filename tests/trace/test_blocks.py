@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from nouns import at_peak
 from trainpace.trace.blocks import longest_chain
 from trainpace.trace.task import Task
 from trainpace.trace.trace import trace, trace_task
@@ -207,7 +208,7 @@ def peak(blocks, batch):
 def test_bytes_add_up_to_the_peak(form, recompute):
     traced, blocks = blocks_of(language(recompute=recompute), form)
     for batch in (16, 64):
-        gradient, activation = traced.memory.at_peak(batch)
+        gradient, activation = at_peak(traced.memory, batch)
         assert peak(blocks, batch) == pytest.approx(gradient + activation, rel=0.03)
     if recompute:
         assert at(blocks.saved_bytes, 16) - blocks.saved_bytes[0] == 16 * blocks.input_bytes[1]
@@ -238,7 +239,7 @@ def test_bytes_of_known_models_add_up_to_the_peak(tmp_path, name, form):
     blocks = traced.blocks
     assert (blocks.count, blocks.heads, blocks.key_value_heads) == (8, 4, 2 if name == "llama" else 4)
     assert blocks.count * blocks.parameters + blocks.outside_parameters == workload.parameters
-    gradient, activation = traced.memory.at_peak(64)
+    gradient, activation = at_peak(traced.memory, 64)
     assert peak(blocks, 64) == pytest.approx(gradient + activation, rel=0.03)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from nouns import at_peak
 from trainpace.errors import TrainpaceError, UnknownName, UserCodeError
 from trainpace.trace import zoo
 from trainpace.trace.task import Task, build_task
@@ -70,7 +71,7 @@ def test_memory_of_a_model_that_can_be_counted_by_hand():
     parameters = 64 * 128 + 128 + 128 * 10 + 10
     assert memory.parameter_bytes == 4 * parameters
     assert memory.optimizer_bytes == 8 * parameters
-    gradient, activation = memory.at_peak(100_000)
+    gradient, activation = at_peak(memory, 100_000)
     # saved for backward per sample: 64 inputs are the caller's, 128 hidden, 10 logits and their log-softmax; the peak
     # adds the gradients that flow
     assert 4 * 100_000 * (128 + 20) <= gradient + activation <= 4 * 100_000 * (3 * 128 + 40)

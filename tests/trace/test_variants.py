@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from nouns import at_peak
 from trainpace.trace.task import Task
 from trainpace.trace.trace import trace, trace_task
 from trainpace.workload import Variant, at_batch
@@ -52,7 +53,7 @@ def test_modes_leave_out_what_they_do_not_run():
     assert passes.forms["fp32"].memory.optimizer_bytes == 0
     assert "native_batch_norm_inference" in operators(forward).function
     assert "native_batch_norm" in operators(whole).function
-    memory = [w.forms["fp32"].memory.at_peak(8)[1] for w in (forward, passes)]
+    memory = [at_peak(w.forms["fp32"].memory, 8)[1] for w in (forward, passes)]
     assert memory[0] < 0.5 * memory[1]
 
 
@@ -93,7 +94,7 @@ def test_checkpointing_repeats_the_forward_pass_and_saves_memory(tmp_path):
     assert saving.checkpointed
     backward = [flops(operators(w, "half"), "backward") for w in (plain, saving)]
     assert backward[0] < backward[1] <= backward[0] + flops(operators(plain, "half"), "forward")
-    assert saving.forms["half"].memory.at_peak(8)[1] < plain.forms["half"].memory.at_peak(8)[1]
+    assert at_peak(saving.forms["half"].memory, 8)[1] < at_peak(plain.forms["half"].memory, 8)[1]
     forward = [flops(operators(w, "half"), "forward") for w in (plain, saving)]
     assert forward[1] == pytest.approx(forward[0], rel=0.01)  # without the copies of a cache of keys
 

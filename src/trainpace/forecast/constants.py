@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from trainpace.errors import TrainpaceError
 from trainpace.kinds import TRAFFIC_SHARES
-from trainpace.records import Record, from_json
+from trainpace.records import Record, from_package
 
 
 class _Constants(Record):
@@ -145,5 +144,4 @@ else:
 @cache
 def fitted_constants() -> KernelConstants:
     """The constants that the package brings."""
-    text = (resources.files("trainpace.forecast") / "constants.json").read_text()
-    return from_json(text, KernelConstants, "trainpace's own constants.json")
+    return from_package("forecast/constants.json", KernelConstants)

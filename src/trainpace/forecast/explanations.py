@@ -108,7 +108,7 @@ def roofline_of(table: Operators, seconds: Floats, execution: Execution, device:
         return None
     batch, count = execution.micro_batch, table.count
     flops = at_batch(table.flops, batch) * count
-    moved = (at_batch(table.read_bytes, batch) + at_batch(table.written_bytes, batch)) * count
+    moved = table.moved_bytes(batch) * count
     works = (flops > 0) & (moved > 0) & (seconds > 0)
     rows = [int(i) for i in np.argsort(-seconds) if works[i]][:MOST_POINTS]
     points = tuple(

@@ -22,7 +22,7 @@ from trainpace.forecast.forecasts import ForecastTable
 from trainpace.forecast.grid import Grid
 from trainpace.forecast.memory import RankMemory, fits
 from trainpace.forecast.ranks import StageCosts
-from trainpace.forecast.shapes import clashes
+from trainpace.forecast.shapes import clashes, doublings
 from trainpace.forecast.tables import Tables
 from trainpace.forecast.target import KernelKey, Sharding, Target, kernel_key
 from trainpace.hardware import Cluster
@@ -152,8 +152,8 @@ class Forecaster:
         Per device nothing changes, so that the global batch grows with the devices (weak scaling).
         """
         cluster, forecasts = self.target.cluster, []
-        shapes = [(1, n) for n in _doubling(cluster.devices_per_node)]
-        for nodes, per_node in shapes + [(n, cluster.devices_per_node) for n in _doubling(cluster.nodes)[1:]]:
+        shapes = [(1, n) for n in doublings(cluster.devices_per_node)]
+        for nodes, per_node in shapes + [(n, cluster.devices_per_node) for n in doublings(cluster.nodes)[1:]]:
             whole = (nodes, per_node) == (cluster.nodes, cluster.devices_per_node)
             shard_size = execution.shard_size if whole else None
             try:
@@ -191,10 +191,6 @@ class Forecaster:
         assert not isinstance(timed, str), "steps were forecast with these times"
         device_s = timed.times.device_s
         return jump_causes(self.tables.table(key.sharding).operators, device_s[1] - device_s[0] * after / before)
-
-
-def _doubling(most: int) -> list[int]:
-    return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
 
 
 def _without_blocks(grid: Grid, workload: Workload) -> list[tuple[Flags, str]]:

@@ -8,13 +8,12 @@ its card been fitted on, and does the host, do grouped and depthwise convolution
 
 import math
 from functools import cache
-from importlib import resources
 from typing import NamedTuple
 
 from trainpace.execution import Execution
 from trainpace.hardware import Device
 from trainpace.outcome import StepTime
-from trainpace.records import Record, from_json
+from trainpace.records import Record, from_package
 from trainpace.workload import Flags, Floats
 
 COVERAGE = 0.9
@@ -50,8 +49,7 @@ class Spread(NamedTuple):
 @cache
 def fitted_spreads() -> Spreads:
     """The quantiles that the package brings."""
-    text = (resources.files("trainpace.forecast") / "intervals.json").read_text()
-    return from_json(text, Spreads, "trainpace's own intervals.json")
+    return from_package("forecast/intervals.json", Spreads)
 
 
 def class_spread(run_class: str, device: Device) -> Spread:
@@ -68,9 +66,8 @@ def run_class(step: StepTime, execution: Execution, device_s: Floats, grouped: F
     convolutions in groups; `half`: some rows compute in 16 bits."""
     if step.host_overhead_ms > HOST_SHARE * step.total_ms:
         return "launches"
-    if execution.world_size > 1 and (
-        execution.engine != "ddp" or step.communication_ms > COMMUNICATION_SHARE * step.total_ms
-    ):
+    exchanges = execution.engine != "ddp" or step.communication_ms > COMMUNICATION_SHARE * step.total_ms
+    if execution.world_size > 1 and exchanges:
         return "communication"
     if device_s[grouped].sum() > GROUPED_SHARE * device_s.sum():
         return "grouped convolutions"

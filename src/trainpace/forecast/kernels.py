@@ -20,7 +20,6 @@ from trainpace.workload import (
     CONV,
     CONVOLUTION_KINDS,
     GEMM,
-    MATRIX_KINDS,
     MOST_SIZES,
     OTHER,
     Flags,
@@ -51,7 +50,7 @@ class KernelTable:
         self._kind = np.array(operators.kind)
         groups = operators.dims[:, CONV.groups].sum(axis=1)
         channels = operators.dims[:, CONV.c_in].sum(axis=1)
-        self._is_matrix = np.isin(self._kind, list(MATRIX_KINDS))
+        self._is_matrix = operators.is_matrix
         self._is_convolution = np.isin(self._kind, CONVOLUTION_KINDS)
         self._depthwise = self._is_convolution & (groups > 1) & (channels == groups)
         self._grouped = self._is_convolution & (groups > 1) & ~self._depthwise

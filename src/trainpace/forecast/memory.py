@@ -22,6 +22,7 @@ bf16 keep 16-bit gradients beside fp32 ones (bf16_optimizer.py), 2 bytes more th
 shard's. fp32 and autocast train with 4 + 4 + 8 whatever shards them.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +60,8 @@ OFFLOAD_BUCKET = 5e8
 MOST_FRONTS = 4096
 Front = tuple[tuple[float, float], ...]
 """Pairs of gradient and activation bytes."""
+UPDATE_COPIES = 3.0
+"""Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32 that counts twice."""
 GATHERED_BLOCKS = 2.0
 """Blocks whose parameters are whole at a time under FSDP: the one that computes and the one that is prefetched."""
 
@@ -76,10 +79,6 @@ class RankMemory(NamedTuple):
 
     def record(self, i: int) -> Memory:
         return Memory(**{name: float(getattr(self, name)[i]) for name in Memory.__struct_fields__})
-
-
-UPDATE_COPIES = 3.0
-"""Copies of a shard's 16-bit gradients during an update: a flat one, and one in fp32 that counts twice."""
 
 
 class Widths(NamedTuple):
@@ -124,16 +123,7 @@ class MemoryModel:
         peaks = form.memory.peaks.astype(np.float64)  # whole numbers in a file may be read as such
         updates = peaks[:, 2] == 0
         self._updates = _upper_hull(peaks[updates], 0.0)
-        self._moments = peaks[~updates]
-        self._fronts: dict[float, Front] = {}
-
-    def _front(self, batch: float) -> Front:
-        """The front of the passes' moments at a batch size, worked out once."""
-        if batch not in self._fronts:
-            if len(self._fronts) >= MOST_FRONTS:
-                self._fronts = {}
-            self._fronts[batch] = _upper_hull(self._moments, batch)
-        return self._fronts[batch]
+        self._front = functools.lru_cache(MOST_FRONTS)(functools.partial(_upper_hull, peaks[~updates]))
 
     def at(self, grid: Grid, on_gpu: bool) -> RankMemory:
         """Peak memory of every execution, each on its fullest stage.
@@ -142,8 +132,7 @@ class MemoryModel:
         optimizer states from stage 1, gradients from 2, parameters from 3 (Rajbhandari et al. 2020). With the optimizer on the
         host sharded gradients leave as they come (Ren et al. 2021), so that one bucket of them stays.
         """
-        form, half, checkpointed = self.form, self.half, self.checkpointed
-        blocks = form.blocks
+        form, half, blocks = self.form, self.half, self.form.blocks
         groups = groups_of(grid, 1)
         stages, total = stages_of(grid, blocks)
         held = np.where(stages.number > 0, stages.parameters, 0.0) / max(total, 1.0)
@@ -166,7 +155,7 @@ class MemoryModel:
         buckets = (grid.zero_stage == 0) & (groups.data > 1) & (grid.tp * grid.pp == 1)
         buckets &= ~grid.has("engine", "data_parallel")
         reduced = held * gradient_bytes * buckets[:, None]
-        activations, working, is_plain = _activations(grid, form, stages, checkpointed)
+        activations, working, is_plain = _activations(grid, form, stages, self.checkpointed)
         kept = ((grid.accumulation > 1) | (grid.pp > 1))[:, None]
         # the end of the backward pass, where it differs from the trace's; then the trace's moments
         alive, active = np.where(is_plain, 0.0, held * gradient_bytes * wide + reduced), working
@@ -182,9 +171,8 @@ class MemoryModel:
         update = whole * width.update / shard
         consider(gradient_bytes, np.where(width.update > 0, update, -np.inf))
         # what the blocks keep for any batch are autocast's copies of their weights
-        spared = (0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]) * (
-            is_plain & grid.casts_shards[:, None]
-        )
+        copies = 0.0 if blocks is None else blocks.count * blocks.saved_bytes[0]
+        spared = copies * (is_plain & grid.casts_shards[:, None])
         batches, batch_of = np.unique(grid.micro_batch, return_inverse=True)
         fronts = [self._front(float(batch)) for batch in batches]
         for position in range(max(map(len, fronts))):
@@ -243,15 +231,13 @@ def _upper_hull(peaks: Floats, batch: float) -> Front:
         x, y = float(gradients[i]), float(activations[i])
         if front and x <= front[-1][0]:
             continue
-        while len(front) > 1 and _is_below(front[-2], front[-1], (x, y)):
+        while len(front) > 1:
+            (x0, y0), (x1, y1) = front[-2:]
+            if (x - x0) * (y1 - y0) > (x1 - x0) * (y - y0):  # the last one lies above the line to the new one
+                break
             front.pop()
         front.append((x, y))
     return tuple(front)
-
-
-def _is_below(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Whether b lies on or under the line from a to c."""
-    return (c[0] - a[0]) * (b[1] - a[1]) <= (b[0] - a[0]) * (c[1] - a[1])
 
 
 def _gathered(grid: Grid, blocks: Blocks | None, stages: Stages, whole: Floats, is_sharded: Flags) -> Floats:
@@ -346,9 +332,8 @@ def _in_flight(grid: Grid, stages: Stages) -> tuple[Floats, Floats, Floats]:
     chunks = 2 * (pp[:, None] - 1 - position) + ((v - 1) * pp)[:, None] + 1
     chunks = np.minimum(chunks, (m * v)[:, None]) / v[:, None]
     gpipe, interleaved = (grid.has("pipeline_schedule", name) for name in ("gpipe", "interleaved"))
-    staged = np.select(
-        [gpipe[:, None], interleaved[:, None]], [m[:, None] * np.ones_like(position), chunks], one_by_one
-    )
+    everything = m[:, None] * np.ones_like(position)
+    staged = np.select([gpipe[:, None], interleaved[:, None]], [everything, chunks], one_by_one)
     flying = np.where(pp[:, None] > 1, staged, 1.0)
     # DeepSpeed's and torch's pipelines keep them; Megatron frees their data (Korthikanti et al. 2022, appendix B)
     waiting = flying * ((grid.pp > 1) & (grid.zero_stage > 0))[:, None]

@@ -2,9 +2,9 @@
 
 A card that would need more power than it may draw lowers its clock. The watts that a peak rate needs follow from the
 process: energy per FLOP falls with the feature size. So ``x = (TDP / peak) / feature size`` says how well a card is fed; well-fed
-cards sustain their peak. Below, power falls with the cube of a clock whose voltage falls with it, so the rate falls with the cube
-root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further, and the rate falls in proportion (Horowitz et al.
-1994). T4 (70 W) and A10 (150 W) are the known starved cards, the 500 W H100 a slightly starved one.
+cards sustain their peak. Below a threshold x0, power falls with the cube of a clock whose voltage falls with it, so the rate
+falls with the cube root of ``x / x0``; below ``watts_floor`` of x0 the voltage can fall no further, and the rate falls in
+proportion (Horowitz et al. 1994). T4 (70 W) and A10 (150 W) lack watts most, the 500 W H100 a little.
 """
 
 import re
@@ -14,16 +14,18 @@ import numpy as np
 
 from trainpace.execution import Precision
 from trainpace.forecast.constants import KernelConstants
-from trainpace.hardware import Device, Figure
+from trainpace.hardware import Device
 from trainpace.workload import Floats
 
 NO_RATE = 1e30
-"""Stands for a rate that no operator of the table asks for."""
+"""A rate that no operator of the table needs."""
 TYPICAL_SMS = 80.0
 TYPICAL_L2_MIB = 6.0
 TYPICAL_PROCESS_NM = 8.0
 SHARPNESS = 8.0
 """Exponent of the smooth minimum between fully fed and starved."""
+NARROW = 512.0
+"""FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
 
 
 class Peak(NamedTuple):
@@ -33,15 +35,18 @@ class Peak(NamedTuple):
     tensor_core: bool
 
 
+NO_PEAK = Peak(NO_RATE, False)
+
+
 class Rates(NamedTuple):
     """Sustained figures of one device in one precision. Each may be an array that broadcasts against the operators'."""
 
     full: Floats
     """FLOP/s of matrix products whose operands are stored in fp32."""
     half: Floats
-    """... in 16 bits."""
+    """FLOP/s of matrix products whose operands are stored in 16 bits."""
     attention: Floats
-    """... of fused attention in 16 bits, which stays so where other products go to FP8."""
+    """FLOP/s of fused attention in 16 bits, which stays so where other products go to FP8."""
     plain: Floats
     """FLOP/s of the CUDA cores in fp32."""
     full_on_tensor_cores: Floats
@@ -50,9 +55,9 @@ class Rates(NamedTuple):
     sms: Floats
     l2_bytes: Floats
     casts: Floats
-    """1 where operands of products are cast to 8 bits by kernels of their own."""
+    """1 where separate kernels cast the operands of products to 8 bits, else 0."""
     aligned_only: Floats = np.asarray(0.0)
-    """1 where batched products in 16 bits run on matrix units only if their rows are multiples of 16 bytes."""
+    """1 where batched products in 16 bits need rows of multiples of 16 bytes to run on matrix units, else 0."""
 
 
 def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
@@ -61,20 +66,19 @@ def matrix_peak(device: Device, precision: Precision, half: bool) -> Peak | str:
     Without tensor cores, 16-bit products run on the CUDA cores with fp32 accumulation, at the fp32 rate. TF32 on a
     device without it is plain fp32, as in torch.
     """
-    if precision == "fp8" and half:
-        return _tensor(device, device.fp8_tensor_tflops, "FP8")
+    figure = device.tf32_tensor_tflops if precision == "tf32" else None
     if half:
-        wants_bf16 = precision in ("bf16", "amp_bf16")
-        if wants_bf16:
-            if device.bf16_tensor_tflops is None and device.kind == "gpu":
-                return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
+        figure = device.fp16_tensor_tflops
+        if precision == "fp8":
+            figure = device.fp8_tensor_tflops
+            if figure is None:
+                return f"{device.name} has no FP8 matrix rate."
+        elif precision in ("bf16", "amp_bf16"):
             figure = device.bf16_tensor_tflops
-        else:
-            figure = device.fp16_tensor_tflops
-        if figure is not None:
-            return Peak(figure.value * 1e12, True)
-    elif precision == "tf32" and device.tf32_tensor_tflops is not None:
-        return Peak(device.tf32_tensor_tflops.value * 1e12, True)
+            if figure is None and device.kind == "gpu":
+                return f"{device.name} has no bf16 matrix rate: its {device.architecture} architecture computes fp16 or fp32."
+    if figure is not None:
+        return Peak(figure.value * 1e12, True)
     if device.fp32_tflops is None:
         return f"{device.name} has no fp32 rate in the catalogue."
     return Peak(device.fp32_tflops.value * 1e12, False)
@@ -99,20 +103,20 @@ def sustained_rates(
     generation = device.compute_capability.partition(".")[0]
     yields = {"3": constants.kepler, "5": constants.pre_volta, "6": constants.pre_volta}.get(generation, 1.0)
     full, half = (peak._replace(flop_per_s=peak.flop_per_s * yields) for peak in (full, half))
-    sixteen = half
+    in_16_bits = half
     if precision == "fp8":
         bf16 = matrix_peak(device, "bf16", half=True)
-        sixteen = half if isinstance(bf16, str) else bf16
+        in_16_bits = half if isinstance(bf16, str) else bf16
         # a product in 8 bits takes about half the energy of one in 16, so it starves the card no more than that does
         half = half._replace(flop_per_s=half.flop_per_s * constants.fp8)
-    fed_half = _sustained(device, sixteen, constants)
+    sustained_half = _sustained(device, in_16_bits, constants)
     # FlashAttention 2, the kernels of torch up to 2.7, gets 35 % out of an H100 and twice that out of an A100 (Shah et al. 2024)
     fused = constants.attention_hopper if generation == "9" else 1.0
     bandwidth = device.memory_bandwidth_gb_per_s.value * (constants.kepler_traffic if generation == "3" else 1.0)
     return Rates(
         full=np.asarray(_sustained(device, full, constants)),
-        half=np.asarray(fed_half * half.flop_per_s / sixteen.flop_per_s),
-        attention=np.asarray(fed_half * fused),
+        half=np.asarray(sustained_half * half.flop_per_s / in_16_bits.flop_per_s),
+        attention=np.asarray(sustained_half * fused),
         plain=np.asarray(_sustained(device, plain, constants)),
         full_on_tensor_cores=np.asarray(float(full.tensor_core)),
         half_on_tensor_cores=np.asarray(float(half.tensor_core)),
@@ -124,25 +128,17 @@ def sustained_rates(
     )
 
 
-NO_PEAK = Peak(NO_RATE, False)
-
-
 def _sustained(device: Device, peak: Peak, constants: KernelConstants) -> float:
     if device.tdp_w is None or peak.flop_per_s >= NO_RATE:
         return peak.flop_per_s
     nm = device.process_nm.value if device.process_nm else TYPICAL_PROCESS_NM
     fed = device.tdp_w.value / (peak.flop_per_s / 1e12) / nm
     enough = constants.watts_tensor if peak.tensor_core else constants.watts_plain
-    fed_units = _feeding(device, peak, constants)
     boost = constants.consumer_boost if _is_consumer(device) else 1.0
     short = enough / fed
     cubic = (1 + short**SHARPNESS) ** (-1 / (3 * SHARPNESS))
     linear = (1 + (short * constants.watts_floor) ** SHARPNESS) ** (-2 / (3 * SHARPNESS))
-    return float(boost * peak.flop_per_s * fed_units * cubic * linear)
-
-
-NARROW = 512.0
-"""FLOP a clock and multiprocessor of matrix units that are fed in full: GeForce cards with fp32 sums."""
+    return float(boost * peak.flop_per_s * _feeding(device, peak, constants) * cubic * linear)
 
 
 def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
@@ -157,7 +153,3 @@ def _feeding(device: Device, peak: Peak, constants: KernelConstants) -> float:
 def _is_consumer(device: Device) -> bool:
     """GeForce and Titan cards raise their clock above the sheet's boost as far as heat and power allow; others do not."""
     return bool(re.match(r"Titan|[GR]TX \d0[5-9]0(?!.*Max-Q)", device.name))
-
-
-def _tensor(device: Device, figure: Figure | None, name: str) -> Peak | str:
-    return f"{device.name} has no {name} matrix rate." if figure is None else Peak(figure.value * 1e12, True)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from msgspec.structs import replace
 
-from trainpace.errors import Contradiction
-from trainpace.execution import EXECUTION_FIELDS, Execution
+from trainpace.errors import Contradiction, TrainpaceError
+from trainpace.execution import Execution
 from trainpace.forecast.grid import Grid
 from trainpace.hardware import Cluster
 from trainpace.workload import Blocks, Counts
@@ -23,9 +23,7 @@ MOST_SHOWN = 64
 def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster) -> Counts:
     """The first clash of every execution, as a position in CLASHES."""
     shards = grid.tp * grid.pp * grid.cp
-    count = 0 if blocks is None else blocks.count
-    heads = 0 if blocks is None else blocks.heads
-    groups = 0 if blocks is None else blocks.key_value_heads
+    count, heads, groups = (0, 0, 0) if blocks is None else (blocks.count, blocks.heads, blocks.key_value_heads)
     one = np.ones_like(grid.tp)
     stages = grid.pp * grid.virtual_stages
     interleaved, one_process = grid.has("pipeline_schedule", "interleaved"), grid.has("engine", "data_parallel")
@@ -54,29 +52,28 @@ def clashes(grid: Grid, blocks: Blocks | None, sequence_length: int | None, clus
 
 def contradiction(
     clash: int, grid: Grid, i: int, blocks: Blocks | None, sequence_length: int | None, cluster: Cluster
-) -> Contradiction:
+) -> TrainpaceError:
     """The clash of execution `i` in words, with its numbers."""
-    tp, pp, cp, v = (int(getattr(grid, name)[i]) for name in ("tp", "pp", "cp", "virtual_stages"))
-    count = 0 if blocks is None else blocks.count
-    heads = 0 if blocks is None else blocks.heads
-    groups = 0 if blocks is None else blocks.key_value_heads
-    world, accumulation = int(grid.world_size[i]), int(grid.accumulation[i])
-    schedule = EXECUTION_FIELDS["pipeline_schedule"].decode(int(grid.pipeline_schedule[i]))
+    try:
+        e = grid.execution(i)
+    except TrainpaceError as error:  # its own sizes do not go together
+        return error
+    tp, pp, cp, v, world, accumulation = e.tp, e.pp, e.cp, e.virtual_stages, e.world_size, e.accumulation
+    count, heads, groups = (0, 0, 0) if blocks is None else (blocks.count, blocks.heads, blocks.key_value_heads)
+    possible_tp = "The model has no attention whose heads could be divided."
+    if heads:
+        possible_tp = f"Possible tp: {', '.join(str(n) for n in divisors(heads) if n <= MOST_SHOWN)}."
     messages = {
         "world_size": (
             f"the execution has {world} processes, and the cluster {cluster.num_devices} devices"
             f" ({cluster.nodes} nodes of {cluster.devices_per_node}).",
             "One process runs on each device.",
         ),
-        "tp x pp x cp": (
-            f"world size {world} cannot be divided by tp {tp} x pp {pp} x cp {cp} = {tp * pp * cp}.",
-            "Choose factors of the world size.",
-        ),
         "no blocks": (
             f"tp {tp}, pp {pp} and cp {cp} need repeated blocks along which the model could be cut, and it has none.",
             "Use data parallelism, ZeRO or FSDP.",
         ),
-        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", _possible_tp(heads)),
+        "tp": (f"tp {tp} does not divide the model's {heads} attention heads.", possible_tp),
         "key_value_heads": (
             f"tp {tp} and the model's {groups} key-value heads do not divide each other.",
             "Every rank needs the same number of them, or copies of one.",
@@ -86,20 +83,12 @@ def contradiction(
             f"Use at most {count} stages.",
         ),
         "cp": (f"cp {cp} does not divide the sequence length {sequence_length}.", "Every rank needs as many tokens."),
-        "virtual_stages": (
-            f"virtual_stages is {v}, with pp {pp} and the schedule {schedule}.",
-            "Several stages a device need pp of at least 2 and the interleaved schedule.",
-        ),
         "accumulation": (
             f"the interleaved schedule needs a number of micro-batches that pp {pp} divides; accumulation is {accumulation}.",
             f"Use {-(-accumulation // pp) * pp}, or the schedule 1f1b.",
         ),
-        "shard_size": (
-            f"shard_size {int(grid.shard_size[i])} does not divide the data-parallel size {int(grid.data_parallel_size[i])}.",
-            "States are sharded over all data-parallel ranks, or over a divisor of them.",
-        ),
         "engine": (
-            f"nn.DataParallel knows no tp {tp}, pp {pp}, cp {cp} and no ZeRO stage {int(grid.zero_stage[i])}.",
+            f"nn.DataParallel knows no tp {tp}, pp {pp}, cp {cp} and no ZeRO stage {e.zero_stage}.",
             "Use the engine ddp.",
         ),
         "nodes": (
@@ -107,23 +96,22 @@ def contradiction(
             "Use the engine ddp.",
         ),
         "offload_parameters": (
-            f"only ZeRO stage 3 keeps its parameters on the host; the stage is {int(grid.zero_stage[i])}.",
+            f"only ZeRO stage 3 keeps its parameters on the host; the stage is {e.zero_stage}.",
             "Use zero_stage 3, or offload the optimizer alone.",
         ),
     }  # fmt: skip
     return Contradiction(*messages[CLASHES[clash]])
 
 
-def _possible_tp(heads: int) -> str:
-    if not heads:
-        return "The model has no attention whose heads could be divided."
-    return f"Possible tp: {', '.join(str(n) for n in divisors(heads) if n <= MOST_SHOWN)}."
-
-
 def divisors(n: int) -> list[int]:
     """All divisors of n, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
+
+
+def doublings(most: int) -> list[int]:
+    """1, 2, 4, ... below `most`, and `most`."""
+    return [*(2**i for i in range(most.bit_length()) if 2**i < most), most]
 
 
 def alone(execution: Execution) -> Execution:

@@ -44,10 +44,9 @@ class Bounded(Generic[V]):
     def put(self, key: Hashable, value: V, replace: bool = True) -> V:
         """The value that the key has now: this one, or with `replace` off the one that it had."""
         with self._lock:
-            if replace or key not in self._values:
-                self._values[key] = value
+            value = value if replace else self._values.get(key, value)
+            self._values[key] = value
             self._values.move_to_end(key)
-            value = self._values[key]
             while len(self._values) > self._most:
                 self._values.popitem(last=False)
         return value

@@ -61,13 +61,8 @@ class OperatorTimings(Record):
 
     def __post_init__(self) -> None:
         n = len(self.kind)
-        columns = (self.half, self.flops, self.bytes, self.seconds)
-        if (
-            n == 0
-            or len(self.function) != n
-            or any(c.shape != (n,) for c in columns)
-            or self.dims.shape != (n, MOST_SIZES)
-        ):
+        lengths = {array.shape for array in (self.half, self.flops, self.bytes, self.seconds)}
+        if n == 0 or len(self.function) != n or lengths != {(n,)} or self.dims.shape != (n, MOST_SIZES):
             raise TrainpaceError("the operator timings are empty, or their columns differ in length.")
         if not ((self.seconds > 0).all() and np.isfinite(self.seconds).all()):
             raise TrainpaceError("an operator's time in the timings is not above zero.")
@@ -89,8 +84,7 @@ class MachineRoofline(NamedTuple):
 
     def seconds(self, kind: tuple[str, ...], flops: Floats, traffic: Floats) -> Floats:
         """One operator's time, for each."""
-        matrix = np.isin(kind, list(MATRIX_KINDS))
-        compute = np.where(matrix, flops, 0.0) / self.flop_per_s
+        compute = np.where(np.isin(kind, list(MATRIX_KINDS)), flops, 0.0) / self.flop_per_s
         return np.maximum(compute, traffic / self.bytes_per_s) + self.start_s
 
 
@@ -124,10 +118,8 @@ class Predicted(NamedTuple):
 
 def classes_of(kind: tuple[str, ...], function: tuple[str, ...], half: np.ndarray) -> list[str]:
     """Matrix operators by kind, whose functions are one algorithm; all others by function."""
-    return [
-        (k if k in MATRIX_KINDS else f) + ("/half" if h else "")
-        for k, f, h in zip(kind, function, half.tolist(), strict=True)
-    ]
+    names = [k if k in MATRIX_KINDS else f for k, f in zip(kind, function, strict=True)]
+    return [f"{name}/half" if is_half else name for name, is_half in zip(names, half.tolist(), strict=True)]
 
 
 def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
@@ -141,14 +133,8 @@ def features(kind: str, dims: Floats, traffic: Floats) -> Floats:
         channels = dims[:, CONV.c_in] / groups, dims[:, CONV.c_out] / groups
         sizes = [dims[:, CONV.images], *channels, groups, dims[:, CONV_OUT].prod(axis=1)]
         # kernel and stride choose the algorithm: a step in them is a longer way than one in the number of channels
-        return np.stack(
-            [
-                *map(log, sizes),
-                1.5 * log(dims[:, CONV_KERNEL].prod(axis=1)),
-                1.5 * log(dims[:, CONV_STRIDE].prod(axis=1)),
-            ],
-            axis=1,
-        )
+        shapes = [dims[:, CONV_KERNEL].prod(axis=1), dims[:, CONV_STRIDE].prod(axis=1)]
+        return np.stack([*map(log, sizes), *(1.5 * log(shape) for shape in shapes)], axis=1)
     if kind == "gemm":
         return log(dims[:, GEMM])
     if kind.startswith("attention"):
@@ -165,14 +151,14 @@ class Interpolator:
 
     def __init__(self, timings: OperatorTimings, form: MachineRoofline) -> None:
         self._timings, self._form = timings, form
-        self._known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
+        self._log_ratio = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
         self._class, self._kind = np.array(timings.classes()), np.array(timings.kind)
         self._processes: dict[tuple[str, str], Process | None] = {}
 
     def predict(self, operators: Operators, batch: int) -> Predicted:
         """Time of one operator of every row at a batch size. Rows of the host alone take none."""
         flops, dims = at_batch(operators.flops, batch), at_batch(operators.dims, batch)
-        traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
+        traffic = operators.moved_bytes(batch)
         wanted = np.array(classes_of(operators.kind, operators.function, operators.half))
         on_device = (operators.launches > 0) & ~np.isin(operators.function, FUSED)
         log_ratio, log_sd = np.zeros(len(wanted)), np.full(len(wanted), UNTIMED_SD)
@@ -191,13 +177,10 @@ class Interpolator:
             near = np.flatnonzero(self._class == name)
             if not len(near):  # another function of the same kind is the next best guess
                 near = np.flatnonzero((self._kind == kind) & (self._timings.half == half))[:MOST_OF_A_KIND]
-            process = None
-            if len(near):
-                fits = self._timings.fits
-                fit = fits.get(name) or fits.get(kind) or ClassFit(length_scale=2.0, noise=0.3)
-                known = features(kind, self._timings.dims[near], self._timings.bytes[near])
-                process = Process(known, self._known[near], fit)
-            self._processes[name, kind] = process
+            fits = self._timings.fits
+            fit = fits.get(name) or fits.get(kind) or ClassFit(length_scale=2.0, noise=0.3)
+            sizes = features(kind, self._timings.dims[near], self._timings.bytes[near])
+            self._processes[name, kind] = Process(sizes, self._log_ratio[near], fit) if len(near) else None
         return self._processes[name, kind]
 
 
@@ -205,18 +188,11 @@ def machine_times(
     operators: Operators, batch: int, model: MachineModel, interpolator: Interpolator
 ) -> tuple[KernelTimes, Floats]:
     """(times of every row, all its operators together; the standard deviation of each one's logarithm)."""
-    predicted = interpolator.predict(operators, batch)
-    traffic = at_batch(operators.read_bytes, batch) + at_batch(operators.written_bytes, batch)
-    matrix = np.isin(operators.kind, list(MATRIX_KINDS))
-    flops = np.where(matrix, at_batch(operators.flops, batch), 0.0)
-    latency = operators.count * operators.launches * model.start_us * 1e-6
-    times = KernelTimes(
-        predicted.seconds * operators.count,
-        operators.count * flops / model.flop_per_s,
-        operators.count * traffic / model.bytes_per_s,
-        latency,
-    )
-    return times, predicted.log_sd
+    predicted, count = interpolator.predict(operators, batch), operators.count
+    flops = np.where(operators.is_matrix, at_batch(operators.flops, batch), 0.0)
+    compute, memory = count * flops / model.flop_per_s, count * operators.moved_bytes(batch) / model.bytes_per_s
+    latency = count * operators.launches * model.start_us * 1e-6
+    return KernelTimes(predicted.seconds * count, compute, memory, latency), predicted.log_sd
 
 
 def machine_host_us(operators: Operators, model: MachineModel) -> Floats:
@@ -240,9 +216,8 @@ def machine_spread(model: MachineModel, device_s: Floats, log_sd: Floats) -> Spr
     n = len(model.step_factors)
     shares = device_s / max(float(device_s.sum()), 1e-12)
     variance = float(((shares * log_sd) ** 2).sum())
-    degrees = max(1, n - 1)
     scatter = float(np.var(np.log(model.step_factors), ddof=1)) if n > 1 else WHOLE_STEP_SD**2
-    half = student_t_95(degrees if n > 1 else 30) * np.sqrt(scatter * (1 + 1 / max(n, 1)) + variance)
+    half = student_t_95(n - 1 if n > 1 else 30) * np.sqrt(scatter * (1 + 1 / max(n, 1)) + variance)
     basis = f"{n} random networks timed on this machine" if n else "micro-benchmarks alone"
     return Spread(float(np.exp(-half)), float(np.exp(half)), COVERAGE, basis)
 
@@ -277,7 +252,7 @@ class Process:
 
 def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, ClassFit]:
     """The smoothness of each class, and of each kind of all its functions, by leaving one micro-benchmark out."""
-    known = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
+    log_ratio = np.log(timings.seconds / form.seconds(timings.kind, timings.flops, timings.bytes))
     classes, kinds = np.array(timings.classes()), np.array(timings.kind)
     fits = {}
     for names in (classes, kinds):
@@ -286,6 +261,10 @@ def fit_classes(timings: OperatorTimings, form: MachineRoofline) -> dict[str, Cl
             if name in fits or len(rows) < 8:
                 continue
             x = features(str(kinds[rows[0]]), timings.dims[rows], timings.bytes[rows])
-            tried = [ClassFit(length_scale=scale, noise=noise) for scale in (1.0, 2.0, 4.0) for noise in (0.1, 0.25)]
-            fits[name] = min(tried, key=lambda fit: float(np.abs(Process(x, known[rows], fit).left_out()).mean()))
+            candidates = [
+                ClassFit(length_scale=scale, noise=noise) for scale in (1.0, 2.0, 4.0) for noise in (0.1, 0.25)
+            ]
+            fits[name] = min(
+                candidates, key=lambda fit: float(np.abs(Process(x, log_ratio[rows], fit).left_out()).mean())
+            )
     return fits

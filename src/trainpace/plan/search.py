@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trainpace.errors import TrainpaceError
 from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, Precision
-from trainpace.forecast import Grid, divisors
+from trainpace.forecast import Grid, divisors, doublings
 from trainpace.hardware import Cluster, Device
 from trainpace.plan.changes import Choice, DataPath
 from trainpace.plan.evaluate import Evaluation, Floats, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
@@ -74,9 +74,8 @@ def executions_on(
             "Give a global batch that is a multiple of the number of GPUs.",
         )
     other = _other(workload, start, cluster.device, freedom, blocks)
-    varied = {
-        name: np.repeat(batched[:, i], len(other)) for i, name in enumerate((*MESH, "micro_batch", "accumulation"))
-    }
+    sizes = (*MESH, "micro_batch", "accumulation")
+    varied = {name: np.repeat(column, len(other)) for name, column in zip(sizes, batched.T, strict=True)}
     for name, values in zip(OTHER, zip(*other, strict=True), strict=True):
         varied[name] = np.tile([EXECUTION_FIELDS[name].encode(value) for value in values], len(batched))
     plain = "1f1b" if start.pipeline_schedule == "interleaved" else start.pipeline_schedule
@@ -113,7 +112,7 @@ def _meshes(
     shapes = {(start.nnodes, start.nproc_per_node)}
     if freedom.may("GPUs"):
         most = cluster.devices_per_node
-        shapes |= {(n, most) for n in _powers(cluster.nodes)} | {(1, k) for k in _powers(most)}
+        shapes |= {(n, most) for n in doublings(cluster.nodes)} | {(1, k) for k in doublings(most)}
     layouts: set[tuple[int, ...]] = {(start.tp, start.pp, start.cp, start.virtual_stages)}
     if blocks is not None and freedom.may("model parallelism"):
         layouts |= set(_layouts(workload, blocks, max(k for _, k in shapes)))
@@ -192,11 +191,6 @@ def precisions(workload: Workload, start: Execution, freedom: Freedom, device: D
     if device.tf32_tensor_tflops is None and start.precision != "tf32":  # where torch computes it in fp32
         allowed = [p for p in allowed if p != "tf32"]
     return [p for p in allowed if form_of(p) in workload.forms]
-
-
-def _powers(n: int) -> list[int]:
-    """1, 2, 4, ... below n, and n."""
-    return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
 
 
 # ---- the search
