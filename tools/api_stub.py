@@ -37,7 +37,7 @@ def stub() -> str:
     blocks = [ast.unparse(node) for guard in module.body if isinstance(guard, ast.If) for node in guard.body]
     functions = [n for n in module.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
     text = HEAD + "\n".join(blocks) + "\n\n" + "\n\n".join(_function(node) for node in functions) + "\n"
-    for job in (["check", "--quiet", "--select", "I", "--fix"], ["format"]):
+    for job in (["check", "--quiet", "--select", "I,F401", "--fix"], ["format"]):
         command = [sys.executable, "-m", "ruff", *job, "--stdin-filename", str(STUB), "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     return text

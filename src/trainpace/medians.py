@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,6 +34,13 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return mean, abs(mean)
     return mean, student_t_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def consecutive_blocks(values: Sequence[float], count: int) -> list[Sequence[float]]:
+    """The values in `count` blocks of nearly the same length, in order; in as many as there are values, where these are fewer."""
+    count = min(count, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    return [values[a:b] for a, b in pairwise(edges)]
 
 
 def warmup_steps(times: Sequence[float], tolerance: float = 0.25, least: int = 2) -> int:

@@ -5,6 +5,7 @@ On disk a record is one JSON object headed by its name and the schema version th
 """
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -107,6 +108,14 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise UnreadableInput(f"cannot read {os.fspath(path)}: {os_reason(error)}.") from None
     except ValueError as error:  # a NUL byte in the name
         raise UnreadableInput(f"cannot read {os.fspath(path)!r}: {error}.") from None
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """What a JSON file holds. Raises UnreadableInput for a file that cannot be read, or is not JSON."""
+    try:
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from entries import entry, whole_entry
 from trainpace.execution import Execution
-from trainpace.journal import LATELY, compare, ratio_of, scores
+from trainpace.journal import LATELY, compare, scores
+from trainpace.journal.comparison import ratio_of
 from trainpace.journal.foresight import neighbours
 from trainpace.outcome import Interval, StepTime
 

@@ -38,7 +38,7 @@ def flops(workload, batch, phase, form="fp32"):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_of_the_classic_models(name):
     with torch.device("meta"):
-        assert sum(p.numel() for p in zoo.MODELS[name].build().parameters()) == PARAMETERS[name]
+        assert sum(p.numel() for p in zoo.MODELS[name]().parameters()) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", GMACS)

@@ -5,7 +5,6 @@ import importlib
 import importlib.machinery
 import os
 import sys
-import threading
 import time
 import weakref
 from collections import Counter
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from made_trails import read_trail
-from trainpace.watch.inside.data import timed_fetch
+from trainpace.watch.inside.engines import timed_fetch
 from trainpace.watch.inside.observers import Sampler
 from trainpace.watch.inside.patches import _Optimizers
 from trainpace.watch.inside.recorder import Recorder
@@ -175,7 +174,7 @@ def test_no_file_descriptor_left_in_a_worker_costs_the_recording_only(tmp_path, 
 
 def test_lines_are_told_while_others_are_counted(tmp_path):
     recorder, _ = watched(tmp_path)
-    sampler = Sampler(recorder, 0)
+    sampler = Sampler(recorder)
 
     class Counted(Counter):
         def items(self):  # as the thread that counts would, in the middle of it
@@ -189,7 +188,7 @@ def test_lines_are_told_while_others_are_counted(tmp_path):
 
 def test_the_sampler_keeps_no_frame(tmp_path):
     recorder, _ = watched(tmp_path)
-    sampler = Sampler(recorder, threading.get_ident())
+    sampler = Sampler(recorder)
     sampler.at_step(None)
 
     class Large:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -32,16 +33,20 @@ if TYPE_CHECKING:
     from trainpace.offers import Offer, Ranking
     from trainpace.plan import Plan
     from trainpace.shards import Estimate, Precomputed
+    from trainpace.trace import Task
     from trainpace.verbs.forecast import Forecasts
     from trainpace.verbs.loader import MeasuredLoader
     from trainpace.verbs.measure import MeasuredSweep
     from trainpace.verbs.precompute import Verified
+    from trainpace.verbs.training import TracedRequest
     from trainpace.verbs.validate import ValidatedRuns
     from trainpace.verify import Equivalence
     from trainpace.watch import Recording
     from trainpace.workload import Form, Workload
 
     Model = str | os.PathLike[str] | Workload | nn.Module
+
+R = TypeVar("R", bound="TracedRequest")
 
 
 def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **options: Any) -> Workload:
@@ -51,10 +56,9 @@ def trace(model: Model, *, forms: Sequence[Form] = ("fp32", "amp", "half"), **op
     as its training has it, and `loss`: of an example (input, ..., target) it takes (output, target); of a dict it may be left
     out where `model(**example)` returns something with a `.loss`. `task_optimizer`: its own optimizer, where it has one.
     """
-    from trainpace.api.live import request_about
     from trainpace.verbs import training
 
-    return training.workload_of(request_about(training.TraceRequest, model, options, forms), TerminalProgress(), forms)
+    return training.workload_of(_request_about(training.TraceRequest, model, options, forms), TerminalProgress(), forms)
 
 
 def forecast(model: Model, **options: Any) -> Forecasts:
@@ -62,7 +66,7 @@ def forecast(model: Model, **options: Any) -> Forecasts:
 
     trainpace.forecast("resnet50", gpu=["T4", "A100"], batch=64, precision="amp_fp16").to_pandas()
     """
-    return _run_about(verbs.forecast.ForecastRequest, model, options)
+    return _answer(_request_about(verbs.forecast.ForecastRequest, model, options))
 
 
 def match(model: Model, **options: Any) -> Ranking:
@@ -70,7 +74,7 @@ def match(model: Model, **options: Any) -> Ranking:
 
     trainpace.match("resnet50", samples="1.28M", epochs=90, deadline="24h").matches[0].offer
     """
-    return _run_about(verbs.match.MatchRequest, model, options).ranking
+    return _answer(_request_about(verbs.match.MatchRequest, model, options)).ranking
 
 
 def plan(model: Model, **options: Any) -> Plan:
@@ -78,7 +82,7 @@ def plan(model: Model, **options: Any) -> Plan:
 
     trainpace.plan("resnet50", gpu="A100", num_gpus=4, batch=64, samples="1.28M", epochs=90).changes
     """
-    return _run_about(verbs.plan.PlanRequest, model, options).plan
+    return _answer(_request_about(verbs.plan.PlanRequest, model, options)).plan
 
 
 def measure(model: str, **options: Any) -> MeasuredSweep:
@@ -173,13 +177,6 @@ def journal(where: str | None = None, create: bool = True) -> Journal:
     return Journal.open(where, create)
 
 
-def _run_about(kind: type[Request], model: object, options: dict[str, Any]) -> Any:
-    """The answer about a model, which may be a live one."""
-    from trainpace.api.live import request_about
-
-    return _answer(request_about(kind, model, options))
-
-
 def _answer(request: Request) -> Any:
     return importlib.import_module(type(request).__module__).run(request, TerminalProgress())
 
@@ -195,3 +192,73 @@ def _spec_only(model: object) -> str:
 
 def _words(command: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(shlex.split(command)) if isinstance(command, str) else tuple(map(str, command))
+
+
+def _request_about(kind: type[R], model: object, options: Mapping[str, Any], forms: Sequence[Form] | None = None) -> R:
+    """What a verb is asked about a model. A live one is traced here, as it cannot go to another process."""
+    of_task = {name: options.get(name) for name in ("example", "loss", "task_optimizer")}
+    options = {name: value for name, value in options.items() if name not in of_task}
+    torch = sys.modules.get("torch")  # where there is a module, torch has been imported
+    if torch is None or not isinstance(model, torch.nn.Module):
+        if any(value is not None for value in of_task.values()):
+            raise TrainpaceError("example, loss and task_optimizer go with a live nn.Module.", "Leave them out.")
+        return request_of(kind, {"model": model, **options})
+    request = request_of(kind, {"model": type(model).__name__, **options})
+    for name in ("sequence_length", "image_size"):
+        if getattr(request, name) is not None:
+            raise TrainpaceError(f"the {name} of a live model is its example's.", f"Leave {name} out.")
+    from trainpace.trace import trace_task
+
+    task = _task(model, *of_task.values(), request.variant.mode)
+    return replace(request, model=trace_task(task, forms or request.forms, request.variant))
+
+
+def _task(model: nn.Module, example: Any, loss: Any, optimizer: Any, mode: str) -> Task:
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    from trainpace.trace import Task
+
+    import torch  # isort: skip
+
+    if isinstance(example, Mapping):  # such as Hugging Face's BatchEncoding, into which tree_leaves does not look
+        example = dict(example)
+    tensors = [t for t in tree_leaves(example) if isinstance(t, torch.Tensor) and t.dim()]
+    if not tensors or not isinstance(example, dict | tuple | list) or len({len(t) for t in tensors}) != 1:
+        raise TrainpaceError(
+            "a live model needs `example`: one batch as the training has it, (input, ..., target) or a dict of tensors.",
+            "Every tensor's first dimension is the batch.",
+        )
+    if loss is None and mode != "inference" and not isinstance(example, dict):
+        raise TrainpaceError("a live model needs `loss`, which takes (output, target).", "Or mode='inference'.")
+    if loss is not None and mode != "inference" and isinstance(example, dict) and "labels" not in example:
+        raise TrainpaceError(
+            "`loss` takes (output, labels), and the example has no labels.",
+            "Put labels into it, or leave `loss` out where the model returns its own.",
+        )
+    size = len(tensors[0])
+
+    def make_batch(n: int) -> Any:
+        rows = [i % size for i in range(n)]
+        return tree_map(lambda t: t[rows] if isinstance(t, torch.Tensor) and t.dim() else t, example)
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return model(**batch)
+        return model(*(batch if loss is None else batch[:-1]))
+
+    def loss_of(model: nn.Module, batch: Any) -> Any:
+        out = forward(model, batch)
+        if loss is not None:
+            return loss(out, batch["labels"] if isinstance(batch, dict) else batch[-1])
+        value = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+        if not isinstance(value, torch.Tensor):
+            raise TrainpaceError("model(**example) returns no loss.", "Put labels into the example, or give `loss`.")
+        return value
+
+    ids = example.get("input_ids") if isinstance(example, dict) else None
+    length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+    sample = f"{length} tokens" if length else " x ".join(map(str, tensors[0].shape[1:])) or "number"
+    # a dataset makes _meta_batch build the batch here and move it, as the example's own tensors are no meta ones
+    return Task(
+        type(model).__name__, model, forward, loss_of, make_batch, optimizer, sample, length, dataset=(example,)
+    )

@@ -11,7 +11,6 @@ batches and resumes; evaluations and checkpoints are counted separately.
 import atexit
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,7 +39,6 @@ class TimeLeft(Reporter, TrainerCallback):
         self._resumed = False
         self._done_epochs: dict[str, int] = {}
         """The epoch of the latest evaluation ("eval") and of the latest checkpoint ("save")."""
-        self._at_exit: Callable[[], None] | None = None
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -51,10 +49,9 @@ class TimeLeft(Reporter, TrainerCallback):
             config = getattr(kwargs.get("model"), "config", None)
             self._name = getattr(config, "_name_or_path", "") or type(kwargs.get("model")).__name__
         self._begin(state.is_world_process_zero, state.global_step)
-        if self._at_exit is None:
-            # the Trainer has no hook for a run that Ctrl-C or an exception ends
-            self._at_exit = self._interrupted
-            atexit.register(self._at_exit)
+        # the Trainer has no hook for a run that Ctrl-C or an exception ends
+        atexit.unregister(self._interrupted)
+        atexit.register(self._interrupted)
 
     @in_training
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -128,7 +125,6 @@ class TimeLeft(Reporter, TrainerCallback):
         return due + multiples_in(every, after, last) + at_the_end
 
     def _evaluation_samples(self) -> float | None:
-        """Samples of an evaluation on one device."""
         data: Any = getattr(self._trainer, "eval_dataset", None)
         try:
             sets: Any = data.values() if isinstance(data, dict) else [data]
@@ -141,9 +137,7 @@ class TimeLeft(Reporter, TrainerCallback):
         self._close("an interruption")
 
     def _close(self, ended: str) -> None:
-        if self._at_exit is not None:
-            atexit.unregister(self._at_exit)
-            self._at_exit = None
+        atexit.unregister(self._interrupted)
         if self._running:
             args = self._args
             self._end(_execution_of(args), args.device.type, ended, engine="transformers", seed=args.seed)

@@ -14,12 +14,11 @@ steps, so that a single stall of half a minute is not expected again, while a pa
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from trainpace.errors import TrainpaceError
 from trainpace.forecast import student_t_95
-from trainpace.medians import warmup_steps
+from trainpace.medians import consecutive_blocks, warmup_steps
 from trainpace.outcome import Interval
 from trainpace.records import Record
 
@@ -130,10 +129,7 @@ def pace_of(step_s: Sequence[float], steps_left: float) -> Pace:
 def _chance(values: Sequence[float], steps_left: float) -> float:
     """Half-width of the interval for the mean of `steps_left` more steps, from the means of blocks, since neighbouring
     steps are correlated."""
-    values = _winsorised(values)
-    count = min(BLOCKS, len(values))
-    ends = [round(i * len(values) / count) for i in range(count + 1)]
-    blocks = [statistics.fmean(values[a:b]) for a, b in pairwise(ends)]
+    blocks = [statistics.fmean(block) for block in consecutive_blocks(_winsorised(values), BLOCKS)]
     # the mean so far is off by spread / sqrt(seen), that of the coming blocks by spread / sqrt(coming)
     coming = max(1.0, steps_left / (len(values) / len(blocks)))
     return student_t_95(len(blocks) - 1) * statistics.stdev(blocks) * math.sqrt(1 / len(blocks) + 1 / coming)

@@ -12,8 +12,7 @@ import click
 from trainpace import report
 from trainpace.errors import TrainpaceError
 from trainpace.records import write_whole
-from trainpace.verbs.request import Argument, Field, Misuse, Request, ResolvedField, Unit, fields_of
-from trainpace.verbs.units import NEW_FILE
+from trainpace.verbs.request import NEW_FILE, Argument, Field, Misuse, Request, ResolvedField, Unit, fields_of
 
 
 def _picture(path: str) -> str:
@@ -25,16 +24,13 @@ class View(Request):
     json: Annotated[bool, Field("Print JSON.")] = False
 
 
-class PicturedView(Request):
-    html: Annotated[
-        str | None, Field("Save the answer as a page: one file, charts included.", NEW_FILE, metavar="FILE.html")
-    ] = None
+class PicturedView(View):
+    html: Annotated[str | None, Field("Save the answer as a page in one file.", NEW_FILE, metavar="FILE.html")] = None
     figure: Annotated[
         str | None,
         Field("Save the charts as pictures (.png, .svg, .pdf): the first as FILE, others beside it with their title.",
               Unit("picture", _picture), metavar="FILE"),
     ] = None  # fmt: skip
-    json: Annotated[bool, Field("Print JSON.")] = False
 
 
 def command_of(function: Callable[[Any, Any], int]) -> click.Command:

@@ -12,20 +12,17 @@ from msgspec.structs import replace
 from trainpace import report, verbs
 from trainpace.cli.command import PicturedView, View, echo_json, save_pictures, typed_words
 from trainpace.records import save, to_jsonable
-from trainpace.verbs.request import Field, Misuse
-from trainpace.verbs.units import COUNT, NEW_FILE
+from trainpace.verbs.request import COUNT, NEW_FILE, Field, Misuse
 
 if TYPE_CHECKING:
     from trainpace.configs import Rewritten
 
 
-class ForecastView(PicturedView):
-    save_workload: Annotated[
-        str | None, Field("Keep the trace, in every number format, for forecasts in a moment.", metavar="FILE.json")
-    ] = None
+class TracedView(PicturedView):
+    save_workload: Annotated[str | None, Field("Keep the trace, for answers in a moment.", metavar="FILE.json")] = None
 
 
-def forecast(request: verbs.forecast.ForecastRequest, view: ForecastView) -> int:
+def forecast(request: verbs.forecast.ForecastRequest, view: TracedView) -> int:
     """Forecast step time, memory and cost of MODEL on GPUs you don't have, from its code alone.
 
     MODEL is a name (resnet50, vgg16, mobilenet_v2), torchvision:NAME, timm:NAME, transformers:CONFIG.json,
@@ -59,9 +56,8 @@ def forecast(request: verbs.forecast.ForecastRequest, view: ForecastView) -> int
     return 0 if any(row.step is not None and row.fits is not False for row in rows) else 1
 
 
-class MatchView(PicturedView):
+class MatchView(TracedView):
     top: Annotated[int, Field("Rows to print, besides the Pareto front.", COUNT)] = 12
-    save_workload: Annotated[str | None, Field("Keep the trace, for answers in a moment.", metavar="FILE.json")] = None
 
 
 def match(request: verbs.match.MatchRequest, view: MatchView) -> int:
@@ -254,10 +250,9 @@ def plan(request: verbs.plan.PlanRequest, view: PlanView) -> int:
 
 def _check_write(request: verbs.plan.PlanRequest, view: PlanView) -> None:
     """Refuse options that cannot mean anything, before anything is computed."""
-    if view.yes and not view.write:
-        raise Misuse("`yes` is for `write`.")
-    if view.new and not view.write:
-        raise Misuse("`new` is for `write`.")
+    for name in ("yes", "new"):
+        if getattr(view, name) and not view.write:
+            raise Misuse(f"`{name}` is for `write`.")
     if view.write and not (request.config or request.command or view.new):
         raise Misuse("`write` needs the files to write into: name them with `config`, or `new`.")
     for file in view.new:

@@ -15,8 +15,7 @@ from trainpace.cli.command import PicturedView, View, echo_json, json_stdout, sa
 from trainpace.errors import TrainpaceError
 from trainpace.records import save, to_jsonable, write_whole
 from trainpace.verbs.places import JournalPlace
-from trainpace.verbs.request import Field, Misuse, Unit
-from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, NEW_FILE, within
+from trainpace.verbs.request import COUNT, DURATION, GB_PER_S, NEW_FILE, Field, Misuse, Unit, within
 
 
 def _parse_steps(text: str) -> range:
@@ -81,13 +80,8 @@ def _measure_suite(request: verbs.suite.SuiteRequest, view: MeasureView) -> int:
 
 
 class CalibrateView(View):
-    hosts: Annotated[bool, Field("Under torchrun: only the links between hosts, into the profile that is there.")] = (
-        False
-    )
-    network: Annotated[
-        float | None,
-        Field("For --hosts: the link's bandwidth, where it is known.", within("GB/s", ABOVE_0, 1e6), metavar="GB/S"),
-    ] = None
+    hosts: Annotated[bool, Field("Under torchrun: add only the links between hosts to the profile.")] = False
+    network: Annotated[float | None, Field("For --hosts: the link's bandwidth, where it is known.", GB_PER_S)] = None
     detect_only: Annotated[bool, Field("Say what machine this is, and measure nothing.")] = False
 
 
@@ -234,18 +228,14 @@ def run(request: verbs.run.RunRequest, view: RunView) -> int:
 
 
 class WatchView(View):
-    steps: Annotated[
-        range | None, Field("Steps of the timeline.  [default: about ten in the middle]", STEPS, metavar="A:B")
-    ] = None
+    steps: Annotated[range | None, Field("Steps of the timeline.  [default: ten midway]", STEPS, metavar="A:B")] = None
     timeline: Annotated[bool, Field("Print the timeline: the loader's workers against the training steps.")] = False
     html: Annotated[str | None, Field("Save the timeline as a page.", NEW_FILE, metavar="FILE.html")] = None
     svg: Annotated[str | None, Field("Save the timeline as a picture.", NEW_FILE, metavar="FILE.svg")] = None
     trace: Annotated[
         str | None, Field("Save every span for ui.perfetto.dev (.json or .json.gz).", NEW_FILE, metavar="FILE.json")
     ] = None
-    baseline: Annotated[
-        str | None, Field("An earlier recording's folder, or a run of the journal: is this one slower?", metavar="RUN")
-    ] = None
+    baseline: Annotated[str | None, Field("A recording or a run in the journal to compare with.", metavar="RUN")] = None
     tolerance: Annotated[
         float | None,
         Field("How much slower, beyond the noise, is no regression.  [default: 0.05]", within("tolerance", 0.0, 10.0),

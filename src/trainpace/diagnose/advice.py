@@ -1,7 +1,7 @@
 """Possible changes for each cause, with the milliseconds per step that each should save. Pure arithmetic on a recording."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import msgspec
@@ -38,9 +38,6 @@ class Advice(Record):
     ceiling_ms: float
     basis: str
     settings: dict[str, int | str] = msgspec.field(default_factory=dict)
-
-
-Advisor = Callable[[Sequence[Rank], Split], Iterable[Advice]]
 
 
 def advise(ranks: Sequence[Rank], split: Split) -> list[Advice]:
@@ -241,8 +238,14 @@ def _straggler(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
     )  # fmt: skip
 
 
-def _less_often(cause: str, title: str, how: str) -> Advisor:
-    def advise_less(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+def _less_often(ranks: Sequence[Rank], split: Split) -> Iterator[Advice]:
+    for cause, title, how in (
+        ("logging", f"log every {LESS_OFTEN} steps",
+         "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait."),
+        ("checkpoint", f"checkpoints 1/{LESS_OFTEN} as often",
+         "Or write them while training continues: torch.distributed.checkpoint.async_save."),
+        ("evaluation", f"evaluation 1/{LESS_OFTEN} as often", "Or on fewer samples."),
+    ):  # fmt: skip
         spent = split.by_cause[cause]
         if spent > 0:
             yield Advice(
@@ -250,20 +253,5 @@ def _less_often(cause: str, title: str, how: str) -> Advisor:
                 basis="its time in the recorded steps", settings={"less_often": LESS_OFTEN},
             )  # fmt: skip
 
-    return advise_less
 
-
-ADVISORS: tuple[Advisor, ...] = (
-    _workers,
-    _worker_start,
-    _transfers,
-    _launching,
-    _optimizer,
-    _exchange,
-    _straggler,
-    _less_often("logging", f"log every {LESS_OFTEN} steps",
-                "Each line to a file, a terminal or a server, and each .item() on a device, makes the step wait."),
-    _less_often("checkpoint", f"checkpoints 1/{LESS_OFTEN} as often",
-                "Or write them while training continues: torch.distributed.checkpoint.async_save."),
-    _less_often("evaluation", f"evaluation 1/{LESS_OFTEN} as often", "Or on fewer samples."),
-)  # fmt: skip
+ADVISORS = (_workers, _worker_start, _transfers, _launching, _optimizer, _exchange, _straggler, _less_often)

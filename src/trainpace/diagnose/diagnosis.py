@@ -64,20 +64,14 @@ def diagnose(recording: Recording, epochs: float | None = None) -> Diagnosis:
     first = ranks[0]
     batches = first.loader.batches if first.loader is not None else None
     return Diagnosis(
-        verdict=verdict,
-        why=tuple(_why(verdict, ranks, step, shares, proofs)),
-        step_ms=step,
-        step_ms_low=step * first.step_ms_low / first.step_ms,
-        step_ms_high=step * first.step_ms_high / first.step_ms,
-        shares=tuple(shares),
-        proofs=tuple(proofs.values()),
+        verdict=verdict, why=tuple(_why(verdict, ranks, step, shares, proofs)), warnings=tuple(_warnings(recording)),
+        step_ms=step, step_ms_low=step * first.step_ms_low / first.step_ms,
+        step_ms_high=step * first.step_ms_high / first.step_ms, shares=tuple(shares), proofs=tuple(proofs.values()),
         advice=tuple(a for a in changes if a.saves_ms >= WORTH * step),
         not_worth=tuple(a for a in changes if a.saves_ms < WORTH * step),
-        steps_per_epoch=batches / batches_per_step(first) if batches is not None else None,
-        epochs=epochs,
+        steps_per_epoch=batches / batches_per_step(first) if batches is not None else None, epochs=epochs,
         share_of_roof=_share_of_roof(first, parts.by_cause["compute"]),
-        warnings=tuple(_warnings(recording)),
-    )
+    )  # fmt: skip
 
 
 def _share_of_roof(rank: Rank, compute_ms: float) -> float | None:
@@ -95,11 +89,12 @@ def _why(
     lines = [
         f"{top.share:.0%} of a step ({format_number(top.ms)} of {format_number(step)} ms) goes into {top.in_words}."
     ]
-    shown = {"data": "cached_batch", "communication": "no_sync", "straggler": "no_sync", "logging": "muted"}
-    evidence = proofs.get(shown.get(verdict, ""))
+    alone = ("no_sync", "no exchange between ranks")
+    trials = {"data": ("cached_batch", "the same batch again and again"), "communication": alone, "straggler": alone,
+              "logging": ("muted", "output left out")}  # fmt: skip
+    trial, what = trials.get(verdict, ("", ""))
+    evidence = proofs.get(trial)
     if evidence is not None:
-        what = {"cached_batch": "the same batch again and again", "no_sync": "no exchange between ranks",
-                "muted": "output left out"}[evidence.trial]  # fmt: skip
         lines.append(
             f"With {what} a step took {format_number(evidence.without_ms)} ms in place of {format_number(evidence.plain_ms)}: "
             f"{format_number(evidence.saved_ms)} less ({format_number(evidence.low_ms)} to {format_number(evidence.high_ms)})."

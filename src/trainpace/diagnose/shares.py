@@ -149,7 +149,42 @@ def split(ranks: Sequence[Rank]) -> Split:
     surplus = math.fsum(by_cause.values()) - math.fsum(parts.values())
     if surplus > 0:  # ranks waited in parts that are not the model's
         by_cause["own_code"] = max(0.0, by_cause["own_code"] - surplus)
+    busy = [r.device_busy_ms for r in others if r.device_busy_ms is not None]
+    if busy:
+        proved |= {"launch", "compute"}
+        updates = [r.optimizer_variants_ms["as it is"] for r in others if "as it is" in r.optimizer_variants_ms]
+        by_cause = beside_a_device(by_cause, fmean(busy), parts["synchronisation"], fmean(updates) if updates else 0.0)
+        fixed = None
     return Split(by_cause, frozenset(proved), slowest, fixed)
+
+
+def beside_a_device(
+    host: dict[str, float], busy_ms: float, synchronisation_ms: float, update_ms: float
+) -> dict[str, float]:
+    """A step's causes where the host only launches what a device computes, from the host's own time by cause.
+
+    The device's `busy_ms` are computing, of them `update_ms` at most the optimizer's. Without waiting for the device
+    (`synchronisation_ms`, a part of logging, and copies) the step would take as long as the later of the two; what it takes
+    longer is lost by waiting. The host's time beyond the device's is charged to what can be left out before launching.
+    The parts that interrupt training, and exchange between ranks, stay as they are.
+    """
+    apart = ("communication", "straggler", "checkpoint", "evaluation")
+    step = math.fsum(ms for cause, ms in host.items() if cause not in apart)
+    waits = {"host_to_device": host["host_to_device"], "logging": min(synchronisation_ms, host["logging"])}
+    waiting = math.fsum(waits.values())
+    computing = min(busy_ms, step)
+    lost = step - max(computing, step - waiting)
+    left = step - computing - lost
+    by_cause = dict.fromkeys(host, 0.0) | {cause: host[cause] for cause in apart}
+    for cause in ("data", "logging", "own_code", "trainpace"):
+        by_cause[cause] = min(left, host[cause] - waits.get(cause, 0.0))
+        left -= by_cause[cause]
+    for cause, ms in waits.items():
+        by_cause[cause] += lost * ms / waiting if waiting else 0.0
+    by_cause["launch"] = left
+    by_cause["optimizer"] = min(update_ms, computing)
+    by_cause["compute"] = computing - by_cause["optimizer"]
+    return by_cause
 
 
 def _exposed_by_ddp(ranks: Sequence[Rank]) -> float:

@@ -13,14 +13,12 @@ if TYPE_CHECKING:
         Guarded,
         Pace,
         Ratio,
-        Score,
         Scores,
         compare,
         error_pct,
         guard,
         pace_of_entry,
         pace_of_recording,
-        ratio_of,
         scores,
     )
     from trainpace.journal.database import VERSION, JournalUnusable

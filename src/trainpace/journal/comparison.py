@@ -115,23 +115,20 @@ def _same_batch(a: Sequence[Entry], b: Sequence[Entry]) -> list[tuple[Entry, Ent
 def _conditions(a: Entry, b: Entry, single: bool) -> tuple[Difference, ...]:
     """Differences between the runs, their executions (for sweeps without the batch) and their environments."""
 
-    def facts(entry: Entry) -> dict[str, object]:
+    def facts(entry: Entry) -> dict[str, str]:
         own = {name: getattr(entry, name) for name in (*_CONDITIONS, *(["outcome"] if single else []))}
         execution = asdict(entry.execution)
         if not single:
             del execution["micro_batch"]
-        return own | execution | {f"environment: {key}": value for key, value in entry.environment.items()}
+        stated = own | execution | {f"environment: {key}": value for key, value in entry.environment.items()}
+        return {name: "" if value is None else str(value) for name, value in stated.items()}
 
     left, right = facts(a), facts(b)
     return tuple(
-        Difference(name=name, a=_word(left.get(name)), b=_word(right.get(name)))
+        Difference(name=name, a=left.get(name, ""), b=right.get(name, ""))
         for name in left | right
-        if left.get(name) != right.get(name)
+        if left.get(name, "") != right.get(name, "")
     )
-
-
-def _word(value: object) -> str:
-    return "" if value is None else str(value)
 
 
 def _side_by_side(a: object, b: object, names: Iterable[str], suffix: str) -> tuple[Difference, ...]:

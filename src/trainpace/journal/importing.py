@@ -29,7 +29,7 @@ from trainpace.journal.exchange import (
 from trainpace.journal.store import Journal
 from trainpace.journal.trackers import is_mlflow_db, is_mlruns, read_mlflow
 from trainpace.outcome import FailedProbe, Measurement
-from trainpace.records import Record, from_json, read_bytes, to_jsonable
+from trainpace.records import Record, from_json, read_json, to_jsonable
 from trainpace.validation import Run, execution_of, first_bytes, measured_ms, mode_of, number, run_of
 
 RECORDS: dict[str, type[Entry | Sweep | Measurement | FailedProbe]] = {
@@ -195,7 +195,7 @@ def is_huggingface(data: Any) -> bool:
 
 def read_huggingface(path: Path, given: Given) -> Iterator[Item]:
     """The run of a file. A file that states no training is skipped with its reason."""
-    data = _load(path)
+    data = read_json(path)
     if not is_huggingface(data):
         raise UnreadableInput(f"{path} is neither all_results.json nor trainer_state.json of a Trainer.")
     yield run_or_reason(_entry, path, data, given, content_ids()(data))
@@ -241,18 +241,11 @@ def _entry(path: Path, data: dict[str, Any], given: Given, id_: str) -> Entry:
 
 def _model(config: Path) -> str:
     """The model's name in the config.json beside the results."""
-    data = _load(config) if config.is_file() else {}
+    data = read_json(config) if config.is_file() else {}
     if not isinstance(data, dict):
         return UNKNOWN
     names = [data.get("_name_or_path"), *(data.get("architectures") or []), data.get("model_type")]
     return next((name for name in names if isinstance(name, str) and name), UNKNOWN)
-
-
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"{path} is not valid JSON ({str(error)[:200]}).") from None
 
 
 class Imported(Record):

@@ -2,7 +2,7 @@
 
 The recorder ends the script after the steps that were wanted. It writes checkpoints aside while it runs (torch.save to a path;
 they are removed at the end), leaves out those of transformers and DeepSpeed, and refuses to open, remove or rename anything
-outside the trial's own folder (`watch.inside.confine`), so that checkpoints and step counters of real runs stay as they are.
+outside the trial's own folder (`watch.inside.start`), so that checkpoints and step counters of real runs stay as they are.
 """
 
 import json

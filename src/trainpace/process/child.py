@@ -62,7 +62,6 @@ class Child:
         return self._guard.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code, None if it still runs after `timeout_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(timeout_s)
         return self._guard.returncode

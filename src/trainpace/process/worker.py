@@ -36,9 +36,6 @@ _POLL_S = 0.02
 PATIENCE_S = 60.0
 
 
-# ---- the worker's side
-
-
 def serve(work: Callable[[dict[str, Any]], str]) -> None:
     """Do `work` on the request in the file `sys.argv[1]`, answer in the file `sys.argv[2]`, and end this process."""
     answer: Answer
@@ -96,9 +93,6 @@ def explain(error: BaseException, who: str = "the model's code") -> str:
     is_traceback = any(line.startswith("Original Traceback") for line in lines)
     reason = lines[-1].removeprefix(f"{type(error).__name__}: ") if is_traceback else lines[0]
     return f"{who} raised {type(error).__name__}{where}: {reason[:300]}"
-
-
-# ---- the side that wants the answer
 
 
 class DiskFull(TrainpaceError):

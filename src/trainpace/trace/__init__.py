@@ -10,13 +10,6 @@ if TYPE_CHECKING:
     from trainpace.trace.operators import Row, map_tensors, rows_of
     from trainpace.trace.task import Task, build_task, import_package, longest_first, make_optimizer
     from trainpace.trace.trace import on_meta, trace_task
-    from trainpace.trace.workloads import (
-        is_saved,
-        load_workload,
-        packaged_models,
-        packaged_workload,
-        trace_many,
-        workload_on_its_way,
-    )
+    from trainpace.trace.workloads import is_saved, load_workload, packaged_workload, trace_many, workload_on_its_way
 
 __getattr__, __all__ = exports(__name__, __file__)

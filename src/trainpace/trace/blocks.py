@@ -3,7 +3,7 @@
 The second is read from recorded steps and gives `Blocks`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -36,7 +36,6 @@ class Chain(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """The number of parameters in one block."""
         return sum(p.numel() for p in self.modules[0].parameters())
 
 
@@ -45,21 +44,15 @@ def longest_chain(model: nn.Module) -> Chain | None:
 
     Modules that alternate between two classes or shapes (dense and expert layers in turn) are no chain.
     """
-    chains = [chain for chain in _chains(model) if len(chain.modules) >= SHORTEST and chain.parameters]
+
+    def form(child: tuple[str, nn.Module]) -> tuple[object, ...]:
+        return type(child[1]), *((name, p.shape) for name, p in child[1].named_parameters())
+
+    parents = [(name, parent) for name, parent in model.named_modules() if len(list(parent.children())) >= SHORTEST]
+    runs = [(name, list(run)) for name, parent in parents for _, run in groupby(parent.named_children(), key=form)]
+    chains = [Chain(f"{name}.{run[0][0]}".strip("."), tuple(module for _, module in run)) for name, run in runs]
+    chains = [chain for chain in chains if len(chain.modules) >= SHORTEST and chain.parameters]
     return max(chains, key=lambda c: (c.parameters * len(c.modules), len(c.modules)), default=None)
-
-
-def _chains(model: nn.Module) -> Iterator[Chain]:
-    for name, parent in model.named_modules():
-        children = list(parent.named_children())
-        if len(children) >= SHORTEST:
-            for _, run in groupby(children, key=lambda child: _form(child[1])):
-                members = list(run)
-                yield Chain(f"{name}.{members[0][0]}".strip("."), tuple(module for _, module in members))
-
-
-def _form(module: nn.Module) -> tuple[object, ...]:
-    return type(module), *((name, p.shape) for name, p in module.named_parameters())
 
 
 class Layout(NamedTuple):
@@ -150,18 +143,13 @@ def blocks_of(
     numbers = {value: parameter.numel() for value, parameter in described.parameters.items()}
     return Blocks(
         module=layout.chain.name.rpartition(".")[0] or layout.chain.name,
-        count=count,
-        heads=heads,
-        key_value_heads=key_value_heads,
-        parameters=layout.chain.parameters,
+        count=count, heads=heads, key_value_heads=key_value_heads, parameters=layout.chain.parameters,
         tensor_parameters=sum(n for value, n in numbers.items() if value in layout.inside.divided) // count,
         outside_parameters=described.parameter_count - count * layout.chain.parameters,
         outside_tensor_parameters=sum(n for value, n in numbers.items() if value in layout.outside.divided),
-        tied_parameters=_tied(described),
-        operator_counts=np.where(inside, counts, 0),
-        roles=tuple(roles),
+        tied_parameters=_tied(described), operator_counts=np.where(inside, counts, 0), roles=tuple(roles),
         **dict(zip(_BYTES, pairs, strict=True)),
-    )
+    )  # fmt: skip
 
 
 def _bytes(layout: Layout, run: Recorder) -> np.ndarray:

@@ -20,6 +20,8 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MakeBatch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 Build = tuple[nn.Module, Loss, MakeBatch, str, int | None]
 """Model, loss of (output, target), make_batch, one sample in words, sequence length."""
+Shape = tuple[tuple[int, ...], int]
+"""The dims of a sample's tensor, and the number of classes or tokens that its whole numbers name; 0 for real numbers."""
 
 
 def build_generated(spec: str, sequence_length: int | None, image_size: int | None) -> Build:
@@ -47,8 +49,22 @@ def build_generated(spec: str, sequence_length: int | None, image_size: int | No
     if isinstance(drawn, Mlp):
         return _mlp(drawn)
     if isinstance(drawn, Cnn):
-        return _of_images(_Cnn(drawn), drawn.channels, drawn.image_size, drawn.classes)
+        return _image_classifier(_Cnn(drawn), drawn.channels, drawn.image_size, drawn.classes)
     return _rnn(drawn) if isinstance(drawn, Rnn) else _transformer(drawn)
+
+
+def _built(model: nn.Module, inputs: Shape, targets: Shape, sample: str, length: int | None = None) -> Build:
+    def numbers(n: int, dims: tuple[int, ...], classes: int) -> torch.Tensor:
+        return torch.randint(0, classes, (n, *dims)) if classes else torch.randn(n, *dims)
+
+    def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return numbers(n, *inputs), numbers(n, *targets)
+
+    return model, _cross_entropy if targets[1] else F.mse_loss, make_batch, sample, length
+
+
+def _image_classifier(model: nn.Module, channels: int, side: int, classes: int) -> Build:
+    return _built(model, ((channels, side, side), 0), ((), classes), f"{channels} x {side} x {side} image")
 
 
 def _mlp(a: Mlp) -> Build:
@@ -62,13 +78,8 @@ def _mlp(a: Mlp) -> Build:
         layers += [_Residual(nn.Sequential(*layer))] if a.residual and width == wide else layer
         width = wide
     layers.append(nn.Linear(width, a.outputs))
-
-    def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        target = torch.randn(n, a.outputs) if a.regression else torch.randint(0, a.outputs, (n,))
-        return torch.randn(n, a.inputs), target
-
-    loss = F.mse_loss if a.regression else _cross_entropy
-    return nn.Sequential(*layers), loss, make_batch, f"{a.inputs} numbers", None
+    targets = ((a.outputs,), 0) if a.regression else ((), a.outputs)
+    return _built(nn.Sequential(*layers), ((a.inputs,), 0), targets, f"{a.inputs} numbers")
 
 
 class _Residual(nn.Module):
@@ -198,16 +209,11 @@ class _Rnn(nn.Module):
 
 
 def _rnn(a: Rnn) -> Build:
-    def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        size = (n, a.sequence_length)
-        x = torch.randint(0, a.vocabulary, size) if a.vocabulary else torch.randn(*size, a.inputs)
-        if a.task == "regress":
-            return x, torch.randn(*size, a.outputs)
-        return x, torch.randint(0, a.outputs, (n,) if a.task == "classify" else size)
-
+    length = a.sequence_length
+    inputs = ((length,), a.vocabulary) if a.vocabulary else ((length, a.inputs), 0)
+    targets = ((length, a.outputs), 0) if a.task == "regress" else ((length,) * (a.task != "classify"), a.outputs)
     unit = "tokens" if a.vocabulary else f"steps of {a.inputs} numbers"
-    loss = F.mse_loss if a.task == "regress" else _cross_entropy
-    return _Rnn(a), loss, make_batch, f"{a.sequence_length} {unit}", a.sequence_length
+    return _built(_Rnn(a), inputs, targets, f"{length} {unit}", length)
 
 
 class _Attention(nn.Module):
@@ -323,15 +329,11 @@ class _Transformer(nn.Module):
 
 def _transformer(a: Transformer) -> Build:
     if a.patch:
-        return _of_images(_Transformer(a), 3, a.image_size, a.classes)
-
-    def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        size = (n, a.sequence_length)
-        tokens = torch.randint(0, a.vocabulary, size)
-        decoder = a.kind == "decoder"
-        return tokens, torch.randint(0, a.vocabulary, size) if decoder else torch.randint(0, a.classes, (n,))
-
-    return _Transformer(a), _cross_entropy, make_batch, f"{a.sequence_length} tokens", a.sequence_length
+        return _image_classifier(_Transformer(a), 3, a.image_size, a.classes)
+    length = a.sequence_length
+    tokens: Shape = ((length,), a.vocabulary)
+    targets = tokens if a.kind == "decoder" else ((), a.classes)
+    return _built(_Transformer(a), tokens, targets, f"{length} tokens", length)
 
 
 def _sequence_norm(a: Transformer) -> nn.Module:
@@ -346,13 +348,6 @@ def _angles(length: int, size: int) -> torch.Tensor:
 
 def _drop(p: float) -> list[nn.Module]:
     return [nn.Dropout(p)] if p else []
-
-
-def _of_images(model: nn.Module, channels: int, side: int, classes: int) -> Build:
-    def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(n, channels, side, side), torch.randint(0, classes, (n,))
-
-    return model, _cross_entropy, make_batch, f"{channels} x {side} x {side} image", None
 
 
 def _cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

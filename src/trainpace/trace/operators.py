@@ -85,13 +85,7 @@ def _gemm(name: str, a: torch.Tensor, b: torch.Tensor, inputs: list[torch.Tensor
 
 
 def _convolution(
-    kind: str,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    transposed: bool,
-    groups: int,
-    y: torch.Tensor,
+    kind: str, x: torch.Tensor, weight: torch.Tensor, stride: list[int], transposed: bool, groups: int, y: torch.Tensor
 ) -> Row:
     """`kind` names which of input, weight and output is written; the FLOPs are the same for all three."""
     positions = x if transposed else y
@@ -169,7 +163,6 @@ def matrices_of(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 
 
 def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
-    """All tensors in nested lists and dicts."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, list | tuple | dict):

@@ -125,7 +125,6 @@ class Recorder(TorchDispatchMode):
         return -1 if storage is None else storage.value
 
     def enter_block(self, number: int, hidden: torch.Tensor) -> None:
-        """Block `number` (from 1) starts on a hidden state."""
         if self.phase == "forward":
             self._place = number
             self._origin = Origin(number, -1)
@@ -134,7 +133,6 @@ class Recorder(TorchDispatchMode):
             self.entered.append((number, hidden.shape, size, self._value(hidden)))
 
     def leave_block(self, hidden: torch.Tensor, is_last: bool) -> None:
-        """The block that was entered last returns a hidden state."""
         if self.phase == "forward":
             self._place = AFTER if is_last else BEFORE
             self._origin = Origin(self._place, -1)

@@ -125,14 +125,11 @@ def divide_vocabulary(steps: Mapping[int, Step], parameters: Mapping[int, tuple[
     parameters: value -> shape. The embedding is "row" (each rank looks up its part of the vocabulary, and the sum over the
     ranks is whole), the head "column", and the loss on its logits "sharded". All others have no role.
     """
-    tables = {
-        call: max(
-            (value for value, _ in step.inputs if value in parameters), key=lambda v: parameters[v][0], default=-1
-        )
-        for call, step in steps.items()
-        if step.function == "embedding"
-    }
-    tables = {call: value for call, value in tables.items() if value >= 0}
+    tables: dict[int, int] = {}
+    for call, step in steps.items():
+        read = [value for value, _ in step.inputs if value in parameters]
+        if step.function == "embedding" and read:
+            tables[call] = max(read, key=lambda value: parameters[value][0])
     if not tables:
         return Division({}, set(), set(), set())
     vocabulary = max(parameters[value][0] for value in tables.values())

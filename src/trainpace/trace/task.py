@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from trainpace.errors import TrainpaceError, UnknownName, UnreadableInput
-from trainpace.records import read_bytes
+from trainpace.records import read_json
 from trainpace.trace import zoo
 from trainpace.trace.cuda_mapping import fuse_mpt_attention
 from trainpace.trace.generated import build_generated
@@ -65,7 +64,8 @@ def build_task(
     if kind.endswith(".py"):
         return _from_file(Path(kind), name)
     if is_random(spec):
-        return _generated(spec, sequence_length, image_size)
+        model, criterion, batches, sample, length = build_generated(spec, sequence_length, image_size)
+        return Task(spec, model, _forward, _loss_by(criterion), batches, None, sample, length)
     if kind == "transformers":
         return _transformer(name, sequence_length, image_size, fused_attention)
     if sequence_length is not None:
@@ -90,9 +90,8 @@ def build_task(
                 zoo.MODELS,
                 "Or name it timm:NAME, torchvision:NAME, transformers:CONFIG.json, random:FAMILY:SEED, FILE.py:FUNCTION.",
             )
-        entry = zoo.MODELS[name]
         side = image_size or 224
-        model = entry.build(image_size=side) if entry.takes_image_size else entry.build()
+        model = zoo.MODELS[name](**{"image_size": side} if name.endswith("_keras") else {})
         return _image_task(spec, model, (3, side, side), 1000)
     raise UnknownName("kind of model", f"{kind}:", ["timm:", "torchvision:", "transformers:", "random:", "FILE.py:"])
 
@@ -118,11 +117,6 @@ def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -
         with contextlib.suppress(TypeError):
             model = create(img_size=image_size)
     return _image_task(spec, model, shape, model.num_classes or 1)  # 0 for models without a head
-
-
-def _generated(spec: str, sequence_length: int | None, image_size: int | None) -> Task:
-    model, criterion, make_batch, sample, length = build_generated(spec, sequence_length, image_size)
-    return Task(spec, model, _forward, _loss_by(criterion), make_batch, None, sample, length)
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:
@@ -153,11 +147,7 @@ def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: in
 def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
     transformers = import_package("transformers", "transformers")
     transformers.logging.set_verbosity_error()
-    text = read_bytes(path)
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise UnreadableInput(f"{path} is not valid JSON ({error}).") from None
+    values = read_json(path)
     if not isinstance(values, dict) or "model_type" not in values:
         raise UnreadableInput(f'{path} is not a transformers configuration: it has no "model_type".')
     try:
@@ -269,7 +259,6 @@ def recompute_activations(model: nn.Module) -> None:
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """A new optimizer by name over the trainable parameters."""
     if name not in OPTIMIZERS:
         raise UnknownName("optimizer", name, OPTIMIZERS)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -49,29 +49,20 @@ def trace(spec: str, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN
 
 
 def trace_task(task: Task, forms: Sequence[Form] = ("fp32",), variant: Variant = PLAIN) -> Workload:
-    """Trace a task that has been built."""
     own = "sgd_momentum" if task.optimizer is None else type(task.optimizer).__name__.lower()
     parameters = list(task.model.parameters())
     return Workload(
-        model=task.name,
+        model=task.name, sample=task.sample, sequence_length=task.sequence_length, sample_bytes=_sample_bytes(task),
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         optimizer="none" if variant.mode != "train" else variant.optimizer or own,
-        sample=task.sample,
-        sequence_length=task.sequence_length,
-        traced_batches=BATCHES,
-        mode=variant.mode,
-        checkpointed=variant.checkpointing,
-        sample_bytes=_sample_bytes(task),
+        mode=variant.mode, checkpointed=variant.checkpointing, traced_batches=BATCHES,
         forms={form: _trace_form(task, form, variant) for form in forms},
-    )
+    )  # fmt: skip
 
 
 def _trace_form(task: Task, form: Form, variant: Variant) -> TracedForm:
-    model, own = on_meta(task.model, task.optimizer)
-    if form == "half":
-        model = model.to(torch.bfloat16)
-        own = own if own is None else _rebind(own, model)
+    model, own = on_meta(task.model, task.optimizer, torch.bfloat16 if form == "half" else None)
     model.train(variant.mode != "inference")
     stepper = own if variant.optimizer is None else None
     stepper = stepper or make_optimizer(variant.optimizer or "sgd_momentum", model)
@@ -268,12 +259,15 @@ def _moments(recorded: Sequence[Recorded], constant: np.ndarray, slope: np.ndarr
 
 
 def on_meta(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """A copy of the model without weights. Tied weights stay tied, which `Module.to("meta")` would undo."""
+    """Copies of the model, without weights, and of its optimizer. Tied weights stay tied, which `Module.to("meta")` would undo.
+
+    `dtype`: of what holds floating-point numbers, the model's own by default.
+    """
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
-        bare = torch.empty_like(tensor, device="meta")
+        bare = torch.empty_like(tensor, dtype=dtype if tensor.is_floating_point() else None, device="meta")
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
     copied = copy.deepcopy(model, memo)
@@ -285,16 +279,6 @@ def on_meta(
         {**group, "params": [memo.get(id(p), p) for p in group["params"]]} for group in optimizer.param_groups
     ]
     return copied, fresh
-
-
-def _rebind(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """`Module.to(dtype)` on meta tensors may put new parameters in place of the old: point the optimizer at them."""
-    parameters = {id(p) for p in model.parameters()}
-    if all(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
-        return optimizer
-    fresh = copy.copy(optimizer)
-    fresh.param_groups = [{**optimizer.param_groups[0], "params": [p for p in model.parameters() if p.requires_grad]}]
-    return fresh
 
 
 def _meta_batch(task: Task, size: int, form: Form) -> Any:
@@ -309,7 +293,6 @@ def _meta_batch(task: Task, size: int, form: Form) -> Any:
 
 
 def _sample_bytes(task: Task) -> float:
-    """The bytes that the host sends to the device for one sample."""
     one, two = (sum(t.numel() * t.element_size() for t in tensors_in(_meta_batch(task, n, "fp32"))) for n in (1, 2))
     return float(two - one)
 

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import sys
 import warnings
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -52,32 +51,25 @@ def keep_torch_light() -> None:
 
 
 def _work(request: dict[str, Any]) -> str:
-    trace = _tracer()
-    if "files" not in request:
-        return to_json(_traced(trace, request))
-    reasons: dict[str, str] = {}
-    for file, one in request["files"].items():
-        try:
-            save(_traced(trace, one), file)
-        except TrainpaceError as error:
-            reasons[file] = str(error)
-        except Exception as error:  # a model's code may raise anything, and the next ones are to be traced all the same
-            reasons[file] = explain(error)
-    return json.dumps(reasons)
-
-
-def _tracer() -> Callable[..., Workload]:
     gc.disable()  # of what importing torch makes nothing is garbage, and looking for it again and again takes a tenth of the time
     from trainpace.trace.trace import trace
 
     keep_torch_light()
     gc.freeze()
     gc.enable()
-    return trace
 
+    def traced(one: dict[str, Any]) -> Workload:
+        return trace(one["spec"], one["forms"], Variant(**one["variant"]))
 
-def _traced(trace: Callable[..., Workload], request: dict[str, Any]) -> Workload:
-    return trace(request["spec"], request["forms"], Variant(**request["variant"]))
+    if "files" not in request:
+        return to_json(traced(request))
+    reasons: dict[str, str] = {}
+    for file, one in request["files"].items():
+        try:
+            save(traced(one), file)
+        except Exception as error:  # a model's code may raise anything, and the next ones are to be traced all the same
+            reasons[file] = str(error) if isinstance(error, TrainpaceError) else explain(error)
+    return json.dumps(reasons)
 
 
 if __name__ == "__main__":

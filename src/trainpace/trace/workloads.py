@@ -87,11 +87,6 @@ def trace_many(models: Mapping[str, tuple[str, Form, Variant]], timeout_s: float
     return reasons
 
 
-def packaged_models() -> list[str]:
-    """The names of the built-in models, in order."""
-    return sorted(file.name.removesuffix(".inference.json.gz") for file in FOLDER.glob("*.inference.json.gz"))
-
-
 def packaged_workload(spec: str, forms: Sequence[Form], variant: Variant) -> Workload | None:
     """The packaged trace of a built-in model, None for everything else."""
     name = re.fullmatch(r"(?:torchvision:)?(\w+)", spec)

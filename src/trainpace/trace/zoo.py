@@ -6,7 +6,7 @@ MobileNetV2: Sandler et al. 2018.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,7 +59,6 @@ class _Residual(nn.Module):
 
 
 def resnet(bottleneck: bool, blocks: tuple[int, ...], classes: int = 1000) -> nn.Module:
-    """ResNet of basic or bottleneck blocks, for 224 x 224 images."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
     ]  # fmt: skip
@@ -91,7 +90,6 @@ def _conv_relu6(channels: int, out: int, kernel: int, stride: int = 1, groups: i
 
 
 def mobilenet_v2(classes: int = 1000) -> nn.Module:
-    """MobileNetV2 at width 1."""
     stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
     layers = [_conv_relu6(3, 32, 3, 2)]
     channels = 32
@@ -103,16 +101,10 @@ def mobilenet_v2(classes: int = 1000) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, classes))
 
 
-class Entry(NamedTuple):
-    """How to build a model, which takes images of 3 x 224 x 224 and tells 1,000 classes apart."""
-
-    build: Callable[..., nn.Module]
-    takes_image_size: bool = False
-
-
-MODELS: dict[str, Entry] = {
-    **{name: Entry(partial(vgg, stages)) for name, stages in _VGG.items()},
-    **{f"{name}_keras": Entry(partial(vgg, stages), takes_image_size=True) for name, stages in _VGG.items()},
-    **{name: Entry(partial(resnet, *shape)) for name, shape in _RESNET.items()},
-    "mobilenet_v2": Entry(mobilenet_v2),
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    **{name: partial(vgg, stages) for name, stages in _VGG.items()},
+    **{f"{name}_keras": partial(vgg, stages) for name, stages in _VGG.items()},
+    **{name: partial(resnet, *shape) for name, shape in _RESNET.items()},
+    "mobilenet_v2": mobilenet_v2,
 }
+"""Functions that build models for images of 3 x 224 x 224 and 1,000 classes; Keras' take an `image_size`."""

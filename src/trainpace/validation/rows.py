@@ -87,11 +87,10 @@ def evaluate(
     """
     cases = [_or_reason(case_of, run, folder) for run in runs]
     workloads = _workloads([case for case in cases if isinstance(case, Case)], traces, tell, progress, workers)
-    rows = []
-    for run, case in zip(runs, cases, strict=True):
-        workload = case if isinstance(case, str) else workloads[case.trace_key]
-        rows.append(_row(run, case, workload, constants))
-    return rows
+    return [
+        _row(run, case, case if isinstance(case, str) else workloads[case.trace_key], constants)
+        for run, case in zip(runs, cases, strict=True)
+    ]
 
 
 def _or_reason(work: Callable[..., T], *arguments: Any) -> T | str:

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from trainpace.errors import TrainpaceError
 from trainpace.records import load, save
 from trainpace.verbs.places import data_place, detected
-from trainpace.verbs.request import Field, Progress, Request
-from trainpace.verbs.units import COUNT, DURATION, NEW_FILE
+from trainpace.verbs.request import COUNT, DURATION, NEW_FILE, Field, Progress, Request
 
 if TYPE_CHECKING:
     from trainpace.hardware import HostLinks
@@ -22,13 +21,8 @@ class CalibrateRequest(Request):
     seconds: Annotated[float, Field("Time for the micro-benchmarks.", DURATION)] = 60.0
     ranks: Annotated[int | None, Field("Also time all-reduce between so many processes on this machine.", COUNT)] = None
     backend: Annotated[Literal["gloo", "nccl"], Field("For `ranks`.")] = "gloo"
-    storage: Annotated[
-        str | None, Field("Also write and read a quarter of a gigabyte in this folder.", metavar="FOLDER")
-    ] = None
-    output: Annotated[
-        str | None,
-        Field("Where to leave the profile, in place of the user's data folder.", NEW_FILE, metavar="FILE.json"),
-    ] = None
+    storage: Annotated[str | None, Field("Also write and read 250 MB in this folder.", metavar="FOLDER")] = None
+    output: Annotated[str | None, Field("Leave the profile in another file.", NEW_FILE, metavar="FILE.json")] = None
 
     @property
     def profile_file(self) -> Path:

@@ -5,12 +5,10 @@ from typing import Annotated, Literal
 
 from trainpace.diagnose import Diagnosis, diagnose
 from trainpace.records import Record
-from trainpace.verbs.request import Field, Misuse, Progress, Request
-from trainpace.verbs.units import ABOVE_0, COUNT, DURATION, within
+from trainpace.verbs.request import COUNT, DURATION, EPOCHS, Field, Misuse, Progress, Request, within
 from trainpace.verbs.watch import Command, RecordingFolder, Watched, record
 from trainpace.watch import read_recording
 
-EPOCHS = within("epochs", ABOVE_0, 1e12)
 STEPS = within("count", 1, 1e9, COUNT.parse)
 Intervention = Literal["cached_batch", "no_sync", "few_samples", "muted"]
 

@@ -13,12 +13,11 @@ from trainpace.forecast import CalibratedKernels, Forecaster, Target, transfer_r
 from trainpace.hardware import Cluster, find_device
 from trainpace.job import with_job
 from trainpace.outcome import Forecast, Jump, Measurement, forecast_row
-from trainpace.records import Record, from_json, load, read_bytes
+from trainpace.records import Record, from_json, load, read_json
 from trainpace.schedule import Schedule
 from trainpace.verbs.places import HardwareFile, JournalPlace, opened_journal, own_devices, profile_or_brief
-from trainpace.verbs.request import Field, Misuse, Progress, Rows
+from trainpace.verbs.request import AT_LEAST_1, EXISTING_FILE, USD, Field, Misuse, Progress, Rows
 from trainpace.verbs.training import ExecutedRequest, check_used, execution_of, fleet_of, workload_of
-from trainpace.verbs.units import AT_LEAST_1, EXISTING_FILE, USD
 from trainpace.workload import Form, Mode, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -43,12 +42,8 @@ class ForecastRequest(ExecutedRequest):
     ] = None  # fmt: skip
     journal: JournalPlace = None
     no_journal: Annotated[bool, Field("Leave measurements in the journal out of account.")] = False
-    samples: Annotated[
-        int | None, Field("Samples in an epoch: with `epochs`, the whole training is forecast too.", AT_LEAST_1)
-    ] = None
-    price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of `samples` and `epochs`.", USD)] = (
-        None
-    )
+    samples: Annotated[int | None, Field("Samples in an epoch, to forecast all `epochs` too.", AT_LEAST_1)] = None
+    price: Annotated[float | None, Field("Dollars per GPU and hour, for the cost of all `epochs`.", USD)] = None
     hardware: HardwareFile = None
 
     @property
@@ -159,10 +154,7 @@ def _targets(request: ForecastRequest, progress: Progress) -> list[Target]:
 
 def _nearest_measurement(path: str, batch: int) -> Measurement:
     """The measurement at the batch size nearest to the asked one, of a file that `measure --output` wrote."""
-    try:
-        entries = json.loads(read_bytes(path))
-    except ValueError as error:
-        raise UnreadableInput(f"{path} is not valid JSON ({error}).") from None
+    entries = read_json(path)
     entries = entries if isinstance(entries, list) else [entries]
     measurements = [from_json(json.dumps(entry), Measurement, path) for entry in entries]
     if not measurements:

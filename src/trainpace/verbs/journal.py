@@ -25,8 +25,7 @@ from trainpace.journal import (
 from trainpace.records import Record
 from trainpace.validation import as_precision
 from trainpace.verbs import places
-from trainpace.verbs.request import Argument, Field, Misuse, Request
-from trainpace.verbs.units import COUNT
+from trainpace.verbs.request import COUNT, Argument, Field, Misuse, Request
 
 Format = Literal["auto", "trainpace", "runs", "timm", "hf", "mlflow"]
 RunId = Annotated[str, Argument("A run's id, or the first digits of it.", metavar="ID")]

@@ -9,17 +9,14 @@ from trainpace.schedule import Schedule
 from trainpace.units import hours_from_s
 from trainpace.verbs.offers import Gpus, MachinesFile, Providers, Regions, check_provider, chosen_offers, known_offers
 from trainpace.verbs.places import HardwareFile, own_devices
-from trainpace.verbs.request import Field, Misuse, Progress
+from trainpace.verbs.request import ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, RATE, USD, Field, Misuse, Progress
 from trainpace.verbs.training import ChannelsLast, TrainingRequest, workload_started
-from trainpace.verbs.units import ABOVE_0, ABOVE_0_S, AT_LEAST_1, DEVICES, DURATION, USD, within
 from trainpace.workload import Form, Workload, form_of
 
 
 class MatchRequest(TrainingRequest, kw_only=True):
     samples: Annotated[int, Field("Samples in an epoch: 1281167, 1.28M.", AT_LEAST_1)]
-    max_steps: Annotated[
-        int | None, Field("Stop after this many optimizer updates, instead of `epochs`.", AT_LEAST_1)
-    ] = None
+    max_steps: Annotated[int | None, Field("Stop after this many updates, instead of `epochs`.", AT_LEAST_1)] = None
     global_batch: Annotated[int, Field("Samples per update, on every server.", AT_LEAST_1)] = 256
     precision: Annotated[
         tuple[Precision, ...],
@@ -37,17 +34,13 @@ class MatchRequest(TrainingRequest, kw_only=True):
         float | None, Field("Mean time between preemptions of one spot server.  [default: 24h, assumed]", ABOVE_0_S)
     ] = None
     data_from: Annotated[str, Field("Where the data lie; leaving a cloud costs egress.", metavar="PROVIDER")] = ""
-    loader_rate: Annotated[
-        float | None, Field("Samples per second that one CPU thread prepares.", within("rate", ABOVE_0, 1e9))
-    ] = None
+    loader_rate: Annotated[float | None, Field("Samples per second that one CPU thread prepares.", RATE)] = None
     machines: MachinesFile = None
     only_machines: Annotated[bool, Field("Only those.")] = False
     hardware: HardwareFile = None
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile.")] = False
-    checkpointing: Annotated[bool, Field("Recompute activations block by block, for models with repeated blocks.")] = (
-        False
-    )
+    checkpointing: Annotated[bool, Field("Recompute the activations of repeated blocks, block by block.")] = False
 
     @property
     def recomputes(self) -> bool:

@@ -25,14 +25,12 @@ from trainpace.verbs.places import (
     own_devices,
     profile_here,
 )
-from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, Rows
+from trainpace.verbs.request import BATCHES, COUNT, DURATION, Argument, Field, Misuse, Progress, Request, Rows
 from trainpace.verbs.training import ChannelsLast, ImageSize, Optimizer, SequenceLength
-from trainpace.verbs.units import BATCHES, COUNT, DURATION
 from trainpace.workload import Variant, form_of
 
 if TYPE_CHECKING:
     from trainpace.journal import Foresight, Journal, RecordedSweep
-    from trainpace.machine import Machine
     from trainpace.measure import Conditions
 
 DEFAULT_BATCHES = (8, 16, 32)
@@ -44,13 +42,9 @@ class MeasureRequest(Request):
     """A model, the batch sizes, and how its steps are measured. `command`: the one that the journal notes, "" for none."""
 
     model: Annotated[str | None, Argument("The model, as in trainpace forecast.")] = None
-    batch: Annotated[
-        tuple[int, ...] | None, Field("Batch sizes: 32, or 1,2,4, or 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES)
-    ] = None
+    batch: Annotated[tuple[int, ...] | None, Field("Sizes: 32, 1:70, or 8:64:8.  [default: 8,16,32]", BATCHES)] = None
     every: Annotated[bool, Field("Measure every size of a long range; without it those that tell most.")] = False
-    repeats: Annotated[
-        int | None, Field("Probes of each size where all are measured.  [default: 2; 3 for one or two sizes]", COUNT)
-    ] = None
+    repeats: Annotated[int | None, Field("Probes of a size where all are measured.  [default: 2 or 3]", COUNT)] = None
     until_oom: Annotated[bool, Field("Find the largest batch that fits (up to the largest of `batch`).")] = False
     precision: Annotated[Precision, Field("Number format.")] = "fp32"
     optimizer: Optimizer = None
@@ -112,10 +106,9 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
         raise Misuse("Name a `model`.")
     if request.noise_scale and ".py:" not in request.model:
         raise Misuse("`noise_scale` is one of real samples, and those of this model are random: name FILE.py:FUNCTION.")
-    machine = detected(progress)
-    request = with_memory_limit(request, machine, progress)
+    request, device = prepared(request, progress)
     with opened_journal(request.journal, request.no_journal) as journal:
-        return sweep_of(request, device_of(request.device, machine), journal, progress)
+        return sweep_of(request, device, journal, progress)
 
 
 def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, progress: Progress) -> MeasuredSweep:
@@ -154,14 +147,18 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
     )  # fmt: skip
 
 
-def with_memory_limit(request: MeasureRequest, machine: Machine, progress: Progress) -> MeasureRequest:
-    """A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs."""
-    r, memory_gib = request, machine.memory_limit_gib or machine.memory_gib
-    if not r.until_oom or r.device != "cpu" or r.memory_limit is not None or memory_gib is None:
-        return r
-    limit_gib = round(0.7 * memory_gib, 1)
-    progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
-    return replace(r, memory_limit=limit_gib)
+def prepared(request: MeasureRequest, progress: Progress) -> tuple[MeasureRequest, str]:
+    """The request as this machine carries it out, and the name of the device that is measured on.
+
+    A search for the largest batch on a CPU gets a memory limit: beyond it the system would end other programs.
+    """
+    machine = detected(progress)
+    device, memory_gib = device_of(request.device, machine), machine.memory_limit_gib or machine.memory_gib
+    if request.until_oom and request.device == "cpu" and request.memory_limit is None and memory_gib is not None:
+        limit_gib = round(0.7 * memory_gib, 1)
+        progress.note(f"a probe may take {limit_gib:.1f} GiB, unless a memory limit is given")
+        request = replace(request, memory_limit=limit_gib)
+    return request, device
 
 
 def _conditions(r: MeasureRequest) -> Conditions:

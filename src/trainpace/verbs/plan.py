@@ -20,10 +20,9 @@ from trainpace.records import Record, read_bytes, read_text
 from trainpace.schedule import Schedule, accumulation_for_global_batch, total_steps
 from trainpace.units import parse_count
 from trainpace.verbs.places import HardwareFile, own_devices
-from trainpace.verbs.request import Field, Misuse, Progress, Unit
+from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, Field, Misuse, Progress, Unit, within
 from trainpace.verbs.settings import SettingsSource
 from trainpace.verbs.training import Network, Offload, TrainingRequest, execution_values, fleet_of, workload_of
-from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DEVICES, USD, within
 from trainpace.workload import Form, Variant, Workload, form_of
 
 if TYPE_CHECKING:
@@ -50,35 +49,19 @@ class PlanRequest(TrainingRequest):
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     config: Annotated[tuple[str, ...], Field("How it trains now: a settings file; several.", metavar="FILE")] = ()
     command: Annotated[str | None, Field("How it trains now: a launch command.", metavar="TEXT")] = None
-    watched: Annotated[
-        str | None, Field("How it trains now: a recording (trainpace watch), its loader included.", metavar="FOLDER")
-    ] = None
-    batch: Annotated[
-        int | None, Field("Samples per GPU and forward pass now.  [default: 32]", AT_LEAST_1, execution="micro_batch")
-    ] = None
-    accumulate: Annotated[
-        int | None, Field("Micro-batches per update now.  [default: 1]", AT_LEAST_1, execution="accumulation")
-    ] = None
-    global_batch: Annotated[
-        int | None, Field("Samples per update over all GPUs, in place of `accumulate`.", AT_LEAST_1)
-    ] = None
-    gpus_now: Annotated[int | None, Field("GPUs of a node that it trains on now.  [default: the fleet's]", DEVICES)] = (
-        None
-    )
-    nodes_now: Annotated[int | None, Field("Nodes that it trains on now.  [default: the fleet's]", DEVICES)] = None
+    watched: Annotated[str | None, Field("How it trains now: a recording of trainpace watch.", metavar="FOLDER")] = None
+    batch: Annotated[int | None, Field("Samples per GPU now.  [default: 32]", AT_LEAST_1, sets="micro_batch")] = None
+    accumulate: Annotated[int | None, Field("Accumulation now.  [default: 1]", AT_LEAST_1, sets="accumulation")] = None
+    global_batch: Annotated[int | None, Field("Samples per update, in place of `accumulate`.", AT_LEAST_1)] = None
+    gpus_now: Annotated[int | None, Field("GPUs of a node that it uses now.  [default: the fleet's]", DEVICES)] = None
+    nodes_now: Annotated[int | None, Field("Nodes that it uses now.  [default: the fleet's]", DEVICES)] = None
     precision: Annotated[Precision | None, Field("Number format now.  [default: fp32]")] = None
-    zero: Annotated[
-        ZeroStage | None, Field("ZeRO stage now; 3 is FSDP's full sharding.  [default: 0]", execution="zero_stage")
-    ] = None
+    zero: Annotated[ZeroStage | None, Field("ZeRO stage now; full FSDP is 3.  [default: 0]", sets="zero_stage")] = None
     tp: Annotated[int | None, Field("Tensor-parallel size now.", AT_LEAST_1)] = None
     pp: Annotated[int | None, Field("Pipeline-parallel size now.", AT_LEAST_1)] = None
     cp: Annotated[int | None, Field("Context-parallel size now.", AT_LEAST_1)] = None
-    checkpointing: Annotated[
-        Checkpointing | None, Field("What is recomputed now.", execution="activation_checkpointing")
-    ] = None
-    offload: Annotated[
-        Offload | None, Field("What is kept in the host's memory now.", execution="offload_optimizer")
-    ] = None
+    checkpointing: Annotated[Checkpointing | None, Field("Recomputation now.", sets="activation_checkpointing")] = None
+    offload: Annotated[Offload | None, Field("What is kept in the host's memory now.", sets="offload_optimizer")] = None
     compile: Annotated[bool, Field("torch.compile is used now.")] = False
     channels_last: Annotated[bool, Field("NHWC tensors are used now.")] = False
     workers: Annotated[int | None, Field("Loader workers now. Needs `sample_ms`.", COUNT)] = None
@@ -86,9 +69,7 @@ class PlanRequest(TrainingRequest):
         float | None,
         Field("Milliseconds of a core for a sample (trainpace loader measures it).", within("ms", ABOVE_0, 1e9)),
     ] = None  # fmt: skip
-    cores: Annotated[int | None, Field("Cores of a node that its loaders may use. With `sample_ms`.", AT_LEAST_1)] = (
-        None
-    )
+    cores: Annotated[int | None, Field("Cores of a node for its loaders. With `sample_ms`.", AT_LEAST_1)] = None
     samples: Annotated[int | None, Field("Samples in an epoch.", AT_LEAST_1)] = None
     tokens: Annotated[int | None, Field("Tokens in an epoch, for transformers.", AT_LEAST_1)] = None
     max_steps: Annotated[int | None, Field("Updates, in place of `epochs` or as their limit.", AT_LEAST_1)] = None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trainpace.process import usable_cores
 from trainpace.records import Record
-from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request
-from trainpace.verbs.units import COUNT, DURATION, within
+from trainpace.verbs.request import COUNT, DURATION, MILLISECONDS, Argument, Field, Misuse, Progress, Request, within
 
 if TYPE_CHECKING:
     from trainpace.shards import Damage, Estimate, Precomputed
@@ -21,19 +20,13 @@ class PrecomputeRequest(Request):
     workers: Annotated[int | None, Field("Processes.  [default: as many as cores]", COUNT)] = None
     shard_samples: Annotated[int | None, Field("Samples in a shard.  [default: about 64 MiB of them]", COUNT)] = None
     max_bad: Annotated[float, Field("Share that may be set aside.", within("share", 0, 1))] = 0.05
-    part: Annotated[
-        str | None, Field("Compute the I-th of N parts.  [default: this task of a Slurm array]", metavar="I/N")
-    ] = None
+    part: Annotated[str | None, Field("Compute part I of N.  [default: the Slurm array's task]", metavar="I/N")] = None
     again: Annotated[bool, Field("Throw away what the folder holds, and begin anew.")] = False
     verify: Annotated[bool, Field("Read every byte of every shard, and name the damaged ones.")] = False
     repair: Annotated[bool, Field("Verify, then compute the damaged shards again, and only those.")] = False
-    estimate: Annotated[bool, Field("Say what it costs and saves, from some samples, and compute nothing else.")] = (
-        False
-    )
+    estimate: Annotated[bool, Field("Say what it costs and saves, from some samples; compute nothing else.")] = False
     seconds: Annotated[float, Field("Time for `estimate` to compute samples.", DURATION)] = 20.0
-    step_ms: Annotated[
-        float | None, Field("For `estimate`: a training step without its data.", within("milliseconds", 0, 1e12))
-    ] = None
+    step_ms: Annotated[float | None, Field("For `estimate`: a training step without its data.", MILLISECONDS)] = None
     batch: Annotated[int | None, Field("For `estimate`: samples in that step.", COUNT)] = None
     epochs: Annotated[float | None, Field("For `estimate`: epochs that will be trained.")] = None
 

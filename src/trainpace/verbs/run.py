@@ -41,20 +41,15 @@ from trainpace.process import usable_cores
 from trainpace.records import cannot_write_into, load, make_folder, save
 from trainpace.schedule import total_steps
 from trainpace.verbs.places import JournalPlace, KeepIdentity, device_of, opened_journal, profile_here, profile_or_brief
-from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, Work
-from trainpace.verbs.units import ABOVE_0_S, COUNT, USD
+from trainpace.verbs.request import ABOVE_0_S, COUNT, USD, Argument, Field, Misuse, Progress, Request, Work
 
 STATE = "ladder.json"
 
 
 class RunRequest(Request):
     ladder: Annotated[str, Argument("A ladder.toml, or a plan that trainpace plan --output kept.", metavar="LADDER")]
-    task: Annotated[str | None, Field("FILE.py:FUNCTION or a model, in place of the file's own.", metavar="SPEC")] = (
-        None
-    )
-    command: Annotated[
-        str | None, Field("An unchanged script's own launch command, to climb with it.", metavar="TEXT")
-    ] = None
+    task: Annotated[str | None, Field("FILE.py:FUNCTION or a model, in place of the file's.", metavar="SPEC")] = None
+    command: Annotated[str | None, Field("The launch command of an unchanged script.", metavar="TEXT")] = None
     config: Annotated[tuple[str, ...], Field("A settings file that the script reads; several.", metavar="FILE")] = ()
     precompute: Annotated[str, Field("The dataset that a plan's shards are made of.", metavar="FILE.py:NAME")] = ""
     out: Annotated[str | None, Field("Where state, logs and shards go.  [default: NAME-run]", metavar="FOLDER")] = None
@@ -64,9 +59,7 @@ class RunRequest(Request):
     ] = "auto"
     partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
     account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
-    sbatch: Annotated[
-        tuple[str, ...], Field("A further option of sbatch, as --sbatch=--qos=debug.", metavar="TEXT")
-    ] = ()
+    sbatch: Annotated[tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")] = ()
     device: Annotated[Literal["cpu", "cuda"] | None, Field("Where to train.  [default: the file's]")] = None
     seconds: Annotated[float | None, Field("Training time of a trial.  [default: the file's, or 8s]", ABOVE_0_S)] = None
     steps: Annotated[

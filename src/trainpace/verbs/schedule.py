@@ -6,9 +6,8 @@ from msgspec.structs import replace
 
 from trainpace.job import ONLY_STEPS, Answer, Question, answer
 from trainpace.schedule import Schedule, SpeedUp
-from trainpace.verbs.request import Field, Progress, Request
+from trainpace.verbs.request import COUNT, DURATION, RATIO, USD, Field, Progress, Request
 from trainpace.verbs.settings import SettingsSource
-from trainpace.verbs.units import COUNT, DURATION, RATIO, USD
 
 Count = int | None
 Seconds = float | None
@@ -16,9 +15,7 @@ Seconds = float | None
 
 class ScheduleRequest(Request):
     config: Annotated[tuple[str, ...], Field("Read a settings file; may be given several times.", metavar="FILE")] = ()
-    command: Annotated[
-        str | None, Field("Read a launch command, such as 'torchrun --nproc-per-node 4 train.py'.", metavar="TEXT")
-    ] = None
+    command: Annotated[str | None, Field("A launch command: 'torchrun --nnodes 2 train.py'.", metavar="TEXT")] = None
     samples: Annotated[Count, Field("Samples in an epoch: 50000, 1.28M.", COUNT)] = None
     tokens: Annotated[Count, Field("Tokens in an epoch: 300B. Needs --sequence-length.", COUNT)] = None
     sequence_length: Annotated[Count, Field("Tokens in a sample.", COUNT)] = None
@@ -45,9 +42,7 @@ class ScheduleRequest(Request):
     mtbf: Annotated[Seconds, Field("Mean time between failures of the whole job.", DURATION)] = None
     restart_time: Annotated[float, Field("Time to restart after a failure.", DURATION)] = 0.0
     repeats: Annotated[int, Field("Models, folds or seeds trained one after another.", COUNT, show_default=False)] = 1
-    deadline: Annotated[
-        Seconds, Field("Time available. With one number missing, that number is solved for.", DURATION)
-    ] = None
+    deadline: Annotated[Seconds, Field("Time available. With one number missing, it is solved for.", DURATION)] = None
     budget: Annotated[float | None, Field("Money available. Needs --price.", USD)] = None
     price: Annotated[float | None, Field("Dollars per GPU and hour.", USD)] = None
     solve_gpus: Annotated[bool, Field("Solve for the number of data-parallel GPUs that meets the deadline.")] = False

@@ -15,7 +15,7 @@ from trainpace.errors import Contradiction
 from trainpace.records import read_text, write_whole
 
 if TYPE_CHECKING:
-    from trainpace.configs import Rewritten, Written
+    from trainpace.configs import Rewritten
     from trainpace.plan import Plan
     from trainpace.verbs.plan import PlanRequest
 
@@ -84,7 +84,10 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     """The files with all changes of the plan in them, and `new` ones; None where there is nothing to change."""
     if plan.best is None or not (plan.changes or new):
         return None
-    added = tuple(_new_file(file, plan, plan.best.job_s) for file in new)
+    # a batch job may take a fifth longer than forecast
+    limits_s = {"sbatch": 60 * math.ceil(1.2 * plan.best.job_s / 60)}
+    kinds = {file: NEW[Path(file).suffix] for file in new}
+    added = tuple(configs.new_file(kind, plan.end, file, limits_s.get(kind)) for file, kind in kinds.items())
     if not plan.changes or not (request.config or request.command):
         return configs.Rewritten(files=added, left={})
     texts = {path: read_text(path) for path in request.config}
@@ -95,13 +98,6 @@ def rewritten(request: PlanRequest, plan: Plan, new: Sequence[str]) -> Rewritten
     workers = last.workers if last.workers != now.workers else None
     files = configs.rewrite(texts, configs.Changes(before=plan.start, after=plan.end, workers=workers))
     return replace(files, files=(*files.files, *added))
-
-
-def _new_file(file: str, plan: Plan, job_s: float) -> Written:
-    """The plan's end in a file that is not there yet. A batch job may take a fifth longer than forecast."""
-    kind = NEW[Path(file).suffix]
-    time_limit_s = 60 * math.ceil(1.2 * job_s / 60) if kind == "sbatch" else None
-    return configs.new_file(kind, plan.end, file, time_limit_s)
 
 
 def save_all(files: Rewritten) -> dict[str, str]:

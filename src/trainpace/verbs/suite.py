@@ -25,10 +25,9 @@ from trainpace.errors import TrainpaceError
 from trainpace.measure import SuiteItem, suite
 from trainpace.records import Record, cannot_write_into, write_whole
 from trainpace.units import format_duration
-from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, sweep_of, with_memory_limit
-from trainpace.verbs.places import detected, device_of, opened_journal
-from trainpace.verbs.request import Field, Misuse, Progress, Silent
-from trainpace.verbs.units import COUNT, DURATION
+from trainpace.verbs.measure import DEFAULT_BATCHES, MeasureRequest, prepared, sweep_of
+from trainpace.verbs.places import opened_journal
+from trainpace.verbs.request import COUNT, DURATION, Field, Misuse, Progress, Silent
 
 if TYPE_CHECKING:
     from trainpace.launch import Job
@@ -38,25 +37,17 @@ MOST_IN_AN_ARRAY = 1000
 
 
 class SuiteRequest(MeasureRequest):
-    suite: Annotated[
-        str | None, Field("Measure a list in place of `model`: classic, random, small, or a FILE.toml.", metavar="NAME")
-    ] = None
+    suite: Annotated[str | None, Field("A list of models: classic, random, small or FILE.toml.", metavar="NAME")] = None
     suite_size: Annotated[int | None, Field("How many models the suite `random` draws.", COUNT)] = None
     suite_seed: Annotated[int | None, Field("Other models for another seed.")] = None
-    launcher: Annotated[
-        Literal["here", "slurm"], Field("slurm: a job array, a task for each model, with a node to itself.")
-    ] = "here"
+    launcher: Annotated[Literal["here", "slurm"], Field("slurm: a job array, with a node for each model.")] = "here"
     at_once: Annotated[int | None, Field("Most tasks of the array that run at the same time.", COUNT)] = None
     cpus: Annotated[int | None, Field("Cores of a task.  [default: 1]", COUNT)] = None
     limit: Annotated[float | None, Field("A task that takes longer is ended.  [default: 1h]", DURATION)] = None
     partition: Annotated[str | None, Field("Slurm's partition.", metavar="NAME")] = None
     account: Annotated[str | None, Field("Slurm's account.", metavar="NAME")] = None
-    sbatch: Annotated[
-        tuple[str, ...], Field("A further option of sbatch, as --sbatch=--qos=debug.", metavar="TEXT")
-    ] = ()
-    out: Annotated[
-        str | None, Field("Where the array's results and logs go.  [default: NAME-measured]", metavar="FOLDER")
-    ] = None
+    sbatch: Annotated[tuple[str, ...], Field("A further option of sbatch: --sbatch=--qos=debug.", metavar="TEXT")] = ()
+    out: Annotated[str | None, Field("Where an array's results go.  [default: NAME-measured]", metavar="FOLDER")] = None
 
     @property
     def is_one_model_here(self) -> bool:
@@ -91,8 +82,7 @@ def run(request: SuiteRequest, progress: Progress) -> MeasuredSuite:
         return _on_nodes(request, progress)
     assert request.suite is not None
     items = suite(request.suite, request.suite_size, request.suite_seed)
-    machine = detected(progress)
-    limited, device = with_memory_limit(request, machine, progress), device_of(request.device, machine)
+    limited, device = prepared(request, progress)
     failed, begin = 0, time.monotonic()
     with opened_journal(request.journal, request.no_journal) as journal:
         for i, item in enumerate(items):
@@ -212,10 +202,9 @@ def task() -> int:
 
     request, result, log = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MeasureRequest), sys.argv[2], _Log()
     try:
-        machine = detected(log)
-        request = with_memory_limit(request, machine, log)
+        request, device = prepared(request, log)
         with Journal.open(f"{result}.db") as journal:
-            sweep_of(request, device_of(request.device, machine), journal, log)
+            sweep_of(request, device, journal, log)
             export(Path(result), (*journal.sweeps(), *journal.every()))
     except TrainpaceError as error:
         write_whole(failure_file(result), str(error))

@@ -12,17 +12,23 @@ from trainpace.job import JobConditions, stated_conditions
 from trainpace.records import save
 from trainpace.trace import is_saved, load_workload, workload_on_its_way
 from trainpace.units import hours_from_s
-from trainpace.verbs.request import Argument, Field, Misuse, Progress, Request, fields_of
-from trainpace.verbs.units import (
+from trainpace.verbs.request import (
     ABOVE_0_S,
     AT_LEAST_1,
     BATCHES,
+    BYTES,
     COUNT,
     DEVICES,
     DURATION,
     EPOCHS,
     GB_PER_S,
     MOST_DEVICES,
+    Argument,
+    Field,
+    Misuse,
+    Progress,
+    Request,
+    fields_of,
     within,
 )
 from trainpace.workload import Form, Mode, Variant, Workload
@@ -39,9 +45,8 @@ Model = Annotated[
 Offload = Literal["none", "optimizer", "parameters", "both"]
 Network = Annotated[
     float | None,
-    Field("A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125.", GB_PER_S,
-          metavar="GB/S"),
-]  # fmt: skip
+    Field("A node's network bandwidth in one direction, in gigabytes: 400 Gbit/s is 50; 1 GbE is 0.125.", GB_PER_S),
+]
 EVERY_FORM: tuple[Form, ...] = ("fp32", "amp", "half")
 
 
@@ -145,26 +150,15 @@ class TrainingRequest(TracedRequest):
     epochs: Annotated[float | None, Field("Passes over the data.", EPOCHS)] = None
     startup: Annotated[float | None, Field("Until the first step.  [default: 60s, assumed]", DURATION)] = None
     evaluation_samples: Annotated[int, Field("Samples evaluated after every epoch.", COUNT)] = 0
-    checkpoint_every: Annotated[float | None, Field("Between checkpoints.  [default: what loses least]", ABOVE_0_S)] = (
-        None
-    )
+    checkpoint_every: Annotated[float | None, Field("Between checkpoints.  [default: the cheapest]", ABOVE_0_S)] = None
     mtbf: Annotated[
         float | None, Field("Mean time between failures of one GPU.  [default: 50000h, arXiv:2407.21783]", ABOVE_0_S)
     ] = None
-    step_variation: Annotated[
-        float, Field("Deviation of a node's step over its mean: 0.03.", within("share", 0, 10))
-    ] = 0.0
+    step_variation: Annotated[float, Field("Relative deviation of a node's step: 0.03.", within("share", 0, 10))] = 0.0
     data_gb: Annotated[float, Field("Data to copy to the servers first.", within("GB", 0, 1e9))] = 0.0
-    download: Annotated[
-        float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S, metavar="GB/S")
-    ] = None
-    sample_bytes: Annotated[
-        int,
-        Field("Bytes read per sample; slow storage then shows as data wait.", within("bytes", 0, 1e15, COUNT.parse)),
-    ] = 0
-    storage: Annotated[
-        float | None, Field("Shared storage: checkpoints, samples.  [default: 1, assumed]", GB_PER_S, metavar="GB/S")
-    ] = None
+    download: Annotated[float | None, Field("Speed of that copy.  [default: 0.125, assumed]", GB_PER_S)] = None
+    sample_bytes: Annotated[int, Field("Bytes read per sample; slow storage then shows as data wait.", BYTES)] = 0
+    storage: Annotated[float | None, Field("Speed of shared storage.  [default: 1, assumed]", GB_PER_S)] = None
 
     def conditions(self, **more: Any) -> JobConditions:
         """The training besides its steps, as the request and `more` say it; the rest is as assumed."""
@@ -177,13 +171,11 @@ class TrainingRequest(TracedRequest):
 
 
 class ExecutedRequest(TrainingRequest):
-    num_gpus: Annotated[
-        int, Field("GPUs of a node; data parallel unless said otherwise.", DEVICES, execution="nproc_per_node")
-    ] = 1
-    nodes: Annotated[int, Field("Nodes of that many GPUs each.", DEVICES, execution="nnodes")] = 1
+    num_gpus: Annotated[int, Field("GPUs of a node; data parallel by default.", DEVICES, sets="nproc_per_node")] = 1
+    nodes: Annotated[int, Field("Nodes of that many GPUs each.", DEVICES, sets="nnodes")] = 1
     network: Network = None
     batch: Annotated[tuple[int, ...], Field("Samples per GPU: 32, or 1:70, or 8,16,32.", BATCHES)] = (32,)
-    accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, execution="accumulation")] = 1
+    accumulate: Annotated[int, Field("Micro-batches per update.", AT_LEAST_1, sets="accumulation")] = 1
     precision: Annotated[Precision, Field("Number format.")] = "fp32"
     channels_last: ChannelsLast = False
     compile: Annotated[bool, Field("Under torch.compile, which fuses element-wise operators.")] = False
@@ -192,24 +184,18 @@ class ExecutedRequest(TrainingRequest):
     cp: Annotated[int, Field("Context-parallel ranks: divide the sequence.", AT_LEAST_1)] = 1
     sequence_parallel: Annotated[bool, Field("Divide norms and residuals over the tensor-parallel ranks too.")] = False
     async_tp: Annotated[
-        bool, Field("Hide part of tensor parallelism's exchanges under its products.", execution="async_tensor_parallel")
+        bool, Field("Hide part of tensor parallelism's exchanges under its products.", sets="async_tensor_parallel")
     ] = False  # fmt: skip
-    pipeline: Annotated[
-        PipelineSchedule, Field("Schedule of the pipeline's micro-batches.", execution="pipeline_schedule")
-    ] = "1f1b"
+    pipeline: Annotated[PipelineSchedule, Field("Schedule of the micro-batches.", sets="pipeline_schedule")] = "1f1b"
     virtual_stages: Annotated[int, Field("Stages a device, interleaved.", AT_LEAST_1)] = 1
-    zero: Annotated[ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", execution="zero_stage")] = 0
-    shard_size: Annotated[
-        int | None, Field("Shard over so many data-parallel ranks only (hybrid sharding).", AT_LEAST_1)
-    ] = None
-    keep_gathered: Annotated[
-        bool, Field("FSDP without resharding after the forward pass.", execution="reshard_after_forward")
-    ] = False
-    offload: Annotated[Offload, Field("What is kept in the host's memory.", execution="offload_optimizer")] = "none"
+    zero: Annotated[ZeroStage, Field("ZeRO stage; 3 is FSDP's full sharding.", sets="zero_stage")] = 0
+    shard_size: Annotated[int | None, Field("Hybrid sharding, over so many data-parallel ranks.", AT_LEAST_1)] = None
+    keep_gathered: Annotated[bool, Field("FSDP: no resharding after forward.", sets="reshard_after_forward")] = False
+    offload: Annotated[Offload, Field("What is kept in the host's memory.", sets="offload_optimizer")] = "none"
     checkpointing: Annotated[
         Checkpointing,
         Field("Recompute activations in the backward pass; alone it means full, block by block.", alone="full",
-              show_default=False, execution="activation_checkpointing"),
+              show_default=False, sets="activation_checkpointing"),
     ] = "none"  # fmt: skip
 
     @property
@@ -220,7 +206,7 @@ class ExecutedRequest(TrainingRequest):
 def execution_values(request: Request, workload: Workload) -> dict[str, Any]:
     """What a request says of an `Execution`, by the names of its fields. A workload traced with recomputation stays so."""
     fields = fields_of(type(request))
-    settings = {field.about.execution or name: getattr(request, name) for name, field in fields.items()}
+    settings = {field.about.sets or name: getattr(request, name) for name, field in fields.items()}
     values = {name: value for name, value in settings.items() if name in EXECUTION_FIELDS and name != "optimizer"}
     if "reshard_after_forward" in values:
         values["reshard_after_forward"] = not values["reshard_after_forward"]

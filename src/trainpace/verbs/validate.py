@@ -7,8 +7,7 @@ from typing import Annotated
 from trainpace.errors import TrainpaceError
 from trainpace.records import Record
 from trainpace.validation import Row, Summary, by, evaluate, family_of, read_runs, summarise
-from trainpace.verbs.request import Argument, Field, Progress, Request, Rows
-from trainpace.verbs.units import EXISTING_FILE, EXISTING_FOLDER, within
+from trainpace.verbs.request import EXISTING_FILE, EXISTING_FOLDER, Argument, Field, Progress, Request, Rows, within
 
 WORKERS = within("count", 1, 64, int)
 
@@ -16,13 +15,9 @@ WORKERS = within("count", 1, 64, int)
 class ValidateRequest(Request):
     runs: Annotated[str, Argument("A table of measured runs, CSV or Parquet.", EXISTING_FILE, metavar="RUNS")]
     file: Annotated[tuple[str, ...], Field("Only rows whose column 'file' says so. Repeatable.", metavar="NAME")] = ()
-    models: Annotated[
-        str | None, Field("Where transformers:FILE.json is looked for. Default: beside RUNS.", EXISTING_FOLDER)
-    ] = None
+    models: Annotated[str | None, Field("Folder of transformers:FILE.json, else that of RUNS.", EXISTING_FOLDER)] = None
     traces: Annotated[str | None, Field("Folder that keeps traced models. Default: the user's cache.")] = None
-    workers: Annotated[int | None, Field("Processes that trace. Default: half of the cores, at most 4.", WORKERS)] = (
-        None
-    )
+    workers: Annotated[int | None, Field("Processes that trace. Default: half the cores, at most 4.", WORKERS)] = None
 
 
 class ValidatedRuns(Record, Rows[Row]):

@@ -2,9 +2,8 @@
 
 from typing import Annotated, Literal
 
-from trainpace.verbs.request import Field, Progress, Request
+from trainpace.verbs.request import ABOVE_0, AT_LEAST_1, COUNT, DURATION, Field, Progress, Request, within
 from trainpace.verbs.training import ImageSize, ModelSpec, Optimizer, SequenceLength
-from trainpace.verbs.units import ABOVE_0, AT_LEAST_1, COUNT, DURATION, within
 from trainpace.verify import Equivalence, Question, verify
 
 Way = Literal["accumulate", "ddp", "fsdp2"]

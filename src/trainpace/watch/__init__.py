@@ -8,7 +8,6 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.watch.command import COMMAND_FILE, environment, remove_asides, temporary_folder, watch
     from trainpace.watch.inside.trail import DATA, LOADER_START, PARTS, TRIALS, Step
-    from trainpace.watch.perfetto import trace_events, write_trace
     from trainpace.watch.recording import (
         Block,
         FetchCost,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
         read_recording,
         steady_ms,
     )
-    from trainpace.watch.timeline import Bar, Lane, Timeline, charged, coarsened, timeline_of
+    from trainpace.watch.timeline import Bar, Lane, Timeline, charged, coarsened, timeline_of, trace_events, write_trace
     from trainpace.watch.trails import Process, header_of, read_processes, records_of
 
 __getattr__, __all__ = exports(__name__, __file__)

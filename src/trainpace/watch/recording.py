@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import dropwhile, groupby, pairwise
+from itertools import dropwhile, groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import UnreadableInput
-from trainpace.medians import mean_and_half_width, median, median_interval
+from trainpace.medians import consecutive_blocks, mean_and_half_width, median, median_interval
 from trainpace.records import Record, read_bytes
 from trainpace.watch.command import COMMAND_FILE
 from trainpace.watch.inside.trail import DATA, FORWARD, PARTS, TRIALS, Fetch, Span, Step
@@ -69,6 +69,8 @@ class Rank(Record):
     """One training process. `parts_ms` are means over `steps` steps after the warm-up and add up to `step_ms`.
 
     `large_operators_ms`: the time of forward and backward in operators longer than a launch; None where not counted.
+    `device_busy_ms`: a step's time in which a device that works beside the host computed or copied; None where there is none, or
+    nobody looked.
     """
 
     rank: int
@@ -101,6 +103,7 @@ class Rank(Record):
     skips_sync: bool = False
     operators: int = 0
     large_operators_ms: float | None = None
+    device_busy_ms: float | None = None
     flops: float = 0.0
     matmul_gflops: float = 0.0
     reserved_gib: float = 0.0
@@ -240,20 +243,14 @@ def _occasional(steps: Sequence[Step], steady: Sequence[Step], loader: Loader | 
 
 def half_width_ms(times: Sequence[float], blocks: int = 10) -> float:
     """Half of the mean's 90 % interval, from the means of consecutive blocks, since neighbouring steps are correlated."""
-    return mean_and_half_width([fmean(block) for block in _consecutive(times, blocks)])[1]
-
-
-def _consecutive(times: Sequence[float], blocks: int) -> list[Sequence[float]]:
-    blocks = min(blocks, len(times))
-    edges = [round(i * len(times) / blocks) for i in range(blocks + 1)]
-    return [times[a:b] for a, b in pairwise(edges)]
+    return mean_and_half_width([fmean(block) for block in consecutive_blocks(times, blocks)])[1]
 
 
 def steady_ms(steps: Sequence[Step], blocks: int = 20) -> tuple[float, float, float]:
     """The median step without occasional parts, and its 90 % interval from the medians of consecutive blocks."""
     occasional = [PARTS.index(part) for part in OCCASIONAL]
     times = [ms(s) - sum(s.parts_ns[i] for i in occasional) / 1e6 for s in steps]
-    low, high = median_interval([median(block) for block in _consecutive(times, blocks)])
+    low, high = median_interval([median(block) for block in consecutive_blocks(times, blocks)])
     middle = median(times)
     return middle, min(low, middle), max(high, middle)
 

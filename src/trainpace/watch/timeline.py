@@ -1,18 +1,22 @@
-"""A window of a watched run over time: the parts of each rank's training, and the batches that its workers prepare."""
+"""A watched run over time: the parts of each rank's training, and the batches that its workers prepare. A window of it gives bars
+for a picture, all of it a file in the Trace Event Format for Perfetto or chrome://tracing."""
 
+import gzip
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.records import Record
+from trainpace.records import Record, written_aside
 from trainpace.watch.inside.recorder import KEEPS
-from trainpace.watch.inside.trail import OTHER, PARTS, TRIALS, Span, Step
+from trainpace.watch.inside.trail import OTHER, PARTS, TRIALS, Fetch, Span, Step
 from trainpace.watch.recording import WARM_UP_STEPS
-from trainpace.watch.trails import Process, WorkerLane, read_processes, records_of
+from trainpace.watch.trails import Process, read_processes, records_of
 
 STEPS_SHOWN = 10
 TYPICAL = 1.25
@@ -73,6 +77,11 @@ class _Window(NamedTuple):
 
     def ms(self, at_ns: int) -> float:
         return (min(max(at_ns, self.start_ns), self.end_ns) - self.start_ns) / 1e6
+
+    def bars(self, part: str, name: str, start_ns: int, end_ns: int) -> Iterator[Bar]:
+        """One bar, clipped to the window; none outside of it."""
+        if start_ns < self.end_ns and end_ns > self.start_ns:
+            yield Bar(part=part, name=name, start_ms=self.ms(start_ns), end_ms=self.ms(end_ns))
 
 
 def timeline_of(folder: Path, steps: range | None = None) -> Timeline:
@@ -143,15 +152,9 @@ def _lanes(process: Process, window: _Window) -> Iterable[Lane]:
     yield Lane(rank=process.rank, kind="training", label="training", bars=bars, steps=tuple(marks))
     for lane in process.workers:
         if lane.first_ns < own.end_ns and lane.last_ns > own.start_ns:
-            bars = tuple(_fetch_bars(lane, own))
+            fetches = ((f"{r.samples} sample{'' if r.samples == 1 else 's'}", r) for r in lane.fetches())
+            bars = tuple(bar for name, r in fetches for bar in own.bars("fetch", name, r.start_ns, r.end_ns))
             yield Lane(rank=process.rank, kind="worker", label=lane.label, bars=bars)
-
-
-def _fetch_bars(lane: WorkerLane, window: _Window) -> Iterable[Bar]:
-    for r in lane.fetches():
-        if r.start_ns < window.end_ns and r.end_ns > window.start_ns:
-            name = f"{r.samples} sample{'' if r.samples == 1 else 's'}"
-            yield Bar(part="fetch", name=name, start_ms=window.ms(r.start_ns), end_ms=window.ms(r.end_ns))
 
 
 def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterable[Bar]:
@@ -166,10 +169,7 @@ def _training_bars(path: Path, steps: Sequence[Step], window: _Window) -> Iterab
             names[r["number"]] = r["name"]
     for step, spans in zip(steps, within, strict=True):
         for part, number, start, end in charged(step, spans):
-            if start < window.end_ns and end > window.start_ns:
-                yield Bar(
-                    part=PARTS[part], name=names.get(number, ""), start_ms=window.ms(start), end_ms=window.ms(end)
-                )
+            yield from window.bars(PARTS[part], names.get(number, ""), start, end)
 
 
 Stretch = tuple[int, int, int, int]
@@ -224,3 +224,103 @@ def coarsened(bars: Sequence[Bar], at_least_ms: float) -> list[Bar]:
             out.append(Bar(part=longest.part, name=longest.name, start_ms=group[0].start_ms, end_ms=bar.end_ms))
             group = []
     return out
+
+
+# ---- the Trace Event Format: complete events (X) in microseconds, which must nest within a track, and metadata (M) for names
+
+STEPS, TRAINING, FIRST_WORKER, FIRST_THREAD = 1, 2, 10, 1000
+_HELD = 20_000
+APART_NS = 2
+"""Gap between events that would touch: a viewer that rounds microseconds to nanoseconds must not see an overlap."""
+Event = dict[str, Any]
+
+
+def write_trace(folder: Path, path: Path) -> int:
+    """Write a folder of trails as trace JSON, compressed for names in .gz, whole or not at all; returns the number of events.
+
+    Holds one step's spans at a time. Raises UnreadableInput for a folder without trails, or where it cannot write.
+    """
+    processes = read_processes(folder)
+    count, encode = 0, msgspec.json.Encoder().encode
+    with (
+        written_aside(path) as aside,
+        gzip.open(aside, "wb", compresslevel=5) if path.suffix == ".gz" else aside.open("wb") as file,
+    ):
+        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for event in trace_events(processes):
+            file.write((b"," if count else b"") + encode(event) + b"\n")
+            count += 1
+        file.write(b"]}\n")
+    return count
+
+
+def trace_events(processes: Iterable[Process]) -> Iterator[Event]:
+    """Trace events. A rank's process number is the rank + 1: Perfetto reserves 0 for the kernel
+    (google/perfetto#394)."""
+    processes = list(processes)
+    zero_ns = min(p.first_ns + p.shift_ns for p in processes)
+    taken: set[int] = set()
+    for process in processes:
+        pid = next(n for n in (process.rank + 1, *range(1000, 10**6)) if n not in taken)
+        taken.add(pid)
+        label = f"rank {process.rank} (process {process.pid} on {process.host})"
+        yield from _named("process", pid, 0, label, process.rank)
+        for tid, name in ((STEPS, "steps"), (TRAINING, "training")):
+            yield from _named("thread", pid, tid, name, tid)
+        yield from _process_events(process, pid, process.shift_ns - zero_ns)
+        for tid, lane in enumerate(process.workers, FIRST_WORKER):
+            yield from _named("thread", pid, tid, lane.label, tid)
+            for r in lane.fetches():
+                yield _event(r, pid, tid, process.shift_ns - zero_ns)
+
+
+def _process_events(process: Process, pid: int, shift_ns: int) -> Iterator[Event]:
+    names: dict[int, str] = {}
+    threads = {0: TRAINING}
+    held: list[Event] = []
+    for r in records_of(process.path):
+        if isinstance(r, Span):
+            if r.thread not in threads:
+                tid = threads[r.thread] = FIRST_THREAD + len(threads)
+                yield from _named("thread", pid, tid, f"thread {r.thread}", tid)
+            held.append(_event(r, pid, threads[r.thread], shift_ns, names.get(r.name, "")))
+        elif isinstance(r, Fetch):
+            held.append(_event(r, pid, TRAINING, shift_ns))
+        elif isinstance(r, Step):
+            yield _event(r, pid, STEPS, shift_ns)
+        elif "number" in r:
+            names[r["number"]] = r["name"]
+        if isinstance(r, Step) or len(held) > _HELD:
+            yield from _outer_first(held)
+            held = []
+    yield from _outer_first(held)
+
+
+def _outer_first(events: list[Event]) -> list[Event]:
+    """Trails list a span when it ends; viewers take the first of two that begin together as the outer one."""
+    return sorted(events, key=lambda e: (e["ts"], -e["dur"]))
+
+
+def _event(r: Step | Span | Fetch, pid: int, tid: int, shift_ns: int, name: str = "") -> Event:
+    duration_ns, about = r.end_ns - r.start_ns, dict[str, Any]()
+    if isinstance(r, Step):
+        category, name = "step", f"step {r.number}"
+        parts = {f"{part}_ms": ns / 1e6 for part, ns in zip(PARTS, r.parts_ns, strict=True) if ns}
+        about = {"trial": TRIALS[r.trial], "samples": r.samples, "micro_steps": r.micro_steps, **parts}
+        duration_ns = max(0, duration_ns - APART_NS)
+    elif isinstance(r, Fetch):
+        category = name = "fetch"
+        about = {"samples": r.samples, "cpu_ms": r.cpu_ns / 1e6, "collate_ms": r.collate_ns / 1e6}
+    else:
+        category = PARTS[r.part]
+        name, about = name or category, {"part": category}
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": (r.start_ns + shift_ns) / 1e3,
+        "dur": duration_ns / 1e3, "args": about,
+    }  # fmt: skip
+
+
+def _named(kind: str, pid: int, tid: int, name: str, place: int) -> Iterator[Event]:
+    """The name of a process or a thread, and its place among the others."""
+    for what, value in (("name", name), ("sort_index", place)):
+        yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": {what: value}}

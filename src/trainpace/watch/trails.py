@@ -71,7 +71,6 @@ def read_processes(folder: Path) -> list[Process]:
 
 
 def trails_of(folder: Path) -> list[ProcessTrail]:
-    """The trails of the folder's processes, each with those of its workers."""
     workers = defaultdict(list)
     for path in sorted(folder.glob("worker-*.trail")):
         if header := header_of(path):

@@ -21,9 +21,9 @@ from trainpace.hardware import Device, catalogue, find_device
 from trainpace.journal import Journal, JournalUnusable
 from trainpace.offers import Offer
 from trainpace.records import SCHEMA_VERSION, Record, to_jsonable
-from trainpace.verbs import whatif
+from trainpace.verbs import serve
 from trainpace.verbs.request import fields_of
-from trainpace.verbs.whatif import Price, WhatIfRequest, cheapest
+from trainpace.verbs.serve import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
 from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.questions import BadQuestion, query_of, read_question
@@ -54,7 +54,7 @@ class Page(NamedTuple):
 def _whatif(state: State, request: WhatIfRequest) -> WhatIfAnswer:
     device = find_device(request.gpu, state.devices)
     request = replace(request, gpu=device.name)  # whichever of its names was given
-    return page_of(whatif.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
+    return page_of(serve.run(request, state.models.get(request.model), device, state.prices.get(device.name)))
 
 
 def _of_journal(path: str, title: str, answer: Callable[[Journal, Any], Record]) -> Page:

@@ -10,8 +10,8 @@ from trainpace.errors import TrainpaceError, UnknownName
 from trainpace.forecast import Forecaster
 from trainpace.records import load
 from trainpace.trace import load_workload
+from trainpace.verbs.serve import forecaster_of
 from trainpace.verbs.training import EVERY_FORM
-from trainpace.verbs.whatif import forecaster_of
 from trainpace.workload import PLAIN, Workload
 
 BUILT_IN = (

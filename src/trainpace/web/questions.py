@@ -13,7 +13,7 @@ from trainpace.errors import TrainpaceError, nearest_names
 from trainpace.execution import Precision
 from trainpace.journal import Kind, Outcome
 from trainpace.records import Record
-from trainpace.verbs.whatif import Text
+from trainpace.verbs.serve import Text
 
 MOST_PARAMETERS = 40
 Cursor = Annotated[str, Meta(max_length=1000)]

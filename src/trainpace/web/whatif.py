@@ -9,7 +9,7 @@ from trainpace.outcome import Forecast, Interval
 from trainpace.records import Record
 from trainpace.report import BATCH, Axis, BarChart, Chart, Held, Mark, Series, Timed, memory_at_peak, step_breakdown
 from trainpace.units import format_duration, format_number, format_usd
-from trainpace.verbs.whatif import BatchCurve, Price, WhatIf, WhatIfRequest
+from trainpace.verbs.serve import BatchCurve, Price, WhatIf, WhatIfRequest
 
 STEP_TIME = Axis(label="step time", unit="ms", low=0.0)
 

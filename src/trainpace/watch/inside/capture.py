@@ -110,7 +110,6 @@ class Capture:
     # ---- at the end
 
     def write(self, folder: str) -> None:
-        """Trace the captured model and write ``workload.json``."""
         self.output = None
         if self.model is None or not self.batch_size:
             return

@@ -3,12 +3,13 @@ script's own lines that run while no part accounts for the time."""
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,8 @@ from trainpace.watch.inside.trail import BACKWARD, FORWARD, PARTS, Step
 LONGEST_LAUNCH_NS = 20_000
 """Operators that take longer compute; shorter ones mostly wait for their launch."""
 REPEATS = 5
-SIDE = 1024
+SIDE, SIDE_ON_CUDA = 1024, 8192
+"""Of the matrix product that a rate is measured with: large enough to fill the device."""
 LARGEST_COPY_BYTES = 2**30
 VARIANTS = ("fused", "foreach")
 INTERVAL_S, INTERVAL_UNDER_TRIALS_S = 0.1, 0.02
@@ -53,6 +55,7 @@ def count_one_step(recorder: Recorder) -> Any:
             seen["large_operators_ns"] += took if took > LONGEST_LAUNCH_NS else 0
             formula = flop_registry.get(function._overloadpacket)
             if formula is not None:
+                recorder.product_dtype = args[0].dtype
                 with contextlib.suppress(Exception):
                     seen["flops"] += formula(*args, **(kwargs or {}), out_val=result)
             return result
@@ -67,14 +70,48 @@ def count_one_step(recorder: Recorder) -> Any:
     return end
 
 
-def note_rate(recorder: Recorder) -> None:
-    """Write to the trail the FLOP/s of a large fp32 matrix product here, with the script's own settings."""
+def profile_one_step(recorder: Recorder) -> Callable[[], None]:
+    """Measure how long a CUDA device is busy in a step, by its own clock; call the result at the step's end.
+
+    Kernels that exchange between ranks do not count, since they mostly wait.
+    """
     import torch
 
+    torch.cuda.synchronize()
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profiler.start()
+
+    def end() -> None:
+        torch.cuda.synchronize()
+        profiler.stop()
+        spans = [
+            (event.time_range.start, event.time_range.end)
+            for event in profiler.events() or ()
+            if event.device_type == torch.autograd.DeviceType.CUDA and "nccl" not in event.name.lower()
+        ]
+        if spans:
+            recorder.trail.note({"device_busy_ms": _union(spans) / 1e3})
+
+    return end
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> float:
+    busy, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy
+
+
+def note_rate(recorder: Recorder) -> None:
+    """Write to the trail the FLOP/s of a large matrix product here, with the script's own settings and number format."""
+    import torch
+
+    device, side = ("cuda", SIDE_ON_CUDA) if torch.cuda.is_initialized() else ("cpu", SIDE)
     with torch.no_grad():
-        a = torch.ones(SIDE, SIDE, device="cuda" if torch.cuda.is_initialized() else "cpu")
+        a = torch.rand(side, side, device=device).to(recorder.product_dtype or torch.float32)
         times = [_time_ns(torch, lambda: a @ a) for _ in range(REPEATS)]
-    recorder.trail.note({"matmul_gflops": 2 * SIDE**3 / min(times)})
+    recorder.trail.note({"matmul_gflops": 2 * side**3 / min(times)})
 
 
 def note_optimizers(recorder: Recorder) -> None:
@@ -204,19 +241,17 @@ class Losses:
 class Sampler:
     """Counts (part, line of the script, function called) on the training thread. Begins after the first step."""
 
-    def __init__(self, recorder: Recorder, thread: int) -> None:
-        self._recorder, self._thread = recorder, thread
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._counts: Counter[tuple[int, str, str]] = Counter()
-        self._started = False
         self._stop = threading.Event()
         self._looker: threading.Thread | None = None
 
     def at_step(self, step: Step) -> None:
         """Start at the second step, and write the counts to the trail periodically."""
-        if not self._started:
-            self._started = True
-            self._thread = self._recorder.thread
-            self._looker = threading.Thread(target=self._run, name="trainpace-sampler", daemon=True)
+        if self._looker is None:
+            thread = (self._recorder.thread,)
+            self._looker = threading.Thread(target=self._run, args=thread, name="trainpace-sampler", daemon=True)
             self._looker.start()
         elif step.number in (25, 100) or step.number % 1000 == 0:
             self._recorder.trail.note({"samples": self.counts()})
@@ -232,12 +267,12 @@ class Sampler:
         counts = Counter(dict(self._counts))  # copied at one go: the thread goes on counting
         return [(PARTS[part], line, callee, n) for (part, line, callee), n in counts.most_common(60)]
 
-    def _run(self) -> None:
+    def _run(self, thread: int) -> None:
         # each look takes the interpreter's lock from the script for a moment
         interval_s = INTERVAL_S if self._recorder.trials is None else INTERVAL_UNDER_TRIALS_S
         while not self._stop.wait(interval_s):
             part = self._recorder.part
-            frame = sys._current_frames().get(self._thread)
+            frame = sys._current_frames().get(thread)
             if frame is not None:
                 self._counts[(part, *_line_of(frame))] += 1
             del frame  # it holds the function's tensors, which must go when the function ends

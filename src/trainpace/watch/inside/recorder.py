@@ -44,6 +44,7 @@ class Recorder:
         self.trials: Any = None
         self.losses: Any = None
         self.optimizer: Any = None
+        self.product_dtype: Any = None
         self.capture: Any = None
         self.step_is_the_engines = False
         self.compiled = self.skips_sync = False

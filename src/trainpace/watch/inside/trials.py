@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate
+from trainpace.watch.inside.observers import count_one_step, note_optimizers, note_rate, profile_one_step
 from trainpace.watch.inside.recorder import Recorder, get_ident, now_ns
 from trainpace.watch.inside.trail import ASIDE, LOGGING, TRIALS, Step
 
@@ -71,9 +71,13 @@ class Trials:
         if self.programme is None:
             self._steps_fed.update(self._fetched_from)
             self._fetched_from.clear()
-            if self.warm_up - COUNTED_STEPS <= step.number + 1 < self.warm_up and not self.only_steps:
+            steps_left = self.warm_up - step.number - 1
+            if 0 < steps_left <= COUNTED_STEPS and not self.only_steps:
                 with contextlib.suppress(Exception):
                     self.counting = count_one_step(self.recorder)
+            elif steps_left == COUNTED_STEPS + 1 and not self.only_steps and self.elsewhere() is not None:
+                with contextlib.suppress(Exception):
+                    self.counting = profile_one_step(self.recorder)
             self.logging_ns += step.parts_ns[LOGGING] if step.number else 0
             if step.number + 1 >= self.warm_up:
                 self.programme = [tuple(block) for block in self.agreed("plan", self.planned(step.number))]
@@ -124,7 +128,6 @@ class Trials:
         return None
 
     def advance(self) -> None:
-        """Start the next block, or end the run."""
         if not self.programme or self.agreed(f"end-{len(self.programme)}", now_ns() > self.deadline_ns):
             end(self.recorder)
             return
@@ -180,13 +183,6 @@ def _may_be_few(remembered: _RememberedBatch) -> bool:
     with contextlib.suppress(Exception):
         return remembered.size >= 4 * FEW and size_of(_copy(remembered.batch, remembered.size, FEW)) == FEW
     return False
-
-
-def install(recorder: Recorder) -> None:
-    settings = settings_of(os.environ)
-    if settings:
-        recorder.trials = Trials(recorder, settings)
-        recorder.after_step.append(recorder.trials.at_step)
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
