@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "planted"))
 from config_loading import LIBRARIES, differing, loaded, mismatches  # noqa: E402
 from config_plans import FILES, Round, rounds  # noqa: E402
 
-from trainpace.configs import BY_HAND  # noqa: E402
+from trainpace.configs.files import BY_HAND  # noqa: E402
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from trainpace.errors import TrainpaceError
 from trainpace.forecast.constants import KernelConstants
 from trainpace.forecast.kernels import KernelTable, KernelTimes
 from trainpace.forecast.rates import Rates, sustained_rates
-from trainpace.forecast.target import host_us, together_ms
+from trainpace.forecast.target import fitted_host_us, together_ms
 from trainpace.records import load
 from trainpace.validation import PAGEABLE_COPY_GB_PER_S, Case, read_runs, trace_file
 from trainpace.workload import PHASES, Workload
@@ -131,7 +131,7 @@ class RunTable:
 
     def host_ms(self, c: KernelConstants) -> np.ndarray:
         """The host's time, runs x phases."""
-        return self.by_phase(host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
+        return self.by_phase(fitted_host_us(self.operators, c) * 1e-3) * self.host_factor(c)[:, None]
 
     def host_factor(self, c: KernelConstants) -> np.ndarray:
         """How much slower the run's software launches."""

@@ -1,8 +1,7 @@
 """Precomputed folders without worker processes, and dataset files for those with."""
 
 from trainpace.records import save
-from trainpace.shards.folder import write_shard
-from trainpace.shards.plan import MANIFEST, PLAN, BadSample, Fingerprint, Manifest, ShardPlan
+from trainpace.shards.files import MANIFEST, PLAN, BadSample, Fingerprint, Manifest, ShardPlan, write_shard
 from trainpace.shards.samples import encode
 
 NOTHING = Fingerprint(code={}, packages={}, source={})

@@ -8,17 +8,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from trainpace.configs import (
-    UNWRITTEN,
-    Changes,
-    Rewritten,
-    Written,
-    combine,
-    execution_of,
-    parse_config,
-    settings_of,
-    write_changes,
-)
+from trainpace.configs import Changes, Rewritten, Written, combine, execution_of, parse_config, settings_of
+from trainpace.configs.changes import UNWRITTEN
+from trainpace.configs.files import write_changes
 from trainpace.execution import PRECISIONS, Execution
 
 HUGGING_FACE = """{

@@ -10,6 +10,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from trainpace.lazy import exports
+
 if TYPE_CHECKING:
     from trainpace.api import calibrate as calibrate
     from trainpace.api import diagnose as diagnose
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROOMS = frozenset("diagnose forecast journal loader measure offers plan schedule trace verify watch".split())
-_VERBS = _ROOMS | {"calibrate", "gpus", "match", "precompute", "run", "validate"}
+_export, _exported_names = exports(__name__, __file__)
 
 
 class _Room(ModuleType):
@@ -53,7 +55,7 @@ class _Package(ModuleType):
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_VERBS, "TrainpaceError"})
+        return sorted({*super().__dir__(), *_exported_names})
 
 
 sys.modules[__name__].__class__ = _Package
@@ -61,10 +63,4 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     """A verb that was not used yet; nothing is imported before it is."""
-    if name in _ROOMS:
-        return importlib.import_module(f"trainpace.{name}")
-    if name in _VERBS:
-        return getattr(importlib.import_module("trainpace.api"), name)
-    if name == "TrainpaceError":
-        return importlib.import_module("trainpace.errors").TrainpaceError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"trainpace.{name}") if name in _ROOMS else _export(name)

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,13 +26,17 @@ def load_name(path: Path, name: str, what: str = "name") -> Any:
     """
     if not path.is_file():
         raise UnreadableInput(f"cannot read {path}: no such file.")
-    source = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace"))))
+    except SyntaxError:  # which the import tells with its line
+        nodes = []
     sys.path.insert(0, str(path.resolve().parent))
-    module = _as_part_of_a_package(path.resolve(), source) or _alone(path)
+    module = _as_part_of_a_package(path.resolve(), nodes) or _alone(path)
     if not hasattr(module, name):
         own = [n for n, v in vars(module).items() if not n.startswith("_") and _is_from(v, module)]
+        mentioned = {node.id for node in nodes if isinstance(node, ast.Name)}
         hidden = "What a function or `if __name__ == ...` defines is not there when the file is imported."
-        raise UnknownName(f"{what} in {path}", name, own, hidden if name in _names(source) else "")
+        raise UnknownName(f"{what} in {path}", name, own, hidden if name in mentioned else "")
     return getattr(module, name)
 
 
@@ -57,11 +62,7 @@ def _alone(path: Path) -> ModuleType:
     return module
 
 
-def _as_part_of_a_package(path: Path, source: str) -> ModuleType | None:
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError:
-        return None
+def _as_part_of_a_package(path: Path, nodes: Sequence[ast.AST]) -> ModuleType | None:
     depth = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
     if not depth:
         return None
@@ -77,25 +78,14 @@ def _is_from(value: Any, module: ModuleType) -> bool:
     return not isinstance(value, ModuleType) and getattr(value, "__module__", module.__name__) == module.__name__
 
 
-def _names(source: str) -> set[str]:
-    try:
-        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
-    except SyntaxError:
-        return set()
-
-
 @functools.cache
 def _is_installed(folder: str) -> bool:
     """In the standard library, in trainpace, or in a folder into which pip installed packages."""
-    paths = sysconfig.get_paths()
-    if any(Path(folder).is_relative_to(known) for known in (paths["stdlib"], paths["platstdlib"], _OURS)):
+    paths, root = sysconfig.get_paths(), Path(folder)
+    if any(root.is_relative_to(known) for known in (paths["stdlib"], paths["platstdlib"], Path(__file__).parent)):
         return True
-    root = Path(folder)
     if "site-packages" in root.parts or "dist-packages" in root.parts:
         return True
     while (root / "__init__.py").exists():
         root = root.parent
     return any(root.glob("*.dist-info"))
-
-
-_OURS = Path(__file__).parent

@@ -187,9 +187,7 @@ class Operators(Record):
         )
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
-            raise TrainpaceError(
-                f"operator {i} of the table, a {self.kind[i]}, does not have the FLOPs that its sizes make."
-            )
+            raise TrainpaceError(f"operator {i} of the table, a {self.kind[i]}, has other FLOPs than its sizes make.")
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from configs.test_properties import mutate
 from configs.test_readers import EXAMPLES
-from trainpace.configs import AUTOCAST_OF, Changes, rewrite, settings_of, write_changes
+from trainpace.configs import Changes, rewrite, settings_of
+from trainpace.configs.files import write_changes
+from trainpace.configs.settings import AUTOCAST_OF
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution
 

@@ -10,19 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.configs import (
-    BY_HAND,
-    WRITERS,
-    Changes,
-    combine,
-    execution_of,
-    new_file,
-    parse_config,
-    rewrite,
-    save,
-    settings_of,
-    write_changes,
-)
+from trainpace.configs import Changes, combine, execution_of, new_file, parse_config, rewrite, save, settings_of
+from trainpace.configs.files import BY_HAND, WRITERS, write_changes
 from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.records import read_text

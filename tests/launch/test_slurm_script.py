@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainpace.configs import read_sbatch
+from trainpace.configs.sbatch import read_sbatch
 from trainpace.errors import TrainpaceError
 from trainpace.launch.job import Job
 from trainpace.launch.slurm_script import SlurmOptions, array_script, batch_script, time_limit

@@ -2,9 +2,7 @@
 
 from msgspec.structs import replace
 
-from trainpace.loader.advice import advise
-from trainpace.loader.model import LoaderCost, batch_ms
-from trainpace.loader.records import LoaderMeasurement, LoaderPoint, SampleCost, Stage
+from trainpace.loader.costs import LoaderCost, LoaderMeasurement, LoaderPoint, SampleCost, Stage, advise, batch_ms
 from trainpace.records import from_json, to_json
 from trainpace.report.loader import loader_json, next_step, verdict
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from trainpace.errors import TrainpaceError
-from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers, limit_of, step_ms
+from trainpace.loader.costs import LoaderCost, batch_ms, fewest_workers, limit_of, step_ms
 
 MS = st.floats(0, 1e4)
 CORES = st.floats(0.5, 128)

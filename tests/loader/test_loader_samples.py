@@ -230,7 +230,7 @@ def test_samples_that_do_not_collate_are_said():
 
 def test_a_waiting_loader_gains_by_workers():
     target = target_of(Data(sleep_ms=5))
-    cost = loader_cost(target, 5.0, 0.0, range(8), 4, pin_memory=False)
+    cost = loader_cost(target, 5.0, 0.0, range(8), 4)
     alone = run_loader(target, Setting(0, 4), range(8), 0.2, 20)
     two = run_loader(target, Setting(2, 4), range(8), 0.2, 10)
     assert alone.batch_ms >= 20

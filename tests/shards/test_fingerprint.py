@@ -45,7 +45,7 @@ def project(tmp_path):
 
 def taken(project):
     from trainpace.records import from_json
-    from trainpace.shards.plan import Fingerprint
+    from trainpace.shards.files import Fingerprint
 
     done = subprocess.run(
         [sys.executable, "-c", SHOW, str(project / "data.py:Files")], capture_output=True, text=True, check=True

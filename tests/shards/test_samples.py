@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from shard_folders import write_folder
 from trainpace.errors import TrainpaceError
 from trainpace.shards import ShardDataset
-from trainpace.shards import folder as shards
+from trainpace.shards import files as shards
 from trainpace.shards.samples import UnsupportedSample, differing_columns, encode, spread
 
 LEAVES = {

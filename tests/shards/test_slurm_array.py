@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_folders import NOTHING
-from trainpace.configs import read_sbatch
+from trainpace.configs.sbatch import read_sbatch
 from trainpace.errors import TrainpaceError
-from trainpace.shards.plan import ShardPlan, array_script, part_of, shard_sizes
+from trainpace.shards.files import ShardPlan, array_script, part_of, shard_sizes
 from trainpace.shards.samples import encode
 
 GOLDEN = """#!/bin/bash

@@ -5,26 +5,14 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.configs.changes import UNWRITTEN, Changes, execution_of, settings_of
+    from trainpace.configs.changes import Changes, execution_of, settings_of
     from trainpace.configs.command import parse_command
     from trainpace.configs.copies import copied_command, copied_text, has_settings, names_file, split_command
-    from trainpace.configs.crosscheck import Clash, Combined, combine
-    from trainpace.configs.files import (
-        BY_HAND,
-        WRITERS,
-        Rewritten,
-        Written,
-        new_file,
-        parse_config,
-        read_configs,
-        rewrite,
-        save,
-        write_changes,
-    )  # fmt: skip
+    from trainpace.configs.crosscheck import agreed, combine
+    from trainpace.configs.files import Rewritten, Written, new_file, parse_config, read_configs, rewrite, save
     from trainpace.configs.huggingface import put_training_arguments
     from trainpace.configs.lightning import LIGHTNING_PRECISIONS
-    from trainpace.configs.sbatch import read_sbatch
-    from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Reading, Setting
+    from trainpace.configs.settings import Reading
     from trainpace.configs.syntax import parse_yaml
 
 __getattr__, __all__ = exports(__name__, __file__)

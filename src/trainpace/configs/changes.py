@@ -42,13 +42,11 @@ class Changes(Record):
 
     @property
     def wanted(self) -> dict[str, Value]:
-        """The values of all settings after the change."""
         beside = {"dataloader_workers": self.workers, "time_limit_s": self.time_limit_s}
         return settings_of(self.after) | {name: value for name, value in beside.items() if value is not None}
 
     @property
     def names(self) -> frozenset[str]:
-        """The settings whose values differ."""
         before = settings_of(self.before)
         return frozenset(name for name, value in self.wanted.items() if before.get(name) != value)
 
@@ -129,7 +127,6 @@ class Draft:
         return value
 
     def put(self, path: str, value: Value) -> None:
-        """Set one key or flag unconditionally."""
         if self.syntax is None:
             self.text = with_setting(self.text, self.launch, path, flag_text(value))
             return
@@ -142,9 +139,9 @@ class Draft:
             return False
         new = self.want[name] if value is None else value
         old = self.get(path)
-        if self.syntax is None and old is not None:
+        if self.syntax is None and (flag := self.launch.find(path)):
             if is_open(old) or ":" in old or (name == "nproc_per_node" and not old.isdigit()):
-                self.leave(f"{path} is {old}, whose value is known only when it runs", name)
+                self.leave(f"{flag.written} is {old}, whose value is known only when it runs", name)
                 return False
             old, new = old.casefold(), flag_text(new)
         if old == "auto":

@@ -34,7 +34,6 @@ def parse_command(command: str, file: str = "command") -> ConfigFile:
 
 
 def read_launch(launch: Launch, reading: Reading) -> Reading:
-    """Record the settings of a launch command."""
     seen: dict[str, str | None] = {}
     for flag in launch.flags:
         name, value = flag.name, None if flag.value is None else flag.value.value
@@ -207,8 +206,7 @@ def _write_accelerate(draft: Draft, script: bool) -> None:
             draft.place("compile", "--dynamo_backend", "inductor" if draft.want["compile"] else "no")
     checkpointing = draft.want["activation_checkpointing"]
     if launch.flag("use-fsdp") and checkpointing != "selective":
-        flag = _flag_of(draft, "activation_checkpointing")
-        draft.place("activation_checkpointing", flag, checkpointing == "full")
+        draft.place("activation_checkpointing", "--fsdp_activation_checkpointing", checkpointing == "full")
     if draft.names & set(SHARDING):
         _write_sharding(draft)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainpace.configs.settings import AUTOCAST_OF, ConfigFile, Note, Setting
+from trainpace.errors import Contradiction
 from trainpace.records import Record
 
 
@@ -53,6 +54,15 @@ def combine(files: Sequence[ConfigFile]) -> Combined:
         clashes=tuple(clashes),
         notes=(*notes, *_filled_in(notes, values)),
     )
+
+
+def agreed(files: Sequence[ConfigFile]) -> Combined:
+    """`combine`, which raises `Contradiction` with every clash where the files disagree."""
+    combined = combine(files)
+    if combined.clashes:
+        text = "the files contradict each other: " + " ".join(clash.text for clash in combined.clashes)
+        raise Contradiction(text, "Make them agree, then ask again.")
+    return combined
 
 
 def _filled_in(notes: list[Note], values: dict[str, Setting]) -> list[Note]:

@@ -12,16 +12,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from trainpace.configs import huggingface
 from trainpace.configs.accelerate import is_accelerate, read_accelerate, write_accelerate
 from trainpace.configs.changes import BATCH, DERIVED, ELSEWHERE, GROUPS, UNWRITTEN, Changes, Draft, normal
 from trainpace.configs.command import read_launch, write_command
 from trainpace.configs.deepspeed import is_deepspeed, read_deepspeed, write_deepspeed
-from trainpace.configs.huggingface import (
-    is_training_arguments,
-    read_training_arguments,
-    sections_with_arguments,
-    write_training_arguments,
-)
 from trainpace.configs.launch import find_launch
 from trainpace.configs.lightning import is_lightning, read_lightning, write_lightning
 from trainpace.configs.sbatch import is_sbatch, read_sbatch, write_sbatch
@@ -35,7 +30,7 @@ FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any],
     (is_lightning, read_lightning),
     (is_deepspeed, read_deepspeed),
     (is_accelerate, read_accelerate),
-    (is_training_arguments, read_training_arguments),
+    (huggingface.is_training_arguments, huggingface.read_training_arguments),
 )
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".cmd", ".txt")
 _KNOWN = "Hugging Face TrainingArguments, DeepSpeed, Lightning CLI, accelerate, an sbatch script or a launch command"
@@ -76,17 +71,17 @@ def parse_config(text: str, file: str) -> ConfigFile:
     for recognises, read in FORMATS:
         if recognises(data):
             return read(data, file)
-    sections = sections_with_arguments(data)
+    sections = huggingface.sections_with_arguments(data)
     if len(sections) > 1:
         names = ", ".join(map(str, sections))
         raise UnreadableInput(f"{file} holds TrainingArguments under {names}.", "Give each as a file of its own.")
     if sections:
-        return read_training_arguments(data[sections[0]], file, f"{sections[0]}.")
+        return huggingface.read_training_arguments(data[sections[0]], file, f"{sections[0]}.")
     raise UnreadableInput(f"{file} is in no known format of settings files.", f"Known: {_KNOWN}.")
 
 
 WRITERS: dict[str, Callable[[Draft], None]] = {
-    "Hugging Face TrainingArguments": write_training_arguments,
+    "Hugging Face TrainingArguments": huggingface.write_training_arguments,
     "DeepSpeed": write_deepspeed,
     "Lightning CLI": write_lightning,
     "accelerate": write_accelerate,
@@ -171,8 +166,8 @@ def write_changes(
     names = changes.names - unchanged
     added = names if may_add is None else may_add
     draft = Draft(text, file, syntax_of(text, file), beside, added, changes.wanted)
-    if read.format == "Hugging Face TrainingArguments" and not is_training_arguments(draft.data):
-        draft.prefix = (sections_with_arguments(draft.data)[0],)
+    if read.format == "Hugging Face TrainingArguments" and not huggingface.is_training_arguments(draft.data):
+        draft.prefix = (huggingface.sections_with_arguments(draft.data)[0],)
     for group in GROUPS:
         if names & group:
             draft = _with_group(draft, read.format, names & group)

@@ -66,7 +66,6 @@ class Word(NamedTuple):
     value: str
 
     def replaced(self, text: str, value: str) -> str:
-        """`text` with `value` in place of the word."""
         return text[: self.start] + value + text[self.end :]
 
 
@@ -105,7 +104,6 @@ class Launch(NamedTuple):
         return next((flag for flag in self.flags if flag.name in names), None)
 
     def names_of(self, setting: str) -> tuple[str, ...]:
-        """The names of the launcher's flags for a setting."""
         return tuple(flag for flag, name in self.launcher.reads.items() if name == setting)
 
     def find(self, path: str) -> Flag | None:
@@ -231,6 +229,5 @@ def with_flag(text: str, at: int, others: tuple[Flag, ...], written: str, value:
 
 
 def without(text: str, flag: Flag) -> str:
-    """`text` without a flag and the space before it."""
     before = re.sub(r"[ \t]+$", "", text[: flag.start])
     return before + text[flag.end :]

@@ -259,8 +259,6 @@ def _write_launch(draft: Draft) -> None:
     write_command(draft)
     draft.names = names
     draft.keep(*right)
-    for name in draft.wrote & draft.left.keys():
-        del draft.left[name]
     note_meeting(draft)
 
 
@@ -301,7 +299,6 @@ def _write_world(draft: Draft, launched: bool) -> None:
 
 
 def _stated(draft: Draft) -> Options:
-    """The #SBATCH options of the script as it now is."""
     return _options(draft.text, Reading(draft.file, ""))
 
 

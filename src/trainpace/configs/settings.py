@@ -92,18 +92,15 @@ class Reading:
         self.notes.append(Note(file=self.file, key=key, text=text, severity=severity, leaves_open=leaves_open))
 
     def warn(self, key: str, text: str) -> None:
-        """Record a note that the user should act on."""
         self.note(key, text, "warning")
 
     def note_file(self, key: str, file: str) -> None:
         self.note(key, f"{file} is a file of its own; read it too")
 
     def put(self, name: SettingName, value: Value, key: str) -> None:
-        """Record a setting that has been checked."""
         self.settings.append(Setting(name=name, value=value, file=self.file, key=self.prefix + key))
 
     def fail(self, key: str, value: Any, expected: str) -> UnreadableInput:
-        """The error for an impossible value."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return UnreadableInput(f"{self.file}: {self.prefix}{key} is {shown}; it should be {expected}.")

@@ -79,13 +79,9 @@ HOP_US = {
 
 
 def collective_ms(
-    collective: Collective,
-    payload_bytes: ArrayLike,
-    ranks: ArrayLike,
-    ranks_per_node: ArrayLike,
-    cluster: Cluster,
+    collective: Collective, payload_bytes: ArrayLike, ranks: ArrayLike, ranks_per_node: ArrayLike, cluster: Cluster,
     constants: LinkConstants = CONSTANTS,
-) -> Floats | str:
+) -> Floats | str:  # fmt: skip
     """Milliseconds of one collective, or the reason why there is no answer. Arguments broadcast against each other.
 
     `payload_bytes` is the whole tensor: for all_gather and reduce_scatter the gathered size, for all_to_all what one
@@ -95,8 +91,8 @@ def collective_ms(
     """
     if collective not in COLLECTIVES:
         raise UnknownName("collective", str(collective), COLLECTIVES, f"Collectives: {', '.join(COLLECTIVES)}.")
-    payload, n, inside = (np.asarray(a, dtype=float) for a in (payload_bytes, ranks, ranks_per_node))
-    payload, n, inside = np.broadcast_arrays(payload, n, inside)
+    sizes = (np.asarray(size, dtype=float) for size in (payload_bytes, ranks, ranks_per_node))
+    payload, n, inside = np.broadcast_arrays(*sizes)
     inside = np.clip(inside, 1.0, np.maximum(n, 1.0))
     if cluster.host_links is not None:
         rate = cluster.host_links.gb_per_s

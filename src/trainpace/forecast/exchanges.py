@@ -42,7 +42,7 @@ KINDS = ("data_parallel", "parameters", "tensor_parallel", "context_parallel", "
 
 
 class MissingLink(Exception):
-    """A link figure that is not known; carries the reason. Never leaves this room."""
+    """The figure of a link is not known; the message is the reason. Never leaves this room."""
 
 
 def exposed(total: Floats, bare: Floats, window: Floats) -> Floats:

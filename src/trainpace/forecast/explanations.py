@@ -19,9 +19,9 @@ from trainpace.units import BYTES_PER_GIB
 from trainpace.workload import Counts, Floats, Operators, TracedForm, at_batch
 
 LEAST_SHARE = 0.02
-"""A jump is at least this share of the step ..."""
+"""The least share of the step that a jump adds."""
 LEAST_OVER_SLOPE = 3.0
-"""... and this many times what a sample usually costs around it."""
+"""The least cost of a jump's sample, as a multiple of the usual cost of a sample around it."""
 WINDOW = 8
 """Samples on either side over which the usual cost is taken."""
 MOST_CAUSES = 3
@@ -147,11 +147,9 @@ def memory_over_step(form: TracedForm, execution: Execution, step: StepTime, mem
     moments = form.memory.moments
     if not len(moments) or execution.world_size != execution.data_parallel_size or execution.zero_stage:
         return None
-    ends = np.cumsum(
-        [step.forward_ms / execution.accumulation, step.backward_ms / execution.accumulation, step.optimizer_ms]
-    )
-    phase = moments[:, 0].astype(int)
-    starts = np.concatenate([[0.0], ends[:-1]])
+    m = execution.accumulation
+    ends = np.cumsum([step.forward_ms / m, step.backward_ms / m, step.optimizer_ms])
+    phase, starts = moments[:, 0].astype(int), np.concatenate([[0.0], ends[:-1]])
     at_ms = starts[phase] + (ends - starts)[phase] * np.clip(moments[:, 1], 0.0, 1.0)
     gradients = moments[:, 2]
     whole = float(form.memory.peaks[:, 0].max())

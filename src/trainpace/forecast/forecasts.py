@@ -228,9 +228,7 @@ class ForecastTable:
         forecaster, cluster = self.forecaster, self.forecaster.target.cluster
         many = [alone(execution), *fewer_ranks(execution, cluster.devices_per_node)]
         capacity = cluster.device.memory_gib
-        reference = many[0] if capacity is None else next(
-            (e for e in many if fits(forecaster.memory(e), capacity.value)), None
-        )  # fmt: skip
+        reference = next((e for e in many if capacity is None or fits(forecaster.memory(e), capacity.value)), None)
         if reference is None:
             return None, None
         small = replace(cluster, nodes=reference.nnodes, devices_per_node=reference.nproc_per_node)
@@ -244,26 +242,19 @@ class ForecastTable:
 def _model_flops(operators: Operators, execution: Execution) -> float:
     """FLOPs of the model itself on one rank: matrix operators, without what fused attention computes twice."""
     flops = at_batch(operators.flops, execution.micro_batch) * operators.count
-    weight = {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
-    counted = sum(
-        float(flops[i]) * weight.get(kind, 1.0) for i, kind in enumerate(operators.kind) if kind in MATRIX_KINDS
-    )
-    return counted * execution.accumulation
+    weights = dict.fromkeys(MATRIX_KINDS, 1.0) | {"attention_backward": ATTENTION_BACKWARD_MODEL_SHARE}
+    counted = zip(operators.kind, flops.tolist(), strict=True)
+    return sum(work * weights[kind] for kind, work in counted if kind in weights) * execution.accumulation
 
 
 def _warnings(
     fits: bool | None, step: StepTime, uneven: bool, form: TracedForm, execution: Execution
 ) -> tuple[str, ...]:
-    warnings = []
-    if uneven and form.blocks is not None:
-        stages = execution.pp * execution.virtual_stages
-        warnings.append(
-            f"{form.blocks.count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last"
-        )
-    if fits is False:
-        warnings.append("does not fit in the device's memory; the time is what it would be if it did")
-    if step.host_overhead_ms > 0.3 * step.total_ms:
-        warnings.append(
-            "launch-bound: the host's launches take longer than the device's work; a larger batch costs little"
-        )
-    return tuple(warnings)
+    count, stages = 0 if form.blocks is None else form.blocks.count, execution.pp * execution.virtual_stages
+    warnings = {
+        f"{count} blocks over {stages} stages are uneven: the first are taken to hold one more than the last": uneven,
+        "does not fit in the device's memory; the time is what it would be if it did": fits is False,
+        "launch-bound: the host's launches take longer than the device's work; a larger batch costs little":
+            step.host_overhead_ms > 0.3 * step.total_ms,
+    }  # fmt: skip
+    return tuple(text for text, applies in warnings.items() if applies)

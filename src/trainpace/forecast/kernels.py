@@ -41,6 +41,12 @@ class KernelTimes(NamedTuple):
     latency_s: Floats
 
 
+def host_us(operators: Operators, launch_us: Floats | float, view_us: float, module_us: float) -> Floats:
+    """The host's time for every row, all of its operators together, in microseconds."""
+    kind, launches = np.asarray(operators.kind), launch_us * operators.launches
+    return np.where(kind == "module", module_us, np.where(kind == "view", view_us, launches)) * operators.count
+
+
 class KernelTable:
     """The operators of a workload, sorted into classes once, evaluated at any batch size, device and set of constants."""
 
@@ -60,13 +66,9 @@ class KernelTable:
         """The class of every row's memory traffic: a name of the constants' `traffic_*`."""
 
     def times(
-        self,
-        batch: Floats,
-        rates: Rates,
-        c: KernelConstants,
-        channels_last: Flags | bool = False,
+        self, batch: Floats, rates: Rates, c: KernelConstants, channels_last: Flags | bool = False,
         compiled: Flags | bool = False,
-    ) -> KernelTimes:
+    ) -> KernelTimes:  # fmt: skip
         """Times at `batch`, which broadcasts against the operators in the last axis, as do the rates' arrays and the flags."""
         table, channels_last, compiled = self.operators, np.asarray(channels_last), np.asarray(compiled)
         batch = np.asarray(batch, dtype=np.float64)

@@ -13,16 +13,9 @@ from numpy.typing import NDArray
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast.constants import KernelConstants, fitted_constants
 from trainpace.forecast.intervals import Spread, class_spread
-from trainpace.forecast.kernels import KernelTable, KernelTimes
+from trainpace.forecast.kernels import KernelTable, KernelTimes, host_us
 from trainpace.forecast.rates import sustained_rates
-from trainpace.forecast.timings import (
-    Interpolator,
-    MachineModel,
-    machine_host_us,
-    machine_spread,
-    machine_times,
-    step_factor,
-)
+from trainpace.forecast.timings import Interpolator, MachineModel, machine_spread, machine_times, step_factor
 from trainpace.hardware import Cluster, Device
 from trainpace.outcome import Provenance
 from trainpace.workload import Floats, Operators, form_of
@@ -75,12 +68,10 @@ def together_ms(device_ms: Floats, host_ms: Floats) -> Floats:
     return (device_ms**p + host_ms**p) ** (1 / p)
 
 
-def host_us(operators: Operators, c: KernelConstants) -> Floats:
-    """The host's time for every row, all of its operators together, in microseconds."""
-    kind, phase = np.asarray(operators.kind), np.asarray(operators.phase)
-    launch = np.where(phase == "optimizer", c.host_optimizer_us, c.host_launch_us) * operators.launches
-    each = np.where(kind == "module", c.host_module_us, np.where(kind == "view", c.host_view_us, launch))
-    return each * operators.count
+def fitted_host_us(operators: Operators, c: KernelConstants) -> Floats:
+    """The host's time for every row, all of its operators together, in microseconds, by the fitted constants."""
+    launch_us = np.where(np.asarray(operators.phase) == "optimizer", c.host_optimizer_us, c.host_launch_us)
+    return host_us(operators, launch_us, c.host_view_us, c.host_module_us)
 
 
 class KernelModel(ABC):
@@ -127,7 +118,7 @@ class FittedKernels(KernelModel):
             return rates
         times = table.times(batches[:, None], rates, c, key.channels_last, key.compiled)
         factor = self.host_factor * (c.compile_host if key.compiled else 1.0)
-        host_ms = host_us(operators, c) * 1e-3 * factor
+        host_ms = fitted_host_us(operators, c) * 1e-3 * factor
         times = KernelTimes(*np.broadcast_arrays(*times))
         return RankTimes(times, host_ms, c.host_step_us * 1e-3 * factor, np.zeros(times.device_s.shape))
 
@@ -156,7 +147,8 @@ class CalibratedKernels(KernelModel):
         factor = step_factor(machine)
         stacked = [np.stack([np.broadcast_to(t[i], (len(operators),)) for t, _ in predicted]) for i in range(4)]
         times = KernelTimes(stacked[0] * factor, *stacked[1:])
-        host_ms = machine_host_us(operators, machine) * 1e-3 * factor
+        works_us = machine.host_us_per_operator, machine.host_us_per_view, machine.host_us_per_module
+        host_ms = host_us(operators, *works_us) * 1e-3 * factor
         return RankTimes(times, host_ms, 0.0, np.stack([log_sd for _, log_sd in predicted]))
 
     def spread(self, run_class: str, device: Device, device_s: Floats, log_sd: Floats) -> Spread:

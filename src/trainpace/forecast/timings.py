@@ -195,14 +195,6 @@ def machine_times(
     return KernelTimes(predicted.seconds * count, compute, memory, latency), predicted.log_sd
 
 
-def machine_host_us(operators: Operators, model: MachineModel) -> Floats:
-    """The host's own time for every row, all of its operators together, in microseconds."""
-    kind = np.asarray(operators.kind)
-    launch = model.host_us_per_operator * operators.launches
-    view = np.where(kind == "view", model.host_us_per_view, launch)
-    return np.where(kind == "module", model.host_us_per_module, view) * operators.count
-
-
 def step_factor(model: MachineModel) -> float:
     """The correction of a whole step: the geometric mean over the random networks; 1 without any."""
     return float(np.exp(np.mean(np.log(model.step_factors)))) if model.step_factors else 1.0

@@ -31,9 +31,7 @@ def transfer_ratio(measurement: Measurement, source: Forecaster) -> float:
         )
     there = source.forecast(measurement.execution)
     if there.step is None:
-        raise TrainpaceError(
-            f"the measured run cannot be forecast, so there is nothing to compare with: {there.reason}"
-        )
+        raise TrainpaceError(f"the measured run cannot be forecast, so nothing can be compared: {there.reason}")
     ratio = measurement.median_ms / there.step.total_ms
     if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
         raise TrainpaceError(
@@ -55,11 +53,10 @@ def transferred(f: Forecast, ratio: float, source: str) -> Forecast:
         low=old.low * ratio, high=old.high * ratio, coverage=old.coverage,
         basis=f"{old.basis}; scaled by a measurement on {source}",
     )  # fmt: skip
-    scaled = {
-        "mfu": None if f.mfu is None else f.mfu / ratio,
-        "heaviest": tuple(replace(o, time_ms=o.time_ms * ratio) for o in f.heaviest),
-    }
-    return replace(f, step=step, step_time_interval_ms=interval, provenance="transferred", **scaled)
+    return replace(
+        f, step=step, step_time_interval_ms=interval, provenance="transferred", mfu=None if f.mfu is None else f.mfu / ratio,
+        heaviest=tuple(replace(o, time_ms=o.time_ms * ratio) for o in f.heaviest),
+    )  # fmt: skip
 
 
 AT_A_MEASURED_BATCH_SD = 0.03
@@ -105,10 +102,8 @@ def sharpened(f: Forecast, known: Sequence[MeasuredRatio], source: str) -> Forec
     old = [getattr(f.step, name) for name in _PHASES]
     new = [ratio * ms for ratio, ms in zip(phases, old, strict=True)]
     rest = sum(new) / sum(old) if sum(old) > 0 else known[0].ratio
-    step = StepTime(
-        **{name: rest * getattr(f.step, name) for name in STEP_PARTS if name not in _PHASES},
-        **dict(zip(_PHASES, new, strict=True)),
-    )
+    parts = {name: rest * getattr(f.step, name) for name in STEP_PARTS}
+    step = StepTime(**(parts | dict(zip(_PHASES, new, strict=True))))
     distance = min(abs(at - place) for place in places)
     half = 1.645 * math.hypot(AT_A_MEASURED_BATCH_SD, PER_LOG_BATCH_SD * distance)
     basis = f"measured here at batch {', '.join(str(k.batch) for k in known[:6])} ({source})"

@@ -54,10 +54,7 @@ def step_time_for_deadline(training: Training, deadline_s: float) -> float:
     low, high = 1e-15, max(deadline_s / training.steps, 1e-15)
     for _ in range(200):
         middle = (low + high) / 2
-        if training.time(middle).total_s <= deadline_s:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if training.time(middle).total_s <= deadline_s else (low, middle)
         if high - low <= 1e-13 * high:
             break
     return low
@@ -82,13 +79,9 @@ def epochs_for_deadline(
 
 
 def data_parallel_for_deadline(
-    schedule: Schedule,
-    execution: Execution,
-    conditions: JobConditions,
-    step_time_s: float,
-    deadline_s: float,
+    schedule: Schedule, execution: Execution, conditions: JobConditions, step_time_s: float, deadline_s: float,
     keep_global_batch: bool,
-) -> DataParallelChoice:
+) -> DataParallelChoice:  # fmt: skip
     """The smallest data-parallel size that meets the deadline, if a step takes as long on many ranks as on few.
 
     That is an upper bound on what more ranks give: communication is not in it. With `keep_global_batch` more ranks
@@ -250,11 +243,14 @@ def answer(question: Question) -> Answer:
         step_time_s = step_time_for_deadline(training, limit_s)
         solved += ["step_time", "throughput"]
     time = None if step_time_s is None else training.time(step_time_s)
+    advice = None
+    if q.base_global_batch not in (None, execution.global_batch):
+        advice = learning_rate_advice(q.base_global_batch, execution.global_batch, q.learning_rate)
     return Answer(
         schedule=schedule, conditions=q.conditions, execution=execution, epoch=epoch, step_time_s=step_time_s,
         throughput_samples_per_s=None if step_time_s is None else execution.global_batch / step_time_s, time=time,
         limit_s=limit_s, meets_limit=_meets(time, limit_s), cost_usd=None if time is None else time.usd, solved=tuple(solved),
-        gpus_choice=choice, learning_rate=_learning_rate(q, execution.global_batch), speedups=q.speedups, notes=tuple(notes),
+        gpus_choice=choice, learning_rate=advice, speedups=q.speedups, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -327,12 +323,10 @@ def _step_time(q: Question, execution: Execution, epoch: EpochSteps | None) -> f
         forms["throughput"] = execution.global_batch / q.throughput_samples_per_s
     if q.epoch_time_s is not None and epoch is not None:
         forms["epoch time"] = q.epoch_time_s / epoch.steps
-    if not forms:
-        return None
-    if max(forms.values()) > 1.01 * min(forms.values()):
+    if forms and max(forms.values()) > 1.01 * min(forms.values()):
         times = ", ".join(f"{name} gives {format_duration(value)} a step" for name, value in forms.items())
         raise Contradiction(f"the step time is given in ways that disagree: {times}.", "Give one of them.")
-    return next(iter(forms.values()))
+    return next(iter(forms.values()), None)
 
 
 def _limit_s(q: Question, world_size: int) -> float | None:
@@ -349,12 +343,6 @@ def _limit_s(q: Question, world_size: int) -> float | None:
 def _meets(time: JobTime | None, limit_s: float | None) -> bool | None:
     # a solved step time meets its limit up to rounding
     return None if time is None or limit_s is None else time.total_s <= limit_s * (1 + 1e-9)
-
-
-def _learning_rate(q: Question, global_batch: int) -> LearningRateAdvice | None:
-    if q.base_global_batch is None or q.base_global_batch == global_batch:
-        return None
-    return learning_rate_advice(q.base_global_batch, global_batch, q.learning_rate)
 
 
 def _check_positive(q: Question) -> None:

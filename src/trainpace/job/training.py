@@ -168,14 +168,10 @@ def _each(count: Floats, seconds: Floats) -> Floats:
 
 
 def training_of(
-    schedule: Schedule,
-    execution: Execution,
-    conditions: JobConditions = ASSUMED,
-    state_bytes: float = 0.0,
-    vcpus: int | None = None,
-    power_w: float | None = None,
-) -> Training:
-    """The whole training that a schedule is under one execution. A partial last batch is counted as a whole step."""
+    schedule: Schedule, execution: Execution, conditions: JobConditions = ASSUMED, state_bytes: float = 0.0,
+    vcpus: int | None = None, power_w: float | None = None,
+) -> Training:  # fmt: skip
+    """The training of a schedule under one execution. A partial last batch is counted as a whole step."""
     steps, batch = total_steps(schedule, execution), execution.global_batch
     epochs = epochs_of(schedule, steps, batch) if conditions.evaluation_samples else 0.0
     return Training(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         Attempt,
         LadderResult,
         LadderRow,
-        RungResult,
         entry_of_trial,
         job_time,
         noise_scale_of,

@@ -1,11 +1,9 @@
 """Whether a rung helped: is it faster, beyond the noise of both setups, and is it still the same training?
 
-Losses are a rung's curve beside the baseline's, step by step on the same samples. Both start from the same weights and see
-the same samples in the same order (`Trial.seed`), so their curves differ only by what the rung changed. Some of it is
-legitimate: bf16 rounds to 8 bits of mantissa, batch normalisation takes its statistics over another micro-batch, augmentation
-draws other random numbers. So curves are smoothed and compared within a tolerance, a share of the baseline's first (smoothed)
-loss, for a loss that approaches 0 has no relative difference that means anything; and within the spread that the baseline has
-by itself, from a trial with another seed, whose weights and order of samples are others.
+A rung and the baseline start from the same weights and see the same samples in the same order (`Trial.seed`), so their loss
+curves differ only by what the rung changed, some of it legitimately (bf16 rounding, batch statistics, augmentation). Curves are
+smoothed and compared within a tolerance, a share of the baseline's first loss since a loss may approach 0, and within the
+spread between two trials of the baseline with different seeds.
 """
 
 import math
@@ -126,7 +124,6 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> Floats | None:
 
 
 def judged(gain: Gain, check: LossCheck) -> tuple[bool, str]:
-    """(whether the rung is kept, the reason)."""
     if check.verdict == "diverges":
         return False, check.reason
     figures = f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"

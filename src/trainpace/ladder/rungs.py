@@ -6,20 +6,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from trainpace import launch
 from trainpace.errors import Contradiction, TrainpaceError, UnknownName
 from trainpace.execution import Execution
 from trainpace.job import ASSUMED, JobConditions
-from trainpace.launch import (
-    EngineName,
-    Launcher,
-    LoaderSettings,
-    Slurm,
-    SlurmOptions,
-    ThisMachine,
-    Torchrun,
-    Trial,
-    engine_for,
-)
 from trainpace.records import Record
 from trainpace.schedule import Schedule
 
@@ -27,7 +17,7 @@ Value = str | int | bool | float | None
 Changes = dict[str, Value | tuple[Value, ...]]
 
 EXECUTION_KEYS = tuple(name for name in Execution.__struct_fields__ if name != "engine")
-LOADER_KEYS = LoaderSettings.__struct_fields__
+LOADER_KEYS = launch.LoaderSettings.__struct_fields__
 KEYS = (*EXECUTION_KEYS, *LOADER_KEYS, "engine", "threads", "global_batch")
 """What a rung may change. `engine` is the trial's (plain, ddp, fsdp2, deepspeed), not the execution's."""
 MOST_ALTERNATIVES = 16
@@ -38,14 +28,14 @@ class Setup(Record):
 
     task: str
     execution: Execution
-    engine: EngineName | None = None
-    loader: LoaderSettings = LoaderSettings()
+    engine: launch.EngineName | None = None
+    loader: launch.LoaderSettings = launch.LoaderSettings()
     threads: int | None = None
 
-    def trial(self, **rest: Any) -> Trial:
+    def trial(self, **rest: Any) -> launch.Trial:
         """The trial of this setup; `rest` are Trial's fields that say how long and on what device."""
-        return Trial(
-            task=self.task, execution=self.execution, engine=self.engine or engine_for(self.execution), loader=self.loader,
+        return launch.Trial(
+            task=self.task, execution=self.execution, engine=self.engine or launch.engine_for(self.execution), loader=self.loader,
             threads_per_process=self.threads, **rest,
         )  # fmt: skip
 
@@ -105,7 +95,7 @@ class Ladder(Record):
     seed: int = 0
     device: str = "cpu"
     allow_global_batch: bool = False
-    slurm: SlurmOptions = SlurmOptions()
+    slurm: launch.SlurmOptions = launch.SlurmOptions()
     steps: int | None = None
     script: Script | None = None
 
@@ -140,7 +130,7 @@ def changed(kept: Setup, changes: dict[str, Value], allow_global_batch: bool = F
     change, accumulation makes up for it, then the micro-batch, which becomes the largest that divides a rank's share; neither
     touches a value that `changes` gives. Raises Contradiction where no whole numbers do."""
     fields = {k: v for k, v in changes.items() if k in EXECUTION_KEYS}
-    loader = _built(LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
+    loader = _built(launch.LoaderSettings, kept.loader, {k: v for k, v in changes.items() if k in LOADER_KEYS})
     setup = _built(Setup, kept, {"loader": loader} | {k: v for k, v in changes.items() if k in ("engine", "threads")})
     batch = changes.get("global_batch", kept.execution.global_batch)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
@@ -219,22 +209,24 @@ class LauncherChoice(NamedTuple):
     """The launcher that the user asked for. `name` is auto, process, torchrun or slurm; the rest is Slurm's."""
 
     name: str = "auto"
-    slurm: SlurmOptions = SlurmOptions()
+    slurm: launch.SlurmOptions = launch.SlurmOptions()
 
-    def over(self, base: SlurmOptions) -> "LauncherChoice":
+    def over(self, base: launch.SlurmOptions) -> "LauncherChoice":
         """With a ladder's own Slurm options where the user said nothing else."""
         slurm = replace(base, partition=self.slurm.partition or base.partition, extra=(*base.extra, *self.slurm.extra),
                         account=self.slurm.account or base.account)  # fmt: skip
         return self._replace(slurm=slurm)
 
-    def launcher(self, nnodes: int, nproc_per_node: int) -> Launcher:
+    def launcher(self, nnodes: int, nproc_per_node: int) -> launch.Launcher:
         """The launcher of one setup; auto takes the plainest that has so many processes and nodes."""
         name = self.name
         if name == "auto":
             name = "slurm" if nnodes > 1 else "torchrun" if nproc_per_node > 1 else "process"
-        return Slurm(options=self.slurm) if name == "slurm" else Torchrun() if name == "torchrun" else ThisMachine()
+        if name == "slurm":
+            return launch.Slurm(options=self.slurm)
+        return launch.Torchrun() if name == "torchrun" else launch.ThisMachine()
 
-    def of(self, execution: Execution) -> Launcher:
+    def of(self, execution: Execution) -> launch.Launcher:
         return self.launcher(execution.nnodes, execution.nproc_per_node)
 
     def check(self, ladder: Ladder) -> None:
@@ -247,7 +239,7 @@ class LauncherChoice(NamedTuple):
 
         sizes = itertools.product(values("nnodes"), values("nproc_per_node"))
         launchers = {launcher.name: launcher for launcher in itertools.starmap(self.launcher, sizes)}
-        if self.slurm != SlurmOptions() and "slurm" not in launchers:
+        if self.slurm != launch.SlurmOptions() and "slurm" not in launchers:
             raise Contradiction(
                 "--partition, --account and --sbatch are Slurm's, and no rung is launched with it.",
                 "Add --launcher slurm, or leave them out.",

@@ -12,20 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainpace.configs import (
-    Changes,
-    Written,
-    combine,
-    copied_command,
-    copied_text,
-    execution_of,
-    has_settings,
-    names_file,
-    parse_config,
-    rewrite,
-    split_command,
-)
-from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput
+from trainpace import configs
+from trainpace.errors import TrainpaceError, UnreadableInput
 from trainpace.execution import Execution
 from trainpace.ladder.rungs import Ladder, Script, Setup
 from trainpace.launch import LoaderSettings, ScriptTrial
@@ -48,30 +36,25 @@ class Present(NamedTuple):
 def present(script: Script) -> Present:
     """What the files and the command say together. Raises Contradiction where they clash, TrainpaceError where a file is one that
     the command would not read, or no shell is there to run it."""
-    words = split_command(script.command).words
+    words = configs.split_command(script.command).words
     texts = _texts(script)
-    combined = combine([parse_config(text, file) for file, text in texts.items()])
-    if combined.clashes:
-        raise Contradiction(
-            "the files contradict each other: " + " ".join(clash.text for clash in combined.clashes),
-            "Make them agree, then ask again.",
-        )
+    combined = configs.agreed([configs.parse_config(text, file) for file, text in texts.items()])
     for file in script.configs:
-        if not names_file(texts, words, file, script.folder):
+        if not configs.names_file(texts, words, file, script.folder):
             raise TrainpaceError(
                 f"neither the command nor another settings file names {file}, so a changed copy of it would not be read.",
                 f"Name it in the command, as in --config {file}.",
             )
     values = {name: setting.value for name, setting in combined.values.items()}
-    e = execution_of(values, Execution())
+    e = configs.execution_of(values, Execution())
     if "global_batch" in values and "accumulation" not in values:
         needed = accumulation_for_global_batch(int(values["global_batch"]), e.micro_batch, e.data_parallel_size)
         values["accumulation"] = needed
-        e = execution_of(values, Execution())
+        e = configs.execution_of(values, Execution())
     return Present(e, int(values.get("dataloader_workers", 0)), frozenset(values))
 
 
-def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tuple[Written, ...]]:
+def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tuple[configs.Written, ...]]:
     """Write changed copies of the settings files into `folder`: (the trial on them, how they differ from the user's). Raises
     TrainpaceError where no file takes a change."""
     script, files = _script_of(ladder), changed_files(ladder, setup)
@@ -84,20 +67,20 @@ def prepare(ladder: Ladder, setup: Setup, folder: Path) -> tuple[ScriptTrial, tu
         if written.file == COMMAND:
             command = written.text.strip()
         else:
-            text = copied_text(written.text, written.file, copies, script.folder, output)
+            text = configs.copied_text(written.text, written.file, copies, script.folder, output)
             write_whole(copies[written.file], text)
-    split = split_command(command)
+    split = configs.split_command(command)
     threads = {} if setup.threads is None else {"OMP_NUM_THREADS": str(setup.threads)}
     e = setup.execution
     trial = ScriptTrial(
-        command=copied_command(split.words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
+        command=configs.copied_command(split.words, copies, script.folder, output), cwd=str(Path(script.folder).absolute()),
         steps=ladder.steps or SCRIPT_STEPS, warmup_steps=ladder.warmup_steps, environment=split.environment | threads,
         world_size=e.world_size, global_batch=e.global_batch,
     )  # fmt: skip
     return trial, files
 
 
-def changed_files(ladder: Ladder, setup: Setup) -> tuple[Written, ...]:
+def changed_files(ladder: Ladder, setup: Setup) -> tuple[configs.Written, ...]:
     """The user's files and command as `setup` has them. Raises TrainpaceError where no file takes a change."""
     start = ladder.start
     if setup.loader != LoaderSettings(workers=setup.loader.workers) or setup.engine != start.engine:
@@ -105,8 +88,8 @@ def changed_files(ladder: Ladder, setup: Setup) -> tuple[Written, ...]:
     if setup.execution.nnodes > 1:
         raise TrainpaceError("a script's trial runs on this machine; several nodes are for its own batch job.")
     workers = setup.loader.workers if setup.loader.workers != start.loader.workers else None
-    changes = Changes(before=start.execution, after=setup.execution, workers=workers)
-    done = rewrite(_texts(_script_of(ladder)), changes)
+    changes = configs.Changes(before=start.execution, after=setup.execution, workers=workers)
+    done = configs.rewrite(_texts(_script_of(ladder)), changes)
     if done.left:
         untaken = "; ".join(f"{name} ({why})" for name, why in sorted(done.left.items()))
         raise TrainpaceError(f"its settings files do not take {untaken}.")
@@ -138,7 +121,7 @@ def fingerprint(spec: str) -> str:
 
 def fingerprint_of_script(script: Script) -> str:
     """A hash of the settings files, and of the Python files beside those that the command names, by path or by ``-m``."""
-    words, around = split_command(script.command)
+    words, around = configs.split_command(script.command)
     base = Path(script.folder).absolute()
     folders = (base, *(base / folder for folder in around.get("PYTHONPATH", "").split(os.pathsep) if folder))
     sources: dict[str, str] = {}
@@ -183,7 +166,7 @@ def _script_of(ladder: Ladder) -> Script:
 
 def _texts(script: Script) -> dict[str, str]:
     texts = {file: read_text(str(Path(script.folder, file))) for file in script.configs}
-    return texts | ({COMMAND: script.command + "\n"} if has_settings(script.command) else {})
+    return texts | ({COMMAND: script.command + "\n"} if configs.has_settings(script.command) else {})
 
 
 def _names(script: Script) -> dict[str, str]:

@@ -5,8 +5,18 @@ from typing import TYPE_CHECKING
 from trainpace.lazy import exports
 
 if TYPE_CHECKING:
-    from trainpace.loader.advice import LoaderAdvice, advise
-    from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers, step_ms
-    from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, loader_costs, measure_loader
+    from trainpace.loader.costs import (
+        LoaderAdvice,
+        LoaderConditions,
+        LoaderCost,
+        LoaderMeasurement,
+        LoaderPoint,
+        advise,
+        batch_ms,
+        fewest_workers,
+        loader_costs,
+        measure_loader,
+        step_ms,
+    )
 
 __getattr__, __all__ = exports(__name__, __file__)

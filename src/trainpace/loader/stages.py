@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainpace.loader.records import Stage
+from trainpace.loader.costs import Stage
 from trainpace.loader.timing import LoaderTarget, one_thread
 from trainpace.shards import determinism
 from trainpace.user_file import is_users
@@ -34,10 +34,8 @@ Function = tuple[str, int, str]
 
 
 def transform_stages(target: LoaderTarget, indices: Sequence[int], passes: int = 3) -> tuple[Stage, ...]:
-    """The transforms in the order in which they run, after the rest of ``__getitem__``; ms a sample.
-
-    Empty where the dataset holds no transforms that can be seen from outside.
-    """
+    """The transforms in the order in which they run, after the rest of ``__getitem__``; ms a sample. Empty where the dataset
+    holds no transforms that can be seen from outside."""
     places = determinism.find_places(target.dataset)
     if not places:
         return ()
@@ -144,9 +142,8 @@ def function_stages(
 ) -> tuple[Stage, ...]:
     """The heaviest functions of a sample of `wall_ms`, heaviest first, then all others together.
 
-    Every ms counts once: the user's own functions without what they call, and each library function that they call with all that
-    it calls (user code that a library calls back is counted twice). The profiler slows many small calls more than few large ones,
-    so that its shares are applied to the time that a sample takes without it.
+    The user's own functions count without what they call, and each library function that they call with all that it calls (user
+    code that a library calls back counts twice). The profiler's shares are applied to the time that a sample takes without it.
     `random`: the sample as a whole depends on random numbers; single functions are not tried.
     """
     profiler = cProfile.Profile()

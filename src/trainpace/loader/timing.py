@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from msgspec.structs import replace
+from torch.utils.data import DataLoader, default_collate
 
 from trainpace.errors import TrainpaceError, UserCodeError
-from trainpace.loader.model import LoaderCost
-from trainpace.loader.records import SampleCost
+from trainpace.loader.costs import LoaderCost, SampleCost
 from trainpace.process import explain
 from trainpace.shards import is_task, length_of, made_by, opened_files
 
@@ -132,9 +132,7 @@ def sample_cost(
     target: LoaderTarget, indices: Sequence[int], first_ms: float, held: Sequence[str] = (), passes: int = PASSES
 ) -> SampleCost:
     """Time the samples warm, `passes` times, then cold and warm again. Medians over passes of means over samples.
-
-    `held`: files that stay open from sample to sample.
-    """
+    `held`: files that stay open from sample to sample."""
     with one_thread():
         before = opened_files.bytes_read() or 0
         with opened_files.recorded() as opened:
@@ -275,9 +273,8 @@ def loader_failure(error: Exception, workers: int) -> str:
 
 
 def loader_cost(
-    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, pin_memory: bool,
-    workers: bool = True,
-) -> LoaderCost:  # fmt: skip
+    target: LoaderTarget, wall_ms: float, cpu_ms: float, indices: Sequence[int], batch_size: int, workers: bool = True
+) -> LoaderCost:
     """What a batch costs beyond its samples: collated in this process, then sent by one worker that has its samples ready.
     `workers` False: nothing is sent."""
     samples = [target.sample(indices[i % len(indices)]) for i in range(batch_size)]
@@ -286,34 +283,20 @@ def loader_cost(
         start = time.perf_counter()
         target.collated(samples)
         times.append(1e3 * (time.perf_counter() - start))
-    collate_ms = median(times)
+    cost = LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=median(times), batch_size=batch_size)
     if not workers:
-        return LoaderCost(sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=collate_ms, batch_size=batch_size)
-    sent = [_sent(target, samples, pin_memory) for _ in range(3)]
-    return LoaderCost(
-        sample_wall_ms=wall_ms, sample_cpu_ms=cpu_ms, collate_ms=collate_ms, batch_size=batch_size,
-        send_ms=max(0.0, median(run.batch_ms for run in sent) - collate_ms),
-        handover_ms=median(run.cpu_ms for run in sent),
-    )  # fmt: skip
+        return cost
+    sent = [_sent(target, samples) for _ in range(3)]
+    send_ms = max(0.0, median(run.batch_ms for run in sent) - cost.collate_ms)
+    return replace(cost, send_ms=send_ms, handover_ms=median(run.cpu_ms for run in sent))
 
 
-class _Ready(Dataset[Any]):
-    def __init__(self, samples: Sequence[Any]) -> None:
-        self._samples = samples
-
-    def __getitem__(self, index: int) -> Any:
-        return self._samples[index]
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-
-def _sent(target: LoaderTarget, samples: Sequence[Any], pin_memory: bool, batches: int = 24) -> Run:
-    """A run with one worker and samples that cost nothing."""
-    skipped = TORCH_PREFETCH + 1
+def _sent(target: LoaderTarget, samples: Any) -> Run:
+    """A run with one worker and a list of samples, which cost nothing."""
+    skipped, batches = TORCH_PREFETCH + 1, 24
     order = list(range(len(samples))) * (batches + 2 * skipped)
     loader: DataLoader[Any] = DataLoader(
-        _Ready(samples), len(samples), sampler=order, num_workers=1, collate_fn=target.collate, pin_memory=pin_memory,
+        samples, len(samples), sampler=order, num_workers=1, collate_fn=target.collate,
         multiprocessing_context=target.options.get("multiprocessing_context"),
     )  # fmt: skip
     try:

@@ -12,22 +12,17 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from trainpace.loader.model import LoaderCost, batch_ms, fewest_workers
-from trainpace.loader.records import LoaderConditions, LoaderMeasurement, LoaderPoint, Stage
-from trainpace.loader.stages import function_stages, is_random, transform_stages
-from trainpace.loader.timing import (
-    TORCH_PREFETCH,
-    LoaderTarget,
-    Run,
-    Setting,
-    choose,
-    first_pass,
-    load_target,
-    loader_cost,
-    one_thread,
-    run_loader,
-    sample_cost,
+from trainpace.loader import timing
+from trainpace.loader.costs import (
+    LoaderConditions,
+    LoaderCost,
+    LoaderMeasurement,
+    LoaderPoint,
+    Stage,
+    batch_ms,
+    fewest_workers,
 )
+from trainpace.loader.stages import function_stages, is_random, transform_stages
 from trainpace.machine import detect, environment
 from trainpace.medians import noise_of, repeat_interval
 from trainpace.process import serve
@@ -45,15 +40,15 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
     """Time samples one by one, then the whole loader at each number of workers, with interleaved repeats."""
     before = opened_files.held_open()
     torch.manual_seed(c.seed)
-    target = load_target(c.target, c.batch_size)
+    target = timing.load_target(c.target, c.batch_size)
     held = sorted(opened_files.held_open() - before)
     machine = detect()
     cores = machine.cpu.usable_cores or float(os.cpu_count() or 1)
-    indices, first_ms = first_pass(target, choose(target.length, c.seed), SAMPLES_S)
+    indices, first_ms = timing.first_pass(target, timing.choose(target.length, c.seed), SAMPLES_S)
     target.collated([target.sample(i) for i in indices[:2]])
-    sample = sample_cost(target, indices, first_ms, held)
+    sample = timing.sample_cost(target, indices, first_ms, held)
     stages = _stages(target, indices, sample.wall_ms)
-    cost = loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, target.batch_size, False)
+    cost = timing.loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, target.batch_size)
     bench = _Bench(target, c, indices, cost, cores)
     points = bench.over_workers()
     best = fewest_workers({p.workers: p.batch_ms for p in points})
@@ -66,7 +61,7 @@ def measure_loader(c: LoaderConditions) -> LoaderMeasurement:
     )  # fmt: skip
 
 
-def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
+def _stages(target: timing.LoaderTarget, indices: Sequence[int], wall_ms: float) -> tuple[Stage, ...]:
     few = indices[: max(8, len(indices) // 2)]
     stages = transform_stages(target, few)
     if not stages:
@@ -78,13 +73,13 @@ def _stages(target: LoaderTarget, indices: Sequence[int], wall_ms: float) -> tup
 
 class _Bench:
     def __init__(
-        self, target: LoaderTarget, c: LoaderConditions, indices: Sequence[int], cost: LoaderCost, cores: float
+        self, target: timing.LoaderTarget, c: LoaderConditions, indices: Sequence[int], cost: LoaderCost, cores: float
     ) -> None:
         self._target, self._c, self._indices, self._cost, self._cores = target, c, indices, cost, cores
 
     def over_workers(self) -> tuple[LoaderPoint, ...]:
         """Measure the numbers of workers of the conditions, or from 0 up to where more gain nothing."""
-        runs: dict[Setting, list[Run]] = {}
+        runs: dict[timing.Setting, list[timing.Run]] = {}
         best, misses = float("inf"), 0
         for workers in self._c.workers or LADDER:
             enough = workers > 1 and best < (self._c.compute_ms or 0.0) / 2
@@ -107,29 +102,29 @@ class _Bench:
         if batch > 1:
             settings.append(base._replace(batch_size=batch // 2))
         if workers:
-            settings.append(base._replace(prefetch_factor=2 * (base.prefetch_factor or TORCH_PREFETCH)))
+            settings.append(base._replace(prefetch_factor=2 * (base.prefetch_factor or timing.TORCH_PREFETCH)))
         if torch.cuda.is_available():  # pinned memory makes copies to a CUDA device faster, and is a cost without one
             settings.append(base._replace(pin_memory=True))
-        runs: dict[Setting, list[Run]] = {setting: [] for setting in settings}
+        runs: dict[timing.Setting, list[timing.Run]] = {setting: [] for setting in settings}
         self._repeat(runs, self._c.repeats)
         return self._points(runs)
 
-    def _setting(self, workers: int) -> Setting:
-        return Setting(workers, self._target.batch_size, self._target.prefetch_factor if workers else None)
+    def _setting(self, workers: int) -> timing.Setting:
+        return timing.Setting(workers, self._target.batch_size, self._target.prefetch_factor if workers else None)
 
-    def _repeat(self, runs: dict[Setting, list[Run]], times: int) -> None:
+    def _repeat(self, runs: dict[timing.Setting, list[timing.Run]], times: int) -> None:
         """Forwards and backwards in turn, so that a machine whose speed drifts favours no setting."""
         for turn in range(times):
             for setting in list(runs)[:: 1 if turn % 2 else -1]:
                 runs[setting].append(self._run(setting))
 
-    def _run(self, setting: Setting) -> Run:
-        return run_loader(self._target, setting, self._indices, self._c.seconds, self._predicted_ms(setting))
+    def _run(self, setting: timing.Setting) -> timing.Run:
+        return timing.run_loader(self._target, setting, self._indices, self._c.seconds, self._predicted_ms(setting))
 
-    def _predicted_ms(self, setting: Setting) -> float:
+    def _predicted_ms(self, setting: timing.Setting) -> float:
         return batch_ms(self._cost.of_batch(setting.batch_size), setting.workers, self._cores)
 
-    def _points(self, runs: dict[Setting, list[Run]]) -> tuple[LoaderPoint, ...]:
+    def _points(self, runs: dict[timing.Setting, list[timing.Run]]) -> tuple[LoaderPoint, ...]:
         noise = noise_of({i: [run.batch_ms for run in done] for i, done in enumerate(runs.values())})
         points = []
         for setting, done in runs.items():
@@ -141,7 +136,7 @@ class _Bench:
             points.append(
                 LoaderPoint(
                     workers=setting.workers, batch_size=setting.batch_size, pin_memory=setting.pin_memory,
-                    prefetch_factor=(setting.prefetch_factor or TORCH_PREFETCH) if setting.workers else None,
+                    prefetch_factor=(setting.prefetch_factor or timing.TORCH_PREFETCH) if setting.workers else None,
                     batch_ms=median(times), interval_ms=interval, predicted_ms=self._predicted_ms(setting),
                     startup_s=max(0.0, median(r.first_s for r in done) - worker_ms / 1e3) if setting.workers else 0.0,
                     runs=len(done),
@@ -152,15 +147,17 @@ class _Bench:
 
 def costs(task: str, shards: str | None, batch_sizes: Sequence[int], workers: bool, seed: int) -> list[LoaderCost]:
     """The loader's cost for each batch size. `workers`: time sending a batch from a worker as well."""
-    target = load_target(task, batch_sizes[0])
+    target = timing.load_target(task, batch_sizes[0])
     if shards is not None:
         return _costs_of_shards(target, shards, batch_sizes, workers)
-    indices, first_ms = first_pass(target, choose(target.length, seed), SAMPLES_S)
-    sample = sample_cost(target, indices, first_ms, passes=1)
-    return [loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, False, workers) for size in batch_sizes]
+    indices, first_ms = timing.first_pass(target, timing.choose(target.length, seed), SAMPLES_S)
+    sample = timing.sample_cost(target, indices, first_ms, passes=1)
+    return [timing.loader_cost(target, sample.wall_ms, sample.cpu_ms, indices, size, workers) for size in batch_sizes]
 
 
-def _costs_of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool) -> list[LoaderCost]:
+def _costs_of_shards(
+    target: timing.LoaderTarget, folder: str, batch_sizes: Sequence[int], workers: bool
+) -> list[LoaderCost]:
     """The cost of reading shards: a batch at a time, collated as it is copied, with the part of the dataset that stays online."""
     data = ShardDataset(folder, transform=getattr(target.dataset, "online", None))
     target = target._replace(dataset=data, length=len(data))
@@ -168,10 +165,10 @@ def _costs_of_shards(target: LoaderTarget, folder: str, batch_sizes: Sequence[in
     for size in batch_sizes:
         positions = [(17 * i) % len(data) for i in range(size)]
         data[positions]
-        with one_thread():
+        with timing.one_thread():
             spent = [_timed(data, positions) for _ in range(SHARD_PASSES)]
         wall_ms, cpu_ms = (median(column) / size for column in zip(*spent, strict=True))
-        cost = loader_cost(target, wall_ms, cpu_ms, positions, size, False, workers)
+        cost = timing.loader_cost(target, wall_ms, cpu_ms, positions, size, workers)
         measured.append(replace(cost, collate_ms=0.0))
     return measured
 

@@ -17,9 +17,7 @@ from trainpace.job import ASSUMED, JobConditions, Training, state_bytes, trainin
 from trainpace.outcome import Forecast, JobTime, evaluating_ms
 from trainpace.plan.changes import Choice, DataPath, Outlook
 from trainpace.schedule import Schedule, samples_factor, total_steps
-from trainpace.workload import Workload
-
-Floats = NDArray[np.float64]
+from trainpace.workload import Floats, Workload
 
 
 class Setting(NamedTuple):
@@ -65,6 +63,11 @@ class Evaluation(NamedTuple):
     reason: NDArray[np.int64]
     reasons: tuple[str, ...]
 
+    @property
+    def timed_gib(self) -> Floats:
+        """`needed_gib`, infinite where there is no step."""
+        return np.where(np.isnan(self.step_ms), np.inf, self.needed_gib)
+
     def why_not(self, rows: NDArray[np.int64]) -> str:
         """The first reason among some executions."""
         return next((self.reasons[code] for code in self.reason[rows].tolist() if code), "")
@@ -85,8 +88,7 @@ def forecast_of(setting: Setting, execution: Execution) -> Forecast:
 
 def device_room_gib(cluster: Cluster) -> float:
     """The memory of one device that a training can use; infinite where its size is not known."""
-    capacity = cluster.device.memory_gib
-    return math.inf if capacity is None else room_gib(capacity.value)
+    return math.inf if cluster.device.memory_gib is None else room_gib(cluster.device.memory_gib.value)
 
 
 def evaluate(setting: Setting, grid: Grid) -> Evaluation:
@@ -116,8 +118,7 @@ def with_data_ms(step_ms: Floats | float, samples_a_rank: NDArray[np.int64] | in
     """A step together with its data: the later of both where samples are made beside the computation, else one after
     the other (the pipeline model of `loader.model`, from the pace that it gave)."""
     wait_ms = np.asarray(samples_a_rank * data.ms_per_sample, dtype=np.float64)
-    together: Floats = np.maximum(step_ms, wait_ms) if data.beside else np.asarray(step_ms) + wait_ms
-    return together
+    return np.asarray(np.maximum(step_ms, wait_ms) if data.beside else step_ms + wait_ms)
 
 
 def job_seconds(setting: Setting, start: Execution, grid: Grid, evaluation: Evaluation, step_ms: Floats) -> Floats:
@@ -148,8 +149,7 @@ def _job_steps(setting: Setting, start: Execution, grid: Grid) -> Floats:
     batches, batch = np.unique(grid.global_batch, return_inverse=True)
     key = (grid.micro_batch * (ranks.max() + 1) + ranks) * len(batches) + batch
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    steps: Floats = np.array([steps_of(grid.execution(int(row))) for row in first])[inverse]
-    return steps
+    return np.array([steps_of(grid.execution(int(row))) for row in first])[inverse]
 
 
 def same_work(setting: Setting, execution: Execution, start: Execution) -> Schedule:
@@ -179,10 +179,9 @@ class Judge:
         """The forecast, or the reason why there is none."""
         if execution not in self._forecasts:
             try:
-                answer: Forecast | str = forecast_of(self.setting, execution)
+                self._forecasts[execution] = forecast_of(self.setting, execution)
             except TrainpaceError as error:
-                answer = str(error)
-            self._forecasts[execution] = answer
+                self._forecasts[execution] = str(error)
         return self._forecasts[execution]
 
     def fits(self, choice: Choice) -> bool:
@@ -201,10 +200,10 @@ class Judge:
         f, e, step_ms = self.forecast(choice.execution), choice.execution, self.step_ms(choice)
         if isinstance(f, str) or f.step is None:
             return None
+        setting = self.setting
         try:
-            training = training_of(
-                same_work(self.setting, e, self.start), e, self.setting.priced, state_bytes(self.setting.workload, e)
-            )
+            schedule = same_work(setting, e, self.start)
+            training = training_of(schedule, e, setting.priced, state_bytes(setting.workload, e))
         except TrainpaceError:
             return None
         return training.time(step_ms / 1e3, f.step.evaluating_ms / 1e3)

@@ -34,10 +34,10 @@ def fleet_in_words(e: Execution) -> str:
 
 
 def _layout(e: Execution) -> str:
-    parts = [f"tp {e.tp}" if e.tp > 1 else "", f"pp {e.pp}" if e.pp > 1 else "", f"cp {e.cp}" if e.cp > 1 else ""]
-    parts += ["sequence parallel" if e.sequence_parallel else "", "async tp" if e.async_tensor_parallel else ""]
-    parts += [f"{e.virtual_stages} virtual stages" if e.virtual_stages > 1 else ""]
-    return ", ".join(p for p in parts if p) or "no model parallelism"
+    parts = [f"{name} {size}" for name, size in (("tp", e.tp), ("pp", e.pp), ("cp", e.cp)) if size > 1]
+    parts += ["sequence parallel"] * e.sequence_parallel + ["async tp"] * e.async_tensor_parallel
+    parts += [f"{e.virtual_stages} virtual stages"] * (e.virtual_stages > 1)
+    return ", ".join(parts) or "no model parallelism"
 
 
 def _offload(e: Execution) -> str:

@@ -24,12 +24,9 @@ _EFFORTS = get_args(Effort)
 
 
 def plan_changes(
-    setting: Setting,
-    start: Execution,
-    data: tuple[DataPath, ...] = (NO_WAIT,),
-    freedom: Freedom | None = None,
+    setting: Setting, start: Execution, data: tuple[DataPath, ...] = (NO_WAIT,), freedom: Freedom | None = None,
     to: Literal["best", "simplest"] = "best",
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Search the executions of a workload on a cluster, and order the changes that lead from `start` to the best.
 
     `data`: the present data path first, then those that could be had. Where nothing fits, the plan has no best, `reason` says
@@ -54,51 +51,41 @@ def plan_changes(
 
     target = result.choice(best if to == "best" else simplest)
     return Plan(
-        start=start,
-        changes=ladder(judge, now, target),
-        now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
-        best=outlook(result.choice(best)),
-        simplest=outlook(result.choice(simplest)),
+        start=start, changes=ladder(judge, now, target), now=outlook(now) if math.isfinite(judge.step_ms(now)) else None,
+        best=outlook(result.choice(best)), simplest=outlook(result.choice(simplest)),
         pareto=tuple(outlook(result.choice(index)) for index in result.pareto()),
-        rejected=rejected(setting, result, judge, best, freedom),
-        sensitivity=sensitivity(setting, result, judge, best),
-        searched=searched,
-        fitting=result.fitting,
-        start_fits=judge.fits(now),
-        assumed=assumptions(setting.conditions, any(e.compile for e in (start, target.execution))),
-    )
+        rejected=rejected(setting, result, judge, best, freedom), sensitivity=sensitivity(setting, result, judge, best),
+        searched=searched, fitting=result.fitting, start_fits=judge.fits(now),
+        assumed=assumptions(setting.conditions, start.compile or target.execution.compile),
+    )  # fmt: skip
 
 
 def _what_binds(result: SearchResult) -> str:
-    needed = result.evaluation.needed_gib
     if np.isnan(result.evaluation.step_ms).all():
         return result.evaluation.why_not(np.arange(len(result.grid))) or "nothing can be forecast."
-    able = np.where(np.isnan(result.evaluation.step_ms), np.inf, needed)
-    row = int(np.argmin(able))
-    if able[row] <= result.room_gib:
+    needed = result.evaluation.timed_gib
+    row = int(np.argmin(needed))
+    if needed[row] <= result.room_gib:
         return "the job has no step: its samples do not fill one under any of these executions."
-    over = able[row] - result.room_gib
     return (
-        f"memory binds: the leanest of {len(result.grid):,} executions needs {format_number(able[row])} GiB a device, and"
-        f" {format_number(result.room_gib)} can be used, {format_number(over)} too few"
+        f"memory binds: the leanest of {len(result.grid):,} executions needs {format_number(needed[row])} GiB a device, and"
+        f" {format_number(result.room_gib)} can be used, {format_number(needed[row] - result.room_gib)} too few"
         f" ({config_line(result.choice((row, 0)))})."
     )
 
 
 def _nearest(setting: Setting, start: Execution, freedom: Freedom, result: SearchResult) -> str:
     """The next larger fleet that would do, else the memory that one device would need."""
-    able = np.where(np.isnan(result.evaluation.step_ms), np.inf, result.evaluation.needed_gib)
-    least = float(able.min(initial=np.inf))
+    least = float(result.evaluation.timed_gib.min(initial=np.inf))
     if not least > result.room_gib or not math.isfinite(least):
         return ""
     cluster = setting.cluster
     for factor in LARGER_FLEETS:
+        more = cluster.devices_per_node * factor
         if cluster.nodes > 1:
             larger = replace(cluster, nodes=cluster.nodes * factor)
-        elif cluster.devices_per_node * factor <= 8:
-            larger = replace(
-                part_of(cluster, start.nnodes, start.nproc_per_node), devices_per_node=cluster.devices_per_node * factor
-            )
+        elif more <= 8:
+            larger = replace(part_of(cluster, start.nnodes, start.nproc_per_node), devices_per_node=more)
         else:
             break
         wider = replace(start, nnodes=larger.nodes, nproc_per_node=larger.devices_per_node, tp=1, pp=1, cp=1,

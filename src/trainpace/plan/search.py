@@ -15,10 +15,10 @@ from trainpace.execution import EXECUTION_FIELDS, Checkpointing, Execution, Prec
 from trainpace.forecast import Grid, divisors, doublings
 from trainpace.hardware import Cluster, Device
 from trainpace.plan.changes import Choice, DataPath
-from trainpace.plan.evaluate import Evaluation, Floats, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
+from trainpace.plan.evaluate import Evaluation, Setting, device_room_gib, evaluate, job_seconds, with_data_ms
 from trainpace.plan.knobs import KNOB_NAMES, KNOBS
 from trainpace.records import Record
-from trainpace.workload import MATRIX_KINDS, Blocks, Workload, form_of
+from trainpace.workload import CONVOLUTION_KINDS, Blocks, Floats, Workload, form_of
 
 MOST_MICRO_BATCHES = 24
 """Micro-batches tried at most, of the divisors of a rank's share; the largest and the present one are among them."""
@@ -160,11 +160,9 @@ def _other(
     def options(knob: str, now: Any, others: Iterable[Any]) -> list[Any]:
         return [now, *(v for v in others if v != now)] if freedom.may(knob) else [now]
 
-    kinds = {kind for form in workload.forms.values() for kind in form.operators.kind}
-    convolves = any(kind in MATRIX_KINDS and kind.startswith("conv") for kind in kinds)
-    recomputed: Sequence[Checkpointing] = (
-        ("none", "selective", "full") if blocks is not None and not workload.checkpointed else ()
-    )
+    convolves = any(kind in CONVOLUTION_KINDS for form in workload.forms.values() for kind in form.operators.kind)
+    recomputes = blocks is not None and not workload.checkpointed
+    recomputed: Sequence[Checkpointing] = ("none", "selective", "full") if recomputes else ()
     offloaded = (start.offload_optimizer, start.offload_parameters)
     combinations = product(
         options("precision", start.precision, precisions(workload, start, freedom, device)),

@@ -1,7 +1,4 @@
-"""Preprocessing done once instead of every epoch, into Parquet shards that stream back.
-
-from trainpace.shards import ShardDataset, ShardStream
-"""
+"""Preprocessing done once instead of every epoch, into Parquet shards that stream back."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +7,7 @@ from trainpace.lazy import exports
 if TYPE_CHECKING:
     from trainpace.shards.computing import Damage, Precomputed, Settings, estimate, precompute, read_plan, verify
     from trainpace.shards.dataset import ShardDataset, ShardStream
-    from trainpace.shards.plan import array_script, part_of
+    from trainpace.shards.files import array_script, part_of
     from trainpace.shards.precompute_worker import Estimate
     from trainpace.shards.user_dataset import is_task, length_of, load_dataset, made_by
 

@@ -16,19 +16,7 @@ import msgspec
 from trainpace.errors import Contradiction, TrainpaceError, UnreadableInput, UserCodeError, os_reason
 from trainpace.process import DiskFull, Pool
 from trainpace.records import Record, load, save, to_json, write_whole
-from trainpace.shards.folder import damage, finished_shard
-from trainpace.shards.plan import (
-    BAD_SAMPLES,
-    MANIFEST,
-    PLAN,
-    Fingerprint,
-    Manifest,
-    Shard,
-    ShardPlan,
-    shard_file,
-    shard_record,
-    shard_sizes,
-)
+from trainpace.shards import files
 from trainpace.shards.precompute_worker import Estimate, Inspection, SampleCosts, decide
 from trainpace.units import format_number
 
@@ -104,17 +92,17 @@ def precompute(
     with _alone(folder, settings), Pool(_WORKER, settings.target, settings.workers, note) as pool:
         plan = _agreed_plan(pool, folder, settings)
         if settings.repair:
-            (folder / MANIFEST).unlink(missing_ok=True)
+            (folder / files.MANIFEST).unlink(missing_ok=True)
         for number in settings.repair:  # removed, so that they are computed again
-            shard_record(folder, number).unlink(missing_ok=True)
-            shard_file(folder, number).unlink(missing_ok=True)
+            files.shard_record(folder, number).unlink(missing_ok=True)
+            files.shard_file(folder, number).unlink(missing_ok=True)
         computed = _Work(pool, plan, folder, settings, tell).run()
-    there = [shard for number in range(plan.shards) if (shard := finished_shard(folder, number)) is not None]
+    there = [shard for number in range(plan.shards) if (shard := files.finished_shard(folder, number)) is not None]
     if len(there) == plan.shards:
-        manifest = Manifest(plan=plan, shards=tuple(there))
+        manifest = files.Manifest(plan=plan, shards=tuple(there))
         lines = [json.dumps({"index": b.index, "reason": b.reason}) + "\n" for shard in there for b in shard.bad]
-        write_whole(folder / BAD_SAMPLES, "".join(lines))
-        save(manifest, folder / MANIFEST)
+        write_whole(folder / files.BAD_SAMPLES, "".join(lines))
+        save(manifest, folder / files.MANIFEST)
     return Precomputed(
         folder=str(folder), samples=sum(s.samples for s in there), bad=sum(len(s.bad) for s in there), shards=len(there),
         shards_computed=len(computed), samples_computed=sum(s.samples for s in computed), seconds=time.monotonic() - begun,
@@ -133,19 +121,19 @@ def estimate(
     return decide(msgspec.convert(answer["estimate"], SampleCosts), workers, step_s, batch, epochs)
 
 
-def verify(folder: Path) -> tuple[ShardPlan, list[Damage]]:
+def verify(folder: Path) -> tuple[files.ShardPlan, list[Damage]]:
     """Read every byte of every shard, and name those that are missing or not as they were written."""
     plan = read_plan(folder)
-    recorded: dict[int, Shard] = {}
-    if (folder / MANIFEST).exists():
-        recorded = {shard.number: shard for shard in load(folder / MANIFEST, Manifest).shards}
+    recorded: dict[int, files.Shard] = {}
+    if (folder / files.MANIFEST).exists():
+        recorded = {shard.number: shard for shard in load(folder / files.MANIFEST, files.Manifest).shards}
     damaged = []
     for number in range(plan.shards):
-        file = shard_file(folder, number)
+        file = files.shard_file(folder, number)
         try:
-            shard = load(shard_record(folder, number), Shard)
+            shard = load(files.shard_record(folder, number), files.Shard)
             agreed = recorded.get(number, shard)
-            problem = damage(folder, agreed) or ("" if shard == agreed else "its record is not the manifest's")
+            problem = files.damage(folder, agreed) or ("" if shard == agreed else "its record is not the manifest's")
         except UnreadableInput:
             problem = "its record cannot be read" if file.exists() else "missing"
         if problem:
@@ -153,13 +141,12 @@ def verify(folder: Path) -> tuple[ShardPlan, list[Damage]]:
     return plan, damaged
 
 
-def read_plan(folder: Path) -> ShardPlan:
-    """The plan that a folder was begun with."""
-    if not (folder / PLAN).exists():
+def read_plan(folder: Path) -> files.ShardPlan:
+    if not (folder / files.PLAN).exists():
         raise UnreadableInput(
             f"{folder} holds no precomputed samples.", "Begin with: trainpace precompute FILE.py:NAME."
         )
-    return load(folder / PLAN, ShardPlan)
+    return load(folder / files.PLAN, files.ShardPlan)
 
 
 def _make_ready(folder: Path) -> None:
@@ -169,7 +156,7 @@ def _make_ready(folder: Path) -> None:
         (folder / _LOCK).open("w").close()
     except OSError as error:
         raise UnreadableInput(f"cannot use {folder}: {os_reason(error)}.") from None
-    if others and PLAN not in others:
+    if others and files.PLAN not in others:
         raise TrainpaceError(f"{folder} holds other files ({others[0]}).", "Give a new or empty folder.")
 
 
@@ -188,33 +175,33 @@ def _alone(folder: Path, settings: Settings) -> Iterator[None]:
             raise Contradiction(f"another precompute is at work on {folder}.", "Wait for it, or end it.") from None
         except OSError:  # a file system without locks; shards are renamed into place all the same
             pass
-        if settings.again:
-            for path in folder.iterdir():
-                if path.name in (PLAN, MANIFEST, BAD_SAMPLES) or path.match("shard-*") or path.match(".shard-*"):
-                    path.unlink()
+        written = (files.PLAN, files.MANIFEST, files.BAD_SAMPLES, "shard-*", ".shard-*")
+        for pattern in written if settings.again else ():
+            for path in folder.glob(pattern):
+                path.unlink()
         yield
 
 
-def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
+def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> files.ShardPlan:
     """The folder's plan, checked against the present code and source; for a new folder, a plan made from a few samples."""
-    begun = (folder / PLAN).exists()
+    begun = (folder / files.PLAN).exists()
     pool.ask(0, do="fingerprint" if begun else "inspect")
     _, answer = next(pool.answers(lambda worker: "waiting" if worker else "looking at the first samples"))
     if not begun:
         seen = msgspec.convert(answer["inspection"], Inspection)
-        samples, rows = shard_sizes(
+        samples, rows = files.shard_sizes(
             seen.samples, seen.sample_bytes, settings.workers * settings.parts, settings.shard_samples
         )
         file, _, name = settings.target.rpartition(":")
-        plan = ShardPlan(
+        plan = files.ShardPlan(
             target=f"{os.path.abspath(file)}:{name}", samples=seen.samples, shard_samples=samples, group_rows=rows,
             layout=seen.layout, fingerprint=seen.fingerprint, probe_bytes=seen.sample_bytes, probe_s=seen.sample_s,
         )  # fmt: skip
-        if _write_first(folder / PLAN, to_json(plan) + "\n"):
+        if _write_first(folder / files.PLAN, to_json(plan) + "\n"):
             return plan
         now = seen.fingerprint
     else:
-        now = msgspec.convert(answer["fingerprint"], Fingerprint)
+        now = msgspec.convert(answer["fingerprint"], files.Fingerprint)
     plan = read_plan(folder)
     changes = plan.fingerprint.differences(now)
     before = plan.target.rpartition(":")[2]
@@ -231,7 +218,6 @@ def _agreed_plan(pool: Pool, folder: Path, settings: Settings) -> ShardPlan:
 
 
 def _write_first(path: Path, text: str) -> bool:
-    """Write a file unless another part has written it first."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     write_whole(aside, text)
     try:
@@ -249,11 +235,11 @@ class _Work:
     """Hands the missing shards of one part out to workers, while the disk has room and not too many samples are bad."""
 
     def __init__(
-        self, pool: Pool, plan: ShardPlan, folder: Path, settings: Settings, tell: Callable[[Progress], None]
+        self, pool: Pool, plan: files.ShardPlan, folder: Path, settings: Settings, tell: Callable[[Progress], None]
     ) -> None:
         self._pool, self._plan, self._folder, self._settings, self._tell = pool, plan, folder, settings, tell
         mine = plan.part(settings.part, settings.parts)
-        there = {number: finished_shard(folder, number) for number in mine}
+        there = {number: files.finished_shard(folder, number) for number in mine}
         self._todo = deque(number for number, shard in there.items() if shard is None)
         finished = [shard for shard in there.values() if shard is not None]
         self._shards, self._finished = len(mine), len(finished)
@@ -266,10 +252,10 @@ class _Work:
         self._full: DiskFull | None = None
         self._request = {"do": "shard", "plan": msgspec.to_builtins(plan), "folder": str(folder)}
 
-    def run(self) -> list[Shard]:
+    def run(self) -> list[files.Shard]:
         """Compute the shards that are missing. Raises `DiskFull` or `UserCodeError`; finished shards stay finished."""
         self._make_room()
-        computed: list[Shard] = []
+        computed: list[files.Shard] = []
         begun = time.monotonic()
         for worker in list(self._under_way) * _AHEAD:
             self._hand_out(worker)
@@ -278,14 +264,13 @@ class _Work:
             try:
                 worker, answer = next(answers)
             except DiskFull as error:
-                hint = (
-                    f"{self._finished} of {self._shards} shards are kept; make room, then run the same command again."
-                )
+                kept = f"{self._finished} of {self._shards} shards are kept"
+                hint = f"{kept}; make room, then run the same command again."
                 raise DiskFull(f"{self._folder} has run full.", hint) from error
             if "progress" in answer:
                 self._partial[answer["number"]] = (answer["progress"], answer["bad"])
             elif "shard" in answer:
-                computed.append(self._take(worker, msgspec.convert(answer["shard"], Shard)))
+                computed.append(self._take(worker, msgspec.convert(answer["shard"], files.Shard)))
                 self._hand_out(worker)
             done = self._done + sum(samples for samples, _ in self._partial.values())
             bad = self._bad + sum(count for _, count in self._partial.values())
@@ -304,7 +289,7 @@ class _Work:
     def _make_room(self) -> None:
         """Remove the half-written files of a killed run. Raises DiskFull where the rest will not fit."""
         for number in self._todo:
-            for rest in self._folder.glob(f".{shard_file(self._folder, number).name}.*"):
+            for rest in self._folder.glob(f".{files.shard_file(self._folder, number).name}.*"):
                 rest.unlink(missing_ok=True)
         needed = (self._wanted - self._before) * self._plan.probe_bytes * _SPARE
         free = shutil.disk_usage(self._folder).free
@@ -325,7 +310,7 @@ class _Work:
         self._under_way[worker].append(number)
         self._pool.ask(worker, **self._request, number=number)
 
-    def _take(self, worker: int, shard: Shard) -> Shard:
+    def _take(self, worker: int, shard: files.Shard) -> files.Shard:
         self._under_way[worker].remove(shard.number)
         self._partial.pop(shard.number, None)
         self._largest = max(self._largest, shard.file_bytes)

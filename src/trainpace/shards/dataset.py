@@ -58,10 +58,8 @@ class ShardDataset(Dataset):
         return int(self.reader.source_indices([index])[0])
 
     def loader(self, batch_size: int, shuffle: bool = True, drop_last: bool = False, **options: Any) -> DataLoader:
-        """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...).
-
-        With a `collate_fn` its samples are copied as in any DataLoader.
-        """
+        """A DataLoader of whole batches; `options` are DataLoader's own (num_workers, pin_memory, generator, ...). With a
+        `collate_fn` its samples are copied as in any DataLoader."""
         if options.get("collate_fn") is not None:
             return DataLoader(self, batch_size, shuffle=shuffle, drop_last=drop_last, **options)
         order = RandomSampler(self, generator=options.get("generator")) if shuffle else SequentialSampler(self)
@@ -249,7 +247,6 @@ class EpochOrder:
         self._buffered: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def at(self, start: int, stop: int) -> np.ndarray:
-        """Samples at the positions `start` to `stop` (not included)."""
         parts = []
         while start < stop:
             number = start // self._buffer

@@ -150,22 +150,19 @@ def moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def restored() -> Iterator[None]:
     """Restore the states at the end of the block."""
     torch = sys.modules.get("torch")
-    python, numpy = random.getstate(), np.random.get_state()
-    of_torch = torch.get_rng_state() if torch is not None else None
+    before: list[tuple[Any, Any]] = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    before += [] if torch is None else [(torch.set_rng_state, torch.get_rng_state())]
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if torch is not None:
-            torch.set_rng_state(of_torch)
+        for restore, state in before:
+            restore(state)
 
 
 def seed(value: int) -> None:
     random.seed(value)
     np.random.seed(value)
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch := sys.modules.get("torch"):
         torch.manual_seed(value)
 
 

@@ -23,10 +23,8 @@ import msgspec
 from trainpace.errors import TrainpaceError, UnreadableInput, os_reason
 from trainpace.process import failure_of, serve_lines
 from trainpace.records import Record, save
-from trainpace.shards import opened_files
+from trainpace.shards import files, opened_files
 from trainpace.shards.determinism import computed_twice
-from trainpace.shards.folder import import_pyarrow, write_shard
-from trainpace.shards.plan import MANIFEST, BadSample, Fingerprint, Manifest, ShardPlan, shard_sizes
 from trainpace.shards.samples import Encoded, Layout, encode, reason_of, spread, timed_samples
 from trainpace.shards.user_dataset import SETTINGS, fingerprint, load_dataset, settings_of
 
@@ -73,9 +71,7 @@ class Estimate(Record):
 
 def estimate_here(dataset: Any, target: str, folder: str, seconds: float, most: int) -> SampleCosts:
     """Compute up to `most` samples spread over the dataset for at most `seconds`, write them beside `folder`, read them back.
-
-    Raises `NotDeterministic`, as the work itself would.
-    """
+    Raises `NotDeterministic`, as `computed_twice` does."""
     import torch
 
     from trainpace.shards.dataset import ShardDataset
@@ -147,12 +143,12 @@ def decide(
 
 def _write(folder: Path, target: str, samples: list[Encoded]) -> None:
     n, size = len(samples), statistics.fmean(sample.size_bytes for sample in samples)
-    plan = ShardPlan(
-        target=target, samples=n, shard_samples=n, group_rows=shard_sizes(n, size, 1, n)[1], layout=samples[0].layout,
-        fingerprint=Fingerprint(code={}, packages={}, source={}), probe_bytes=size, probe_s=0.0,
+    plan = files.ShardPlan(
+        target=target, samples=n, shard_samples=n, group_rows=files.shard_sizes(n, size, 1, n)[1], layout=samples[0].layout,
+        fingerprint=files.Fingerprint(code={}, packages={}, source={}), probe_bytes=size, probe_s=0.0,
     )  # fmt: skip
-    shard = write_shard(folder, plan, 0, list(enumerate(samples)), ())
-    save(Manifest(plan=plan, shards=(shard,)), folder / MANIFEST)
+    shard = files.write_shard(folder, plan, 0, list(enumerate(samples)), ())
+    save(files.Manifest(plan=plan, shards=(shard,)), folder / files.MANIFEST)
 
 
 def _timed(data: Any, batches: list[list[int]]) -> float:
@@ -172,7 +168,7 @@ class Inspection(Record):
 
     samples: int
     layout: Layout
-    fingerprint: Fingerprint
+    fingerprint: files.Fingerprint
     sample_s: float
     sample_bytes: float
 
@@ -190,11 +186,11 @@ def inspect(dataset: Any, target: str, settings: str) -> Inspection:
 
 
 def compute(
-    dataset: Any, plan: ShardPlan, number: int, progress: Any
-) -> tuple[list[tuple[int, Encoded]], list[BadSample]]:
+    dataset: Any, plan: files.ShardPlan, number: int, progress: Any
+) -> tuple[list[tuple[int, Encoded]], list[files.BadSample]]:
     """The samples of one shard, and the bad ones: those that raise or are unlike the others."""
     computed: list[tuple[int, Encoded]] = []
-    bad: list[BadSample] = []
+    bad: list[files.BadSample] = []
     reported_at = time.monotonic()
     for index in plan.range_of(number):
         try:
@@ -202,7 +198,7 @@ def compute(
         except MemoryError:
             raise
         except Exception as error:
-            bad.append(BadSample(index=index, reason=reason_of(error)))
+            bad.append(files.BadSample(index=index, reason=reason_of(error)))
         if time.monotonic() - reported_at > _PROGRESS_S:
             reported_at = time.monotonic()
             progress(len(computed) + len(bad), len(bad), bad[-1].reason if bad else "")
@@ -220,7 +216,7 @@ class _Worker:
     def serve(self, requests: Iterable[dict[str, Any]]) -> None:
         """Answer until there are no more requests, then end the process."""
         try:
-            import_pyarrow()
+            files.import_pyarrow()
             self._dataset = load_dataset(self._target)
             self._settings = settings_of(self._dataset)
             if "torch" in sys.modules:
@@ -238,13 +234,11 @@ class _Worker:
         elif do == "fingerprint":
             self._send(fingerprint=fingerprint(self._dataset, self._target, self._settings))
         elif do == "estimate":
-            from trainpace.shards.precompute_worker import estimate_here
-
             self._send(estimate=estimate_here(self._dataset, self._target, **request["options"]))
         else:
-            self._compute(msgspec.convert(request["plan"], ShardPlan), request["number"], Path(request["folder"]))
+            self._compute(msgspec.convert(request["plan"], files.ShardPlan), request["number"], Path(request["folder"]))
 
-    def _compute(self, plan: ShardPlan, number: int, folder: Path) -> None:
+    def _compute(self, plan: files.ShardPlan, number: int, folder: Path) -> None:
         if plan.fingerprint.source[SETTINGS] != self._settings:
             raise TrainpaceError(
                 f"{self._target} is put together differently in every process: an index does not always mean the same sample.",
@@ -260,7 +254,7 @@ class _Worker:
 
     def _write(self, *shard: Any) -> None:
         try:
-            self._send(shard=write_shard(*shard))
+            self._send(shard=files.write_shard(*shard))
         except Exception as error:
             self._fail(error)  # at once: the main thread may be waiting for a request that will not come
 

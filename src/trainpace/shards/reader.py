@@ -14,7 +14,7 @@ import torch
 
 from trainpace.errors import UnreadableInput, os_reason
 from trainpace.records import load
-from trainpace.shards.plan import MANIFEST, PLAN, Column, Manifest, shard_file
+from trainpace.shards.files import MANIFEST, PLAN, Column, Manifest, shard_file
 from trainpace.shards.samples import SHAPED, Field, spoken
 
 Allocate = Callable[[int], torch.Tensor]
@@ -64,7 +64,6 @@ class ShardReader:
         self.__init__(state["folder"])  # type: ignore[misc]
 
     def group_sizes(self) -> np.ndarray:
-        """Samples of every row group, in order."""
         rows, shards = self.group_rows, self.manifest.shards
         return np.array(
             [min(rows, s.samples - start) for s in shards for start in range(0, s.samples, rows)], dtype=np.int64
@@ -87,7 +86,6 @@ class ShardReader:
         return self.build([self._gather(column, where, allocate) for column in self._columns])
 
     def source_indices(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The indices in the source of these positions."""
         where = self._locate(positions)
         return self._bytes(self._index, where, np.empty(8 * len(where[0]), np.uint8)).view("<i8").reshape(-1)
 

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Layout(Record):
 
     def builder(self) -> Callable[[Sequence[Any]], Any]:
         """A function that makes a sample (or a batch) of its columns' values."""
-        return _builder(json.loads(self.structure))
+        return partial(_built, json.loads(self.structure))
 
 
 class Encoded(NamedTuple):
@@ -51,7 +52,6 @@ class Encoded(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The approximate size in a shard."""
         return sum(len(v) if isinstance(v, bytes | str) else 8 for v in self.values)
 
 
@@ -110,18 +110,15 @@ def _take_apart(value: Any, name: str, leaves: list[tuple[str, Any]]) -> Any:
     return len(leaves) - 1
 
 
-def _builder(node: Any) -> Callable[[Sequence[Any]], Any]:
+def _built(node: Any, leaves: Sequence[Any]) -> Any:
     if isinstance(node, int):
-        return lambda leaves: leaves[node]
+        return leaves[node]
     kind, *parts = node
     if kind == "dict":
         keys, *parts = parts
-        builders = [_builder(part) for part in parts]
-        return lambda leaves: {key: build(leaves) for key, build in zip(keys, builders, strict=True)}
-    builders = [_builder(part) for part in parts]
-    if kind == "tuple":
-        return lambda leaves: tuple([build(leaves) for build in builders])
-    return lambda leaves: [build(leaves) for build in builders]
+        return {key: _built(part, leaves) for key, part in zip(keys, parts, strict=True)}
+    values = [_built(part, leaves) for part in parts]
+    return tuple(values) if kind == "tuple" else values
 
 
 def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] | None]:
@@ -131,12 +128,8 @@ def _encode_leaf(name: str, leaf: Any) -> tuple[Kind, str, Any, tuple[int, ...] 
         if leaf.layout != torch.strided or leaf.is_quantized:
             raise UnsupportedSample(f"{name} is a sparse or quantized tensor")
         flat = leaf.detach().cpu().contiguous().reshape(-1)
-        return (
-            "tensor",
-            str(leaf.dtype).removeprefix("torch."),
-            flat.view(torch.uint8).numpy().tobytes(),
-            tuple(leaf.shape),
-        )
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        return "tensor", dtype, flat.view(torch.uint8).numpy().tobytes(), tuple(leaf.shape)
     if isinstance(leaf, np.ndarray | np.generic):
         if leaf.dtype.kind not in "biufc":
             raise UnsupportedSample(f"{name} is an array of dtype {leaf.dtype}")
@@ -194,9 +187,7 @@ def spread(count: int, total: int) -> Sequence[int]:
 
 def timed_samples(dataset: Any, indices: Sequence[int], seconds: float) -> Iterator[tuple[int, Encoded, float]]:
     """(index, sample, seconds to compute it) of as many indices as the time allows, without the bad samples.
-
-    Raises `UserCodeError` where not one of them can be computed.
-    """
+    Raises `UserCodeError` where not one of them can be computed."""
     layout, reason = None, ""
     deadline = time.perf_counter() + seconds
     for index in indices:

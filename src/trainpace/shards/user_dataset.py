@@ -1,7 +1,4 @@
-"""The user's dataset: loaded from `FILE.py:NAME`, and a cheap fingerprint of what its samples depend on.
-
-For a separate process, since it runs the user's code.
-"""
+"""The user's dataset in a process of its own: loaded from `FILE.py:NAME`, and a fingerprint of what its samples depend on."""
 
 import ast
 import contextlib
@@ -17,7 +14,7 @@ from typing import Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.shards import opened_files
-from trainpace.shards.plan import Fingerprint
+from trainpace.shards.files import Fingerprint
 from trainpace.shards.samples import spread
 from trainpace.user_file import is_users, load_name
 
@@ -117,7 +114,6 @@ def _users_files() -> list[Path]:
 
 
 def _packages(trees: dict[Path, ast.Module]) -> dict[str, str]:
-    """Versions of the installed packages that these files import."""
     names = set()
     for node in itertools.chain.from_iterable(map(ast.walk, trees.values())):
         if isinstance(node, ast.Import):

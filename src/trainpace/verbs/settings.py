@@ -35,13 +35,7 @@ class SettingsSource(NamedTuple):
         if not paths and not command:
             return cls(None)
         files = [*configs.read_configs(paths), *([configs.parse_command(command)] if command else [])]
-        combined = configs.combine(files)
-        if combined.clashes:
-            raise Contradiction(
-                "the files contradict each other: " + " ".join(clash.text for clash in combined.clashes),
-                "Make them agree, then ask again.",
-            )
-        return cls(combined)
+        return cls(configs.agreed(files))
 
     def value(self, name: str) -> Any:
         setting = None if self.combined is None else self.combined.values.get(name)
