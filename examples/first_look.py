@@ -7,13 +7,15 @@ and lay forecast and measurement side by side: in the terminal, and in out/first
 import argparse
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from trainpace.execution import Execution
 from trainpace.forecast import CalibratedKernels, Forecaster, Target
 from trainpace.hardware import Cluster, find_device
 from trainpace.machine import calibrate
 from trainpace.measure import Conditions, measure
 from trainpace.records import save, write_whole
-from trainpace.report.measurement import HEAD, Pair, cells_of_pairs, side_by_side_page
+from trainpace.report.measurement import HEAD, cells_of_pairs, side_by_side_page
 from trainpace.report.terminal import print_lines, print_table
 from trainpace.trace import load_workload
 from trainpace.units import format_number
@@ -49,10 +51,10 @@ def main() -> None:
             measured = measure(Conditions(model=spec, seconds=options.seconds), batch)
             save(measured, options.output / f"{name}_batch_{batch}.json")
             here = this_cpu.forecast(Execution(micro_batch=batch))
-            rows.append(pair(name, batch, "this CPU", here, measured))
+            rows.append((replace(here, model=name, device="this CPU"), measured))
             for gpu in GPUS:
                 there = on_gpus.on(Cluster(device=find_device(gpu))).forecast(Execution(micro_batch=batch))
-                rows.append(pair(name, batch, gpu, there, None))
+                rows.append((replace(there, model=name, device=gpu), None))
 
     print_table(
         HEAD, cells_of_pairs(rows), left=3,
@@ -66,28 +68,22 @@ def main() -> None:
     print_lines("Next: trainpace forecast resnet50 --gpu 'RTX 3090' --batch 8:64:8, or your own FILE.py:FUNCTION")
 
 
-def pair(name, batch, device, predicted, measured) -> Pair:
-    assert predicted.step is not None
-    return Pair(
-        model=name, batch=batch, device=device, forecast=predicted.step, interval_ms=predicted.step_time_interval_ms,
-        measured=None if measured is None else measured.step, measured_ms=None if measured is None else measured.median_ms,
-    )  # fmt: skip
-
-
 def explain(rows, spread) -> list[str]:
-    here = [r for r in rows if r.measured_ms is not None]
-    errors = sorted(abs(r.error_percent) for r in here)
-    inside = sum(r.interval_ms.low <= r.measured_ms <= r.interval_ms.high for r in here)
-    slow = max(here, key=lambda r: r.measured_ms)
-    there = [r for r in rows if r.measured_ms is None and (r.model, r.batch) == (slow.model, slow.batch)]
-    fastest = min(there, key=lambda r: r.forecast.total_ms)
+    here = [(f, m.median_ms) for f, m in rows if m is not None]
+    errors = sorted(100 * abs(f.step.total_ms / ms - 1) for f, ms in here)
+    inside = sum(f.step_time_interval_ms.low <= ms <= f.step_time_interval_ms.high for f, ms in here)
+    slow, slow_ms = max(here, key=lambda pair: pair[1])
+    batch = slow.execution.micro_batch
+    there = [f for f, m in rows if m is None and (f.model, f.execution.micro_batch) == (slow.model, batch)]
+    fastest = min(there, key=lambda f: f.step.total_ms)
+    step_ms, interval = fastest.step.total_ms, fastest.step_time_interval_ms
     return [
         f"On this CPU the forecasts are {errors[0]:.0f} to {errors[-1]:.0f} % from what was then measured, and {inside} of"
         f" {len(here)} measurements lie inside their interval. The forecast knew the operators and this machine's"
         " micro-benchmarks, not the model's own time.",
-        f"The same {slow.model} step of {slow.measured_ms:.0f} ms at batch {slow.batch} would take about"
-        f" {format_number(fastest.forecast.total_ms)} ms on one {fastest.device} ({format_number(fastest.interval_ms.low)} to"
-        f" {format_number(fastest.interval_ms.high)} ms), as far as its datasheet tells. Nothing was measured on a GPU.",
+        f"The same {slow.model} step of {slow_ms:.0f} ms at batch {batch} would take about"
+        f" {format_number(step_ms)} ms on one {fastest.device} ({format_number(interval.low)} to"
+        f" {format_number(interval.high)} ms), as far as its datasheet tells. Nothing was measured on a GPU.",
         "Models this small keep a large GPU waiting for launches: the fastest card is not always worth its price.",
         f"This machine was {'steady' if spread < 0.2 else 'noisy'} during the micro-benchmarks"
         f" (repeated passes differed by up to {100 * spread:.0f} %), which limits every comparison above.",

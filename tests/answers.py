@@ -28,7 +28,7 @@ from trainpace.report.diagnosis import diagnosis_page
 from trainpace.report.forecast import forecast_page
 from trainpace.report.ladder import ladder_json, ladder_page, table_of
 from trainpace.report.match import match_page, ranking_json
-from trainpace.report.measurement import Pair, side_by_side_page, sweep_page
+from trainpace.report.measurement import side_by_side_page, sweep_page
 from trainpace.report.plan import plan_page
 from trainpace.report.watch import timeline_page
 from trainpace.schedule import Schedule
@@ -150,8 +150,7 @@ def a_ladder():
 def pairs(model=HOSTILE):
     rows = asked(workload(), batches=(8, 32)).rows
     return [
-        Pair(model=model, batch=f.execution.micro_batch, device="a & b", forecast=f.step, interval_ms=f.step_time_interval_ms,
-             measured=f.step if i else None, measured_ms=2 * f.step.total_ms if i else None)
+        (replace(f, model=model, device="a & b"), replace(measurement(), step=f.step, median_ms=2 * f.step.total_ms) if i else None)
         for i, f in enumerate(rows)
     ]  # fmt: skip
 

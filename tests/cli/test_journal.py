@@ -95,7 +95,7 @@ def test_score(run):
             entry("vgg16", step_time_ms=100.0, forecast_ms=150.0, forecast_low_ms=140.0, forecast_high_ms=160.0)
         )
     said = run("score")
-    assert "4 forecasts were off by 20.0 % on average (median 10.0 %), typically 10.0 % too long." in said
+    assert "4 forecasts were off by 20.0 % on average (median 10.0 %, typically 10.0 % too long)." in said
     assert "Of 4 with an interval, 75 %" in said
     assert run("score", "--model", "vgg", "--json")["overall"]["mean_pct"] == 50.0
 

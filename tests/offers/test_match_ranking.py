@@ -37,8 +37,8 @@ T4, A100, JOINED = (
 def test_the_job_is_steps_times_the_forecast_of_a_step():
     (match,) = ranked([T4]).matches
     alone = forecast(workload(), match.forecast.execution, Cluster(device=find_device("T4")))
-    assert match.steps == 2 * math.ceil(100_000 / 64)
-    assert match.time.stepping_s == pytest.approx(match.steps * alone.step.total_ms / 1e3)
+    assert match.time.steps == 2 * math.ceil(100_000 / 64)
+    assert match.time.stepping_s == pytest.approx(match.time.steps * alone.step.total_ms / 1e3)
     assert match.mean_usd == pytest.approx(0.5 * match.mean_hours)
     assert match.usd.low <= match.mean_usd <= match.usd.high
 
@@ -205,7 +205,7 @@ def test_data_leave_another_cloud_for_money_and_take_time():
 def test_electricity_is_paid_on_top():
     own = replace(T4, price_usd_per_hour=0.0, electricity_usd_per_kwh=0.3)
     (match,) = ranked([own]).matches
-    assert match.mean_usd == pytest.approx(0.3 * match.kwh)
+    assert match.mean_usd == pytest.approx(0.3 * match.time.kwh)
 
 
 def test_a_job_that_never_ends_is_no_match():

@@ -39,7 +39,7 @@ def test_networks_belong_to_servers_that_are_offered():
     assert set(node_networks()) <= offered
     p4d = next(o for o in snapshot() if o.instance_type == "p4d.24xlarge")
     assert p4d.network_gb_per_s == 50.0
-    assert not next(o for o in snapshot() if o.provider == "vast").can_join
+    assert next(o for o in snapshot() if o.provider == "vast").network_gb_per_s is None
 
 
 def test_cards_that_come_in_two_forms_are_told_apart():

@@ -23,7 +23,7 @@ from trainpace.report.charts import Axis, Chart, Mark, Segment, Series
 from trainpace.report.diagnosis import proofs_chart, shares_chart
 from trainpace.report.ladder import LadderTable, rung_times, speedups
 from trainpace.report.plan import plan_ladder
-from trainpace.report.step_charts import Held, Timed, memory_at_peak, roofline_chart, step_breakdown
+from trainpace.report.step_charts import Timed, memory_at_peak, roofline_chart, step_breakdown
 from trainpace.report.sweep_charts import forecast_sweep, measured_sweep, scaling_chart
 from trainpace.schedule import Schedule
 
@@ -125,7 +125,7 @@ def test_the_fastest_step_is_named_with_its_group():
 
 def test_memory_adds_up_to_what_the_card_shows():
     f = asked(workload()).rows[0]
-    (bar,) = memory_at_peak([Held("T4", f.memory, f.capacity_gib)]).groups[0].bars
+    (bar,) = memory_at_peak([("T4", f)]).groups[0].bars
     assert bar.total == pytest.approx(min(f.memory.device_gib, f.capacity_gib))
     assert math.fsum(s.value for s in bar.segments[:4]) == pytest.approx(f.memory.allocated_gib)
 
@@ -173,7 +173,7 @@ def test_a_plan_comes_down_step_by_step():
     )
     plan = plan_changes(setting, asked(workload()).rows[0].execution, (DataPath(workers=0, ms_per_sample=8.0, beside=False),
                                                                        DataPath(workers=1, ms_per_sample=0.01, precomputed=True)))  # fmt: skip
-    bars = plan_ladder(plan, plan.best).groups[0].bars
+    bars = plan_ladder(plan).groups[0].bars
     assert bars[0].total == pytest.approx(plan.now.job_s / 3600, rel=1e-6)
     assert bars[-1].segments[0].value == pytest.approx(plan.best.job_s / 3600)
     for before, after in itertools.pairwise(bars):
@@ -189,12 +189,12 @@ def test_a_plan_says_what_it_brings():
         choice=Choice(execution=Execution(micro_batch=8)), changes=2, step_ms=1, job_s=7200, needed_gib=1, num_devices=1
     )
     plan = Plan(start=Execution(micro_batch=8), changes=(change(7200),), best=end)
-    assert plan_ladder(plan, end).finding == "1 change brings the job from 4 h to 2 h, 50% less."
+    assert plan_ladder(plan).finding == "1 change brings the job from 4 h to 2 h, 50% less."
     slower = replace(plan, changes=(change(0), change(-3600)))
-    assert plan_ladder(slower, end).finding == "2 changes bring the job from 1 h to 2 h, 100% more."
+    assert plan_ladder(slower).finding == "2 changes bring the job from 1 h to 2 h, 100% more."
     too_big = replace(plan, changes=(change(0, makes_fit=True), change(7200)), start_fits=False)
     assert (
-        plan_ladder(too_big, end).finding
+        plan_ladder(too_big).finding
         == "As it is, it does not fit in memory. With 2 changes it does, and the job takes 2 h."
     )
 

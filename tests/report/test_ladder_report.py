@@ -13,8 +13,7 @@ from trainpace.ladder.climbing import climb, preview
 from trainpace.launch.trial import FailedTrial
 from trainpace.report.ladder import (
     ahead_json,
-    cells_of,
-    head_of,
+    head_and_rows,
     ladder_json,
     ladder_page,
     markdown,
@@ -48,7 +47,8 @@ def climbed():
 
 def test_the_table(climbed):
     table = table_of(climbed)
-    rows = [dict(zip(head_of(table), row, strict=True)) for row in cells_of(table)]
+    head, cells = head_and_rows(table)
+    rows = [dict(zip(head, row, strict=True)) for row in cells]
     assert [r["rung"] for r in rows] == ["baseline", "workers", "bf16", "compile", "shards"]
     assert [r["rung x"] for r in rows] == ["", "2.00x", "", "0.50x", "10.00x"]
     assert [r["total x"] for r in rows] == ["1.00x", "2.00x", "", "1.00x", "20.00x"]
@@ -92,8 +92,9 @@ def test_the_noise_scale_of_the_first_trial_that_showed_it(told, said):
 def test_it_says_where_no_rung_helped():
     table = table_of(climb(ladder(rung("compile", compile=True)), World(lambda _: 100.0).actions()))
     assert table.verdict[0].startswith("No rung helped")
-    assert "whole job" not in head_of(table)
-    assert "cost" not in head_of(table)
+    head, _ = head_and_rows(table)
+    assert "whole job" not in head
+    assert "cost" not in head
 
 
 def test_terminal_json_markdown_and_page_say_the_same(climbed, capsys):
@@ -137,10 +138,11 @@ def test_the_thesis_case(monkeypatch):
     from thesis import thesis_table
 
     table = thesis_table()
-    last = dict(zip(head_of(table), cells_of(table)[-1], strict=True))
+    head, rows = head_and_rows(table)
+    last = dict(zip(head, rows[-1], strict=True))
     assert (last["total x"], last["whole job"], last["of the time"]) == ("21.53x", "33.1 days", "4.64 %")
-    assert cells_of(table)[0][head_of(table).index("whole job")] == "713 days (1.95 years)"
-    assert head_of(table)[1] == "an epoch, measured"
+    assert rows[0][head.index("whole job")] == "713 days (1.95 years)"
+    assert head[1] == "an epoch, measured"
     assert markdown(table).partition("\n\n")[2].strip() in (ROOT / "docs" / "running.md").read_text()
 
 

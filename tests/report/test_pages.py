@@ -137,6 +137,4 @@ def test_the_kept_ranks_are_those_shown(monkeypatch):
 
 def test_error_is_against_the_measurement():
     first, second = pairs("m")
-    assert first.error_percent is None
-    assert second.error_percent == pytest.approx(-50)
-    assert dict(zip(HEAD, cells_of_pairs([second])[0], strict=True))["error"] == "-50 %"
+    assert [row[HEAD.index("error")] for row in cells_of_pairs([first, second])] == ["", "-50 %"]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpace.report.terminal import HEIGHT, bars, chart, tick_step
+from trainpace.report.charts import tick_step
+from trainpace.report.terminal import HEIGHT, bars, chart
 
 points = st.dictionaries(st.integers(1, 512), st.floats(0.001, 1e5), min_size=1, max_size=80).map(
     lambda d: sorted(d.items())

@@ -16,7 +16,7 @@ from rich.color import Color
 
 from trainpace.report import terminal
 from trainpace.report.streams import PLAIN, plain
-from trainpace.report.terminal import Column, bar_column, layout, words
+from trainpace.report.terminal import Column, layout, words
 
 texts = st.text("abcdefgh /_.-é", max_size=40)
 numbers = st.one_of(st.integers(0, 10**9).map(str), st.floats(0, 1e6).map(lambda x: f"{x:.3g} to {2 * x:.3g}"))
@@ -81,7 +81,7 @@ def test_what_is_left_out_is_named():
 def test_bars_shrink_with_the_room():
     rows = [["forward", "1", "█" * 20], ["backward", "2", "█" * 10], ["none", "3", ""]]
     for width in (60, 26):
-        out = printed(width, lambda: terminal.print_table([words("part"), Column("ms"), bar_column()], rows))
+        out = printed(width, lambda: terminal.print_table([words("part"), Column("ms"), words("", least=8)], rows))
         long, short = (out.splitlines()[i].count("█") for i in (3, 4))
         assert short == pytest.approx(long / 2, abs=1)
     assert long < 20
@@ -138,7 +138,7 @@ SHOWN = (
     "from trainpace.report.streams import never_fail_to_encode as n; n()\n"
     "from trainpace.report.terminal import *\n"
     "print_verdict('No: 3 µs are over.', good=False)\n"
-    "print_table([words('part'), Column('ms'), bar_column()], [['forward', '3', '█' * 9]])"
+    "print_table([words('part'), Column('ms'), words('', least=8)], [['forward', '3', '█' * 9]])"
 )
 
 

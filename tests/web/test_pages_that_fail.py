@@ -16,8 +16,8 @@ from trainpace.records import save
 from trainpace.verbs.request import fields_of
 from trainpace.verbs.serve import WhatIfRequest
 from trainpace.web.app import application
-from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.render import render
+from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models
 
 
 @pytest.fixture

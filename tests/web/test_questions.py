@@ -6,17 +6,15 @@ from hypothesis import strategies as st
 
 from trainpace.execution import PRECISIONS
 from trainpace.verbs.serve import WhatIfRequest
-from trainpace.web.questions import (
-    BadQuestion,
+from trainpace.web.journal_pages import (
     CompareQuestion,
     RunQuestion,
     RunsQuestion,
     ScoreQuestion,
     SweepQuestion,
     SweepsQuestion,
-    query_of,
-    read_question,
 )
+from trainpace.web.questions import BadQuestion, query_of, read_question
 
 KINDS = (RunsQuestion, RunQuestion, CompareQuestion, SweepsQuestion, SweepQuestion, ScoreQuestion, WhatIfRequest)
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200).map(str.strip)

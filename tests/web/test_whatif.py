@@ -13,8 +13,7 @@ from trainpace.offers import snapshot
 from trainpace.outcome import STEP_PARTS
 from trainpace.schedule import Schedule
 from trainpace.verbs.serve import Price, WhatIfRequest, cheapest, forecaster_of, run, sizes_around
-from trainpace.web.models import BUILT_IN
-from trainpace.web.whatif import page_of
+from trainpace.web.whatif import BUILT_IN, page_of
 
 GPUS = [d for d in catalogue() if d.kind == "gpu"]
 PRICE = Price(usd_per_device_hour=2.0, source="test")

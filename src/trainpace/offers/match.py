@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Form, Precision
 from trainpace.forecast import Forecaster, Grid, Target, divisors, needed_gib, room_gib
-from trainpace.hardware import Cluster, Device
+from trainpace.hardware import Cluster, Device, catalogue
 from trainpace.job import ASSUMED, JobConditions, Training, job_ranges, power_w, state_bytes, training_of
 from trainpace.offers.offer import Offer, transfer_of
 from trainpace.outcome import Forecast, Interval, JobTime
@@ -79,14 +79,6 @@ class Match(Record):
     on_front: bool = False
 
     @property
-    def steps(self) -> int:
-        return self.time.steps
-
-    @property
-    def kwh(self) -> float | None:
-        return self.time.kwh
-
-    @property
     def mean_hours(self) -> float:
         return self.time.hours
 
@@ -94,10 +86,6 @@ class Match(Record):
     def mean_usd(self) -> float:
         assert self.time.usd is not None
         return self.time.usd
-
-    @property
-    def usd_per_step(self) -> float:
-        return self.mean_usd / self.steps
 
 
 class Rejected(Record):
@@ -119,12 +107,8 @@ class Ranking(NamedTuple):
 
 
 def rank(
-    workload: Workload,
-    offers: Sequence[Offer],
-    devices: Mapping[str, Device],
-    job: Job,
-    by: Literal["usd", "hours"] = "usd",
-) -> Ranking:
+    workload: Workload, offers: Sequence[Offer], devices: Mapping[str, Device], job: Job, by: Literal["usd", "hours"] = "usd",
+) -> Ranking:  # fmt: skip
     """All offers for one job, cheapest or fastest first. `devices` holds the device of every offer by its name."""
     shapes = _Shapes(workload, job)
     able: list[_Servers] = []
@@ -132,13 +116,13 @@ def rank(
     for offer in sorted(offers, key=lambda offer: offer.device):  # so that a device's kernels are evaluated once
         prices = [False, True] if job.spot and offer.spot_price_usd_per_hour is not None else [False]
         for nodes in _node_counts(offer, job.most_nodes):
-            forecast = shapes.forecast(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
-            if isinstance(forecast, Forecast):
-                able += [_Servers(offer, nodes, spot, forecast) for spot in prices]
+            shape = shapes.at(devices[offer.device], offer.count, nodes, offer.network_gb_per_s)
+            if isinstance(shape, _Shape):
+                able += [_Servers(offer, nodes, spot, shape) for spot in prices]
             else:
-                binding, reason, short_gib = forecast
+                binding, reason, short_gib = shape
                 rejected.append(Rejected(offer=offer, nodes=nodes, binding=binding, reason=reason, short_gib=short_gib))
-    matches = _matches(shapes, able, devices, job)
+    matches = _matches(able, job)
     matches.sort(key=(lambda m: (m.mean_usd, m.mean_hours)) if by == "usd" else (lambda m: (m.mean_hours, m.mean_usd)))
     meets = [m for m in matches if _meets(m, job)]
     return Ranking(_with_front(meets), [m for m in matches if not _meets(m, job)], rejected)
@@ -147,12 +131,17 @@ def rank(
 def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected] | None:
     """Where nothing meets the demands: what binds, by how much, and the choice that comes nearest. None: there was nothing."""
     if ranking.missed:
-        close = min(ranking.missed, key=lambda m: (not math.isfinite(m.time.total_s), _excess(m, job)))
+        deadline_s, budget_usd = job.deadline_s or 1.0, job.budget_usd or 1.0
+        close = min(
+            ranking.missed, key=lambda m: (
+                not math.isfinite(m.time.total_s), max(_late_s(m, job) / deadline_s, _over_usd(m, job) / budget_usd),
+            ),
+        )  # fmt: skip
         if not math.isfinite(close.time.total_s):
             return "failures", _too_many_failures(close, job.conditions), close
         late, over = _late_s(close, job), _over_usd(close, job)
         allowed = format_duration(job.deadline_s or 0.0)
-        if late > 0 and (over <= 0 or late / (job.deadline_s or 1) >= over / (job.budget_usd or 1)):
+        if late > 0 and late / deadline_s >= over / budget_usd:
             return "deadline", f"the deadline of {allowed} is missed by {format_duration(late)}", close
         return "budget", f"the budget of {format_usd(job.budget_usd or 0.0)} is exceeded by {format_usd(over)}", close
     if not ranking.rejected:
@@ -161,21 +150,34 @@ def nearest(ranking: Ranking, job: Job) -> tuple[Binding, str, Match | Rejected]
     return closest.binding, closest.reason, closest
 
 
-def cheapest_in_time(ranking: Ranking, job: Job) -> Match | None:
-    return min((m for m in ranking.missed if _late_s(m, job) <= 0), key=lambda m: m.mean_usd, default=None)
-
-
-def fastest_within_budget(ranking: Ranking, job: Job) -> Match | None:
-    """The fastest of the late ones that the budget pays for."""
-    return min((m for m in ranking.missed if _over_usd(m, job) <= 0), key=lambda m: m.mean_hours, default=None)
+def near_misses(ranking: Ranking, job: Job) -> tuple[Match | None, Match | None]:
+    """Where nothing meets both limits: the cheapest that meets the deadline, and the fastest that the budget pays for."""
+    in_time = [m for m in ranking.missed if _late_s(m, job) <= 0]
+    affordable = [m for m in ranking.missed if _over_usd(m, job) <= 0]
+    cheapest = min(in_time, key=lambda m: m.mean_usd, default=None)
+    return cheapest, min(affordable, key=lambda m: m.mean_hours, default=None)
 
 
 Reason = tuple[Binding, str, float | None]
 """What binds, in words, and the GiB that are short."""
 
 
+class _Shape(NamedTuple):
+    """The fastest execution on a shape, and the whole job under it, but for what its servers cost."""
+
+    forecast: Forecast
+    training: Training
+
+
+class _Servers(NamedTuple):
+    offer: Offer
+    nodes: int
+    spot: bool
+    shape: _Shape
+
+
 class _Shapes:
-    """Forecasts by shape, each made once, and the jobs on them."""
+    """What each shape can do, found once."""
 
     def __init__(self, workload: Workload, job: Job) -> None:
         self._workload, self._job = workload, job
@@ -183,31 +185,20 @@ class _Shapes:
         self._traced = [precision for precision in job.precisions if form_of(precision) in workload.forms]
         if not self._traced:
             workload.form(job.precisions[0])  # raises, and says which forms there are
-        self._done: dict[tuple[str, int, int, float | None], Forecast | Reason] = {}
+        self._done: dict[tuple[str, int, int, float | None], _Shape | Reason] = {}
         self._grids: dict[tuple[int, int, Precision], Grid] = {}
-        self._forecaster: Forecaster | None = None
+        # for which device it is made does not matter
+        self._forecaster = Forecaster(workload, Target(Cluster(device=catalogue()[0])))
         self._precisions: dict[str, list[Precision] | str] = {}
-        self._trainings: dict[int, Training] = {}
 
-    def forecast(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> Forecast | Reason:
-        """The fastest execution of a shape, or why there is none."""
+    def at(self, device: Device, count: int, nodes: int, network_gb_per_s: float | None) -> _Shape | Reason:
+        """What a shape can do, or why it cannot do the job."""
         key = (device.name, count, nodes, network_gb_per_s if nodes > 1 else None)
         if key not in self._done:
             self._done[key] = self._one(device, count, nodes, key[3])
         return self._done[key]
 
-    def training(self, done: Forecast, device: Device) -> Training:
-        """The whole job on a shape, but for what its servers cost."""
-        if id(done) not in self._trainings:
-            assert done.step is not None
-            e = done.execution
-            self._trainings[id(done)] = training_of(
-                self._job.schedule, e, self._job.conditions, state_bytes(self._workload, e),
-                power_w=power_w(device, done.num_devices, done.step),
-            )  # fmt: skip
-        return self._trainings[id(done)]
-
-    def _one(self, device: Device, count: int, nodes: int, network: float | None) -> Forecast | Reason:
+    def _one(self, device: Device, count: int, nodes: int, network: float | None) -> _Shape | Reason:
         batch, ranks = self._job.global_batch, count * nodes
         if batch % ranks:
             return "batch", f"{batch:,} samples a step cannot be divided over {ranks} GPUs", None
@@ -228,14 +219,13 @@ class _Shapes:
         for precision in precisions:
             fastest = self._fastest(cluster, precision, sizes, share)
             if isinstance(fastest, Forecast):
-                return fastest
+                assert fastest.step is not None
+                job, states = self._job, state_bytes(self._workload, fastest.execution)
+                power = power_w(device, ranks, fastest.step)
+                training = training_of(job.schedule, fastest.execution, job.conditions, states, power_w=power)
+                return _Shape(fastest, training)
             refused.append(fastest)
         return min(refused, key=lambda reason: math.inf if reason[2] is None else reason[2])
-
-    def _on(self, cluster: Cluster) -> Forecaster:
-        if self._forecaster is None:
-            self._forecaster = Forecaster(self._workload, Target(cluster))
-        return self._forecaster.on(cluster)
 
     def _computed_in(self, device: Device) -> list[Precision] | str:
         """The precisions that a device computes in, the fastest first; one of several that take equally long."""
@@ -243,7 +233,8 @@ class _Shapes:
         reason = ""
         for precision in self._traced:
             # every micro-batch at once, since other shapes of the device ask for them
-            alone = self._on(Cluster(device=device)).over_batches(self._base(precision), self._sizes.tolist())
+            forecaster = self._forecaster.on(Cluster(device=device))
+            alone = forecaster.over_batches(self._base(precision), self._sizes.tolist())
             if alone.timed[-1]:
                 computing_ms = sum(alone.parts[name][-1] for name in ("forward_ms", "backward_ms", "optimizer_ms"))
                 fastest.setdefault((form_of(precision), float(computing_ms)), precision)
@@ -255,7 +246,7 @@ class _Shapes:
         key = (cluster.devices_per_node, cluster.nodes, precision)
         if key not in self._grids:
             self._grids[key] = _grid(cluster, self._base(precision), sizes, share)
-        forecasts = self._on(cluster).at(self._grids[key])
+        forecasts = self._forecaster.on(cluster).at(self._grids[key])
         if forecasts.why.any():
             return "device", forecasts.reasons[int(forecasts.why.max())].rstrip("."), None
         assert cluster.device.memory_gib is not None
@@ -278,19 +269,10 @@ class _Shapes:
         )  # fmt: skip
 
 
-class _Servers(NamedTuple):
-    """Servers of one offer at one of its prices, and the forecast on them."""
-
-    offer: Offer
-    nodes: int
-    spot: bool
-    forecast: Forecast
-
-
-def _matches(shapes: _Shapes, able: Sequence[_Servers], devices: Mapping[str, Device], job: Job) -> list[Match]:
+def _matches(able: Sequence[_Servers], job: Job) -> list[Match]:
     """Hours and dollars of the whole job on all servers that can do it."""
     jobs = []
-    for offer, _, spot, forecast in able:
+    for offer, _, spot, (forecast, training) in able:
         price = offer.spot_price_usd_per_hour if spot else offer.price_usd_per_hour
         assert forecast.step is not None
         assert forecast.step_time_interval_ms is not None
@@ -299,14 +281,16 @@ def _matches(shapes: _Shapes, able: Sequence[_Servers], devices: Mapping[str, De
             transfer_of(offer.provider, job.data_from, job.conditions), spot=spot,
             price_usd_per_device_hour=price / offer.count, electricity_usd_per_kwh=offer.electricity_usd_per_kwh,
         )  # fmt: skip
-        training = shapes.training(forecast, devices[offer.device])._replace(conditions=conditions, vcpus=offer.vcpus)
-        jobs.append((training, forecast.step, forecast.step_time_interval_ms))
+        priced = training._replace(conditions=conditions, vcpus=offer.vcpus)
+        jobs.append((priced, forecast.step, forecast.step_time_interval_ms))
     matches = []
-    for servers, (training, _, _), (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
+    for servers, (priced, _, _), (time, seconds, usd) in zip(able, jobs, job_ranges(jobs), strict=True):
         assert usd is not None
-        hours = replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high))
-        egress_usd = training.conditions.egress_usd
-        matches.append(Match(**servers._asdict(), time=time, hours=hours, usd=usd, egress_usd=egress_usd))
+        matches.append(Match(
+            offer=servers.offer, nodes=servers.nodes, spot=servers.spot, forecast=servers.shape.forecast, time=time, usd=usd,
+            hours=replace(seconds, low=hours_from_s(seconds.low), high=hours_from_s(seconds.high)),
+            egress_usd=priced.conditions.egress_usd,
+        ))  # fmt: skip
     return matches
 
 
@@ -335,7 +319,7 @@ def _grid(cluster: Cluster, base: Execution, sizes: Counts, share: int) -> Grid:
 
 
 def _node_counts(offer: Offer, most: int) -> list[int]:
-    if not offer.can_join:
+    if offer.network_gb_per_s is None:
         return [1]
     most = min(most, offer.most_nodes or most)
     return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most if offer.most_nodes else 1})
@@ -351,11 +335,6 @@ def _over_usd(match: Match, job: Job) -> float:
 
 def _meets(match: Match, job: Job) -> bool:
     return math.isfinite(match.time.total_s) and _late_s(match, job) <= 0 and _over_usd(match, job) <= 0
-
-
-def _excess(match: Match, job: Job) -> float:
-    """The larger of the two misses, each as a share of what was allowed."""
-    return max(_late_s(match, job) / (job.deadline_s or 1.0), _over_usd(match, job) / (job.budget_usd or 1.0))
 
 
 def _with_front(matches: list[Match]) -> list[Match]:

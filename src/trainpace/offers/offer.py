@@ -80,10 +80,6 @@ class Offer(Record):
             except ValueError:
                 raise TrainpaceError(f"{name}: as_of is {self.as_of!r}; write it as 2026-11-20.") from None
 
-    @property
-    def can_join(self) -> bool:
-        return self.network_gb_per_s is not None
-
 
 def is_stale(offer: Offer, today: datetime.date) -> bool:
     """Whether the price is older than STALE_AFTER_DAYS, or undated. What a user says of their own machines holds."""
@@ -101,9 +97,8 @@ def transfer_of(provider: str, data_from: str, conditions: JobConditions) -> Job
         return conditions
     if data_from.casefold() == provider.casefold():
         return msgspec.structs.replace(conditions, download_gb_per_s=conditions.storage_gb_per_s, egress_usd=0.0)
-    return msgspec.structs.replace(
-        conditions, egress_usd=conditions.data_gb * EGRESS_USD_PER_GB.get(data_from.casefold(), 0.0)
-    )
+    usd_per_gb = EGRESS_USD_PER_GB.get(data_from.casefold(), 0.0)
+    return msgspec.structs.replace(conditions, egress_usd=conditions.data_gb * usd_per_gb)
 
 
 # ---- the snapshot
@@ -134,7 +129,6 @@ def read_offers(text: str, source: str) -> tuple[Offer, ...]:
 
 
 def write_offers(offers: tuple[Offer, ...]) -> str:
-    """The CSV text of offers; what `read_offers` reads."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -242,7 +236,7 @@ def notes_on(machines: Sequence[Offer]) -> list[str]:
     """What the user should know about their own machines before they read the ranking."""
     notes = []
     for offer in machines:
-        if not offer.can_join and (offer.most_nodes or 1) > 1:
+        if offer.network_gb_per_s is None and (offer.most_nodes or 1) > 1:
             notes.append(
                 f"machine {offer.instance_type}: its {offer.most_nodes} nodes cannot be joined without network_gb_per_s"
                 " (1 Gbit/s Ethernet is 0.125); each counts alone."
@@ -281,16 +275,15 @@ def offers_of(items: Iterable[Any], today: datetime.date) -> tuple[tuple[Offer, 
     """gpuhunt's CatalogItems as offers. The spot and the usual price of a server, which it lists apart, become one offer."""
     unknown: Counter[str] = Counter()
     usual: dict[tuple[str, str, str], Any] = {}
-    spot: dict[tuple[str, str, str], float] = {}
+    spot: dict[tuple[str, str, str], Any] = {}
     for item in items:
         if not item.gpu_name or not item.gpu_count or not item.price or item.price <= 0:
             continue
         provider = GPUHUNT_PROVIDERS.get(item.provider, item.provider)
         key = (provider, item.instance_name, item.location or "")
-        if item.spot:
-            spot[key] = min(item.price, spot.get(key, item.price))
-        elif key not in usual or item.price < usual[key].price:
-            usual[key] = item
+        items_of_kind = spot if item.spot else usual
+        if key not in items_of_kind or item.price < items_of_kind[key].price:
+            items_of_kind[key] = item
     offers = []
     for key, item in usual.items():
         device = _device_name(item.gpu_name, item.gpu_memory)
@@ -298,12 +291,12 @@ def offers_of(items: Iterable[Any], today: datetime.date) -> tuple[tuple[Offer, 
             unknown[item.gpu_name] += 1
             continue
         provider, instance_type, region = key
-        lower = spot.get(key, math.inf)
+        spot_price = spot[key].price if key in spot else math.inf
         offers.append(
             Offer(
                 provider=provider, instance_type=instance_type, region=region, device=device, count=item.gpu_count,
                 gpu_memory_gib=item.gpu_memory, vcpus=item.cpu, ram_gib=item.memory, price_usd_per_hour=item.price,
-                spot_price_usd_per_hour=lower if lower < item.price else None,
+                spot_price_usd_per_hour=spot_price if spot_price < item.price else None,
                 source="gpuhunt", as_of=today.isoformat(),
             )
         )  # fmt: skip

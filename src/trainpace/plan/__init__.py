@@ -1,12 +1,12 @@
 """What to change, in which order, and what each change saves."""
 
-from trainpace.plan.changes import NO_WAIT, Change, Choice, DataPath, Outlook, Plan, Rejected, Sensitivity
+from trainpace.plan.changes import NO_WAIT, NOISE, Change, Choice, DataPath, Outlook, Plan, Rejected, Sensitivity
 from trainpace.plan.evaluate import Judge, Setting, forecast_of
 from trainpace.plan.knobs import config_line
 from trainpace.plan.plan import plan_changes
 from trainpace.plan.search import Freedom
 
 __all__ = [
-    "NO_WAIT", "Change", "Choice", "DataPath", "Freedom", "Judge", "Outlook", "Plan", "Rejected", "Sensitivity",
+    "NOISE", "NO_WAIT", "Change", "Choice", "DataPath", "Freedom", "Judge", "Outlook", "Plan", "Rejected", "Sensitivity",
     "Setting", "config_line", "forecast_of", "plan_changes",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """The nouns that `plan` makes and `run` carries out."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -94,6 +95,11 @@ class Sensitivity(Record):
     still_fits: bool = True
 
 
+NOISE = 0.05
+"""Share of the job's time below which a change is noise: forecasts of two executions of one model on one GPU are not told apart
+more finely."""
+
+
 class Plan(Record):
     """An ordered list of changes to an execution, and what else was looked at. `model` is the spec it was made for; `assumed`
     is what nobody said of the job, in words."""
@@ -117,6 +123,26 @@ class Plan(Record):
     @property
     def end(self) -> Execution:
         return self.changes[-1].execution if self.changes else self.start
+
+    @property
+    def target(self) -> Outlook | None:
+        """The choice to which the changes lead."""
+        if self.changes and self.simplest is not None and self.end == self.simplest.choice.execution:
+            return self.simplest
+        return self.best
+
+    @property
+    def left_s(self) -> list[float]:
+        """Forecast seconds of the whole job before the first change, and after each."""
+        assert self.target is not None
+        saved = [change.forecast_saved_s for change in self.changes]
+        return [self.target.job_s + math.fsum(saved[i:]) for i in range(len(saved) + 1)]
+
+    @property
+    def uncertain(self) -> list[int]:
+        """Numbers, from 1, of the changes that save too little for a forecast to be sure of."""
+        left = zip(self.changes, self.left_s[1:], strict=True)
+        return [n for n, (c, job_s) in enumerate(left, 1) if not c.makes_fit and c.forecast_saved_s < NOISE * job_s]
 
     @property
     def saved_s(self) -> float:

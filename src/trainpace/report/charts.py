@@ -213,9 +213,11 @@ def bar(label: str, said: str, parts: Iterable[tuple[str, str, float]], interval
     return Bar(label=label, said=said, segments=segments, low=low, high=high)
 
 
-def sentence(text: str) -> str:
-    """With a capital at its start, and names inside as they are."""
-    return text[:1].upper() + text[1:]
+def tick_step(span: float, most: int) -> float:
+    """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
+    rough = span / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9))
 
 
 def _check_tone(tone: str) -> None:

@@ -6,27 +6,19 @@ from trainpace.records import to_jsonable
 from trainpace.report.charts import Bar, BarChart, BarGroup, Picture, bar
 from trainpace.report.pages import page
 from trainpace.report.phrases import duration, number, percent, span
-from trainpace.report.terminal import Column, bar_column, print_lines, print_next, print_table, print_verdict, words
+from trainpace.report.terminal import Column, print_lines, print_next, print_table, print_verdict, words
 from trainpace.report.watch import timeline_context
 from trainpace.watch import Timeline
 
 LEAST_SHARE = 0.005
 _TONES = {
-    "data": "data",
-    "host_to_device": "host_to_device",
-    "launch": "host_overhead",
-    "compute": "forward",
-    "optimizer": "optimizer",
-    "communication": "communication",
-    "straggler": "communication",
-    "logging": "backward",
-}
+    "data": "data", "host_to_device": "host_to_device", "launch": "host_overhead", "compute": "forward",
+    "optimizer": "optimizer", "communication": "communication", "straggler": "communication", "logging": "backward",
+}  # fmt: skip
 _PROOFS = {
-    "cached_batch": "the same batch again and again",
-    "no_sync": "no communication between ranks",
-    "muted": "no output",
+    "cached_batch": "the same batch again and again", "no_sync": "no communication between ranks", "muted": "no output",
     "few_samples": "a tiny batch",
-}
+}  # fmt: skip
 NOTHING_WORTH = "No change here is worth making; a faster device, fewer FLOPs or a lower precision would help."
 
 
@@ -44,7 +36,7 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
         (s.in_words, number(s.ms), f"{100 * s.share:.1f} %", "yes" if s.proved else "", s.share)
         for s in d.shares if s.share >= LEAST_SHARE
     ]  # fmt: skip
-    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), bar_column(2))
+    causes = (words("where it goes", least=18), Column("ms"), Column("share"), words("proved", 1, 6), words("", 2, 8))
     print_table(causes, rows)
     print_lines(*(f"Why: {line}" for line in d.why), *(f"Note: {line}" for line in d.warnings))
     if d.advice:
@@ -63,8 +55,9 @@ def print_diagnosis(d: Diagnosis, folder: str) -> None:
     if not d.proofs:
         print_next("trainpace diagnose -- python train.py", "with your own command: interventions prove the shares")
     else:
-        timeline = ["trainpace", "watch", "--from", folder, "--timeline"]
-        print_next(timeline, "the same steps on a timeline, worker by worker")
+        print_next(
+            ["trainpace", "watch", "--from", folder, "--timeline"], "the same steps on a timeline, worker by worker"
+        )
 
 
 def savings(a: Advice, d: Diagnosis) -> list[str]:
@@ -109,7 +102,7 @@ def proofs_chart(d: Diagnosis) -> BarChart | None:
 def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
     plain = f"{number(p.plain_ms)} ms"
     without = f"{number(p.without_ms)} ms, {number(p.saved_ms)} less"
-    low, high = max(p.plain_ms - p.high_ms, 0.0), max(p.plain_ms - p.low_ms, 0.0)
+    low, high = (max(p.plain_ms - saved_ms, 0.0) for saved_ms in (p.high_ms, p.low_ms))
     between = Interval(low=low, high=high, coverage=0.9, basis="alternating blocks of steps")
     return (
         bar("as it is", plain, [("as it is", "muted", p.plain_ms)]),
@@ -119,8 +112,8 @@ def _proof_bars(p: Proof) -> tuple[Bar, Bar]:
 
 def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None) -> str:
     """The page as text. `command`: what was run."""
-    low, high = number(d.step_ms_low), number(d.step_ms_high)
-    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {number(d.step_ms)} ms ({low} to {high})."
+    step = f"{number(d.step_ms)} ms ({span(d.step_ms_low, d.step_ms_high)})"
+    answer = f"What slows it down: {IN_WORDS[d.verdict]}. A step takes {step}."
     return page(
         "diagnosis.html", f"What slows it down: {command}", [answer, *d.why], diagnosis_pictures(d), to_jsonable(d),
         styles=() if timeline is None else ("timeline.css",), d=d, advice=[[a.title, *savings(a, d), a.how] for a in d.advice],
@@ -129,6 +122,5 @@ def diagnosis_page(d: Diagnosis, command: str, timeline: Timeline | None = None)
     )  # fmt: skip
 
 
-def diagnosis_pictures(d: Diagnosis) -> list[Picture]:
-    proved = proofs_chart(d)
-    return [shares_chart(d), *([] if proved is None else [proved])]
+def diagnosis_pictures(d: Diagnosis) -> list[Picture | None]:
+    return [shares_chart(d), proofs_chart(d)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.errors import TrainpaceError
 from trainpace.records import written_aside
-from trainpace.report.charts import INK, LINE, SOFT, TONES, Axis, Bar, BarChart, Chart, Mark, Picture, Series
+from trainpace.report.charts import INK, LINE, SOFT, TONES, Bar, BarChart, Chart, Mark, Picture, Series
 from trainpace.units import format_number
 
 if TYPE_CHECKING:
@@ -31,26 +31,24 @@ def check_suffix(path: str) -> None:
         raise TrainpaceError(f"{path} is no picture that can be written.", "End its name with .png, .svg or .pdf.")
 
 
-def save_figures(pictures: Sequence[Picture], path: str) -> list[Path]:
+def save_figures(charts: Sequence[Picture | None], path: str) -> list[Path]:
     """The first as `path`, every other beside it with its title in its name; the files written.
 
     Raises TrainpaceError where there is nothing to draw, or matplotlib is not installed.
     """
     check_suffix(path)
+    pictures = [chart for chart in charts if chart is not None]
     if not pictures:
         raise TrainpaceError("there is nothing to draw: nothing could be forecast or measured.")
     first = Path(path)
-    files = [first, *(first.with_name(f"{first.stem}-{_slug(p.title)}{first.suffix}") for p in pictures[1:])]
+    slugs = (re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-") for picture in pictures[1:])
+    files = [first, *(first.with_name(f"{first.stem}-{slug}{first.suffix}") for slug in slugs)]
     for picture, file in zip(pictures, files, strict=True):
         with written_aside(file) as aside, _settings():
             suffix = file.suffix.lower()
             figure = chart_figure(picture) if isinstance(picture, Chart) else bars_figure(picture)
             figure.savefig(aside, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=NO_DATE[suffix])
     return files
-
-
-def _slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _settings() -> Any:
@@ -73,16 +71,26 @@ def _figure(height_in: float) -> Figure:
 
 
 def chart_figure(chart: Chart) -> Figure:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     figure = _figure(HEIGHT_IN)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(linewidth=0.6)
     axes.set_axisbelow(True)
-    _scaled(axes, "x", chart.x)
-    _scaled(axes, "y", chart.y)
+    axes.set(xlabel=chart.x.words, ylabel=chart.y.words)
+    for drawn, axis, rescale in ((axes.xaxis, chart.x, axes.set_xscale), (axes.yaxis, chart.y, axes.set_yscale)):
+        if axis.scale != "linear":
+            rescale("log", base=2 if axis.scale == "log2" else 10)
+            drawn.set_minor_formatter(NullFormatter())
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     for series in chart.series:
         _draw(axes, series)
-    _limits(axes, chart)
+    if chart.y.scale == "linear":  # room for the names of upright marks
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.07 * min(sum(mark.axis == "x" for mark in chart.marks), 3) * (high - low))
+    axes.set_xlim(chart.x.low, chart.x.high)  # None leaves an end as it is
+    axes.set_ylim(chart.y.low, chart.y.high)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=7, columnspacing=1.2)
     figure.draw_without_rendering()  # which places the axes, so that labels can be
     taken: list[Any] = []
@@ -103,27 +111,6 @@ def _point_boxes(axes: Any, chart: Chart) -> list[Any]:
                 (across, up), radius = axes.transData.transform((x, y)), 3 + 10 * size**0.5
                 boxes.append(Bbox([[across - radius, up - radius], [across + radius, up + radius]]))
     return boxes
-
-
-def _scaled(axes: Any, which: str, axis: Axis) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    getattr(axes, f"set_{which}label")(axis.words)
-    if axis.scale != "linear":
-        getattr(axes, f"set_{which}scale")("log", base=2 if axis.scale == "log2" else 10)
-        getattr(axes, f"{which}axis").set_minor_formatter(NullFormatter())
-    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-
-
-def _limits(axes: Any, chart: Chart) -> None:
-    upright = sum(mark.axis == "x" for mark in chart.marks)
-    if chart.y.scale == "linear":
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.07 * min(upright, 3) * (high - low))
-    for which, axis in (("x", chart.x), ("y", chart.y)):
-        ends = {side: value for side, value in ((0, axis.low), (1, axis.high)) if value is not None}
-        low, high = getattr(axes, f"get_{which}lim")()
-        getattr(axes, f"set_{which}lim")(ends.get(0, low), ends.get(1, high))
 
 
 def _draw(axes: Any, s: Series) -> None:
@@ -180,21 +167,19 @@ def bars_figure(chart: BarChart) -> Figure:
     rows = sum(len(group.bars) + bool(group.title) for group in chart.groups)
     figure = _figure(0.9 + BAR_IN * rows)
     axes = figure.add_subplot()
-    names, at = [], 0
+    names: list[str] = []
     longest = max((chart.longest(group) for group in chart.groups), default=1.0)
     seen: set[str] = set()
     for group in chart.groups:
         scale = longest / chart.longest(group)
         if group.title:
-            names.append((at, group.title))
-            at += 1
+            names.append(group.title)
         for bar in group.bars:
-            _bar(axes, at, bar, scale, longest, seen)
-            names.append((at, bar.label))
-            at += 1
-    axes.set_yticks([y for y, _ in names], [name for _, name in names])
+            _bar(axes, len(names), bar, scale, longest, seen)
+            names.append(bar.label)
+    axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(at - 0.4, -0.6)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, longest * 1.3)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes.set_xticks([])
@@ -204,14 +189,12 @@ def bars_figure(chart: BarChart) -> Figure:
 
 
 def _bar(axes: Any, at: int, bar: Bar, scale: float, longest: float, seen: set[str]) -> None:
-    left = 0.0
-    for s in bar.segments:
+    for s, start in bar.placed:
         if s.value > 0:
-            look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5}
-            axes.barh(at, s.value * scale, left=left, height=0.7, label=None if s.name in seen else s.name, **look)
+            look = {"color": TONES[s.tone][0], "edgecolor": "white", "linewidth": 0.5, "height": 0.7}
+            axes.barh(at, s.value * scale, left=start * scale, label=None if s.name in seen else s.name, **look)
             seen.add(s.name)
-            left += s.value * scale
-    end = left
+    left = end = bar.total * scale
     if bar.low is not None and bar.high is not None:
         low, high = (min(v * scale, longest) for v in (bar.low, bar.high))
         axes.errorbar([left], [at], xerr=[[max(left - low, 0)], [max(high - left, 0)]], fmt="none", ecolor=INK[0], elinewidth=1,

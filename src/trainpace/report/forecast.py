@@ -9,29 +9,12 @@ from trainpace.forecast import memory_over_step, needed_gib
 from trainpace.job import assumed_in_words
 from trainpace.outcome import STEP_PARTS, Forecast, Jump, forecast_row
 from trainpace.records import to_jsonable
-from trainpace.report.charts import Picture, sentence
+from trainpace.report import step_charts, sweep_charts
+from trainpace.report.charts import Picture
 from trainpace.report.pages import page
-from trainpace.report.phrases import bracketed, devices, duration, interval, number, percent, usd
-from trainpace.report.step_charts import memory_chart, part_words, roofline_chart, step_and_memory
-from trainpace.report.sweep_charts import (
-    FEWEST_FOR_A_PLOT,
-    best_of,
-    by_device,
-    forecast_sweep,
-    provenance,
-    scaling_chart,
-    sources,
-)
-from trainpace.report.terminal import (
-    Column,
-    bar_column,
-    print_chart,
-    print_lines,
-    print_next,
-    print_table,
-    print_verdict,
-    words,
-)
+from trainpace.report.phrases import bracketed, devices, duration, interval, number, percent, sentence, usd
+from trainpace.report.sweep_charts import best_of
+from trainpace.report.terminal import Column, print_chart, print_lines, print_next, print_table, print_verdict, words
 from trainpace.units import format_count
 from trainpace.workload import Workload
 
@@ -60,7 +43,12 @@ def print_forecasts(
     print_verdict(*verdict(rows))
     shown = _deciding(rows)
     priced = any(row.training_time is not None for row in rows)
-    print_table(_columns(priced), [_cells(row, priced) for row in shown])
+    # memory matters less where money is asked for, and utilisation least
+    columns = [
+        words("GPU"), Column("batch"), Column("step ms"), Column("90 % interval", 1), Column("samples/s", 5), Column("GiB", 4),
+        words("fits", 3, least=3), Column("MFU", 6), *([Column("training"), Column("cost")] if priced else []),
+    ]  # fmt: skip
+    print_table(columns, [_cells(row, priced) for row in shown])
     if len(shown) < len(rows):
         print_lines(f"The table has {len(shown)} of {len(rows)} batch sizes; the plot and --json have all.", "")
     if len(done) == 1:
@@ -75,7 +63,8 @@ def print_forecasts(
         _print_largest(done)
         assumed = dict.fromkeys(assumed_in_words(f.training_time.assumed) for f in done if f.training_time)
         print_lines(*journal_notes, *assumed)
-        print_lines(f"A forecast, not a measurement: from {sources(done)}. The interval should hold in 9 of 10 cases.")
+        sources = sweep_charts.sources(done)
+        print_lines(f"A forecast, not a measurement: from {sources}. The interval should hold in 9 of 10 cases.")
         _print_next(done, spec or workload.model)
 
 
@@ -84,7 +73,7 @@ def verdict(rows: Sequence[Forecast]) -> tuple[str, bool | None]:
     done = [row for row in rows if row.step is not None]
     fitting = [row for row in done if row.fits is not False]
     if not done:
-        return f"No forecast is possible. {rows[0].reason[:1].upper()}{rows[0].reason[1:]}", False
+        return f"No forecast is possible. {sentence(rows[0].reason)}", False
     if not fitting:
         return _misfit(done), False
     if len(fitting) == 1 == len(rows):
@@ -93,14 +82,14 @@ def verdict(rows: Sequence[Forecast]) -> tuple[str, bool | None]:
         cheap, fast = min(fitting, key=lambda f: f.cost_usd or 0.0), min(fitting, key=_seconds)
         fastest = "" if cheap is fast else f" Fastest: {_where(fast)}, {_job(fast)}."
         return f"Cheapest: {_where(cheap)}, {_job(cheap)}.{fastest}", None
-    best = max(fitting, key=_throughput)
-    rate = number(_throughput(best))
+    best = best_of(fitting) or fitting[0]
+    rate = number(best.samples_per_second)
     return f"Fastest option that fits: {_where(best)}, {rate} samples/s. A step takes {_step(best)}.", None
 
 
 def _only(f: Forecast) -> str:
     fits = "" if f.fits is None else " It fits in memory."
-    answer = f"A step takes {_step(f)}: {number(_throughput(f))} samples/s.{fits}"
+    answer = f"A step takes {_step(f)}: {number(f.samples_per_second)} samples/s.{fits}"
     if f.training_time is None:
         return answer
     parts = {"data loading": f.training_time.data_wait_s, "evaluation": f.training_time.evaluation_s}
@@ -142,10 +131,6 @@ def device_and_batch(f: Forecast) -> str:
     return f"{fleet(f)}, batch {f.execution.micro_batch}"
 
 
-def _throughput(f: Forecast) -> float:
-    return f.samples_per_second or 0.0
-
-
 def _seconds(f: Forecast) -> float:
     return 0.0 if f.training_time is None else f.training_time.total_s
 
@@ -159,8 +144,7 @@ def _deciding(rows: Sequence[Forecast]) -> list[Forecast]:
     for swept in groups:
         sizes = {2**i for i in range(31)} | {swept[0].execution.micro_batch, swept[-1].execution.micro_batch}
         fitting = [row for row in swept if row.step is not None and row.fits is not False]
-        if fitting:
-            sizes |= {max(fitting, key=_throughput).execution.micro_batch, fitting[-1].execution.micro_batch}
+        sizes |= {row.execution.micro_batch for row in (best_of(swept), *fitting[-1:]) if row is not None}
         shown += [row for row in swept if row.execution.micro_batch in sizes]
     return shown
 
@@ -209,9 +193,9 @@ def _forecast_command(f: Forecast, spec: str) -> list[str]:
 
 
 def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) -> None:
-    for name, swept in by_device(rows).items():
+    for name, swept in sweep_charts.by_device(rows).items():
         points = [(f.execution.micro_batch, f.step.total_ms) for f in swept if f.step is not None]
-        if len(points) < FEWEST_FOR_A_PLOT:
+        if len(points) < sweep_charts.FEWEST_FOR_A_PLOT:
             continue
         here = jumps.get(name, ())
         title = f"{name}: step time in ms over the batch size{', ▲ after a jump' if here else ''}"
@@ -224,15 +208,6 @@ def _print_jumps(rows: Sequence[Forecast], jumps: Mapping[str, Sequence[Jump]]) 
                 f" {number(jump.excess_ms)} ms more than one more sample usually costs."
                 f" Caused by {'; '.join(jump.causes)}."
             )
-
-
-def _columns(priced: bool) -> list[Column]:
-    """Memory matters less where money is asked for, and utilisation least."""
-    columns = [
-        words("GPU"), Column("batch"), Column("step ms"), Column("90 % interval", 1), Column("samples/s", 5), Column("GiB", 4),
-        words("fits", 3, least=3), Column("MFU", 6),
-    ]  # fmt: skip
-    return [*columns, Column("training"), Column("cost")] if priced else columns
 
 
 def _cells(f: Forecast, priced: bool) -> list[str]:
@@ -271,10 +246,10 @@ def _print_breakdown(f: Forecast) -> None:
     assert f.step is not None
     total = f.step.total_ms
     rows = [
-        (part_words(name), number(ms), percent(ms / total), ms / total)
+        (step_charts.part_words(name), number(ms), percent(ms / total), ms / total)
         for name in STEP_PARTS if (ms := getattr(f.step, name)) > 0
     ]  # fmt: skip
-    print_table((words("part of the step"), Column("ms"), Column("share"), bar_column(1)), rows, spaced=False)
+    print_table((words("part of the step"), Column("ms"), Column("share"), words("", 1, 8)), rows, spaced=False)
     heavy = [
         (o.module or "-", o.kind, o.phase, str(o.count), number(o.time_ms), percent(o.time_ms / total), o.bound)
         for o in f.heaviest[:10]
@@ -321,17 +296,19 @@ def forecast_page(
     )  # fmt: skip
 
 
-def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture]:
-    """The charts that there are data for, the most telling first."""
-    pictures: list[Picture | None] = [forecast_sweep([row for group in groups for row in group.rows], jumps)]
+def forecast_pictures(groups: Sequence[Sweep], jumps: Mapping[str, Sequence[Jump]]) -> list[Picture | None]:
+    """The most telling first."""
+    rows = [row for group in groups for row in group.rows]
+    pictures: list[Picture | None] = [sweep_charts.forecast_sweep(rows, jumps)]
     bests = [(g, best_of(g.rows) or next((r for r in g.rows if r.step is not None), None)) for g in groups]
     shown = [(group, f) for group, f in bests if f is not None]
     if shown:
         forecasts = [f for _, f in shown]
-        pictures += step_and_memory([(device_and_batch(f), f) for f in forecasts[:MOST_BARS]], provenance(forecasts))
+        bars, note = [(device_and_batch(f), f) for f in forecasts[:MOST_BARS]], sweep_charts.provenance(forecasts)
         best = best_of(forecasts)
+        pictures += step_charts.step_and_memory(bars, note)
         pictures += _inside(*next((pair for pair in shown if pair[1] is best), shown[0]))
-    return [picture for picture in pictures if picture is not None]
+    return pictures
 
 
 def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
@@ -343,12 +320,12 @@ def _inside(group: Sweep, best: Forecast) -> list[Picture | None]:
     if memory is not None:
         n = best.execution.accumulation
         ends = best.step.forward_ms / n, (best.step.forward_ms + best.step.backward_ms) / n
-        pictures.append(memory_chart(memory, best.capacity_gib, ends))
+        pictures.append(step_charts.memory_chart(memory, best.capacity_gib, ends))
     roofs = group.forecaster.roofline(best.execution)
     if roofs is not None:
-        pictures.append(roofline_chart(roofs, f"{best.device}, batch {best.execution.micro_batch}"))
+        pictures.append(step_charts.roofline_chart(roofs, f"{best.device}, batch {best.execution.micro_batch}"))
     if group.forecaster.target.cluster.num_devices > 1:
-        pictures.append(scaling_chart(group.forecaster.fewer_devices(best.execution)))
+        pictures.append(sweep_charts.scaling_chart(group.forecaster.fewer_devices(best.execution)))
     return pictures
 
 

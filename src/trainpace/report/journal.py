@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainpace.execution import Execution
-from trainpace.journal import Comparison, Difference, Entry, Ratio, Scores, Sweep, printable
+from trainpace.journal import Comparison, Difference, Entry, Scores, Sweep, printable
 from trainpace.outcome import STEP_PARTS
-from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural
+from trainpace.report.phrases import bracketed, devices, interval, number, percent, plural, stated, when
 from trainpace.report.terminal import Column, print_lines, print_named, print_next, print_table, print_verdict, words
 from trainpace.validation import Row, Summary
 
@@ -47,8 +46,8 @@ def print_entries(entries: Sequence[Entry], total: int, place: str) -> None:
 
 def print_sweeps(sweeps: Sequence[Sweep]) -> None:
     rows = [
-        (s.id[:8], _when(s.created_at), _text(s.model), _text(s.device), ", ".join(map(str, s.batches)),
-         _when(s.finished_at) if s.finished_at else "not finished")
+        (s.id[:8], when(s.created_at), _text(s.model), _text(s.device), ", ".join(map(str, s.batches)),
+         when(s.finished_at) if s.finished_at else "not finished")
         for s in sweeps
     ]  # fmt: skip
     print_verdict(f"{plural(len(sweeps), 'sweep')}.")
@@ -62,7 +61,7 @@ def print_sweeps(sweeps: Sequence[Sweep]) -> None:
 
 
 def print_entry(entry: Entry) -> None:
-    e, x = entry, entry.execution
+    e, always = entry, ("micro_batch", "precision", "optimizer")
     step = "" if e.step_time_ms is None else f"{number(e.step_time_ms)} ms"
     if step and (i := e.interval_ms) is not None:
         step += bracketed(i, after=f" at {percent(i.coverage)}, {i.basis}")
@@ -70,7 +69,7 @@ def print_entry(entry: Entry) -> None:
     memory = {"peak": e.peak_memory_gib, "reserved": e.reserved_memory_gib}
     facts = [
         ("id", e.id), ("made", f"{e.created_at} by {e.kind}"), ("model", e.model), ("device", devices(e.num_devices, e.device)),
-        ("execution", ", ".join(f"{name} {getattr(x, name)}" for name in _stated(x))),
+        ("execution", ", ".join(f"{name} {value}" for name, value in stated(e.execution, always))),
         ("shape", ", ".join(f"{n} {v}" for n, v in (("sequence length", e.sequence_length), ("image", e.image_size)) if v)),
         ("mode", e.mode), ("outcome", e.outcome if not e.reason else f"{e.outcome}: {e.reason}"), ("step", step),
         ("parts", ", ".join(f"{name} {number(ms)}" for name, ms in parts.items() if ms)),
@@ -99,7 +98,12 @@ def print_comparison(c: Comparison) -> None:
             print_table((title, "A", "B"), [_difference(d) for d in rows], spaced=False)
     if c.ratios:
         columns = (*map(Column, ("batch", "A ms", "B ms", "B / A", "90 % interval")), words("", 1))
-        print_table(columns, [_ratio(r) for r in c.ratios], spaced=False)
+        ratios = [
+            (str(r.batch), number(r.a_ms), number(r.b_ms), f"{r.ratio:.3f}",
+             "-" if r.low is None or r.high is None else f"{r.low:.3f} to {r.high:.3f}", _NOISE[r.beyond_noise])
+            for r in c.ratios
+        ]  # fmt: skip
+        print_table(columns, ratios, spaced=False)
     if c.samples_per_second is not None and len(c.ratios) > 1:
         a, b = c.samples_per_second.a, c.samples_per_second.b
         print_lines(f"Best throughput: A {number(float(a))}, B {number(float(b))} samples/s.")
@@ -120,14 +124,11 @@ def print_imported(imported: Sequence[Imported], place: str) -> None:
 
 def print_scores(scores: Scores) -> None:
     s = scores.overall
-    if s.mean_pct is None or s.median_pct is None or s.bias_pct is None:
+    if s.mean_pct is None:
         print_verdict("No run in the journal has a forecast that was made before it.")
         print_next("trainpace measure resnet50", "measures beside a forecast; FILE.py:FUNCTION for your own model")
         return
-    print_verdict(
-        f"{s.n:,} forecasts were off by {s.mean_pct:.1f} % on average (median {s.median_pct:.1f} %)"
-        f", typically {abs(s.bias_pct):.1f} % too {'long' if s.bias_pct > 0 else 'short'}."
-    )
+    print_verdict(f"{s.n:,} forecasts {_off_by('were', s.mean_pct, s.median_pct, s.bias_pct)}.")
     for title, group in (("device", scores.by_device), ("model", scores.by_model)):
         columns = (
             words(title, least=16), Column("runs"), Column("mean error %"), Column("median %", 1), Column("bias %", 2),
@@ -146,16 +147,10 @@ def print_scores(scores: Scores) -> None:
 def _line(e: Entry) -> tuple[str, ...]:
     x = e.execution
     return (
-        e.id[:8], _when(e.created_at), _text(e.model), _text(devices(e.num_devices, e.device)),
+        e.id[:8], when(e.created_at), _text(e.model), _text(devices(e.num_devices, e.device)),
         str(x.micro_batch) if x.accumulation == 1 else f"{x.micro_batch} x {x.accumulation}", x.precision, _text(x.optimizer),
         number(e.step_time_ms), interval(e.interval_ms), number(e.peak_memory_gib), e.outcome,
     )  # fmt: skip
-
-
-def _stated(execution: Execution) -> list[str]:
-    """Settings that are not their defaults, and always the batch, precision and optimizer."""
-    always, plain = ("micro_batch", "precision", "optimizer"), Execution()
-    return [n for n in execution.__struct_fields__ if n in always or getattr(execution, n) != getattr(plain, n)]
 
 
 def _forecast(e: Entry) -> str:
@@ -174,11 +169,6 @@ def _difference(d: Difference) -> tuple[str, str, str]:
 _NOISE = {None: "noise not known", True: "beyond the noise", False: "within the noise"}
 
 
-def _ratio(r: Ratio) -> tuple[str, ...]:
-    between = "-" if r.low is None or r.high is None else f"{r.low:.3f} to {r.high:.3f}"
-    return str(r.batch), number(r.a_ms), number(r.b_ms), f"{r.ratio:.3f}", between, _NOISE[r.beyond_noise]
-
-
 def _verdict(c: Comparison) -> str:
     if c.median_ratio is None:
         return "Nothing was timed on both sides, so the two cannot be compared."
@@ -192,10 +182,6 @@ def _verdict(c: Comparison) -> str:
     return f"{answer}, beyond the noise of the steps{where}; runs on different days may differ more."
 
 
-def _when(created_at: str) -> str:
-    return created_at[:16].replace("T", " ")
-
-
 def _text(value: str | float) -> str:
     return printable(str(value))
 
@@ -204,7 +190,12 @@ WORST = 10
 
 
 def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str, Sequence[Summary]]) -> None:
-    print_verdict(_validated(overall), good=None if overall.n else False)
+    if overall.mape is None:
+        print_verdict(f"No: none of {overall.unsupported} runs could be forecast.", good=False)
+    else:
+        c = overall.coverage
+        held = "" if c is None else f"; {c:.0f} % of the measurements lie in the 90 % interval"
+        print_verdict(f"{overall.n:,} forecasts {_off_by('are', overall.mape, overall.median, overall.bias)}{held}.")
     for name, group in groups.items():
         columns = (
             words(name, least=16), Column("runs"), Column("mean %"), Column("median %"), Column("95th %", 2), Column("bias %", 1),
@@ -232,14 +223,11 @@ def print_validation(rows: Sequence[Row], overall: Summary, groups: Mapping[str,
     )
 
 
-def _validated(s: Summary) -> str:
-    if s.mape is None or s.median is None or s.bias is None:
-        return f"No: none of {s.unsupported} runs could be forecast."
-    held = "" if s.coverage is None else f"; {s.coverage:.0f} % of the measurements lie in the 90 % interval"
-    return (
-        f"{s.n:,} forecasts are off by {s.mape:.1f} % on average (median {s.median:.1f} %, typically {abs(s.bias):.1f} % too"
-        f" {'long' if s.bias > 0 else 'short'}){held}."
-    )
+def _off_by(were: str, mean: float, median: float | None, bias: float | None) -> str:
+    assert median is not None
+    assert bias is not None
+    too = "long" if bias > 0 else "short"
+    return f"{were} off by {mean:.1f} % on average (median {median:.1f} %, typically {abs(bias):.1f} % too {too})"
 
 
 def _errors(name: str, n: int, *percentages: float | None) -> tuple[str, ...]:

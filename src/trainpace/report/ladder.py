@@ -19,12 +19,12 @@ HELD = "Forecast intervals that contain the measurement: {held} of {judged}."
 
 
 class LadderTable(Record):
-    """`what` is timed: a step. `verdict` in sentences, the most important first; then what next."""
+    """`what` is timed. `verdict` in sentences, the most important first; then what next."""
 
     title: str
-    what: str
     rows: tuple[LadderRow, ...]
     verdict: tuple[str, ...] = ()
+    what: str = "a step"
 
 
 def table_of(result: LadderResult) -> LadderTable:
@@ -33,8 +33,8 @@ def table_of(result: LadderResult) -> LadderTable:
     batch = ladder.start.execution.global_batch
     machine = start.environment.get("gpu") or start.environment.get("cpu") or ""
     return LadderTable(
-        title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}",
-        what="a step", rows=tuple(rows), verdict=tuple(_verdict(result, rows)),
+        title=f"{ladder.name}{f' on {machine}' if machine else ''}, global batch {batch}", rows=tuple(rows),
+        verdict=tuple(_verdict(result, rows)),
     )  # fmt: skip
 
 
@@ -93,15 +93,8 @@ def _noise_scale(result: LadderResult) -> list[str]:
     ]
 
 
-def head_of(t: LadderTable) -> tuple[str, ...]:
-    return tuple(name for name, _ in _columns(t))
-
-
-def cells_of(t: LadderTable) -> list[list[str]]:
-    return [list(row) for row in zip(*(cells for _, cells in _columns(t)), strict=True)]
-
-
-def _columns(t: LadderTable) -> list[tuple[str, list[str]]]:
+def head_and_rows(t: LadderTable) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that are empty in every row."""
     columns = {
         "rung": [r.title for r in t.rows],
         "forecast": [_timed(r.forecast_ms, r.forecast_interval_ms) for r in t.rows],
@@ -115,7 +108,8 @@ def _columns(t: LadderTable) -> list[tuple[str, list[str]]]:
         "losses": [r.losses for r in t.rows],
         "result": ["" if i == 0 else "kept" if r.kept else "undone" for i, r in enumerate(t.rows)],
     }
-    return [(name, cells) for name, cells in columns.items() if any(cells)]
+    filled = {name: cells for name, cells in columns.items() if any(cells)}
+    return list(filled), [list(row) for row in zip(*filled.values(), strict=True)]
 
 
 def _timed(ms: float | None, between: Interval | None) -> str:
@@ -135,7 +129,7 @@ _WORDS = ("rung", "losses", "result")
 def print_ladder(t: LadderTable) -> None:
     """What came of it, the table, the speed-ups as bars, and how each rung did. In a narrow terminal the intervals give way
     first, then the columns that decide least."""
-    head, rows = head_of(t), cells_of(t)
+    head, rows = head_and_rows(t)
     print_lines(t.title)
     print_verdict(t.verdict[0])
     columns = [(words if name in _WORDS else Column)(name, _RANKS.get(name, 0)) for name in head]
@@ -151,9 +145,9 @@ def print_ladder(t: LadderTable) -> None:
 
 
 def markdown(t: LadderTable) -> str:
-    head = head_of(t)
+    head, rows = head_and_rows(t)
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells_of(t)]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join([f"{t.title}", "", *lines, "", *(f"- {line}" for line in t.verdict)]).rstrip() + "\n"
 
 
@@ -188,14 +182,16 @@ def ahead_json(ahead: Sequence[RungPreview], texts: Sequence[Sequence[str]]) -> 
 
 
 def ladder_page(t: LadderTable, data: object) -> str:
-    rows = [(i > 0 and row.kept, cells) for i, (row, cells) in enumerate(zip(t.rows, cells_of(t), strict=True))]
-    return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head_of(t), rows=rows)
+    head, rows = head_and_rows(t)
+    kept = [i > 0 and row.kept for i, row in enumerate(t.rows)]
+    marked = list(zip(kept, rows, strict=True))
+    return page("ladder.html", t.title, t.verdict, ladder_pictures(t), data, head=head, rows=marked)
 
 
-def ladder_pictures(t: LadderTable) -> list[Picture]:
-    ladder, times = speedups(t), rung_times(t)
+def ladder_pictures(t: LadderTable) -> list[Picture | None]:
+    faster, times = speedups(t), rung_times(t)
     foreseen = any(r.forecast_ms is not None for r in t.rows)
-    return [*([] if ladder is None else [ladder]), *([times] if times.groups and (ladder is None or foreseen) else [])]
+    return [faster, times if times.groups and (faster is None or foreseen) else None]
 
 
 def speedups(t: LadderTable) -> BarChart | None:
@@ -205,23 +201,20 @@ def speedups(t: LadderTable) -> BarChart | None:
         return None
     tried, helped = plural(len(measured) - 1, "change"), sum(r.kept for r in measured) - 1
     best = max((r.total or 0.0 for r in measured if r.kept), default=1.0)
+    looks = {True: ("kept", "best"), False: ("undone", "muted")}
     outcome = "was kept; it makes" if helped == 1 else "were kept; together they make"
     finding = f"{helped} of {tried} {outcome} {t.what} {best:.1f} times as fast."
     return BarChart(
         title="How many times as fast as the baseline", finding=finding if helped else f"None of {tried} was kept.",
         label="times as fast as the baseline",
-        groups=(BarGroup(bars=tuple(_speedup_bar(r.title, r.total or 0.0, r.kept) for r in measured)),),
+        groups=(BarGroup(bars=tuple(
+            bar(r.title, f"{r.total:.2f}x{'' if r.kept else ', undone'}", [(*looks[r.kept], r.total or 0.0)]) for r in measured
+        )),),
         note="Measured, each on top of what was kept before it.",
     )  # fmt: skip
 
 
-def _speedup_bar(title: str, total: float, kept: bool) -> Bar:
-    part = ("kept", "best", total) if kept else ("undone", "muted", total)
-    return bar(title, f"{total:.2f}x{'' if kept else ', undone'}", [part])
-
-
 def rung_times(t: LadderTable) -> BarChart:
-    """Forecast above, measured below, for each rung."""
     groups = []
     for r in t.rows:
         forecast = _time_bar("forecast", r.forecast_ms, r.forecast_interval_ms)
@@ -243,9 +236,7 @@ def _time_bar(name: str, ms: float | None, between: Interval | None) -> tuple[Ba
     """A bar in seconds, none where there is no time; `name` is its tone, too."""
     if ms is None:
         return ()
-    in_s = (
-        None
-        if between is None or between.low == between.high
-        else replace(between, low=between.low / 1e3, high=between.high / 1e3)
-    )
+    in_s = None
+    if between is not None and between.low < between.high:
+        in_s = replace(between, low=between.low / 1e3, high=between.high / 1e3)
     return (bar(name, _timed(ms, between), [(name, name, ms / 1e3)], in_s),)

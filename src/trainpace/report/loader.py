@@ -89,12 +89,9 @@ def next_step(m: LoaderMeasurement, a: LoaderAdvice) -> str:
 
 def loader_json(m: LoaderMeasurement, a: LoaderAdvice) -> dict[str, Any]:
     return {
-        **to_jsonable(m),
-        "samples_per_second": {str(p.workers): p.samples_per_second for p in m.points},
-        "advice": msgspec.to_builtins(a, str_keys=True),
-        "verdict": verdict(m, a),
-        "next": next_step(m, a),
-    }
+        **to_jsonable(m), "samples_per_second": {str(p.workers): p.samples_per_second for p in m.points},
+        "advice": msgspec.to_builtins(a, str_keys=True), "verdict": verdict(m, a), "next": next_step(m, a),
+    }  # fmt: skip
 
 
 def _cells(p: LoaderPoint, a: LoaderAdvice) -> list[str]:
@@ -122,20 +119,15 @@ def _sample_in_words(m: LoaderMeasurement) -> str:
         parts.append(f"{number(s.wait_ms)} ms of waiting")
     if s.fetch_ms is not None:
         parts.append(f"{number(s.fetch_ms)} ms of reading when its {s.file_bytes / 1024:.0f} KiB are not in memory")
-    note = f" Note: {s.note}" if s.note else _fits(m)
+    note, whole_gib = f" Note: {s.note}" if s.note else "", s.file_bytes * m.length / 2**30
+    if not note and s.cold_wall_ms is not None and m.memory_gib is not None and whole_gib:
+        so = "so memory holds them after the first epoch"
+        if whole_gib >= 0.5 * m.memory_gib:
+            so = "more than fits in memory: every epoch reads them from disk again"
+        note = f" All files together are about {whole_gib:.2g} GiB, {so}."
     if s.delayed_ms > _BUSY_SHARE * s.wall_ms:
         note += f" Other work on this machine delayed it by {number(s.delayed_ms)} ms more."
     return f"A sample takes {', '.join(parts)} ({s.samples} samples, one thread).{note}"
-
-
-def _fits(m: LoaderMeasurement) -> str:
-    whole_gib = m.sample.file_bytes * m.length / 2**30
-    if m.sample.cold_wall_ms is None or m.memory_gib is None or not whole_gib:
-        return ""
-    so = "so memory holds them after the first epoch"
-    if whole_gib >= 0.5 * m.memory_gib:
-        so = "more than fits in memory: every epoch reads them from disk again"
-    return f" All files together are about {whole_gib:.2g} GiB, {so}."
 
 
 def _variants_in_words(m: LoaderMeasurement) -> list[str]:

@@ -50,7 +50,13 @@ def print_profile(profile: MachineProfile, file: str) -> None:
         a = profile.allreduce
         bandwidth = "" if a.bandwidth_gb_per_s is None else f", {number(a.bandwidth_gb_per_s)} GB/s"
         rows.append((f"all-reduce, {a.ranks} ranks, {a.backend}", f"{number(a.latency_us)} µs{bandwidth}"))
-    print_verdict(_steadiness(profile))
+    worst = max(profile.spread, profile.drift)
+    steady = "steady" if worst <= STEADY else "fairly steady" if worst <= SHAKY else "not steady"
+    shaky = " Other work ran at the same time: calibrate again when the machine is idle." if worst > SHAKY else ""
+    print_verdict(
+        f"The machine was {steady}. Repeated passes differ by {percent(profile.spread)} (median), and the machine drifted by"
+        f" {percent(profile.drift)}.{shaky}"
+    )
     print_table((words("measured"), ""), rows)
     if m.step_factors:
         scatter = float(np.std(np.log(m.step_factors), ddof=1)) if len(m.step_factors) > 1 else 0.0
@@ -60,16 +66,6 @@ def print_profile(profile: MachineProfile, file: str) -> None:
         )
     print_lines(f"Profile: {file}")
     print_next("trainpace forecast resnet50 --gpu cpu", "a step on this machine; FILE.py:FUNCTION for your own model")
-
-
-def _steadiness(profile: MachineProfile) -> str:
-    spread, drift = percent(profile.spread), percent(profile.drift)
-    differences = f"Repeated passes differ by {spread} (median), and the machine drifted by {drift}."
-    worst = max(profile.spread, profile.drift)
-    if worst > SHAKY:
-        other_work = "Other work ran at the same time: calibrate again when the machine is idle."
-        return f"The machine was not steady. {differences} {other_work}"
-    return f"The machine was {'steady' if worst <= STEADY else 'fairly steady'}. {differences}"
 
 
 def print_host_links(links: HostLinks, file: str) -> None:

@@ -9,18 +9,7 @@ from msgspec.structs import replace
 
 from trainpace.execution import Execution
 from trainpace.job import JobConditions
-from trainpace.offers import (
-    SNAPSHOT_KNOWN_ON,
-    Binding,
-    Job,
-    Match,
-    Offer,
-    Ranking,
-    Rejected,
-    cheapest_in_time,
-    fastest_within_budget,
-    is_stale,
-)
+from trainpace.offers import SNAPSHOT_KNOWN_ON, Binding, Job, Match, Offer, Ranking, Rejected, is_stale, near_misses
 from trainpace.outcome import Interval
 from trainpace.report.charts import Axis, Chart, Mark, Picture, Series, series
 from trainpace.report.pages import page
@@ -65,22 +54,21 @@ def print_ranking(
     if ranking.missed:
         print_lines(f"{len(ranking.missed)} more miss the deadline or the budget.")
     short = sum(r.binding == "memory" for r in ranking.rejected)
-    others = len(ranking.rejected) - short
-    if short or others:
-        parts = [f"{short} with too little memory"] * bool(short) + [f"{others} for other reasons"] * bool(others)
-        print_lines(f"Not listed: {', '.join(parts)} (--json says which and why).")
+    reasons = {"with too little memory": short, "for other reasons": len(ranking.rejected) - short}
+    if ranking.rejected:
+        counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+        print_lines(f"Not listed: {counted} (--json says which and why).")
     _print_notes([m for _, m in shown], job.conditions, today)
     e = first.forecast.execution
     # a saved workload cannot be trained, but the model that it was traced from
     model = workload.model if spec is None or (spec.endswith(".json") and ":" not in spec) else spec
     run = ["--batch", str(e.micro_batch), "--precision", e.precision, "--device", "cuda"]
-    print_next(
-        ["trainpace", "measure", model, *run], "on option 1, rented for a few minutes: real steps narrow the interval"
-    )
+    why = "on option 1, rented for a few minutes: real steps narrow the interval"
+    print_next(["trainpace", "measure", model, *run], why)
 
 
 def ranked_by(matches: Sequence[Match], job: Job, by: str) -> str:
-    work = f"{matches[0].steps:,} steps of {job.global_batch:,} samples"
+    work = f"{matches[0].time.steps:,} steps of {job.global_batch:,} samples"
     return f"{work}. {plural(len(matches), 'option')}, ranked by {by}."
 
 
@@ -92,7 +80,7 @@ def _cells(rank: int, m: Match) -> list[str]:
     return [
         f"{rank}{'*' if m.on_front else ''}", name, offer.region, devices(offer.count, offer.device), _run(f.execution),
         number(f.step.total_ms), number(m.mean_hours), interval(m.hours), usd(m.mean_usd),
-        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.usd_per_step), number(m.kwh),
+        number(f.memory.allocated_gib if f.memory else 0.0), number(1e3 * m.mean_usd / m.time.steps), number(m.time.kwh),
     ]  # fmt: skip
 
 
@@ -131,10 +119,8 @@ def _print_none(workload: Workload, ranking: Ranking, close: Nearest | None, job
     if isinstance(choice, Match) and job.deadline_s is not None and job.budget_usd is not None:
         limits = f"{duration(job.deadline_s)} and {usd(job.budget_usd)}"
         print_lines(f"No server meets both the deadline and the budget, {limits}.")
-        for name, met in (
-            ("Cheapest that meets the deadline", cheapest_in_time(ranking, job)),
-            ("Fastest within the budget", fastest_within_budget(ranking, job)),
-        ):
+        names = ("Cheapest that meets the deadline", "Fastest within the budget")
+        for name, met in zip(names, near_misses(ranking, job), strict=True):
             print_lines(f"{name}: {'none' if met is None else f'{server(met)}, {usd_and_hours(met)}'}.")
     if isinstance(choice, Match):
         print_lines(f"The closest takes {usd_and_hours(choice)}.")
@@ -174,8 +160,7 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
     if not front:
         return None
     rest = sorted((m for m in able if not m.on_front), key=lambda m: m.mean_usd)[:MOST_POINTS]
-    cheapest, fastest = front[-1], front[0]
-    ends = [("cheapest", cheapest)] + ([] if fastest is cheapest else [("fastest", fastest)])
+    ends = {"fastest": front[0], "cheapest": front[-1]} if len(front) > 1 else {"cheapest": front[0]}
     shown = f"all {len(able)}"
     if len(able) > len(front) + len(rest):
         shown = f"{len(front)} on the front and the {len(rest)} cheapest others of {len(able)}"
@@ -191,7 +176,7 @@ def cost_against_time(matches: Sequence[Match]) -> Chart | None:
         ),
         marks=tuple(
             Mark(axis="point", at=m.mean_hours, y=m.mean_usd, text=f"{name}: {server(m)}", tone="best")
-            for name, m in ends
+            for name, m in ends.items()
         ),
         nearest="point", note=f"Shown: {shown}. Forecasts, not measurements.",
     )  # fmt: skip
@@ -226,27 +211,23 @@ def ranking_json(
     """The documented contract of `match --json`: rows in rank order, those that miss, those that cannot, what binds."""
     binds = None
     if close is not None:
-        binds = {"binding": close[0], "reason": close[1], "nearest": _choice_json(close[2], today)}
+        binding, reason, choice = close
+        close_by = _match_json(choice, today) if isinstance(choice, Match) else _server_json(choice, today)
+        binds = {"binding": binding, "reason": reason, "nearest": close_by}
     return {
-        "record": "Matches",
-        "schema_version": 1,
-        "model": workload.model,
-        "global_batch": job.global_batch,
+        "record": "Matches", "schema_version": 1, "model": workload.model, "global_batch": job.global_batch,
         "rows": [_match_json(match, today, rank) for rank, match in enumerate(ranking.matches, start=1)],
         "missed": [_match_json(match, today) for match in ranking.missed],
         "rejected": [
-            {**_offer_json(r.offer, r.nodes, today), "binding": r.binding, "reason": r.reason, "short_gib": r.short_gib}
+            {**_server_json(r, today), "binding": r.binding, "reason": r.reason, "short_gib": r.short_gib}
             for r in ranking.rejected
         ],
         "binds": binds,
-    }
+    }  # fmt: skip
 
 
-def _choice_json(choice: Match | Rejected, today: datetime.date) -> dict[str, Any]:
-    return _match_json(choice, today) if isinstance(choice, Match) else _offer_json(choice.offer, choice.nodes, today)
-
-
-def _offer_json(offer: Offer, nodes: int, today: datetime.date) -> dict[str, Any]:
+def _server_json(choice: Match | Rejected, today: datetime.date) -> dict[str, Any]:
+    offer, nodes = choice.offer, choice.nodes
     return {
         "provider": offer.provider, "instance_type": offer.instance_type, "region": offer.region, "gpu": offer.device,
         "gpus_per_node": offer.count, "nodes": nodes, "num_gpus": offer.count * nodes, "price_source": offer.source,
@@ -261,15 +242,15 @@ def _match_json(m: Match, today: datetime.date, rank: int | None = None) -> dict
     assert f.memory is not None
     price = m.offer.spot_price_usd_per_hour if m.spot else m.offer.price_usd_per_hour
     return {
-        "rank": rank, **_offer_json(m.offer, m.nodes, today), "spot": m.spot, "pareto": m.on_front,
+        "rank": rank, **_server_json(m, today), "spot": m.spot, "pareto": m.on_front,
         "price_usd_per_hour": None if price is None else price * m.nodes, "precision": f.execution.precision,
         "batch": f.execution.micro_batch, "accumulation": f.execution.accumulation, "zero_stage": f.execution.zero_stage,
-        "shard_size": f.execution.shard_size, "steps": m.steps,
+        "shard_size": f.execution.shard_size, "steps": time.steps,
         "step_time_ms": f.step.total_ms, "step_time_ms_low": f.step_time_interval_ms.low,
-        "step_time_ms_high": f.step_time_interval_ms.high, "usd_per_step": _finite(m.usd_per_step),
+        "step_time_ms_high": f.step_time_interval_ms.high, "usd_per_step": _finite(m.mean_usd / time.steps),
         "hours": _finite(m.mean_hours), "hours_low": _finite(m.hours.low), "hours_high": _finite(m.hours.high),
         "usd": _finite(m.mean_usd), "usd_low": _finite(m.usd.low), "usd_high": _finite(m.usd.high),
-        "egress_usd": m.egress_usd, "energy_kwh": None if m.kwh is None else _finite(m.kwh),
+        "egress_usd": m.egress_usd, "energy_kwh": None if time.kwh is None else _finite(time.kwh),
         "goodput": time.goodput, "checkpoints": time.checkpoints, "checkpoint_interval_s": time.checkpoint_interval_s,
         "time_s": {name: _finite(getattr(time, name)) for name in time.__struct_fields__ if name.endswith("_s")},
         "peak_memory_gib": f.memory.allocated_gib, "capacity_gib": f.capacity_gib, "provenance": f.provenance,
@@ -297,39 +278,35 @@ def match_page(
         stale = sum(is_stale(m.offer, today) for _, m in shown)
         if stale:
             sentences.append(f"{stale} of the prices shown are old: trainpace offers --refresh fetches today's.")
+    reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
+    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] * bool(ranking.missed)
+    left_out = [*missed, *reasons[:MOST_REJECTED]]
+    if len(reasons) > MOST_REJECTED:
+        left_out.append(f"And {len(reasons) - MOST_REJECTED} more.")
     return page(
         "match.html", f"{workload.model}: which server", sentences, match_pictures(ranking), data, bool(matches),
         ranked_by(matches, job, by) if matches else "", shown=shown, first_rows=FIRST_ROWS, further=len(matches) - len(shown),
-        left_out=_left_out(ranking), server=server,
+        left_out=left_out, server=server,
     )  # fmt: skip
 
 
-def match_pictures(ranking: Ranking) -> list[Picture]:
-    plot = cost_against_time(ranking.matches)
+def match_pictures(ranking: Ranking) -> list[Picture | None]:
     front = [m for m in ranking.matches if m.on_front]
     shown = [(m, m.forecast.step) for m in front[:: max(1, math.ceil(len(front) / MOST_BARS))]]
     steps = [Timed("", server(m), step, m.forecast.step_time_interval_ms) for m, step in shown if step is not None]
-    return [*([] if plot is None else [plot]), *([step_breakdown(steps)] if steps else [])]
-
-
-def _left_out(ranking: Ranking) -> list[str]:
-    reasons = list(dict.fromkeys(f"{r.offer.device}: {r.reason}." for r in ranking.rejected))
-    more = [f"And {len(reasons) - MOST_REJECTED} more."] if len(reasons) > MOST_REJECTED else []
-    missed = [f"{len(ranking.missed)} more miss the deadline or the budget."] if ranking.missed else []
-    return [*missed, *reasons[:MOST_REJECTED], *more]
+    return [cost_against_time(ranking.matches), step_breakdown(steps)]
 
 
 def print_offers(offers: Sequence[Offer], today: datetime.date) -> None:
     rows = [
         (o.provider, o.instance_type, o.region, devices(o.count, o.device), usd(o.price_usd_per_hour),
-         usd(o.spot_price_usd_per_hour),
-         f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-", o.as_of or "undated")
+         usd(o.spot_price_usd_per_hour), f"{8 * o.network_gb_per_s:g}" if o.network_gb_per_s else "-", o.as_of or "undated")
         for o in offers
     ]  # fmt: skip
     cheapest = min(offers, key=lambda o: o.price_usd_per_hour, default=None)
-    least = "" if cheapest is None else (
-        f", from {usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
-    )  # fmt: skip
+    least = ""
+    if cheapest is not None:
+        least = f", from {usd(cheapest.price_usd_per_hour)} an hour ({cheapest.provider} {cheapest.instance_type})"
     print_verdict(f"{len(offers)} offers{least}.")
     columns = (
         words("provider"), words("server", least=16), words("region", 3), words("GPUs"), Column("$/h"), Column("spot $/h", 1),

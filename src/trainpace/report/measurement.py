@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from trainpace.measure import MeasuredJump, SweepAnalysis, SweepPoint
-from trainpace.outcome import Forecast, Interval, Jump, MeasuredNoiseScale, Measurement, StepTime, forecast_row
-from trainpace.records import Record
+from trainpace.outcome import Forecast, Jump, MeasuredNoiseScale, Measurement, forecast_row
 from trainpace.report.charts import Picture
 from trainpace.report.pages import page
 from trainpace.report.phrases import interval, noise_scale, number, percent, plural, span
@@ -105,13 +104,13 @@ def verdict(a: SweepAnalysis, causes: Sequence[Jump] = ()) -> list[str]:
     return [*lines, noise]
 
 
-def noise_scale_in_words(found: MeasuredNoiseScale) -> list[str]:
-    scale, cost = found.scale, found.norms_ms / found.step_ms
+def noise_scale_in_words(measured: MeasuredNoiseScale) -> list[str]:
+    scale, cost = measured.scale, measured.norms_ms / measured.step_ms
     gathered = f"Gathering it in a training loop, two norms a step, would cost {100 * cost:.1f} % of the step."
     if scale.samples is None:
         return [f"Gradient noise scale: {scale.reason} {gathered}"]
     return [
-        f"{noise_scale(scale.samples, scale.low or 0.0, scale.high, scale.steps, found.batch)}.",
+        f"{noise_scale(scale.samples, scale.low or 0.0, scale.high, scale.steps, measured.batch)}.",
         "With a global batch far below it, twice the batch needs half the steps; with one of that size, training takes twice the"
         f" fewest possible steps and samples; far beyond it, a larger batch saves next to no steps. {gathered}",
     ]
@@ -136,7 +135,7 @@ def _cells(p: SweepPoint, foreseen: Mapping[int, Forecast], mark: str) -> list[s
     forecast = foreseen.get(p.batch)
     if forecast is not None and forecast.step is not None:
         ms = forecast.step.total_ms
-        return [*cells, number(ms), f"{100 * (ms / p.step_ms - 1):+.0f} %"]
+        return [*cells, number(ms), _error(ms, p.step_ms)]
     return [*cells, "", ""] if foreseen else cells
 
 
@@ -173,10 +172,7 @@ def sweep_page(
 
 def sweep_pictures(
     measured: Sequence[Measurement], a: SweepAnalysis, foreseen: Mapping[int, Forecast], causes: Sequence[Jump] = ()
-) -> list[Picture]:
-    pictures: list[Picture] = [measured_sweep(a, foreseen, causes)]
-    if len(a.points) > 1:
-        pictures.append(throughput(a, foreseen))
+) -> list[Picture | None]:
     steps = []
     for batch in sorted({a.points[0].batch, a.best.best.batch, a.points[-1].batch}):
         one, there = next((m for m in measured if m.execution.micro_batch == batch), None), foreseen.get(batch)
@@ -184,43 +180,39 @@ def sweep_pictures(
             steps.append(Timed(f"batch {batch}", "measured", one.step, one.interval_ms))
         if there is not None and there.step is not None:
             steps.append(Timed(f"batch {batch}", "forecast", there.step, there.step_time_interval_ms))
-    return [*pictures, step_breakdown(steps)] if steps else pictures
+    rates = throughput(a, foreseen) if len(a.points) > 1 else None
+    return [measured_sweep(a, foreseen, causes), rates, step_breakdown(steps)]
 
 
-class Pair(Record):
-    model: str
-    batch: int
-    device: str
-    forecast: StepTime
-    interval_ms: Interval
-    measured: StepTime | None = None
-    measured_ms: float | None = None
-
-    @property
-    def error_percent(self) -> float | None:
-        """(forecast - measured) / measured."""
-        return None if self.measured_ms is None else 100 * (self.forecast.total_ms / self.measured_ms - 1)
-
-
+Pair = tuple[Forecast, Measurement | None]
+"""A step as it was forecast, and as it was measured, if it was."""
 HEAD = ("model", "batch", "device", "forecast ms", "90 % interval", "measured ms", "error")
 
 
 def side_by_side_page(title: str, meaning: Sequence[str], pairs: Sequence[Pair]) -> str:
     """The page as text. `meaning` is said first, in plain words."""
     steps = []
-    for pair in pairs:
-        group = f"{pair.model}, batch {pair.batch}"
-        steps.append(Timed(group, f"{pair.device}, forecast", pair.forecast, pair.interval_ms))
-        if pair.measured is not None:
-            steps.append(Timed(group, f"{pair.device}, measured", pair.measured))
-    data, rows = msgspec.to_builtins(list(pairs)), cells_of_pairs(pairs)
-    return page("side_by_side.html", title, meaning, [step_breakdown(steps)], data, head=HEAD, rows=rows)
+    for f, measured in pairs:
+        assert f.step is not None
+        group = f"{f.model}, batch {f.execution.micro_batch}"
+        steps.append(Timed(group, f"{f.device}, forecast", f.step, f.step_time_interval_ms))
+        if measured is not None:
+            steps.append(Timed(group, f"{f.device}, measured", measured.step))
+    data = [forecast_row(f) | {"measured_ms": None if m is None else m.median_ms} for f, m in pairs]
+    pictures, rows = [step_breakdown(steps)], cells_of_pairs(pairs)
+    return page("side_by_side.html", title, meaning, pictures, data, head=HEAD, rows=rows)
 
 
 def cells_of_pairs(pairs: Sequence[Pair]) -> list[list[str]]:
-    """Text, row by row, under `HEAD`."""
-    return [
-        [p.model, str(p.batch), p.device, number(p.forecast.total_ms), interval(p.interval_ms),
-         number(p.measured_ms, ""), "" if p.error_percent is None else f"{p.error_percent:+.0f} %"]
-        for p in pairs
-    ]  # fmt: skip
+    rows = []
+    for f, measured in pairs:
+        assert f.step is not None
+        ms = f.step.total_ms
+        seen = ["", ""] if measured is None else [number(measured.median_ms), _error(ms, measured.median_ms)]
+        device, batch = f.device, f.execution.micro_batch
+        rows.append([f.model, str(batch), device, number(ms), interval(f.step_time_interval_ms), *seen])
+    return rows
+
+
+def _error(forecast_ms: float, measured_ms: float) -> str:
+    return f"{100 * (forecast_ms / measured_ms - 1):+.0f} %"

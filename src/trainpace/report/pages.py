@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainpace.records import to_jsonable
-from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables, sentence
-from trainpace.report.phrases import duration, interval, number, percent, usd
+from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Picture, css_variables
+from trainpace.report.phrases import duration, interval, number, percent, sentence, usd, when
 
 if TYPE_CHECKING:
     import jinja2
@@ -39,6 +39,7 @@ def environment(*packages: str) -> jinja2.Environment:
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     formats: dict[str, Any] = {
         "number": number, "duration": duration, "usd": usd, "per_cent": percent, "range": interval,
+        "when": when,
     }  # fmt: skip
     env.filters.update({name: functools.partial(function, none=NONE) for name, function in formats.items()})
     env.filters.update(percent=_percent, share=lambda part: f"{100 * part:.3f}%", record=to_jsonable, sentence=sentence)
@@ -64,11 +65,12 @@ def asset(name: str) -> str:
 
 
 def page(
-    template: str, title: str, verdict: Sequence[str], pictures: Sequence[Picture], data: object, answer: bool = True,
+    template: str, title: str, verdict: Sequence[str], pictures: Sequence[Picture | None], data: object, answer: bool = True,
     subtitle: str = "", styles: Sequence[str] = (), **context: Any,
 ) -> str:  # fmt: skip
-    """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. `data` is kept inside as
-    JSON. `styles`: assets that stand in the template itself. The page's own policy forbids it to fetch anything."""
+    """The whole file. `verdict`: sentences, the most important first; `answer` False where it is no. A picture may be None: there
+    are no data for it. `data` is kept inside as JSON. `styles`: assets that stand in the template itself. The page's own policy
+    forbids it to fetch anything."""
     from importlib.metadata import version
 
     drawn = any(isinstance(picture, Chart) for picture in pictures)

@@ -1,8 +1,12 @@
 """Figures and pieces of sentences that several reports need; where there is no figure, `none` stands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
+
+from msgspec import structs
 
 from trainpace.outcome import Interval
+from trainpace.records import Record
 from trainpace.schedule import learning_rate_for_noise_scale, samples_factor, steps_factor
 from trainpace.units import format_duration, format_number, format_usd
 
@@ -40,6 +44,21 @@ def bracketed(i: Interval | None, form: Format = format_number, after: str = "")
 
 def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def sentence(text: str) -> str:
+    """With a capital at its start, and names inside as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def when(created_at: str | None, none: str = "-") -> str:
+    return none if created_at is None else created_at[:16].replace("T", " ")
+
+
+def stated(record: Record, always: Collection[str] = ()) -> list[tuple[str, Any]]:
+    """Names and values of the fields that differ from their defaults, and of those `always` shown."""
+    plain, values = type(record)(), structs.asdict(record)
+    return [(name, value) for name, value in values.items() if name in always or value != getattr(plain, name)]
 
 
 def devices(n: int, name: str) -> str:

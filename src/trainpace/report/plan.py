@@ -1,6 +1,5 @@
 """A plan for the terminal, as pictures and as a page: changes, choices, what was rejected, how sensitive the choice is."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +7,8 @@ from trainpace.diagnose import Advice
 from trainpace.hardware import Cluster
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast
-from trainpace.plan import Change, Outlook, Plan, Sensitivity, config_line
-from trainpace.report.charts import Axis, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
+from trainpace.plan import NOISE, Change, Outlook, Plan, config_line
+from trainpace.report.charts import Axis, Bar, BarChart, BarGroup, Chart, Mark, Picture, bar, ideal_line, series
 from trainpace.report.pages import page
 from trainpace.report.phrases import devices, duration, number, percent, plural, to_the_same_loss, usd
 from trainpace.report.step_charts import step_and_memory
@@ -22,25 +21,27 @@ COMPARED = (
     " stated. These are forecasts, not measurements: change one thing at a time and measure."
 )
 DOES_NOT_FIT = "As it is, it does not fit in memory. With {many} it does, and the job takes {job}."
-NOISE = 0.05
-"""Share of the job's time below which a change is noise: forecasts of two executions of one model on one GPU are not told apart
-more finely."""
 
 
 def print_plan(plan: Plan, workload: Workload, cluster: Cluster, noise_scale: float | None = None) -> None:
     """The table of changes first, then the rest as lines. `noise_scale`: the plan's times are then to the same loss."""
-    parameters = format_count(workload.parameters)
-    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet_of(cluster)}")
-    target = target_of(plan)
+    parameters, fleet = format_count(workload.parameters), devices(cluster.num_devices, cluster.device.name)
+    print_lines(f"{workload.model}: {parameters} parameters, {workload.optimizer}, on {fleet}")
+    target = plan.target
     if target is None or plan.best is None or plan.simplest is None:
         print_verdict(f"No: {plan.reason}", good=False)
         print_lines(*([f"Nearest: {plan.nearest}"] if plan.nearest else []))
         return
     print_verdict(verdict(plan, target))
     if plan.changes:
-        _print_changes(plan, target)
+        _print_changes(plan)
     if noise_scale is not None:
-        print_lines(*_to_the_same_loss(plan.start.global_batch, plan.best.choice.execution.global_batch, noise_scale))
+        old, new = plan.start.global_batch, plan.best.choice.execution.global_batch
+        print_lines(
+            f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
+            " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018).",
+            *([] if new == old else [to_the_same_loss(old, new, noise_scale)]),
+        )
     _print_choices(plan, plan.best, plan.simplest)
     print_named("Considered and rejected", ((r.title, r.why) for r in plan.rejected))
     _print_sensitivity(plan)
@@ -55,17 +56,6 @@ def print_plan_next(command: Sequence[str], file: str | None, task: str | None) 
     else:
         run = ["trainpace", "run", file, *(["--task", task] if task else [])]
         print_next(run, "makes the changes one by one, and measures each")
-
-
-def fleet_of(cluster: Cluster) -> str:
-    return devices(cluster.num_devices, cluster.device.name)
-
-
-def target_of(plan: Plan) -> Outlook | None:
-    """The choice to which the changes lead."""
-    if plan.changes and plan.simplest is not None and plan.changes[-1].execution == plan.simplest.choice.execution:
-        return plan.simplest
-    return plan.best
 
 
 def verdict(plan: Plan, target: Outlook) -> str:
@@ -87,7 +77,7 @@ def print_script_changes(changes: Sequence[tuple[Advice, float]]) -> None:
         print_named(title, ((a.title, f"saves {duration(saved_s)}. {a.how}") for a, saved_s in changes))
 
 
-def _print_changes(plan: Plan, target: Outlook) -> None:
+def _print_changes(plan: Plan) -> None:
     rows, so_far = [], 0.0
     for n, change in enumerate(plan.changes, 1):
         so_far += change.forecast_saved_s
@@ -97,36 +87,22 @@ def _print_changes(plan: Plan, target: Outlook) -> None:
         words("", least=2), words("change"), Column("saves"), Column("so far", 1), words("effort", 3), words("risk", 2),
     )  # fmt: skip
     print_table(columns, rows, title="What to change, in this order")
-    print_lines(*_remarks(plan, target))
+    print_lines(*_remarks(plan))
     print_named(
         "", ((f"{n}", f"{settings_of(c)}{'; ' if c.settings and c.risk_reason else ''}{c.risk_reason}.")
              for n, c in enumerate(plan.changes, 1)),
     )  # fmt: skip
 
 
-def _to_the_same_loss(old: int, new: int, noise_scale: float) -> list[str]:
-    estimate = (
-        f"Times are to the same loss, at a gradient noise scale of {number(noise_scale)} samples: an estimate that takes"
-        " every batch size at its own best learning rate and the noise scale as measured (McCandlish et al. 2018)."
-    )
-    return [estimate] if new == old else [estimate, to_the_same_loss(old, new, noise_scale)]
-
-
-def _remarks(plan: Plan, target: Outlook) -> list[str]:
+def _remarks(plan: Plan) -> list[str]:
     """From where savings count, and which of them are too small to be sure of."""
-    saved = [change.forecast_saved_s for change in plan.changes]
     remarks = []
     if plan.changes[0].makes_fit:
-        first = duration(target.job_s + math.fsum(saved))
-        remarks.append(
-            f"As it is, it does not fit in memory. With change 1 the job takes {first}; savings count from there."
-        )
-    small = [
-        str(n) for n, change in enumerate(plan.changes, 1)
-        if not change.makes_fit and change.forecast_saved_s < NOISE * (target.job_s + math.fsum(saved[n:]))
-    ]  # fmt: skip
-    if small:
-        which = f"Change {small[0]} saves" if len(small) == 1 else f"Changes {', '.join(small)} each save"
+        first = f"With change 1 the job takes {duration(plan.left_s[0])}; savings count from there."
+        remarks.append(f"As it is, it does not fit in memory. {first}")
+    if plan.uncertain:
+        numbers = ", ".join(map(str, plan.uncertain))
+        which = f"Change {numbers} saves" if len(plan.uncertain) == 1 else f"Changes {numbers} each save"
         too_little = "too little for a forecast to be sure of: measure before keeping"
         remarks.append(f"{which} less than {percent(NOISE)}, {too_little}.")
     return remarks
@@ -143,14 +119,15 @@ def _print_choices(plan: Plan, best: Outlook, simplest: Outlook) -> None:
         if name == "Simplest" and simplest.choice == best.choice:
             lines.append((name, "the same: nothing with fewer changes comes within 2 % of the best"))
         elif outlook is not None:
+            figures = [
+                duration(outlook.job_s), f"{number(outlook.step_ms)} ms a step", f"{number(outlook.needed_gib)} GiB a device",
+                usd(outlook.cost_usd, ""), plural(outlook.changes, "change") if outlook.changes else "",
+            ]  # fmt: skip
             only_if = "" if plan.start_fits or name != "Now" else " (if it fitted in memory, which it does not)"
-            lines += [(name, _figures(outlook) + only_if), ("", config_line(outlook.choice))]
+            lines += [(name, ", ".join(filter(None, figures)) + only_if), ("", config_line(outlook.choice))]
     print_named("", lines)
-    if len(plan.pareto) > 1:
-        _print_front(plan)
-
-
-def _print_front(plan: Plan) -> None:
+    if len(plan.pareto) < 2:
+        return
     first, priced = plan.pareto[0], plan.pareto[0].cost_usd is not None
     rows = [
         [str(p.num_devices), duration(p.job_s), *([usd(p.cost_usd or 0.0)] if priced else []),
@@ -161,30 +138,20 @@ def _print_front(plan: Plan) -> None:
     print_table(columns, rows, left=0, title="Fastest option for each number of GPUs", spaced=False)
 
 
-def _figures(o: Outlook) -> str:
-    return ", ".join([
-        duration(o.job_s), f"{number(o.step_ms)} ms a step", f"{number(o.needed_gib)} GiB a device",
-        *([] if o.cost_usd is None else [usd(o.cost_usd)]), *([plural(o.changes, "change")] if o.changes else []),
-    ])  # fmt: skip
-
-
 def _print_sensitivity(plan: Plan) -> None:
-    if not plan.sensitivity:
-        return
-    lines = [
-        (s.number, f"{s.low:.2f} to {s.high:.2f} times as assumed ({s.basis}): {_flip(s)}")
-        for s in plan.sensitivity if s.flips_to
-    ]  # fmt: skip
-    holds = [f"{s.number} ({s.low:.2f} to {s.high:.2f} times)" for s in plan.sensitivity if not s.flips_to]
+    lines, holds = [], []
+    for s in plan.sensitivity:
+        between = f"{s.low:.2f} to {s.high:.2f} times"
+        then = f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
+        if not s.still_fits:
+            then = f"the recommendation would no longer fit in memory, and the best would have {s.flips_to}"
+        if s.flips_to:
+            lines.append((s.number, f"{between} as assumed ({s.basis}): {then}"))
+        else:
+            holds.append(f"{s.number} ({between})")
     if holds:
         lines.append(("nothing else" if lines else "nothing", f"tried: {', '.join(holds)}"))
     print_named("What could change this recommendation", lines)
-
-
-def _flip(s: Sensitivity) -> str:
-    if not s.still_fits:
-        return f"the recommendation would no longer fit in memory, and the best would have {s.flips_to}"
-    return f"{s.flips_to}; the recommendation would take {100 * s.regret:.2g} % longer than that"
 
 
 def plan_page(
@@ -194,22 +161,21 @@ def plan_page(
     choices = [("now", plan.now), ("best", plan.best), ("simplest", plan.simplest)]
     choices += [(f"fastest with {p.num_devices}", p) for p in plan.pareto if len(plan.pareto) > 1]
     return page(
-        "plan.html", f"{workload.model} on {fleet_of(cluster)}: what to change", _sentences(plan, target_of(plan)),
+        "plan.html", f"{workload.model} on {devices(cluster.num_devices, cluster.device.name)}: what to change", _sentences(plan),
         plan_pictures(plan, before, after), data, plan.best is not None, plan=plan, settings=settings_of, config=config_line,
         choices=[(name, outlook) for name, outlook in choices if outlook is not None],
     )  # fmt: skip
 
 
-def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -> list[Picture]:
-    target = target_of(plan)
-    if target is None:
+def plan_pictures(plan: Plan, before: Forecast | None, after: Forecast | None) -> list[Picture | None]:
+    if plan.target is None:
         return []
-    changes, fleet = plan_ladder(plan, target) if plan.changes else None, fleet_chart(plan.pareto)
     both = [(name, f) for name, f in (("as it is", before), ("with the changes", after)) if f is not None]
-    return [picture for picture in (changes, *step_and_memory(both), fleet) if picture is not None]
+    return [plan_ladder(plan) if plan.changes else None, *step_and_memory(both), fleet_chart(plan.pareto)]
 
 
-def _sentences(plan: Plan, target: Outlook | None) -> list[str]:
+def _sentences(plan: Plan) -> list[str]:
+    target = plan.target
     if target is None:
         return [f"No: {plan.reason}", *([f"Nearest: {plan.nearest}"] if plan.nearest else [])]
     sentences = [verdict(plan, target)]
@@ -219,20 +185,18 @@ def _sentences(plan: Plan, target: Outlook | None) -> list[str]:
     return [*sentences, COMPARED.format(plan=plan)]
 
 
-def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
-    """The job after each change, down to `target`: what is left of it, and what the change takes away."""
-    saved = [change.forecast_saved_s for change in plan.changes]
-    left = [target.job_s + sum(saved[i:]) for i in range(len(saved) + 1)]
-    bars = [bar("as it is", duration(left[0]), [_left(left[0])])] if plan.start_fits else []
+def plan_ladder(plan: Plan) -> BarChart:
+    """The job after each change: what is left of it, and what the change takes away."""
+    left = plan.left_s
+    bars = [_job_bar("as it is", duration(left[0]), left[0])] if plan.start_fits else []
     for i, (change, before, after) in enumerate(zip(plan.changes, left, left[1:], strict=False), 1):
         difference = f"{'-' if before >= after else '+'}{duration(abs(before - after))}"
         end = f"{duration(after)} ({'makes it fit' if change.makes_fit else difference})"
-        gone = ("saved by this change", "best", hours_from_s(max(before - after, 0.0)))
-        bars.append(bar(f"{i}. {change.title}", end, [_left(after), gone]))
-    many, job = plural(len(saved), "change"), duration(target.job_s)
-    share = target.job_s / left[0] - 1
+        bars.append(_job_bar(f"{i}. {change.title}", end, after, before - after))
+    many, job = plural(len(plan.changes), "change"), duration(left[-1])
+    share = left[-1] / left[0] - 1
     finding = (
-        f"{many} {'brings' if len(saved) == 1 else 'bring'} the job from {duration(left[0])} to {job},"
+        f"{many} {'brings' if len(plan.changes) == 1 else 'bring'} the job from {duration(left[0])} to {job},"
         f" {abs(share):.0%} {'more' if share > 0 else 'less'}."
     )
     return BarChart(
@@ -243,8 +207,9 @@ def plan_ladder(plan: Plan, target: Outlook) -> BarChart:
     )  # fmt: skip
 
 
-def _left(seconds: float) -> tuple[str, str, float]:
-    return "left of the job", "first", hours_from_s(seconds)
+def _job_bar(title: str, end: str, left_s: float, gone_s: float | None = None) -> Bar:
+    gone = [] if gone_s is None else [("saved by this change", "best", hours_from_s(max(gone_s, 0.0)))]
+    return bar(title, end, [("left of the job", "first", hours_from_s(left_s)), *gone])
 
 
 def fleet_chart(points: Sequence[Outlook]) -> Chart | None:

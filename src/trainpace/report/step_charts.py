@@ -5,29 +5,14 @@ from typing import NamedTuple
 
 from trainpace.forecast import MemoryOverStep, Roofline
 from trainpace.outcome import STEP_PARTS, Forecast, Interval, Memory, StepTime
-from trainpace.report.charts import (
-    MOST_INTERVAL,
-    Axis,
-    Bar,
-    BarChart,
-    BarGroup,
-    Chart,
-    Mark,
-    Picture,
-    Series,
-    bar,
-    sentence,
-    series,
-)
-from trainpace.report.phrases import bracketed, number
+from trainpace.report.charts import MOST_INTERVAL, Axis, Bar, BarChart, BarGroup, Chart, Mark, Series, bar, series
+from trainpace.report.phrases import bracketed, number, sentence
 
 MOST_NAMED = 4
 _NAMES = {
-    "communication_ms": "exposed communication",
-    "data_wait_ms": "waiting for data",
-    "host_to_device_ms": "copies to the device",
-    "host_overhead_ms": "host overhead",
-}
+    "communication_ms": "exposed communication", "data_wait_ms": "waiting for data", "host_to_device_ms": "copies to the device",
+}  # fmt: skip
+_TONES = {"data_wait_ms": "data"}
 
 
 class Timed(NamedTuple):
@@ -39,19 +24,15 @@ class Timed(NamedTuple):
     interval: Interval | None = None
 
 
-class Held(NamedTuple):
-    """Memory at a step's peak under a name, and what the device has."""
-
-    label: str
-    memory: Memory
-    capacity_gib: float | None
-
-
-def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
-    """Groups in the order given, the fastest bar of each first."""
-    groups: dict[str, list[Bar]] = {}
+def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart | None:
+    """Groups in the order given, the fastest bar of each first. None where there are no steps."""
+    if not steps:
+        return None
+    groups: dict[str, list[Bar]] = {timed.group: [] for timed in steps}
     for timed in sorted(steps, key=lambda timed: timed.step.total_ms):
-        groups.setdefault(timed.group, []).append(_step_bar(timed))
+        parts = [(part_words(p), _TONES.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
+        end = f"{number(timed.step.total_ms)} ms{bracketed(timed.interval)}"
+        groups[timed.group].append(bar(timed.label, end, parts, timed.interval))
     fastest = min(steps, key=lambda timed: timed.step.total_ms)
     part = max(STEP_PARTS, key=lambda name: getattr(fastest.step, name))
     share = getattr(fastest.step, part) / fastest.step.total_ms
@@ -60,9 +41,7 @@ def step_breakdown(steps: Sequence[Timed], note: str = "") -> BarChart:
         title="Where a step's time goes",
         finding=sentence(f"{name}{part_words(part)} takes the largest part of the step, {share:.0%}."),
         label="step time", unit="ms",
-        groups=tuple(
-            BarGroup(title=group, bars=tuple(groups[group])) for group in dict.fromkeys(t.group for t in steps)
-        ),
+        groups=tuple(BarGroup(title=name, bars=tuple(bars)) for name, bars in groups.items()),
         one_scale=len(groups) == 1, note=note,
     )  # fmt: skip
 
@@ -71,20 +50,24 @@ def part_words(part: str) -> str:
     return _NAMES.get(part, part.removesuffix("_ms").replace("_", " "))
 
 
-def _step_bar(timed: Timed) -> Bar:
-    tones = {"data_wait_ms": "data"}
-    parts = [(part_words(p), tones.get(p, p.removesuffix("_ms")), getattr(timed.step, p)) for p in STEP_PARTS]
-    return bar(timed.label, f"{number(timed.step.total_ms)} ms{bracketed(timed.interval)}", parts, timed.interval)
-
-
-def memory_at_peak(held: Sequence[Held]) -> BarChart:
-    """A bar each: what lives at the peak by kind, then what the allocator and the driver keep beside it, then what is free."""
-    first = held[0]
-    most, allocated = max(_kinds_gib(first.memory), key=lambda kind: kind[2]), number(first.memory.allocated_gib)
+def memory_at_peak(forecasts: Sequence[tuple[str, Forecast]]) -> BarChart | None:
+    """A bar each: what lives at the peak by kind, then what the allocator and the driver keep beside it. None where no memory
+    was forecast."""
+    memories = [(name, f.memory, f.capacity_gib) for name, f in forecasts if f.memory is not None]
+    if not memories:
+        return None
+    bars = []
+    for name, m, capacity_gib in memories:
+        device_has = "" if capacity_gib is None else f" of {number(capacity_gib)}"
+        taken = m.device_gib if capacity_gib is None else min(m.device_gib, max(capacity_gib, m.allocated_gib))
+        reserve = ("reserved by allocator and driver", "reserve", max(taken - m.allocated_gib, 0.0))
+        bars.append(bar(name, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve]))
+    name, first, _ = memories[0]
+    most, allocated = max(_kinds_gib(first), key=lambda kind: kind[2]), number(first.allocated_gib)
     return BarChart(
         title="Memory at the step's peak",
-        finding=sentence(f"{first.label}: {most[0]} take the largest part, {number(most[2])} of {allocated} GiB allocated."),
-        label="memory of one device", unit="GiB", groups=(BarGroup(bars=tuple(map(_memory_bar, held))),),
+        finding=sentence(f"{name}: {most[0]} take the largest part, {number(most[2])} of {allocated} GiB allocated."),
+        label="memory of one device", unit="GiB", groups=(BarGroup(bars=tuple(bars)),),
         note="Allocated memory is held by live tensors; grey: reserved by allocator and driver.",
     )  # fmt: skip
 
@@ -97,19 +80,10 @@ def _kinds_gib(m: Memory) -> list[tuple[str, str, float]]:
     ]  # fmt: skip
 
 
-def _memory_bar(held: Held) -> Bar:
-    m = held.memory
-    device_has = "" if held.capacity_gib is None else f" of {number(held.capacity_gib)}"
-    taken = m.device_gib if held.capacity_gib is None else min(m.device_gib, max(held.capacity_gib, m.allocated_gib))
-    reserve = ("reserved by allocator and driver", "reserve", max(taken - m.allocated_gib, 0.0))
-    return bar(held.label, f"{number(m.allocated_gib)}{device_has} GiB", [*_kinds_gib(m), reserve])
-
-
-def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[Picture]:
+def step_and_memory(forecasts: Sequence[tuple[str, Forecast]], note: str = "") -> list[BarChart | None]:
     """The parts of the step and the memory at its peak, of forecasts under names."""
     timed = [Timed("", name, f.step, f.step_time_interval_ms) for name, f in forecasts if f.step is not None]
-    held = [Held(name, f.memory, f.capacity_gib) for name, f in forecasts if f.memory is not None]
-    return [*([step_breakdown(timed, note)] if timed else []), *([memory_at_peak(held)] if held else [])]
+    return [step_breakdown(timed, note), memory_at_peak(forecasts)]
 
 
 def memory_chart(m: MemoryOverStep, capacity_gib: float | None, phase_ends_ms: tuple[float, float]) -> Chart:
@@ -156,24 +130,22 @@ def roofline_chart(r: Roofline, device: str) -> Chart:
     shown, tones = [series("roofs of the datasheet", "line", "ideal", roof)], {False: "first", True: "second"}
     for computing, limit in ((False, "memory bandwidth"), (True, "compute")):
         operators = [p for p in r.points if (p.intensity >= ridge) is computing]
-        points = [(p.intensity, p.tflops) for p in operators]
-        labels = tuple(f"{p.name}: {number(p.time_ms)} ms" for p in operators)
-        sizes = tuple(p.time_ms / longest for p in operators)
         if operators:
-            name = f"operators bound by {limit}"
-            shown.append(series(name, "points", tones[computing], points, labels=labels, sizes=sizes))
-    marks = (
-        Mark(axis="point", at=p.intensity, y=p.tflops, text=p.name, tone=tones[p.intensity >= ridge])
-        for p in r.points[:MOST_NAMED]
-    )
+            shown.append(series(
+                f"operators bound by {limit}", "points", tones[computing], [(p.intensity, p.tflops) for p in operators],
+                labels=tuple(f"{p.name}: {number(p.time_ms)} ms" for p in operators),
+                sizes=tuple(p.time_ms / longest for p in operators),
+            ))  # fmt: skip
     by_memory = sum(p.time_ms for p in r.points if p.intensity < ridge) / sum(p.time_ms for p in r.points)
     return Chart(
         title=f"Roofline of {device}",
         finding=f"Of these operators' time, {by_memory:.0%} is bound by memory bandwidth and {1 - by_memory:.0%} by compute.",
         x=Axis(label="arithmetic intensity", unit="FLOP/byte", scale="log10"),
-        y=Axis(label="rate", unit="TFLOP/s", scale="log10"), series=tuple(shown),
-        marks=tuple(marks),
-        nearest="point",
+        y=Axis(label="rate", unit="TFLOP/s", scale="log10"), series=tuple(shown), nearest="point",
+        marks=tuple(
+            Mark(axis="point", at=p.intensity, y=p.tflops, text=p.name, tone=tones[p.intensity >= ridge])
+            for p in r.points[:MOST_NAMED]
+        ),
         note=f"The {len(r.points)} heaviest groups of similar operators, {r.share:.0%} of the device's forecast time; larger"
         f" points take longer. Roofs of the datasheet: {number(r.peak_tflops)} TFLOP/s and"
         f" {number(r.bandwidth_gb_per_s)} GB/s."

@@ -61,7 +61,7 @@ class Bar:
     def __init__(self, what: str, total: float | None = None, unit: str = "", seconds: float | None = None) -> None:
         self._what, self._total, self._unit, self._seconds = what, total, unit, seconds
         self._begun = time.monotonic()
-        self._told = -LOG_EVERY_S + self._begun
+        self._last_line = -LOG_EVERY_S + self._begun
         self._terminal = sys.stderr.isatty()
         self._shown: Progress | None = None
         self._start = threading.Timer(WAIT_S, self._show)
@@ -81,8 +81,8 @@ class Bar:
         """`done` of `total`, of which this run did `new` (all of it unless given); `words`: what it works on now."""
         self._total = self._total if total is None else total
         self._words, self._done, self._new = words, done, done if new is None else new
-        if not self._terminal and time.monotonic() - self._told >= LOG_EVERY_S:
-            self._told = time.monotonic()
+        if not self._terminal and time.monotonic() - self._last_line >= LOG_EVERY_S:
+            self._last_line = time.monotonic()
             print(self.line(), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:

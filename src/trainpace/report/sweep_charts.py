@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from trainpace.outcome import Forecast, Jump
-from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, sentence, series
-from trainpace.report.phrases import number
+from trainpace.report.charts import MOST_INTERVAL, SERIES_TONES, Axis, Chart, Mark, Series, ideal_line, series
+from trainpace.report.phrases import number, sentence
 
 if TYPE_CHECKING:
     from trainpace.measure import MeasuredJump, SweepAnalysis
@@ -129,11 +129,8 @@ def scaling_chart(rows: Sequence[Forecast]) -> Chart | None:
 
 def by_device(rows: Sequence[Forecast]) -> dict[str, list[Forecast]]:
     """The rows that could be forecast, by device in the order in which they come."""
-    groups: dict[str, list[Forecast]] = {}
-    for row in rows:
-        if row.step is not None:
-            groups.setdefault(row.device, []).append(row)
-    return groups
+    able = [row for row in rows if row.step is not None]
+    return {name: [row for row in able if row.device == name] for name in dict.fromkeys(row.device for row in able)}
 
 
 def best_of(rows: Sequence[Forecast]) -> Forecast | None:

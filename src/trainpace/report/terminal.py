@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trainpace.report.charts import tick_step
 from trainpace.units import format_number
 
 LOG_WIDTH = 118
@@ -44,7 +45,7 @@ Points = Sequence[tuple[float, float]]
 class Column(NamedTuple):
     """One of a table's. Where there is no room, the columns of the highest `rank` are left out first; those of rank 0 stay.
 
-    `least`: words may be wrapped to this width; 0: a number, which is never wrapped.
+    `least`: words may be wrapped, and bars drawn shorter, to this width; 0: a number, which is never wrapped.
     """
 
     name: str
@@ -59,11 +60,6 @@ class Column(NamedTuple):
 
 def words(name: str, rank: int = 0, least: int = 10) -> Column:
     return Column(name, rank, least)
-
-
-def bar_column(rank: int = 0) -> Column:
-    """A column of bars, which are drawn shorter where there is less room."""
-    return Column("", rank, 8)
 
 
 class Layout(NamedTuple):
@@ -97,12 +93,8 @@ def print_verdict(sentence: str, good: bool | None = None) -> None:
 
 
 def print_table(
-    columns: Sequence[str | Column],
-    rows: Iterable[Sequence[str | float]],
-    left: int = 1,
-    title: str = "",
-    spaced: bool = True,
-) -> None:
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | float]], left: int = 1, title: str = "", spaced: bool = True,
+) -> None:  # fmt: skip
     """A table of which the columns that there is room for are shown, the others named below.
 
     Plain names: the first `left` are columns of words, the others of numbers, and all of them stay. Where not even the
@@ -118,7 +110,10 @@ def print_table(
     if title:
         print_lines(title)
     if chosen is None:
-        _print_paragraphs(out, made, cells)
+        for row in cells:
+            named = [(c.name, cell) for c, cell in zip(made, row, strict=True) if cell and "█" not in cell]
+            print_lines("", *(f"{name}: {cell}" if name else cell for name, cell in named))
+        out.print()
         return
     with out.capture() as captured:
         out.print(_drawn(out, made, cells, chosen))
@@ -175,14 +170,6 @@ def _cell(text: str, share: float) -> Text:
     return Text("█" * max(len(text) > 0, round(share * len(text))), style=BAR)
 
 
-def _print_paragraphs(out: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    lines = []
-    for row in rows:
-        named = [(c.name, cell) for c, cell in zip(columns, row, strict=True) if cell and "█" not in cell]
-        lines += ["", *(f"{name}: {cell}" if name else cell for name, cell in named)]
-    print_lines(*lines, "")
-
-
 def print_lines(*lines: str) -> None:
     """Plain lines, wrapped to the width with what follows indented; a number stays with its unit."""
     out = console()
@@ -191,12 +178,10 @@ def print_lines(*lines: str) -> None:
 
 
 def print_chart(points: Points, marked: Collection[float], title: str, behind: Points = ()) -> None:
-    """The plot that `chart` makes."""
     _print_plot(chart(points, marked, title, behind, console().width))
 
 
 def print_bars(title: str, rows: Sequence[tuple[str, float, str, bool]]) -> None:
-    """The bars that `bars` makes."""
     _print_plot([title, *bars(rows, console().width)])
 
 
@@ -247,7 +232,6 @@ def _continued(command: str, width: int) -> str:
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether all columns are shown."""
     chosen = layout(columns, rows, console().width)
     return chosen is not None and len(chosen.widths) == len(columns)
 
@@ -267,7 +251,10 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
                 if sum(wished[i] for i in shown) <= room:
                     return Layout(_widened({i: wished[i] for i in shown}, natural, room), gap)
         if sum(least[i] for i in shown) <= room:
-            return Layout(_squeezed({i: wrapped_head[i] for i in shown}, least, room), NARROW_GAP)
+            widths = {i: wrapped_head[i] for i in shown}
+            while sum(widths.values()) > room:
+                widths[max((i for i in shown if widths[i] > least[i]), key=widths.__getitem__)] -= 1
+            return Layout(widths, NARROW_GAP)
         droppable = [i for i in shown if columns[i].rank]
         if not droppable:
             return None
@@ -279,12 +266,6 @@ def _widened(widths: dict[int, int], natural: Sequence[int], room: int) -> dict[
     for i in sorted(widths, key=lambda i: natural[i] - widths[i]):
         if natural[i] - widths[i] <= room - sum(widths.values()):
             widths[i] = natural[i]
-    return widths
-
-
-def _squeezed(widths: dict[int, int], least: Sequence[int], room: int) -> dict[int, int]:
-    while sum(widths.values()) > room:
-        widths[max((i for i in widths if widths[i] > least[i]), key=widths.__getitem__)] -= 1
     return widths
 
 
@@ -329,9 +310,9 @@ def chart(points: Points, marked: Collection[float], title: str, behind: Points 
         body = "".join(cells[i])
         lines.append(f"{labels.get(i, ''):>{margin}} {edge}{body.replace(' ', '─') if i == 0 else body.rstrip()}")
     named = {column(x): format_number(x) for x in _ticks(left, right)}
-    lines.append(" " * (margin + 2) + beside(named, columns, 0.5))
+    lines.append(" " * (margin + 2) + along(named, columns, 0.5))
     jumps = {column(x): f"▲{format_number(x)}" for x in sorted(marked) if left <= x <= right}
-    return [*lines, " " * (margin + 2) + beside(jumps, columns, 0.0)] if jumps else lines
+    return [*lines, " " * (margin + 2) + along(jumps, columns, 0.0)] if jumps else lines
 
 
 def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[str]:
@@ -346,13 +327,6 @@ def bars(rows: Sequence[tuple[str, float, str, bool]], width: int = 80) -> list[
     ]
 
 
-def tick_step(span: float, most: int) -> float:
-    """1, 2 or 5 times a power of ten, so that at most `most` of them make the span."""
-    rough = span / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(times * power for times in (1.0, 2.0, 5.0, 10.0) if times * power >= rough * (1 - 1e-9))
-
-
 def _ticks(left: float, right: float) -> Iterator[float]:
     """The ends, and round numbers between them."""
     yield left
@@ -365,7 +339,7 @@ def _ticks(left: float, right: float) -> Iterator[float]:
         yield right
 
 
-def beside(named: dict[int, str], columns: int, anchor: float) -> str:
+def along(named: dict[int, str], columns: int, anchor: float) -> str:
     """Labels at their columns (`anchor` 0: beginning there; 0.5: centred), the first and the last always; those that would
     touch another are left out."""
     line, at = [" "] * columns, sorted(named)

@@ -33,58 +33,57 @@ ADVICE: dict[Change, str] = {
 WAY_IN_WORDS = {"accumulate": "accumulation", "ddp": "DDP", "fsdp2": "FSDP2"}
 
 
-def print_equivalence(found: Equivalence) -> None:
-    q = found.question
+def print_equivalence(result: Equivalence) -> None:
+    q = result.question
     trained = f"{q.steps} steps of {q.batch} samples in {q.precision}"
     print_lines(f"{q.model}: {trained}, against one process and the whole batch")
-    lines = verdict(found)
-    if found.equal:
+    lines = verdict(result)
+    if result.equal:
         first, *lines = lines
         print_verdict(f"Yes: {first[0].lower()}{first[1:]}", good=True)
     else:
-        apart = [WAY_IN_WORDS[way.way] for way in found.ways if not way.equal]
-        print_verdict(f"No: not equivalent training with {', '.join(apart)}.", good=False)
+        differing = [WAY_IN_WORDS[way.way] for way in result.ways if not way.equal]
+        print_verdict(f"No: not equivalent training with {', '.join(differing)}.", good=False)
     columns = (
         words("trained as"), words("parts"), Column("largest relative difference"), words("where", 1), words("verdict", least=7),
     )  # fmt: skip
-    print_table(columns, [_row(way) for way in found.ways])
+    rows = []
+    for way in result.ways:
+        parts = " + ".join(map(str, way.sizes)) if len(way.sizes) <= 4 else f"{len(way.sizes)} x {way.sizes[0]}"
+        apart = "" if way.difference is None else f"{way.difference:.1e}"
+        outcome = "failed" if way.failed else "equal" if way.equal else "differs"
+        rows.append([WAY_IN_WORDS[way.way], parts, apart, way.worst, outcome])
+    print_table(columns, rows)
     print_lines(*lines)
-    if found.equal:
+    if result.equal:
         print_next(["trainpace", "forecast", q.model, "--gpu", "T4", "--batch", str(max(q.sizes("ddp")))],
                    "what a part costs on a GPU; for the training, any way of dividing the batch is equally good")  # fmt: skip
-    elif not found.repeated and not any(way.failed for way in found.ways):
+    elif not result.repeated and not any(way.failed for way in result.ways):
         again = ["trainpace", "verify", q.model, "--batch", str(q.batch), "--accumulate", str(q.parts)]
         print_next(again, "again, after that change")
 
 
-def _row(way: WayResult) -> list[str]:
-    parts = " + ".join(map(str, way.sizes)) if len(way.sizes) <= 4 else f"{len(way.sizes)} x {way.sizes[0]}"
-    apart = "" if way.difference is None else f"{way.difference:.1e}"
-    word = "failed" if way.failed else "equal" if way.equal else "differs"
-    return [WAY_IN_WORDS[way.way], parts, apart, way.worst, word]
-
-
-def verdict(found: Equivalence) -> list[str]:
-    q = found.question
-    if found.equal:
-        moved = min(way.moved or 0.0 for way in found.ways)
+def verdict(result: Equivalence) -> list[str]:
+    q = result.question
+    if result.equal:
+        moved = min(way.moved or 0.0 for way in result.ways)
         return [
             f"Equivalent training: the results differ by rounding only (at most {q.tolerance:g}), while the weights moved by"
             f" {moved:.1e}."
         ]
     lines = []
-    if found.repeated:
+    if result.repeated:
         lines.append(
-            f"The model does not train the same way twice, even in one process: the difference is {found.repeated:.1e}."
+            f"The model does not train the same way twice, even in one process: the difference is {result.repeated:.1e}."
             " Something draws random numbers outside the seeds of torch, numpy and random; make that reproducible first."
         )
-    for way in found.ways:
-        lines += [f"{WAY_IN_WORDS[way.way]}: {sentence}" for sentence in _said(way, found)]
-    advised = dict.fromkeys(change for way in found.ways for change in way.cause)
+    for way in result.ways:
+        lines += [f"{WAY_IN_WORDS[way.way]}: {sentence}" for sentence in _explanation(way, result)]
+    advised = dict.fromkeys(change for way in result.ways for change in way.cause)
     return lines + [ADVICE[change] for change in advised]
 
 
-def _said(way: WayResult, found: Equivalence) -> list[str]:
+def _explanation(way: WayResult, result: Equivalence) -> list[str]:
     if way.failed:
         return [f"could not train. {way.failed}"]
     if way.equal:
@@ -94,19 +93,19 @@ def _said(way: WayResult, found: Equivalence) -> list[str]:
         return [f"{', and '.join(IN_WORDS[change] for change in way.cause)} ({left:.1e})."]
     if way.difference is None:
         return ["the weights or the loss became NaN: lower the learning rate."]
-    tolerance = found.question.tolerance
+    tolerance = result.question.tolerance
     if way.difference <= tolerance:
         return [f"the weights moved by only {way.moved or 0.0:.1e}: too little to tell. Use more --steps."]
-    if found.repeated:
+    if result.repeated:
         return ["differs."]
-    return [f"no cause was found. {_first_loss(way, found)}"]
+    return [f"no cause was found. {_first_loss(way, result)}"]
 
 
-def _first_loss(way: WayResult, found: Equivalence) -> str:
-    if way.first_loss is None or not found.facts.losses:
+def _first_loss(way: WayResult, result: Equivalence) -> str:
+    if way.first_loss is None or not result.facts.losses:
         return ""
-    whole = found.facts.losses[0]
-    if abs(whole - way.first_loss) <= 10 * found.question.tolerance * abs(whole):
+    whole = result.facts.losses[0]
+    if abs(whole - way.first_loss) <= 10 * result.question.tolerance * abs(whole):
         return "The first loss is still the same: the gradients are not."
     return (
         f"Already the first loss differs, {number(way.first_loss)} in parts and {number(whole)} at once:"
@@ -114,5 +113,5 @@ def _first_loss(way: WayResult, found: Equivalence) -> str:
     )
 
 
-def equivalence_json(found: Equivalence) -> dict[str, Any]:
-    return {**to_jsonable(found), "equal": found.equal, "verdict": verdict(found)}
+def equivalence_json(result: Equivalence) -> dict[str, Any]:
+    return {**to_jsonable(result), "equal": result.equal, "verdict": verdict(result)}

@@ -11,20 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainpace.journal import Guarded, Pace
 from trainpace.records import to_jsonable
+from trainpace.report.charts import tick_step
 from trainpace.report.pages import NONE, asset, page, rendered
 from trainpace.report.phrases import bracketed, duration, number, percent, plural
-from trainpace.report.terminal import (
-    Column,
-    bar_column,
-    beside,
-    console,
-    print_lines,
-    print_next,
-    print_table,
-    print_verdict,
-    tick_step,
-    words,
-)
+from trainpace.report.terminal import Column, along, console, print_lines, print_next, print_table, print_verdict, words
 from trainpace.watch import PARTS, Lane, Rank, Recording, Timeline, coarsened
 
 if TYPE_CHECKING:
@@ -65,7 +55,7 @@ def print_recording(recording: Recording, folder: str) -> None:
         print_lines("A step is a call of a torch optimizer's step().")
         return
     step_ms = fmean(r.step_ms for r in ranks)
-    columns = [words("part of a step", least=18), Column("ms"), Column("share"), bar_column(1)]
+    columns = [words("part of a step", least=18), Column("ms"), Column("share"), words("", 1, 8)]
     columns += [Column(f"rank {r.rank}", 2) for r in ranks[:MOST_RANKS] if len(ranks) > 1]
     print_lines(f"{' '.join(recording.command)}: recorded in {folder}")
     rows = _rows(ranks, step_ms)
@@ -252,7 +242,7 @@ def _axis(duration_ms: float, width: int) -> tuple[str, str]:
     at = [min(width - 1, int(ms / duration_ms * width)) for ms in marked]
     labels = dict(zip(at, map(number, marked), strict=True))
     labels[at[-1]] += " ms"
-    return "".join("+" if i in labels else "-" for i in range(width)), beside(labels, width + 2, 0.0)
+    return "".join("+" if i in labels else "-" for i in range(width)), along(labels, width + 2, 0.0)
 
 
 def timeline_page(timeline: Timeline, title: str) -> str:
@@ -263,7 +253,6 @@ def timeline_page(timeline: Timeline, title: str) -> str:
 
 
 def timeline_context(timeline: Timeline) -> dict[str, Any]:
-    """What timeline_parts.html shows."""
     lanes = {kind: [lane for lane in timeline.lanes if lane.kind == kind] for kind in ("training", "worker")}
     return {
         "findings": findings(timeline), "picture": timeline_svg(timeline),

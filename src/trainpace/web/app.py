@@ -25,13 +25,20 @@ from trainpace.verbs import serve
 from trainpace.verbs.request import fields_of
 from trainpace.verbs.serve import Price, WhatIfRequest, cheapest
 from trainpace.web import journal_pages as pages
-from trainpace.web.models import BUILT_IN, MOST_LISTED, Models
 from trainpace.web.questions import BadQuestion, query_of, read_question
 from trainpace.web.render import FILES, render
-from trainpace.web.whatif import WhatIfAnswer, page_of
+from trainpace.web.whatif import BUILT_IN, MOST_LISTED, Models, WhatIfAnswer, page_of
 
 THREADS = 8
 """Pages that are made at once; others wait. Each may have a connection of its own to the journal."""
+
+
+STATUSES: dict[type[TrainpaceError], int] = {
+    UnknownName: 404,
+    JournalUnusable: 503,
+    BadQuestion: 400,
+    TrainpaceError: 422,
+}
 
 
 class State(NamedTuple):
@@ -131,8 +138,13 @@ def _json(page: Page, state: State) -> Callable[[Request], Response]:
             status, answer = 200, to_jsonable(page.answer(state, read_question(page.question, request.url.query)))
         except Exception as error:
             status, message, hint = _explained(error)
-            head = {"record": "Error", "schema_version": SCHEMA_VERSION}
-            answer = {**head, "status": status, "message": message, "hint": hint}
+            answer = {
+                "record": "Error",
+                "schema_version": SCHEMA_VERSION,
+                "status": status,
+                "message": message,
+                "hint": hint,
+            }
         return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
     return endpoint
@@ -140,12 +152,9 @@ def _json(page: Page, state: State) -> Callable[[Request], Response]:
 
 def _explained(error: Exception) -> tuple[int, str, str]:
     """(status, one sentence, hint) of whatever stopped a page."""
-    if isinstance(error, UnknownName):
-        return 404, error.message, error.hint
-    if isinstance(error, JournalUnusable):
-        return 503, error.message, error.hint
-    if isinstance(error, TrainpaceError):
-        return 400 if isinstance(error, BadQuestion) else 422, error.message, error.hint
+    for kind, status in STATUSES.items():
+        if isinstance(error, kind):
+            return status, error.message, error.hint
     traceback.print_exception(error, file=sys.stderr)
     return 500, "this page could not be made; the server's terminal says why.", "Please report it."
 
@@ -154,10 +163,12 @@ def _static(request: Request) -> Response:
     file = FILES.get(request.path_params["name"])
     if file is None:
         raise HTTPException(404)
-    headers = {"etag": file.etag, "cache-control": "no-cache"}
-    if request.headers.get("if-none-match") == file.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(file.body, media_type=file.media_type, headers=headers)
+    known = request.headers.get("if-none-match") == file.headers["etag"]
+    return (
+        Response(status_code=304, headers={"etag": file.headers["etag"], "cache-control": "no-cache"})
+        if known
+        else file
+    )
 
 
 def _error(status: int, message: str, hint: str = "", title: str = "Not here", path: str = "") -> Response:
@@ -179,17 +190,13 @@ def openapi(version: str) -> dict[str, Any]:
     paths = {}
     for page in PAGES:
         answer = {"type": "object", "required": ["record", "schema_version", *page.record.__struct_fields__]}
-        paths[f"{page.path}.json"] = {
-            "get": {
-                "summary": page.title,
-                "parameters": _parameters(page.question),
-                "responses": {
-                    "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
-                    **dict.fromkeys(("400", "404", "422", "500", "503"), error),
-                    "default": refused,
-                },
-            }
+        responses = {
+            "200": {"description": page.title, "content": {"application/json": {"schema": answer}}},
+            **dict.fromkeys(("400", "404", "422", "500", "503"), error),
+            "default": refused,
         }
+        get = {"summary": page.title, "parameters": _parameters(page.question), "responses": responses}
+        paths[f"{page.path}.json"] = {"get": get}
     return {"openapi": "3.1.0", "info": {"title": "Trainpace", "version": version}, "paths": paths}
 
 

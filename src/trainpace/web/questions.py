@@ -3,67 +3,20 @@
 The whole state of a page is in it, so that an address can be shared; a value that cannot be right is refused in one sentence.
 """
 
-from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
-from msgspec import Meta
 
 from trainpace.errors import TrainpaceError, nearest_names
-from trainpace.execution import Precision
-from trainpace.journal import Kind, Outcome
 from trainpace.records import Record
-from trainpace.verbs.serve import Text
 
 MOST_PARAMETERS = 40
-Cursor = Annotated[str, Meta(max_length=1000)]
-Id = Annotated[str, Meta(max_length=32)]
-Order = Literal["newest", "oldest", "fastest", "slowest", "model", "device"]
+Q = TypeVar("Q", bound=Record)
 
 
 class BadQuestion(TrainpaceError):
     """An address that asks for what cannot be: status 400."""
-
-
-class RunsQuestion(Record):
-    """Which runs, in which order. `after`: where the page before ended."""
-
-    model: Text = ""
-    device: Text = ""
-    precision: Literal["", Precision] = ""
-    kind: Literal["", Kind] = ""
-    outcome: Literal["", Outcome] = ""
-    batch: Annotated[int, Meta(ge=1, le=10**9)] | None = None
-    since: Annotated[str, Meta(max_length=40)] = ""
-    sweep: Id = ""
-    text: Text = ""
-    order: Order = "newest"
-    after: Cursor = ""
-
-
-class RunQuestion(Record):
-    id: Id
-
-
-class CompareQuestion(Record):
-    a: Id = ""
-    b: Id = ""
-
-
-class SweepsQuestion(Record):
-    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
-
-
-class SweepQuestion(Record):
-    id: Id
-
-
-class ScoreQuestion(Record):
-    model: Text = ""
-    device: Text = ""
-
-
-Q = TypeVar("Q", bound=Record)
 
 
 def read_question(kind: type[Q], query: str) -> Q:
@@ -107,7 +60,6 @@ def _choices(hint: object) -> list[object]:
 
 
 def _plain(what: str) -> str:
-    """An error message of msgspec in plain words."""
     for word, plain in (
         ("Object missing required field", "this page needs the parameter"), ("Expected ", "give "),
         ("`int | null`", "a whole number"), ("`float | null`", "a number"), ("`int`", "a whole number"), ("`float`", "a number"),
@@ -120,11 +72,9 @@ def _plain(what: str) -> str:
 def query_of(question: Record, **changed: object) -> str:
     """The shortest query string that asks this, with some fields changed."""
     plain = {f.name: f.default for f in msgspec.structs.fields(question)}
-    values = {name: getattr(question, name) for name in question.__struct_fields__} | changed
-    changes = {
-        k: exact(v) if isinstance(v, float) else str(v) for k, v in values.items() if v is not None and v != plain[k]
-    }
-    return urlencode(changes)
+    values = msgspec.structs.asdict(question) | changed
+    stated = {name: value for name, value in values.items() if value is not None and value != plain[name]}
+    return urlencode({name: exact(value) if isinstance(value, float) else value for name, value in stated.items()})
 
 
 def exact(value: float) -> str:

@@ -8,15 +8,12 @@ token besides.
 import hashlib
 import hmac
 import html
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 LONGEST_PATH = 512
@@ -25,7 +22,7 @@ LONGEST_HEADERS = 16 * 1024
 METHODS = ("GET", "HEAD")
 TOKEN = "token"
 
-HEADERS: Headers = [
+HEADERS = (
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
@@ -37,7 +34,9 @@ HEADERS: Headers = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
-]
+)
+NOT_STORED = (b"cache-control", b"no-store")
+"""Browsers and proxies store nothing but the responses that allow it themselves (the vendored files)."""
 
 
 class Policy(NamedTuple):
@@ -61,74 +60,69 @@ class Policy(NamedTuple):
 class Refusal(NamedTuple):
     status: int
     reason: str
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: dict[str, str] = {}  # noqa: RUF012
 
 
 class Guarded:
-    def __init__(self, app: App, policy: Policy) -> None:
+    def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self._app = app
         self._policy = policy
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
             return
-        if (refused := refusal(scope, self._policy)) is not None:
-            headers = [*refused.headers, (b"connection", b"close")]
-            await _answer(send, refused.status, page("Refused", refused.reason), headers)
-            return
-        welcome = _first_use(scope, self._policy)
-        if welcome is not None:
-            await _answer(send, 200, welcome[0], welcome[1])
-            return
+        refused = refusal(scope, self._policy)
+        if refused is not None:
+            headers = {**refused.headers, "connection": "close"}
+            answer: ASGIApp = HTMLResponse(page("Refused", refused.reason), refused.status, headers)
+        else:
+            answer = _first_use(scope, self._policy) or self._app
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *HEADERS, *_caching(message["headers"])]}
+                given = message["headers"]
+                caching = () if any(name == NOT_STORED[0] for name, _ in given) else (NOT_STORED,)
+                message = {**message, "headers": [*given, *HEADERS, *caching]}
             await send(message)
 
-        await self._app(scope, receive, guarded)
+        await answer(scope, receive, guarded)
 
 
-def refusal(scope: Message, policy: Policy) -> Refusal | None:
+def refusal(scope: Scope, policy: Policy) -> Refusal | None:
     """Why this request is not answered; None: it is."""
     if scope["method"] not in METHODS:
-        return Refusal(405, "This server only answers GET and HEAD.", ((b"allow", ", ".join(METHODS).encode()),))
-    if (
-        len(scope.get("raw_path") or scope["path"].encode()) > LONGEST_PATH
-        or len(scope["query_string"]) > LONGEST_QUERY
-    ):
+        return Refusal(405, "This server only answers GET and HEAD.", {"allow": ", ".join(METHODS)})
+    path = scope.get("raw_path") or scope["path"].encode()
+    if len(path) > LONGEST_PATH or len(scope["query_string"]) > LONGEST_QUERY:
         return Refusal(414, "This address is too long.")
     if sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEADERS:
         return Refusal(431, "These headers are too long.")
-    hosts = _values(scope, b"host")
+    headers = Headers(scope=scope)
+    hosts = headers.getlist("host")
     if len(hosts) != 1 or host_name(hosts[0]) not in policy.names:
         return Refusal(421, "This server is not called by that name; trainpace serve --name NAME adds one.")
-    if any(value not in (b"", b"0") for value in _values(scope, b"content-length")) or _values(
-        scope, b"transfer-encoding"
-    ):
+    if any(value not in ("", "0") for value in headers.getlist("content-length")) or "transfer-encoding" in headers:
         return Refusal(413, "A request to read has no body.")
-    host = hosts[0].decode("latin-1").lower()
-    for origin in _values(scope, b"origin"):
-        if origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
-            return Refusal(403, "Requests from other origins are refused.")
-    # another port of this host is the same site
-    sites = _values(scope, b"sec-fetch-site")
-    if (b"cross-site" in sites or b"same-site" in sites) and not _is_navigation(scope):
+    own = [f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")]
+    if any(origin.lower() not in own for origin in headers.getlist("origin")):
+        return Refusal(403, "Requests from other origins are refused.")
+    # another port of this host is the same site; a link that a person followed leads to a whole page, not to a part of another
+    sites, mode, destination = (headers.getlist(f"sec-fetch-{name}") for name in ("site", "mode", "dest"))
+    followed = mode == ["navigate"] and destination == ["document"]
+    if ("cross-site" in sites or "same-site" in sites) and not followed:
         return Refusal(403, "Requests from other sites are refused.")
-    if policy.token is not None and not _shows_token(scope, policy):
-        return Refusal(
-            401, "Open the address that trainpace serve printed: it holds the token that this server asks for.",
-            ((b"www-authenticate", b"Bearer"),),
-        )  # fmt: skip
+    if policy.token is not None and not _shows_token(scope, headers, policy):
+        told = "Open the address that trainpace serve printed: it holds the token that this server asks for."
+        return Refusal(401, told, {"www-authenticate": "Bearer"})
     return None
 
 
-def host_name(host: bytes) -> str:
+def host_name(host: str) -> str:
     """The name in a Host header, without the port; empty for what is no host."""
-    text = host.decode("latin-1").strip().lower()
+    text = host.strip().lower()
     if any(c in text for c in "/?#@\\ \t"):
         return ""
     try:
@@ -139,16 +133,16 @@ def host_name(host: bytes) -> str:
         return ""
 
 
-def page(title: str, sentence: str, refresh: str = "") -> bytes:
+def page(title: str, sentence: str, refresh: str = "") -> str:
     again = f'<meta http-equiv="refresh" content="0;url={html.escape(refresh)}">' if refresh else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">{again}'
         f"<title>{html.escape(title)} - Trainpace</title></head><body><main><h1>{html.escape(title)}</h1>"
         f"<p>{html.escape(sentence)}</p></main></body></html>\n"
-    ).encode()
+    )
 
 
-def _first_use(scope: Message, policy: Policy) -> tuple[bytes, Headers] | None:
+def _first_use(scope: Scope, policy: Policy) -> HTMLResponse | None:
     """The token came in the address: leave a cookie, and go on to the address without it.
 
     By a page that refreshes itself: a strict cookie is not sent along when another site's link is redirected.
@@ -161,55 +155,31 @@ def _first_use(scope: Message, policy: Policy) -> tuple[bytes, Headers] | None:
     address = "/" + address.lstrip("/")
     secure = "; Secure" if scope.get("scheme") == "https" else ""
     cookie = f"{policy.cookie_name}={policy.cookie_value}; HttpOnly; SameSite=Strict; Path=/{secure}"
-    return page("Welcome", "One moment.", address), [(b"set-cookie", cookie.encode())]
+    return HTMLResponse(page("Welcome", "One moment.", address), headers={"set-cookie": cookie})
 
 
-def _query(scope: Message) -> list[tuple[str, str]]:
+def _query(scope: Scope) -> list[tuple[str, str]]:
     try:
         return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100)
     except ValueError:
         return []
 
 
-def _names_token(scope: Message, policy: Policy) -> bool:
+def _names_token(scope: Scope, policy: Policy) -> bool:
     return any(_same(value, policy.token or "") for key, value in _query(scope) if key == TOKEN)
 
 
-def _shows_token(scope: Message, policy: Policy) -> bool:
+def _shows_token(scope: Scope, headers: Headers, policy: Policy) -> bool:
     """In its address, in a header, or by the cookie that stands for it."""
-    bearers = [value.decode("latin-1") for value in _values(scope, b"authorization")]
+    bearers = (text.partition("Bearer ") for text in headers.getlist("authorization"))
     # not http.cookies: it drops every cookie at the first that it cannot parse, and other programs on this host set some
-    parts = [part for value in _values(scope, b"cookie") for part in value.decode("latin-1").split(";")]
-    cookies = [part.strip().partition("=") for part in parts]
+    cookies = (part.strip().partition("=") for value in headers.getlist("cookie") for part in value.split(";"))
     return (
         _names_token(scope, policy)
-        or any(
-            _same(text.removeprefix("Bearer "), policy.token or "") for text in bearers if text.startswith("Bearer ")
-        )
+        or any(not before and _same(given, policy.token or "") for before, _, given in bearers)
         or any(name == policy.cookie_name and _same(given, policy.cookie_value) for name, _, given in cookies)
     )
 
 
 def _same(given: str, wanted: str) -> bool:
     return bool(wanted) and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())  # in constant time
-
-
-def _is_navigation(scope: Message) -> bool:
-    """A link that a person followed: to a whole page, not to a part of another site's."""
-    return _values(scope, b"sec-fetch-mode") == [b"navigate"] and _values(scope, b"sec-fetch-dest") == [b"document"]
-
-
-def _values(scope: Message, name: bytes) -> list[bytes]:
-    return [value for key, value in scope["headers"] if key == name]
-
-
-def _caching(headers: Headers) -> Headers:
-    """Browsers and proxies store nothing but the responses that allow it themselves (the vendored files)."""
-    return [] if any(key == b"cache-control" for key, _ in headers) else [(b"cache-control", b"no-store")]
-
-
-async def _answer(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    plain = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    head = [*plain, *headers, *HEADERS, (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})

@@ -13,8 +13,8 @@ from trainpace.verbs.places import data_place, own_devices
 from trainpace.verbs.request import Silent
 from trainpace.verbs.serve import ServeRequest
 from trainpace.web.app import application
-from trainpace.web.models import Models
 from trainpace.web.security import LONGEST_HEADERS, LOOPBACK_NAMES, Guarded, Policy
+from trainpace.web.whatif import Models
 
 MOST_CONNECTIONS = 256
 """Open at once; beyond, the answer is 503."""
@@ -22,7 +22,6 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?"""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,17 +1,80 @@
-"""The what-if page: the answer in words and pictures."""
+"""The what-if page: the models that it knows, and the answer in words and pictures.
 
+No code of a user's is run: a model's name is either in a list that this package brings (their traces are packaged), or a file
+of numbers in one folder.
+"""
+
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainpace.errors import TrainpaceError, UnknownName
+from trainpace.forecast import Forecaster
 from trainpace.job import assumed_in_words
 from trainpace.outcome import Forecast, Interval
-from trainpace.records import Record
-from trainpace.report import BATCH, Axis, BarChart, Chart, Held, Mark, Series, Timed, memory_at_peak, step_breakdown
+from trainpace.records import Record, load
+from trainpace.report import BATCH, Axis, BarChart, Chart, Mark, Series, Timed, memory_at_peak, step_breakdown
+from trainpace.trace import load_workload
 from trainpace.units import format_duration, format_number, format_usd
-from trainpace.verbs.serve import BatchCurve, Price, WhatIf, WhatIfRequest
+from trainpace.verbs.serve import BatchCurve, Price, WhatIf, WhatIfRequest, forecaster_of
+from trainpace.verbs.training import EVERY_FORM
+from trainpace.workload import PLAIN, Workload
 
 STEP_TIME = Axis(label="step time", unit="ms", low=0.0)
+BUILT_IN = (
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "mobilenet_v2", "vgg11", "vgg13", "vgg16", "vgg19",
+)  # fmt: skip
+MOST_BYTES = 64 * 2**20
+MOST_CACHED = 16
+MOST_LISTED = 500
+
+
+class Models:
+    """The workloads in `folder` by their file names, and the built-in ones, each with a forecaster that all requests share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def saved(self) -> list[str]:
+        """Names of the files of workloads, without their ending. Links that lead out of the folder are left out."""
+        try:
+            root = self._folder.resolve(strict=True)
+            names = [p.stem for p in root.glob("*.json") if p.is_file() and p.resolve().parent == root]
+        except OSError:
+            return []
+        return sorted(names)
+
+    def get(self, name: str) -> Forecaster:
+        """The model of that name. Raises UnknownName, or TrainpaceError for a file that holds no workload."""
+        saved = self.saved()
+        if name not in saved and name not in BUILT_IN:
+            raise UnknownName("model", name, (*BUILT_IN, *saved), "See docs/serve.md for how to add one.")
+        if name not in saved:
+            return _built_in(name)
+        file = self._folder / f"{name}.json"
+        try:
+            stat = file.stat()
+        except OSError:
+            raise TrainpaceError(f"{file.name} is not there.") from None
+        if stat.st_size > MOST_BYTES:
+            raise TrainpaceError(f"{file.name} is larger than {MOST_BYTES // 2**20} MiB, and so no workload.")
+        return _read(file, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(MOST_CACHED)
+def _built_in(name: str) -> Forecaster:
+    return forecaster_of(load_workload(name, EVERY_FORM, PLAIN))
+
+
+@lru_cache(MOST_CACHED)
+def _read(file: Path, mtime_ns: int, size: int) -> Forecaster:
+    """The workload in a file that is read again when its time or size changes."""
+    try:
+        return forecaster_of(load(file, Workload))
+    except TrainpaceError as error:
+        raise TrainpaceError(error.message.replace(str(file), file.name), error.hint) from None
 
 
 class WhatIfAnswer(Record):
@@ -39,7 +102,7 @@ def page_of(answer: WhatIf) -> WhatIfAnswer:
         verdict=_verdict(f), possible=f.fits is not False, cost_usd=f.cost_interval_usd,
         curve=None if answer.curve is None else _chart(answer.curve, f),
         parts=step_breakdown([Timed("", "forecast", f.step, f.step_time_interval_ms)]),
-        memory=None if f.memory is None else memory_at_peak([Held("forecast", f.memory, f.capacity_gib)]), **common,
+        memory=memory_at_peak([("forecast", f)]), **common,
     )  # fmt: skip
 
 
@@ -81,9 +144,7 @@ def _chart(curve: BatchCurve, forecast: Forecast) -> Chart:
         rates = np.where(table.fits, np.array(sizes) / table.step_ms, 0.0)
         best = int(rates.argmax())
         rate = 1e3 * rates[best] * execution.accumulation * execution.data_parallel_size
-        finding += (
-            f"Among these sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)} samples/s."
-        )
+        finding += f"Of these sizes that fit, {sizes[best]} has the best throughput, {format_number(rate)} samples/s."
     else:
         finding += "No batch size fits in memory."
     line = Series(
