@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainpace.accelerator import allow_tf32, place_batch
+from trainpace.accelerator import place_batch, set_up_device
 from trainpace.execution import Precision
 from trainpace.trace import build_task, make_optimizer
 
@@ -89,7 +89,7 @@ def measure(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     built = time.perf_counter()
     task = _task(case)
-    allow_tf32(case.precision)
+    set_up_device("cuda", case.precision)
     memory_format = torch.channels_last if case.channels_last else torch.preserve_format
     model: Any = task.model.to("cuda", _DTYPES.get(case.precision), memory_format=memory_format).train()
     if case.checkpoint:

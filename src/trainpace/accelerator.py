@@ -22,18 +22,15 @@ Loss = Callable[[Any, Any], torch.Tensor]
 """(model, batch) -> the mean loss of the batch."""
 
 
-def check_device(device: str, precision: Precision) -> None:
-    """Raise TrainpaceError where this torch or this kind of device does not have the precision."""
+def set_up_device(device: str, precision: Precision) -> None:
+    """Let products and convolutions use TF32 in every precision but fp32. Raises TrainpaceError where this torch or this kind of
+    device does not have the precision."""
     if device == "cuda" and not torch.cuda.is_available():
         raise TrainpaceError("this torch sees no CUDA device.", "Use --device cpu, or install a CUDA build of torch.")
     if device == "cpu" and precision in ("tf32", "amp_fp16", "fp16", "fp8"):
         raise TrainpaceError(f"{precision} is for GPUs.", "On a CPU measure fp32, amp_bf16 or bf16.")
     if precision == "fp8":
         raise TrainpaceError("measuring fp8 needs an engine of its own.", "Measure amp_bf16 or bf16.")
-
-
-def allow_tf32(precision: Precision) -> None:
-    """Let matrix products and convolutions use TF32, in every precision but fp32."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 

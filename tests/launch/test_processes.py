@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Job
-from trainpace.launch.processes import GRACE_S, ThisMachine, Torchrun
+from trainpace.launch.job import GRACE_S, Job, ThisMachine, Torchrun
 
 WRITES = "import os, pathlib; pathlib.Path(os.environ['RESULT']).write_text('done')"
 
@@ -132,7 +131,7 @@ def test_a_job_that_hangs_is_ended_with_all_it_started(tmp_path):
 
 
 def test_a_job_that_hangs_after_its_result_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainpace.launch.processes.GRACE_S", 0.3)
+    monkeypatch.setattr("trainpace.launch.job.GRACE_S", 0.3)
     ended = ThisMachine().run(job_of(tmp_path, f"{WRITES}\nimport time; time.sleep(600)"))
     assert ended.state == "done"
     assert ended.seconds < GRACE_S
@@ -162,7 +161,7 @@ def test_ranks_end_with_us_however_we_end(tmp_path):
     pids, asker = tmp_path / "pids", tmp_path / "asker.py"
     job = job_of(tmp_path, HANGS, environment={"PIDS": str(pids)})
     asker.write_text(
-        "from trainpace.launch.job import Job\nfrom trainpace.launch.processes import ThisMachine\n"
+        "from trainpace.launch.job import Job\nfrom trainpace.launch.job import ThisMachine\n"
         f"ThisMachine().run(Job(name='a', program={job.program!r}, folder={job.folder!r}, result={job.result!r}, "
         f"environment={job.environment!r}))"
     )

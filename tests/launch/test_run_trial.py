@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shard_folders import write_folder
 from trainpace.errors import Contradiction
 from trainpace.execution import Execution
-from trainpace.launch.processes import ThisMachine, Torchrun
+from trainpace.launch.job import ThisMachine, Torchrun
 from trainpace.launch.trial import FailedTrial, LoaderSettings, Trial, TrialResult, job_of, run_trial
 
 ROOT = Path(__file__).parents[2]

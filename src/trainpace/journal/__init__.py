@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trainpace.journal.importing import Imported, format_of, import_file
     from trainpace.journal.place import may_know
     from trainpace.journal.query import MOST_COUNTED, ORDERS, Page, Query, names_of, page
-    from trainpace.journal.recorder import Circumstances, RecordedSweep, execution_of, program_command, record_sweep
+    from trainpace.journal.recorder import Circumstances, RecordedSweep, program_command, record_sweep
     from trainpace.journal.store import Journal
     from trainpace.journal.trackers import export_mlflow, export_wandb
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from trainpace.execution import Execution
 from trainpace.journal.entry import Entry, Sweep, entry_of, new_id, now_utc, probe_of
 from trainpace.journal.foresight import Foresight, workload_key
 from trainpace.journal.identity import anonymous
@@ -85,17 +84,8 @@ def sweep_key(
 ) -> str:
     """Equal for sweeps whose probes belong to one curve: same conditions, machine, software and model code."""
     question = msgspec.json.encode((conditions, plan, circumstances.device, circumstances.versions))
-    workload = "" if foresight is None else workload_key(foresight.workload, execution_of(conditions, 1))
+    workload = "" if foresight is None else workload_key(foresight.workload, conditions.execution(1))
     return hashlib.sha256(question + workload.encode()).hexdigest()[:32]
-
-
-def execution_of(conditions: Conditions, batch_size: int, optimizer: str = "") -> Execution:
-    """The execution of one probe."""
-    return Execution(
-        micro_batch=batch_size, accumulation=conditions.accumulation, precision=conditions.precision,
-        optimizer=conditions.optimizer or optimizer or "sgd_momentum", channels_last=conditions.channels_last,
-        compile=conditions.compile,
-    )  # fmt: skip
 
 
 def _foreseen(entry: Entry, foresight: Foresight) -> Entry:

@@ -2,7 +2,7 @@
 
 compute: the forecast of the model on this machine, as a ratio between two executions times the compute of a setup that was
 measured (as `forecast.transfer` does between devices); of the baseline the forecast itself. data: what a sample costs, measured
-alone, by `loader.model`. A step is the sum of both without loader workers, and the later of them with workers, which
+alone, by `loader.costs`. A step is the sum of both without loader workers, and the later of them with workers, which
 share the cores. On one machine n ranks have an nth of its cores each.
 """
 

@@ -7,7 +7,6 @@ come from the environment (RANK, WORLD_SIZE, ...), as torchrun sets it.
 import abc
 import contextlib
 import dataclasses
-import importlib
 import logging
 import os
 import warnings
@@ -17,10 +16,9 @@ from typing import Any
 import torch
 
 from trainpace.accelerator import Loss, PlainEngine, place_batch
-from trainpace.errors import TrainpaceError
 from trainpace.execution import Execution, Precision
 from trainpace.launch.trial import EngineName
-from trainpace.trace import longest_chain
+from trainpace.trace import import_package, longest_chain
 
 PRECISIONS: dict[Precision, Any] = {
     "fp32": "32-true", "tf32": "32-true", "amp_fp16": "16-mixed", "amp_bf16": "bf16-mixed", "bf16": "bf16-true",
@@ -174,14 +172,16 @@ def import_engine(engine: EngineName, device: str) -> None:
     """Import what the engine needs. Raises TrainpaceError where a package is missing."""
     if engine == "deepspeed" and device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    if engine != "plain":
-        _import_package("lightning", "lightning.fabric")
-    if engine == "deepspeed":
-        _import_package("deepspeed", "deepspeed")
-        if device == "cpu":  # else it compiles a C++ operator for a minute
-            import deepspeed.ops
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if engine != "plain":
+            import_package("lightning.fabric", "lightning")
+        if engine == "deepspeed":
+            import_package("deepspeed", "deepspeed")
+    if engine == "deepspeed" and device == "cpu":  # else it compiles a C++ operator for a minute
+        import deepspeed.ops
 
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def recompute_blocks(model: Any) -> tuple[str, ...]:
@@ -244,16 +244,3 @@ def _deepspeed_config(e: Execution) -> dict[str, Any]:
         "gradient_clipping": 0.0,  # left out, DeepSpeed 0.19 clips at 1.0, and trains differently from every other engine
         "steps_per_print": 10**9,
     }
-
-
-def _import_package(package: str, module: str) -> None:
-    """Raises TrainpaceError with the command that installs the package where it cannot be imported."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            importlib.import_module(module)
-    except ImportError as error:
-        reason = str(error).splitlines()[0]
-        raise TrainpaceError(
-            f"this engine needs {package}, which cannot be imported ({reason}).", f"pip install 'trainpace[{package}]'."
-        ) from None

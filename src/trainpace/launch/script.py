@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from trainpace.errors import TrainpaceError
-from trainpace.launch.job import Job
-from trainpace.launch.processes import run_here
+from trainpace.launch.job import Job, run_here
 from trainpace.launch.trial import FailedTrial, TrialResult, result_of
 from trainpace.machine import cpu_name
 from trainpace.medians import median

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from trainpace.errors import TrainpaceError
 from trainpace.launch.job import (
+    GRACE_S,
     Ended,
     Follower,
     Job,
@@ -32,7 +33,6 @@ from trainpace.launch.job import (
     first_error,
     prepare,
 )
-from trainpace.launch.processes import GRACE_S
 from trainpace.launch.slurm_script import Shape, SlurmOptions, array_script, batch_script, shape_of
 from trainpace.process import ending_of
 from trainpace.records import Record, write_whole

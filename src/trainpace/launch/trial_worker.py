@@ -21,12 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainpace.accelerator import MemoryMeter, StepClock, allow_tf32, check_device
+from trainpace.accelerator import MemoryMeter, StepClock, set_up_device
 from trainpace.errors import Contradiction, TrainpaceError, UserCodeError
 from trainpace.execution import Execution
 from trainpace.launch.engines import ENGINES, Engine, import_engine, recompute_blocks
-from trainpace.launch.job import complains_of_a_peer
-from trainpace.launch.processes import ONE_RANK
+from trainpace.launch.job import ONE_RANK, complains_of_a_peer
 from trainpace.launch.samples import NextBatch, batches_of
 from trainpace.launch.trial import Trial, TrialResult, check_engine, failure_file, result_of, why_no_noise_scale
 from trainpace.machine import environment
@@ -48,13 +47,12 @@ def train(trial: Trial) -> TrialResult:
     check_engine(trial.engine, e)
     if trial.noise_scale and (why := why_no_noise_scale(trial.engine, e)):
         raise TrainpaceError(why)
-    check_device(trial.device, e.precision)
+    set_up_device(trial.device, e.precision)
     rank, local_rank = _ranks(e)
     if trial.threads_per_process is not None:
         torch.set_num_threads(trial.threads_per_process)
     if trial.device == "cuda":
         torch.cuda.set_device(local_rank)
-    allow_tf32(e.precision)
     import_engine(trial.engine, trial.device)
     meter = MemoryMeter(trial.device)
     torch.manual_seed(trial.seed)
@@ -73,12 +71,16 @@ def train(trial: Trial) -> TrialResult:
     if _many_ranks():
         dist.all_reduce(losses)
         losses /= e.world_size
-    _check_losses(losses.tolist(), task.name)
+    curve = tuple(losses.tolist())
+    bad = next((i for i, loss in enumerate(curve) if not math.isfinite(loss)), None)
+    if bad is not None:
+        hint = "Lower the learning rate, or try a wider precision."
+        raise UserCodeError(f"the loss of {task.name} became {curve[bad]} at step {bad + 1}.", hint)
     peak = meter.peak_gib()[0]
     peak = _of_ranks("largest", -1.0 if peak is None else peak, engine.device)
     versions = {name: str(sys.modules[name].__version__) for name in ("lightning", "deepspeed") if name in sys.modules}
     return result_of(
-        step_ms, e.global_batch, "trial", data_wait_ms=data_wait_ms, losses=tuple(losses.tolist()),
+        step_ms, e.global_batch, "trial", data_wait_ms=data_wait_ms, losses=curve,
         peak_memory_gib=peak if peak >= 0 else None, start_up_s=steps.start_up_s, world_size=e.world_size,
         environment=environment(trial.device) | versions, noise_scale=noise,
         notes=(*notes, *data_notes, *_optimizer_note(task, trial), *noise_notes),
@@ -202,13 +204,6 @@ def _of_ranks(which: Literal["first", "largest"], value: float, device: torch.de
     else:
         dist.all_reduce(shared, dist.ReduceOp.MAX)
     return float(shared)
-
-
-def _check_losses(losses: list[float], name: str) -> None:
-    bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    if bad is not None:
-        hint = "Lower the learning rate, or try a wider precision."
-        raise UserCodeError(f"the loss of {name} became {losses[bad]} at step {bad + 1}.", hint)
 
 
 def _optimizer_note(task: Task, trial: Trial) -> tuple[str, ...]:

@@ -50,7 +50,13 @@ def measure_storage(folder: str | os.PathLike[str], size_bytes: int = SIZE_BYTES
             first_s = _read_s(handle, len(block))
             second_s = _read_s(handle, len(block))
     except OSError as error:
-        raise _explained(os.fspath(folder), size_bytes, error) from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise TrainpaceError(
+                f"{folder} has no room for the {size_bytes / 2**20:.0f} MiB of the storage probe.",
+                "Free some space, probe another folder, or use a smaller size.",
+            ) from None
+        reason = f"cannot probe the storage of {folder}: {os_reason(error)}."
+        raise TrainpaceError(reason, "Name a folder that can be written to.") from None
     from_cache = cached > _CACHED_SHARE if cached is not None else second_s / first_s > _CACHED_SPEED_RATIO
     return Storage(
         filesystem=filesystem, size_bytes=size_bytes, write_gb_per_s=size_bytes / write_s / 1e9,
@@ -112,14 +118,3 @@ def _read_s(handle: int, block_bytes: int) -> float:
     while os.readv(handle, [buffer]):
         pass
     return time.perf_counter() - start
-
-
-def _explained(folder: str, size_bytes: int, error: OSError) -> TrainpaceError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return TrainpaceError(
-            f"{folder} has no room for the {size_bytes / 2**20:.0f} MiB of the storage probe.",
-            "Free some space, probe another folder, or use a smaller size.",
-        )
-    return TrainpaceError(
-        f"cannot probe the storage of {folder}: {os_reason(error)}.", "Name a folder that can be written to."
-    )

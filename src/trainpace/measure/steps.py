@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from trainpace.accelerator import MemoryMeter, PlainEngine, StepClock, allow_tf32, check_device
+from trainpace.accelerator import MemoryMeter, PlainEngine, StepClock, set_up_device
 from trainpace.errors import TrainpaceError, UserCodeError
 from trainpace.execution import NUMBER_FORMATS
 from trainpace.machine import cpu_name, environment
@@ -38,8 +38,7 @@ def measure_steps(conditions: Conditions, batch_size: int) -> Measurement:
     where they count the device's time, and by the clock on a CPU.
     """
     c = conditions
-    check_device(c.device, c.precision)
-    allow_tf32(c.precision)
+    set_up_device(c.device, c.precision)
     torch.manual_seed(c.seed)
     meter = MemoryMeter(c.device)
     task = build_task(c.model, c.sequence_length, c.image_size)

@@ -105,22 +105,20 @@ def _item(task: dict[str, Any], where: str) -> SuiteItem:
         if key in task and task[key] not in choices:
             hint = f"{key.capitalize()}s: {', '.join(choices)}."
             raise UnknownName(f"{key} in {where}", str(task[key]), choices, hint)
-    if "sequence_length" in task and not _is_count(task["sequence_length"]):
-        given = task["sequence_length"]
-        raise TrainpaceError(f"sequence_length of {where} is {given!r}; it must be a whole number from 1.")
-    usual = RANDOM_BATCHES if is_random(spec) else BATCHES
-    options = {key: value for key, value in task.items() if key not in ("model", "batch")}
-    return SuiteItem(spec=spec, batches=_batches(task["batch"], where) if "batch" in task else usual, **options)
-
-
-def _batches(value: Any, where: str) -> tuple[int, ...]:
-    sizes = value if isinstance(value, list) else [value]
+    batch = task.get("batch", RANDOM_BATCHES if is_random(spec) else BATCHES)
+    sizes = batch if isinstance(batch, list | tuple) else [batch]
     if not sizes or not all(_is_count(size) for size in sizes):
         raise TrainpaceError(
-            f"batch of {where} is {value!r}; it must be a whole number from 1 to {LARGEST_BATCH}, or a list of such.",
+            f"batch of {where} is {batch!r}; it must be a whole number from 1 to {LARGEST_BATCH}, or a list of such.",
             "Write batch = 8 or batch = [1, 2, 4].",
         )
-    return tuple(sorted(set(sizes)))
+    length = task.get("sequence_length")
+    if length is not None and not _is_count(length):
+        raise TrainpaceError(f"sequence_length of {where} is {length!r}; it must be a whole number from 1.")
+    return SuiteItem(
+        spec=spec, batches=tuple(sorted(set(sizes))), precision=task.get("precision", "fp32"), optimizer=task.get("optimizer"),
+        sequence_length=length,
+    )  # fmt: skip
 
 
 def _is_count(value: Any) -> bool:

@@ -73,7 +73,7 @@ def build_task(
     if kind == "timm":
         return _timm(spec, name, image_size, fused_attention)
     if kind == "torchvision" and name not in zoo.MODELS:
-        models = _import("torchvision.models", "torchvision")
+        models = import_package("torchvision.models", "torchvision")
         if name not in models.list_models():
             raise UnknownName("torchvision model", name, models.list_models())
         try:
@@ -97,7 +97,7 @@ def build_task(
 
 
 def _timm(spec: str, name: str, image_size: int | None, fused_attention: bool) -> Task:
-    timm = _import("timm", "timm")
+    timm = import_package("timm", "timm")
     timm.layers.set_fused_attn(fused_attention)
 
     def create(**options: Any) -> nn.Module:
@@ -145,7 +145,7 @@ def _image_task(name: str, model: nn.Module, shape: tuple[int, ...], classes: in
 
 
 def _transformer(path: str, sequence_length: int | None, image_size: int | None, fused_attention: bool) -> Task:
-    transformers = _import("transformers", "transformers")
+    transformers = import_package("transformers", "transformers")
     transformers.logging.set_verbosity_error()
     values = read_json(path)
     if not isinstance(values, dict) or "model_type" not in values:
@@ -267,7 +267,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     return OPTIMIZERS[name](parameters)
 
 
-def _import(module: str, package: str) -> Any:
+def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:

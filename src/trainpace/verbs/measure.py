@@ -113,7 +113,6 @@ def run(request: MeasureRequest, progress: Progress) -> MeasuredSweep:
 
 def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, progress: Progress) -> MeasuredSweep:
     """Measure one model on a device. Raises UserCodeError where nothing could be measured."""
-    from trainpace.journal import execution_of
     from trainpace.measure import measure_noise_scale
 
     r, conditions = request, _conditions(request)
@@ -123,7 +122,7 @@ def sweep_of(request: MeasureRequest, device: str, journal: Journal | None, prog
         also_batches=r.batch is not None,
     )  # fmt: skip
     foresight = None if request.no_forecast else _foresight(conditions, device, journal, progress)
-    execution = execution_of(conditions, plan.batches[0], "" if foresight is None else foresight.workload.optimizer)
+    execution = conditions.execution(plan.batches[0], "" if foresight is None else foresight.workload.optimizer)
     causes = () if foresight is None else _forecast_jumps(foresight, plan, execution)
     recorded = _record(request, conditions, plan, device, journal, foresight, causes, progress)
     measured = sorted(
@@ -176,7 +175,7 @@ def _conditions(r: MeasureRequest) -> Conditions:
 def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Progress) -> Foresight | None:
     """What is forecast on this machine; None, with a note on why, where it cannot be."""
     from trainpace.forecast import CalibratedKernels, Forecaster, Target
-    from trainpace.journal import execution_of, foresight_of
+    from trainpace.journal import foresight_of
     from trainpace.trace import load_workload
 
     try:
@@ -191,7 +190,7 @@ def _foresight(c: Conditions, device: str, journal: Journal | None, progress: Pr
         with progress.work(f"tracing {c.model}") as work:
             work.to(0)
             workload = load_workload(c.model, (form_of(c.precision),), variant, c.timeout_s)
-        execution = execution_of(c, 1, workload.optimizer)
+        execution = c.execution(1, workload.optimizer)
         return foresight_of(Forecaster(workload, target), execution, journal, c.sequence_length, c.image_size)
     except TrainpaceError as error:
         progress.note(f"note: no forecast beside the measurements: {error}")
