@@ -1,4 +1,4 @@
-"""Forecasts of the training steps that were measured on a lent H100 and H200 (fitting/data), whole steps and the GPU's share of them.
+"""Forecasts of the training steps that were measured on a lent H100 and H200 (fitting/data): whole steps, the GPU's part, memory.
 
 PYTHONPATH=.zoo:tests/shims python benchmarks/gpu_accuracy.py. None of these steps is fitted on. Kept in
 benchmarks/results/gpu_accuracy.md.
@@ -28,11 +28,8 @@ DEVICE_BOUND = 0.9
 
 
 def cases() -> list[dict[str, Any]]:
-    return [
-        case
-        for line in STEPS.read_text().splitlines()
-        if "error" not in (case := json.loads(line)) and case["profiled"]
-    ]
+    lines = [line for card in ("h200", "h100") for line in Path(DATA, f"{card}_steps.jsonl").read_text().splitlines()]
+    return [case for line in lines if "error" not in (case := json.loads(line)) and case["profiled"]]
 
 
 def forecast(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -49,7 +46,8 @@ def forecast(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     row = answer.rows[0]
     step, interval, memory = row.step, row.step_time_interval_ms, row.memory
-    assert step is not None and interval is not None and memory is not None
+    assert step is not None and interval is not None
+    assert memory is not None
     return {"step_ms": step.total_ms, "device_ms": step.computing_ms, "low": interval.low, "high": interval.high,
             "memory_gib": memory.allocated_gib}  # fmt: skip
 
@@ -64,7 +62,7 @@ def table(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
         for name in (f"{card}, {bound}, {kind}, {form}", f"{card}, {bound}, all"):
             groups.setdefault(name, []).append((case, answer))
     lines = [
-        "| steps | n | step, mean error | median | in the 90 % interval | GPU's time, mean error | median | bias | memory, mean error |",
+        "| steps | n | step, mean error | median | in the 90 % interval | GPU's part, mean error | median | bias | memory |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, group in sorted(groups.items()):
