@@ -46,7 +46,8 @@ def forecast(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     row = answer.rows[0]
     step, interval, memory = row.step, row.step_time_interval_ms, row.memory
-    assert step is not None and interval is not None
+    assert step is not None
+    assert interval is not None
     assert memory is not None
     return {"step_ms": step.total_ms, "device_ms": step.computing_ms, "low": interval.low, "high": interval.high,
             "memory_gib": memory.allocated_gib}  # fmt: skip
